@@ -14,6 +14,7 @@ from cifar_ray.config.option import choices, left_out
 from cifar_ray.config.sections import Name
 from cifar_ray.config.sweep import HELD, SweepConfig
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.models.options import usual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,8 @@ def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     flat = merged(sweep, values)
-    others = left_out(TrainConfig, {kind: flat.get(kind, getattr(TrainConfig, kind)) for kind in choices(TrainConfig)})
+    choice = {kind: flat.get(kind, getattr(TrainConfig, kind)) for kind in choices(TrainConfig)}
+    others = left_out(TrainConfig, {**choice, "model": flat.get("model", usual(choice["dataset"]))})
     # What all runs share may be meant for the models and strategies of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     return schema.build(TrainConfig, schema.nest(flat))

@@ -10,8 +10,9 @@ from typing import Any
 from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import choices, default_of, left_out
+from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.models.options import USUAL
+from cifar_ray.models.options import USUAL, usual
 
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
@@ -30,6 +31,9 @@ changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and
 OF_DATA = ("dataset", "image_size", "task", "test_share", "val_share")
 """Fields that together decide which data set is read."""
 
+_LATER = ("val", "inputs", "length", "vocabulary")
+"""What is written of a data set's contents only where it has it."""
+
 _FOUND_IN_DATA = ("images", "class_weights_counts")
 
 
@@ -40,6 +44,8 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     own is forgotten where others are given.
     """
     values = dict(values)
+    if base == TrainConfig():  # which names no model
+        values.setdefault("model", usual(values.get("dataset", base.dataset)))
     for field in dataclasses.fields(TrainConfig):
         of = {*(field.metadata.get("only") or {}), field.name.rpartition("_")[0]}
         of |= {*OF_DATA} if field.name in _FOUND_IN_DATA else set()
@@ -145,8 +151,9 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
     for field in dataclasses.fields(TrainConfig):  # likewise what it has none of
         if field.metadata.get("if_set") and getattr(config, field.name) == default_of(field):
             del values[field.name]
-    if not config.images.val:  # and as before there were any
-        del values["images"]["val"]
+    for name in _LATER:  # and as before there were any
+        if getattr(config.images, name) == getattr(Images, name):
+            del values["images"][name]
     return values
 
 

@@ -32,6 +32,9 @@ from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
+Inputs = Literal["images", "features", "tokens"]
+"""What a model is given of a sample; see ``cifar_ray.data.datasets.INPUTS``."""
+
 AugmentName = Literal["none", "crop", "crop_flip", "resized_crop", "randaugment", "trivialaugment", "mixup", "cutmix"]
 WhichCheckpoint = Literal["last", "best"]
 Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
@@ -118,6 +121,15 @@ class Images:
 
     val: Whole = 0
     """Validation images."""
+
+    inputs: Inputs = "images"
+    """What the model is given of a sample."""
+
+    length: Whole = 0
+    """Numbers in a row of features, or tokens in a text."""
+
+    vocabulary: Whole = 0
+    """Number above every token."""
 
 
 @dataclasses.dataclass(frozen=True)

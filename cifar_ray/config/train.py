@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from typing import Any
 
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from cifar_ray.config import addresses, limits
 from cifar_ray.config.errors import ConfigError
@@ -19,7 +22,7 @@ from cifar_ray.config.schema import STRICT, Count, NotNegative, Part, Positive, 
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.topology import parse as parse_topology
-from cifar_ray.models.options import Convolutions, Model
+from cifar_ray.models.options import Convolutions, Model, usual
 from cifar_ray.strategies.options import Strategy
 from cifar_ray.tasks.options import Task
 from cifar_ray.training.options import Batch, Optimisation, OptimizerText, ScheduleText
@@ -31,6 +34,16 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
     """Train one image classifier on one topology."""
 
     # What a person may choose is declared by its owners, which are listed from the last section to the first.
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_usual_model(cls, values: Any) -> Any:
+        """Name the model that is usual for the data set where none is named."""
+        given = values.kwargs if isinstance(values, ArgsKwargs) else values
+        if isinstance(given, dict) and "dataset" in given and "model" not in given:
+            given = {**given, "model": usual(given["dataset"])}
+            return ArgsKwargs(values.args, given) if isinstance(values, ArgsKwargs) else given
+        return values
 
     def __post_init__(self) -> None:
         _check(self)

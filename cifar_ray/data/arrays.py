@@ -1,27 +1,29 @@
 """Data sets of arrays: those of a function of the user's own, ``--dataset MODULE:FUNCTION``, and their facts.
 
 The function returns ``(images, labels), (images, labels)``, for training and for the test, and may return the names of
-the classes after them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers (N,). For a task of the
-user's own it returns what that learns in place of labels.
+the classes after them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers (N,). For another task it
+returns what that learns in place of labels. In place of images it may return rows of finite numbers, floating (N,
+length), or texts as whole numbers (N, length) with 0 as padding.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cifar_ray.config import imports, torchvision_sets
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.sections import Images
+from cifar_ray.config.sections import Images, Inputs
 from cifar_ray.data import validation
 from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, DatasetSpec, Split, digest
 from cifar_ray.tasks.protocol import Task
 
 _RULE = (
     "must return (images, {target}) for training and for the test, and perhaps the {names}' names: uint8 images "
-    "(N, side, side, 3) or (N, side, side) of one size, and {rule}"
+    "(N, side, side, 3) or (N, side, side) of one size, or finite features or tokens from 0 (N, length), and {rule}"
 )
 
 
@@ -52,47 +54,66 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     """The data set of what a function returned; a ValueError says what is wrong with it."""
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise ValueError(brief(returned))
-    halves = [_arrays(half, name, task.target) for half, name in zip(returned, ("training", "test"))]
-    images, targets = ([half[at] for half in halves] for at in (0, 1))
-    if images[0].shape[1:] != images[1].shape[1:]:
-        raise ValueError(f"images of {images[0].shape[1:3]} for training and {images[1].shape[1:3]} for the test")
+    train, test = (_half(half, name, task.target) for half, name in zip(returned, ("training", "test")))
+    if train.kind != test.kind or train.inputs.shape[1:] != test.inputs.shape[1:]:
+        sizes = [f"{half.kind} of {half.inputs.shape[1:3]}" for half in (train, test)]
+        raise ValueError(f"{sizes[0]} for training and {sizes[1]} for the test")
     names = returned[2] if len(returned) == 3 else None
     if len(returned) == 3 and not isinstance(names, list | tuple | range):
         raise ValueError(f"{brief(names)} as names")
     try:
-        checked = task.targets(targets[0], targets[1], names)
+        checked = task.targets(train.targets, test.targets, names)
     except ValueError:
         raise
     except Exception as error:
         raise ConfigError("task", f"must check targets, and {task.__name__} fails: {imports.told(error)}") from None
-    for half, given in zip((checked.train, checked.test), images):
+    for half, given in zip((checked.train, checked.test), (train.inputs, test.inputs)):
         if len(half) != len(given) or (half.dtype.kind not in "iub" and half.dtype != np.float32):
-            raise ValueError(f"{task.target} of {half.dtype} {half.shape} for {len(given)} images")
+            raise ValueError(f"{task.target} of {half.dtype} {half.shape} for {len(given)} {train.kind}")
         if task.spec.answer == "masks" and half.shape != given.shape[:3]:
             raise ValueError(f"{task.target} of {half.shape[1:]} for images of {given.shape[1:3]}")
     if len(set(checked.names)) < len(checked.names) or not all(isinstance(name, str) for name in checked.names):
         raise ValueError(f"{brief(checked.names)} as names")
-    train, test = (
-        Split({"images": each, task.target: np.ascontiguousarray(target)})
-        for each, target in zip(images, (checked.train, checked.test))
+    learned, tested = (
+        Split({half.kind: half.inputs, task.target: np.ascontiguousarray(target)})
+        for half, target in zip((train, test), (checked.train, checked.test))
     )
-    return made(path, train, test, checked.names)
+    return made(path, learned, tested, checked.names)
 
 
-def _arrays(half: Any, name: str, target: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and targets of one half of what a function returned; a ValueError says what is wrong with it."""
+class _Half(NamedTuple):
+    kind: Inputs
+    inputs: np.ndarray
+    targets: np.ndarray
+
+
+def _half(half: Any, name: str, target: str) -> _Half:
+    """One half of what a function returned; a ValueError says what is wrong with it."""
     try:
-        images, targets = map(np.asarray, half)
+        inputs, targets = map(np.asarray, half)
     except (TypeError, ValueError, RuntimeError):  # torch's tensors that have a gradient raise the last one
         raise ValueError(f"{brief(half)} for {name}") from None
-    if images.ndim == 3:
-        images = np.repeat(images[..., None], 3, axis=3)
-    is_square = images.ndim == 4 and images.shape[1:] == (images.shape[1], images.shape[1], 3)
-    if images.dtype != np.uint8 or not images.size or not is_square:
-        raise ValueError(f"{name} images of {images.dtype} {images.shape}")
-    if targets.shape[:1] != images.shape[:1]:
-        raise ValueError(f"{name} {target} of {targets.dtype} {targets.shape} for {len(images)} images")
-    return np.ascontiguousarray(images), targets
+    kind, checked = _of_kind(inputs)
+    if checked is None or not inputs.size:
+        raise ValueError(f"{name} {kind} of {inputs.dtype} {inputs.shape}")
+    if targets.shape[:1] != inputs.shape[:1]:
+        raise ValueError(f"{name} {target} of {targets.dtype} {targets.shape} for {len(inputs)} {kind}")
+    return _Half(kind, np.ascontiguousarray(checked), targets)
+
+
+def _of_kind(inputs: np.ndarray) -> tuple[Inputs, np.ndarray | None]:
+    """What a model is given, as a split has it, and its kind; None where it cannot be that."""
+    if inputs.ndim == 2 and inputs.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            rows = inputs.astype(np.float32)
+        return "features", rows if np.isfinite(rows).all() else None
+    if inputs.ndim == 2 and inputs.dtype.kind in "iu":
+        fits = inputs.min(initial=0) >= 0 and inputs.max(initial=0) < np.iinfo(np.int32).max
+        return "tokens", inputs.astype(np.int32) if fits else None
+    if inputs.ndim == 3:
+        inputs = np.repeat(inputs[..., None], 3, axis=3)
+    is_square = inputs.ndim == 4 and inputs.shape[1:] == (inputs.shape[1], inputs.shape[1], 3)
+    return "images", inputs if inputs.dtype == np.uint8 and is_square else None
 
 
 def made(
@@ -110,7 +131,22 @@ def made(
 
 
 def facts_of(train: Split, test: Split, classes: int, val: Split | None = None) -> Images:
-    """Counts, mean and deviation of the training pixels per channel, and the digest of all."""
+    """Counts, mean and deviation of the training pixels per channel or of each feature, and the digest of all."""
+    splits = [train, test, *([] if val is None else [val])]
+    facts = Images(
+        classes,
+        len(train),
+        len(test),
+        digest=digest(*splits),
+        val=0 if val is None else len(val),
+        inputs=train.kind,
+    )
+    if train.kind == "tokens":
+        most = max(1, *(int(split.inputs.max()) for split in splits))
+        return replace(facts, length=train.inputs.shape[1], vocabulary=most + 1)
+    if train.kind == "features":
+        mean, std = standard(train.inputs)
+        return replace(facts, length=train.inputs.shape[1], mean=mean, std=std)
     counts = np.zeros((3, 256), dtype=np.int64)
     for chunk in np.array_split(train.images, max(len(train.images) // 1024, 1)):
         for channel in range(3):
@@ -119,16 +155,19 @@ def facts_of(train: Split, test: Split, classes: int, val: Split | None = None) 
     shares = counts / counts.sum(1, keepdims=True)
     mean = shares @ values
     std = np.sqrt(np.maximum(shares @ values**2 - mean**2, 0))
-    return Images(
-        classes,
-        len(train),
-        len(test),
-        train.images.shape[1],
-        tuple(round(float(value), 4) for value in mean),
-        tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
-        digest(train, test, *([] if val is None else [val])),
-        0 if val is None else len(val),
+    return replace(
+        facts,
+        side=train.images.shape[1],
+        mean=tuple(round(float(value), 4) for value in mean),
+        std=tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
     )
+
+
+def standard(rows: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each column of rows (N, length), whose deviation counts as 1 where it is 0."""
+    values = rows.astype(np.float64)
+    std = values.std(0)
+    return tuple(values.mean(0).tolist()), tuple(np.where(np.ptp(values, 0) > 0, std, 1.0).tolist())
 
 
 def spec(name: str, images: Images) -> DatasetSpec:
@@ -140,12 +179,15 @@ def spec(name: str, images: Images) -> DatasetSpec:
         images.classes,
         images.train,
         images.test,
-        tuple(images.mean) or (0.0, 0.0, 0.0),
-        tuple(images.std) or (1.0, 1.0, 1.0),
+        tuple(images.mean) or (0.0,) * (images.length or 3),
+        tuple(images.std) or (1.0,) * (images.length or 3),
         flip=facts is None or facts.flip,
         native_size=images.side - 4 * is_bordered,
         grey=is_bordered,
         image_size=images.side,
         crop=not is_bordered,
         val_size=images.val,
+        inputs=images.inputs,
+        length=images.length,
+        vocabulary=images.vocabulary,
     )

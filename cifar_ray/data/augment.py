@@ -84,6 +84,35 @@ def draws(samples: Tensor, seed: int, epoch: int, variation: Variation = USUAL) 
     return first % places, second % places, (third & 1).bool()
 
 
+def normaliser(spec: DatasetSpec) -> nn.Module:
+    """What makes of a data set's inputs what its models take, as :data:`~cifar_ray.data.datasets.INPUTS` says."""
+    if spec.inputs == "images":
+        return Normalise(spec)
+    return Standardise(spec) if spec.inputs == "features" else Tokens()
+
+
+class Standardise(nn.Module):
+    """Features with zero mean and unit variance over the training rows: float32 (B, length)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, spec: DatasetSpec) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(spec.mean), persistent=False)
+        self.register_buffer("std", torch.tensor(spec.std), persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return (rows - self.mean) / self.std
+
+
+class Tokens(nn.Module):
+    """Tokens as an embedding takes them: int64 (B, length)."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.long()
+
+
 class Normalise(nn.Module):
     """Pixels as the models get them: zero mean and unit variance over the training images.
 

@@ -1,4 +1,7 @@
-"""Data sets by name: uint8 images and labels in memory."""
+"""Data sets in memory, and those that are known by name.
+
+A sample is a row of named columns: one of :data:`INPUTS`, which the model is given, and one that it learns.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sections import Inputs
 from cifar_ray.data import published
 
 if TYPE_CHECKING:
@@ -25,6 +29,15 @@ CONSTANTS = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 """Mean and standard deviation per channel by which pixels may be normalised in place of a data set's own."""
+
+INPUTS: tuple[Inputs, ...] = get_args(Inputs)
+"""What a model may be given of a sample, by the column that has it:
+
+- ``images``: uint8 (N, side, side, 3), channels last; a model takes them normalised, float32 (B, C, H, W).
+- ``features``: rows of numbers, float32 (N, length); a model takes them standardised, float32 (B, length).
+- ``tokens``: texts, int32 (N, length), numbers below the vocabulary, with 0 as padding behind a shorter text; a model
+  takes them as int64 (B, length).
+"""
 
 BORDERED_SIDE = 32
 """Side of an image in MNIST's format once it has its border."""
@@ -40,11 +53,14 @@ class DatasetSpec:
     Attributes:
         name: its name on the command line.
         num_classes: numbers that a model gives for a sample: labels run from 0 to ``num_classes - 1``.
-        train_size: training images.
-        test_size: test images.
-        val_size: validation images.
-        mean: mean of the training pixels per channel, on a scale of 0 to 1.
-        std: standard deviation of the training pixels per channel, on the same scale.
+        train_size: training samples.
+        test_size: test samples.
+        val_size: validation samples.
+        inputs: what the model is given of a sample; see :data:`INPUTS`. What follows of images is only of them.
+        length: numbers in a row of features, or tokens in a text; 0 of images.
+        vocabulary: above every token; 0 of others.
+        mean: mean of the training pixels per channel, on a scale of 0 to 1; or of each feature.
+        std: standard deviation of the training pixels per channel, on the same scale; or of each feature.
         flip: whether a mirrored image still shows its class.
         native_size: side of an image in pixels, as published.
         grey: whether the published images have one channel.
@@ -66,10 +82,40 @@ class DatasetSpec:
     channels: int = 3
     crop: bool = False
     val_size: int = 0
+    inputs: Inputs = "images"
+    length: int = 0
+    vocabulary: int = 0
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of what a model takes of one sample: (C, H, W), or (length,)."""
+        return (self.channels, self.image_size, self.image_size) if self.inputs == "images" else (self.length,)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a function that builds a model is given, in this order, by the names of its arguments."""
+        classes = {"classes": self.num_classes}
+        if self.inputs == "images":
+            return {"image_size": self.image_size, "channels": self.channels, **classes}
+        if self.inputs == "features":
+            return {"features": self.length, **classes}
+        return {"vocabulary": self.vocabulary, "length": self.length, **classes}
+
+    def example(self, count: int, device: torch.device | str | None = None) -> torch.Tensor:
+        """So many samples of noise, as a model takes them: (count, ``*input_shape``).
+
+        They are drawn from torch's generator.
+        """
+        import torch
+
+        shape = (count, *self.input_shape)
+        if self.inputs == "tokens":
+            return torch.randint(1, self.vocabulary, shape, device=device)
+        return torch.rand(shape, device=device)
 
     def normalised(self, by: str) -> DatasetSpec:
         """The same, where pixels are normalised as a config's ``normalise`` says."""
-        if by == "dataset":
+        if by == "dataset" or self.inputs != "images":
             return self
         mean, std = CONSTANTS[by]
         return replace(self, mean=mean, std=std)
@@ -77,11 +123,11 @@ class DatasetSpec:
 
 @dataclass(frozen=True)
 class Split:
-    """Training or test samples, as rows of named columns: ``images``, and what a task learns of them.
+    """Training or test samples, as rows of named columns: one of :data:`INPUTS`, and what a task learns of it.
 
     Attributes:
-        columns: name -> array whose first axis counts the samples. ``images`` are uint8 (N, side, side, 3), channels
-            last, may be read-only, and may stay on disk. ``labels``, where it has them, are int64 (N,).
+        columns: name -> array whose first axis counts the samples. ``images`` may be read-only, and may stay on disk.
+            ``labels``, where it has them, are int64 (N,).
     """
 
     columns: Mapping[str, np.ndarray]
@@ -90,11 +136,21 @@ class Split:
         return self.columns[column]
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.inputs)
+
+    @property
+    def kind(self) -> Inputs:
+        """The column that the model is given."""
+        return next(name for name in INPUTS if name in self.columns)
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """What the model is given."""
+        return self.columns[self.kind]
 
     @property
     def images(self) -> np.ndarray:
-        """What the model is given."""
+        """The images of a split that has them."""
         return self.columns["images"]
 
     def at(self, rows: Any) -> Split:
@@ -104,7 +160,7 @@ class Split:
     @property
     def file(self) -> str | None:
         """Where images that stay on disk are; other processes are told this path, which their nodes must have, too."""
-        return str(self.images.filename) if isinstance(self.images, np.memmap) else None
+        return str(self.inputs.filename) if isinstance(self.inputs, np.memmap) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.file is None:
@@ -118,12 +174,12 @@ class Dataset:
 
     Attributes:
         spec: its fixed facts.
-        train: training images.
-        test: test images.
+        train: training samples.
+        test: test samples.
         class_names: one for each number that a model gives for a sample, such as its labels.
         digest: first 16 hex digits of the SHA-256 over all columns.
         left_out: what was found beside the images and is not used, or otherwise than its name says, in words.
-        val: validation images; None without.
+        val: validation samples; None without.
     """
 
     spec: DatasetSpec
@@ -134,14 +190,14 @@ class Dataset:
     left_out: str = ""
     val: Split | None = None
 
-    def contents(self, names: str) -> str:
+    def contents(self, names: str, unit: str = "images") -> str:
         """``4 classes, 960 training and 240 test images; 124 files left out (.heic 120, .txt 4)``.
 
-        ``names``: of what a task has numbers, ``classes`` or ``values``.
+        ``names``: of what a task has numbers, ``classes`` or ``values``; ``unit``: its word for samples.
         """
         spec = self.spec
         learned = f"{spec.train_size:,} training" + (f", {spec.val_size:,} validation" if spec.val_size else "")
-        counts = f"{spec.num_classes:,} {names}, {learned} and {spec.test_size:,} test images"
+        counts = f"{spec.num_classes:,} {names}, {learned} and {spec.test_size:,} test {unit}"
         return "; ".join(filter(None, (counts, self.left_out)))
 
     @property
@@ -167,15 +223,15 @@ class Dataset:
             f"{count / sum(counts):.1%} ({count:,}, {self.class_names[counts.index(count)]})".replace("%", " %", 1)
             for count in (min(counts), max(counts))
         )
-        counted = "pixels" if "masks" in self.train.columns else "images"
+        counted = "pixels" if "masks" in self.train.columns else "images" if self.spec.inputs == "images" else "samples"
         return f"training {counted} by class: {' to '.join(extremes)}"
 
     def normalised(self, by: str) -> Dataset:
-        """The same images, with the facts of :meth:`DatasetSpec.normalised`."""
+        """The same samples, with the facts of :meth:`DatasetSpec.normalised`."""
         return replace(self, spec=self.spec.normalised(by))
 
     def tested_on(self, count: int | None) -> Dataset:
-        """The same with that many of the test images, spread evenly over all; with all of them when it is None."""
+        """The same with that many of the test samples, spread evenly over all; with all of them when it is None."""
         if count is None:
             return self
         return replace(self, test=self.test.at(np.arange(count) * len(self.test) // count))

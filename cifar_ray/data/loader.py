@@ -20,7 +20,7 @@ from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensor
 from cifar_ray.tasks.spec import IGNORED
 
 EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
-"""Test images of at most 64x64 pixels per forward pass, by kind of device; of larger ones, as many as have together as
+"""Test samples per forward pass, by kind of device; of images larger than 64x64 pixels, as many as have together as
 many pixels. But for rounding it has no effect on the metrics. On a CPU, float32 is slower where what the layers of more
 images hand on leaves the cache: ResNet on one thread of an AMD EPYC took 0.9 CPU seconds for 2,560 images with 128 at
 once, 1.3 with 256, 1.9 with 512 (medians, n = 3)."""
@@ -35,20 +35,20 @@ small operations that take as long for 16 images as for 1,024 are paid once for 
 class DataShard:
     """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``micro_batches``.
 
-    A rank that has no use for the images gets none of them, only targets and seeds.
+    A rank that has no use for the inputs gets none of them, only targets and seeds.
     """
 
     index: int = 0
     shares: int = 1
     micro_batches: int = 1
-    images: bool = True
+    inputs: bool = True
 
 
 class MicroBatch(NamedTuple):
-    """Images that pass through the model together, on the device.
+    """Samples that pass through the model together, on the device.
 
     Attributes:
-        images: normalised float32, shape (B, C, H, W).
+        inputs: as the model takes them, shape (B, ...): of images, normalised float32 (B, C, H, W).
         targets: what is learned of them, rows of the task's column, such as int64 labels (B,); of mixed images, each
             class's share: float32, shape (B, num_classes).
         seed: of torch's generators while they do; it depends on the step and the micro-batch, not on what came before.
@@ -57,21 +57,21 @@ class MicroBatch(NamedTuple):
             it is B.
     """
 
-    images: Tensor
+    inputs: Tensor
     targets: Tensor
     seed: int
     divisor: float
 
 
 class _Block(NamedTuple):
-    """One rank's shares of consecutive global batches: uint8 images (steps, B, H, W, C), targets (steps, B, ...).
+    """One rank's shares of consecutive global batches: inputs as the data set has them (steps, B, ...), and targets.
 
     ``divisors`` are those of the micro-batches, by step.
     """
 
     epoch: int
     steps: range
-    images: Tensor
+    inputs: Tensor
     targets: Tensor
     divisors: Sequence[float]
 
@@ -97,18 +97,18 @@ class TrainLoader:
         self._shard = data_shard
         self._variation = variation
         self._device = device
-        self._normalise = augment.Normalise(dataset.spec).to(device)
+        self._normalise = augment.normaliser(dataset.spec).to(device)
         task = tasks.build(config)
-        images, targets = as_tensor(dataset.train.images), as_tensor(dataset.train[task.target])
+        inputs, targets = as_tensor(dataset.train.inputs), as_tensor(dataset.train[task.target])
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
-        self._images, self._targets = images if self._reader else _moved(images, device, config), targets.to(device)
+        self._inputs, self._targets = inputs if self._reader else _moved(inputs, device, config), targets.to(device)
         self._task, self._has_masks = task, task.spec.answer == "masks"
         counts = None if self._has_masks else task.counts(targets)
         self._counts = None if counts is None else counts.to(device)
         self._order: tuple[int, Tensor, Tensor] = (-1, self._targets, self._targets)
         self._seeds: list[list[int]] = []
-        self._ready = _Block(-1, range(0), self._images, self._targets, ())
+        self._ready = _Block(-1, range(0), self._inputs, self._targets, ())
         self._coming: dict[tuple[int, int], Future[Tensor]] = {}
         whole = order.steps_per_epoch(len(targets), config.global_batch_size)
         self.steps_per_epoch = config.steps_per_epoch or whole
@@ -118,10 +118,10 @@ class TrainLoader:
         if self._ready.epoch != epoch or step not in self._ready.steps:
             self._ready = self._block(epoch, step)
         row = self._ready.steps.index(step)
-        images, targets, divisor = self._ready.images[row], self._ready.targets[row], self._ready.divisors[row]
+        inputs, targets, divisor = self._ready.inputs[row], self._ready.targets[row], self._ready.divisors[row]
         parts = self._shard.micro_batches
-        for shown, learned, seeds in zip(images.chunk(parts), targets.chunk(parts), self._seeds):
-            normalised = self._normalise(shown)  # channels last
+        for shown, learned, seeds in zip(inputs.chunk(parts), targets.chunk(parts), self._seeds):
+            normalised = self._normalise(shown)  # images are channels last
             laid_out = normalised if self._channels_last else normalised.contiguous()
             yield MicroBatch(laid_out, learned, seeds[step], divisor)
 
@@ -129,25 +129,25 @@ class TrainLoader:
         """This rank's shares of ``step`` and of the steps that follow it, as far as they are made together."""
         config, shard = self._config, self._shard
         steps, samples = self._samples(epoch, step, self._permutation(epoch))
-        shown = samples.flatten()[: samples.numel() if shard.images else 0]
+        shown = samples.flatten()[: samples.numel() if shard.inputs else 0]
         coming = self._coming.pop((epoch, step), None)
-        images = self._varied(self._gathered(shown) if coming is None else coming.result(), shown, epoch)
+        inputs = self._varied(self._gathered(shown) if coming is None else coming.result(), shown, epoch)
         targets, divisors = self._learned(epoch, steps, samples)
         if config.augment in MIXING:
             spec, each = self._spec, samples.flatten()
             drawn = mixing.partners(each, config.seed, epoch, len(self._targets))
             others = self._targets[drawn.samples]
             targets = mixing.labels(targets, others, drawn, config.augment, spec.image_size, spec.num_classes)
-            if shard.images:
+            if shard.inputs:
                 mix = mixing.mixup if config.augment == "mixup" else mixing.cutmix
-                images = mix(images, self._varied(self._gathered(drawn.samples), drawn.samples, epoch), drawn)
-        if self._reader is not None and shard.images and steps.stop < self.steps_per_epoch:
+                inputs = mix(inputs, self._varied(self._gathered(drawn.samples), drawn.samples, epoch), drawn)
+        if self._reader is not None and shard.inputs and steps.stop < self.steps_per_epoch:
             # While this block is trained on. The order on the CPU: a GPU would have to be waited for.
             following = self._samples(epoch, steps.stop, self._order[2])[1].flatten()
             self._coming = {(epoch, steps.stop): self._reader.submit(self._gathered, following)}
-        images = images.view(len(steps), len(shown) // len(steps), *images.shape[1:])
+        inputs = inputs.view(len(steps), len(shown) // len(steps), *inputs.shape[1:])
         targets = targets.view(*samples.shape, *targets.shape[1:])
-        return _Block(epoch, steps, images, targets, divisors)
+        return _Block(epoch, steps, inputs, targets, divisors)
 
     def _learned(self, epoch: int, steps: range, samples: Tensor) -> tuple[Tensor, list[float]]:
         """The targets of ``samples`` (steps, B), and each micro-batch's mean share of what its global batch counts.
@@ -173,20 +173,20 @@ class TrainLoader:
 
     def _samples(self, epoch: int, step: int, epoch_order: Tensor) -> tuple[range, Tensor]:
         """The steps from ``step`` on that are made together, and this rank's samples in them: int64, (steps, B)."""
-        images, shard = self._config.global_batch_size, self._shard
-        steps = range(step, min(step + max(AHEAD // (images // shard.shares), 1), self.steps_per_epoch))
-        batches = [order.global_batch(epoch_order, each, images) for each in steps]
+        size, shard = self._config.global_batch_size, self._shard
+        steps = range(step, min(step + max(AHEAD // (size // shard.shares), 1), self.steps_per_epoch))
+        batches = [order.global_batch(epoch_order, each, size) for each in steps]
         return steps, torch.stack([order.share(batch, shard.index, shard.shares) for batch in batches])
 
     def _gathered(self, samples: Tensor) -> Tensor:
-        """Training images as the data set has them; those on disk in memory from which a GPU copies by itself."""
+        """Training inputs as the data set has them; those on disk in memory from which a GPU copies by itself."""
         if self._reader is None or self._device.type != "cuda":
-            return self._images.index_select(0, samples)
-        pinned = torch.empty(len(samples), *self._images.shape[1:], dtype=self._images.dtype, pin_memory=True)
-        return torch.index_select(self._images, 0, samples.cpu(), out=pinned)
+            return self._inputs.index_select(0, samples)
+        pinned = torch.empty(len(samples), *self._inputs.shape[1:], dtype=self._inputs.dtype, pin_memory=True)
+        return torch.index_select(self._inputs, 0, samples.cpu(), out=pinned)
 
     def _varied(self, images: Tensor, samples: Tensor, epoch: int, is_mask: bool = False) -> Tensor:
-        """Training images, or their masks, as an epoch shows them, before they are mixed."""
+        """Training images, or their masks, as an epoch shows them, before they are mixed; others do not vary."""
         config, images = self._config, images.to(self._device, non_blocking=True)
         if config.augment == "none" or not len(samples):
             return images
@@ -213,18 +213,18 @@ class TrainLoader:
         return self._order[1]
 
 
-def _moved(images: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:
-    """The training images on ``device``.
+def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:
+    """The training inputs on ``device``.
 
     Raises:
         ConfigError: naming what helps where a GPU has no room for them.
     """
     try:
-        return images.to(device)
+        return inputs.to(device)
     except torch.OutOfMemoryError:
         left, total = torch.cuda.mem_get_info(device)
         allowed = torch.cuda.get_per_process_memory_fraction(device) * total  # less where runs share the GPU
-        free, needed = min(left, allowed) / 1e9, images.nbytes / 1e9
+        free, needed = min(left, allowed) / 1e9, inputs.nbytes / 1e9
     if chosen(config.dataset) in SIZED:
         raise ConfigError(
             "stream",
@@ -233,8 +233,8 @@ def _moved(images: Tensor, device: torch.device, config: ResolvedConfig) -> Tens
         )
     raise ConfigError(
         "dataset",
-        f"must be smaller, or train with --device cpu: its training images take {needed:.1f} GB, and the GPU has "
-        f"{free:.1f} GB free",
+        f"must be smaller, or train with --device cpu: its training {tasks.spec(config).unit} take {needed:.1f} GB, "
+        f"and the GPU has {free:.1f} GB free",
     )
 
 
@@ -244,12 +244,13 @@ def evaluation_batches(
     """This rank's share of ``split``: every sample is on exactly one rank, at any world size.
 
     Yields:
-        Normalised float32 images (B, C, H, W) and rows of the column ``target``, on ``device``.
+        Inputs as the model takes them (B, ...) and rows of the column ``target``, on ``device``.
     """
-    images, targets = as_tensor(split.images), as_tensor(split[target])
-    normalise = augment.Normalise(spec).to(device)
+    inputs, targets = as_tensor(split.inputs), as_tensor(split[target])
+    normalise = augment.normaliser(spec).to(device)
     mine = order.evaluation_range(len(targets), rank, world_size)
-    size = max(int(EVALUATION_BATCH[device.type] * min(1.0, (_USUAL_SIDE / spec.image_size) ** 2)), 1)
+    share = min(1.0, (_USUAL_SIDE / spec.image_size) ** 2) if spec.inputs == "images" else 1.0
+    size = max(int(EVALUATION_BATCH[device.type] * share), 1)
     for start in range(mine.start, mine.stop, size):
         part = slice(start, min(start + size, mine.stop))
-        yield normalise(images[part].to(device)), targets[part].to(device)
+        yield normalise(inputs[part].to(device)), targets[part].to(device)

@@ -90,7 +90,8 @@ def described(dataset: Dataset) -> Images:
     """What is in a data set that has been read."""
     spec = dataset.spec
     counts = (spec.num_classes, spec.train_size, spec.test_size)
-    return Images(*counts, spec.image_size, spec.mean, spec.std, dataset.digest, spec.val_size)
+    kind: dict[str, Any] = {"inputs": spec.inputs, "length": spec.length, "vocabulary": spec.vocabulary}
+    return Images(*counts, spec.image_size, spec.mean, spec.std, dataset.digest, spec.val_size, **kind)
 
 
 def load(config: TrainConfig, progress: Progress) -> Dataset:

@@ -68,7 +68,7 @@ def cut(train: Split, names: Sequence[str], share: float) -> tuple[Split, Split]
     labels = train.columns.get("labels")
     if labels is None or not _are_classes(labels, names):
         labels, names = np.zeros(len(train), dtype=np.int64), ("",)
-    contents = [hashlib.sha256(np.ascontiguousarray(image).data).digest() for image in train.images]
+    contents = [hashlib.sha256(np.ascontiguousarray(row).data).digest() for row in train.inputs]
     keys = [f"{label} {position}".encode() for position, label in enumerate(labels.tolist())]
     kept = rows(keys, contents, labels, names, share)
     return train.at(~kept), train.at(kept)

@@ -48,7 +48,8 @@ def of(model: str) -> Architecture:
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     """The configured model with fresh weights from torch's global generator.
 
-    It maps float32 images (B, C, H, W) to float logits (B, num_classes), or (B, num_classes, H, W) for masks.
+    It maps a batch of inputs, such as float32 images (B, C, H, W), to float numbers (B, num_classes), or for masks (B,
+    num_classes, H, W).
     """
     return of(config.model).build(config, spec)
 

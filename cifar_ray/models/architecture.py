@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sections import Inputs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.data.augment import USUAL, Variation
@@ -42,9 +43,10 @@ class Architecture:
     Attributes:
         recipes: one for each optimizer that has been tried, first that of the model's own.
         layers: takes such a model apart, by default a ``Sequential`` into its children.
-        prepare: sets weights that follow from the training images, given the model and those, normalised float32
-            (B, C, H, W); None when all are random.
+        prepare: sets weights that follow from the training inputs, given the model and the first of those as it takes
+            them; None when all are random.
         variation: how its training images vary.
+        inputs: the kind that it takes, as :data:`~cifar_ray.data.datasets.INPUTS` lists them.
         has_masks: whether it gives logits for each pixel, (B, num_classes, H, W), in place of (B, num_classes).
     """
 
@@ -54,6 +56,7 @@ class Architecture:
     prepare: Callable[[nn.Module, Tensor], None] | None = None
     variation: Variation = USUAL
     has_masks: bool = False
+    inputs: Inputs = "images"
 
 
 def whole(name: str) -> Callable[[Any], list[nn.Module]]:

@@ -42,6 +42,11 @@ def memory_format(chosen: Convolutions) -> torch.memory_format:
     return torch.channels_last if chosen.is_channels_last else torch.contiguous_format
 
 
+def laid_out(inputs: Tensor, chosen: Convolutions) -> Tensor:
+    """A model's inputs with images as they are to lie in memory."""
+    return inputs.to(memory_format=memory_format(chosen)) if inputs.ndim == 4 else inputs
+
+
 def install(network: nn.Module, chosen: Convolutions) -> None:
     """Have the convolutions of ``network`` compute the chosen parts as products, in place.
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import LIBRARIES, OWN, option, or_own
+from cifar_ray.config.option import LIBRARIES, MASKS_PATH, OWN, chosen, option, or_own
 from cifar_ray.config.schema import STRICT, Count, Counts, Scalar, Share, plainly
 
 ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit", "unet", "segnet"]
@@ -126,6 +126,15 @@ def _pair(values: tuple[int, int]) -> str:
 ConvolutionsText = Annotated[str, AfterValidator(lambda text: str(Convolutions.parse(text)))]
 
 
+OF_DATA = {MASKS_PATH: "unet"}
+"""The usual model of data sets that the one of all others does not take."""
+
+
+def usual(dataset: Any) -> str:
+    """The model of a data set for which none is named."""
+    return OF_DATA.get(chosen(dataset) or "", Model.model) if isinstance(dataset, str) else Model.model
+
+
 @plainly
 @dataclass(frozen=True, config=STRICT)
 class ResNetOptions:
@@ -210,7 +219,7 @@ class Model:
     model: Annotated[str, or_own(get_args(ModelName), *_OTHERS), ModelName] = option("resnet", weights=True)
     """Architecture: one of this package; torchvision:NAME or timm:NAME, a network of these libraries (`cifar-ray
     models` lists them); or MODULE:FUNCTION, a function of your own that is called as build(image_size, channels,
-    classes) and returns an nn.Module."""
+    classes) and returns an nn.Module. Default: resnet; unet with masks:PATH."""
 
     model_options: Options = option(dict, weights=True, only={"model": _OTHERS})
     """Keyword arguments of a library's network or of your own function, such as --model-options.depth 4."""

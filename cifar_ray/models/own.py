@@ -1,7 +1,8 @@
 """Models of the user's own: ``--model MODULE:FUNCTION`` names a function that builds one.
 
 The function is called as ``build(image_size, channels, classes, **options)`` and returns an ``nn.Module`` that maps
-float32 images (B, C, H, W) to logits (B, classes). It should draw its weights from torch's global generator, which is
+float32 images (B, C, H, W) to logits (B, classes); for rows of numbers as ``build(features, classes)``, for texts as
+``build(vocabulary, length, classes)``. It should draw its weights from torch's global generator, which is
 seeded alike on every worker.
 """
 
@@ -48,7 +49,7 @@ class Traits:
         dtype: a parameter that is not float32.
         unused: a parameter that has no gradient after one of a few training passes.
         counted: a buffer that a training pass changes, beside batch norm's.
-        repeated: a batch norm that an image passes more than once.
+        repeated: a batch norm that a sample passes more than once.
     """
 
     scalar: str = ""
@@ -87,10 +88,9 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     else:
         imports.check_source(config, "model")
         function = imports.load(config.model, "model")
-    sizes = (spec.image_size, spec.channels, spec.num_classes)
-    _check_arguments(config, function, sizes)
+    _check_arguments(config, function, spec.sizes)
     with imports.calling(config.model, "model", "must build a model"):
-        model = function(*sizes, **config.model_options)
+        model = function(*spec.sizes.values(), **config.model_options)
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
@@ -101,31 +101,30 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     return model
 
 
-def _check_arguments(config: TrainConfig, function: Callable[..., Any], sizes: tuple[int, ...]) -> None:
+def _check_arguments(config: TrainConfig, function: Callable[..., Any], sizes: dict[str, int]) -> None:
     """Refuse a function that is called in another way, such as one of torchvision's, and options that it lacks."""
+    names = ", ".join(sizes)
     try:
         signature = inspect.signature(function)
     except ValueError:  # a callable without a signature
         return
     try:
-        signature.bind_partial(*sizes)
+        signature.bind_partial(*sizes.values())
     except TypeError:
         raise ConfigError(
             "model",
-            f"must be a function that takes (image_size, channels, classes), and {config.model} does not; write one "
-            "that calls it, such as: def build(image_size, channels, classes): return "
+            f"must be a function that takes ({names}), and {config.model} does not; write one that calls it, such as: "
+            f"def build({names}): return "
             f"{config.model.rpartition(':')[2]}(num_classes=classes)",
         ) from None
     try:
-        signature.bind(*sizes, **config.model_options)
+        signature.bind(*sizes.values(), **config.model_options)
     except TypeError as error:
-        raise ConfigError(
-            "model_options", f"must fit {config.model}(image_size, channels, classes, ...): {error}"
-        ) from None
+        raise ConfigError("model_options", f"must fit {config.model}({names}, ...): {error}") from None
 
 
 def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> None:
-    """Build the model and try it on a few images, once in a process; torch's generator is left as it was.
+    """Build the model and try it on a few samples, once in a process; torch's generator is left as it was.
 
     Raises:
         ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, ``*wanted``).
@@ -135,9 +134,8 @@ def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> No
     key = _key(config, spec)
     if key in _checked:
         return
-    images = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
-    shape = ", ".join(map(str, images.shape[1:]))
-    rule = f"must give float logits (B, {', '.join(map(str, wanted))}) for images (B, {shape})"
+    shape = ", ".join(map(str, spec.input_shape))
+    rule = f"must give float logits (B, {', '.join(map(str, wanted))}) for {spec.inputs} (B, {shape})"
     if library_of(config.model) and option.chosen(config.dataset) in SIZED:
         rule += ", whose side is --image-size"
     with torch.random.fork_rng(devices=[]):
@@ -146,14 +144,14 @@ def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> No
             raise ConfigError("model", f"must have weights to learn, and that of {config.model} has none")
         with imports.calling(config.model, "model", rule):
             with torch.no_grad():
-                outputs = [model.eval()(images)]
-            outputs.append(model.train()(images))
+                outputs = [model.eval()(spec.example(2))]
+            outputs.append(model.train()(spec.example(2)))
             for logits in outputs:
                 is_float = isinstance(logits, Tensor) and logits.is_floating_point()
                 if not is_float or logits.shape != (2, *wanted):
                     kind = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
-                    raise ConfigError("model", f"{rule}, and {config.model} gives {kind} for 2 images")
-            traits = _traits(model, images)
+                    raise ConfigError("model", f"{rule}, and {config.model} gives {kind} for 2 {spec.inputs}")
+            traits = _traits(model, spec)
         _check_state(config, model, build(config, spec))
     if sys.stdout is not None and sys.stdout.closed:
         raise ConfigError(
@@ -202,7 +200,7 @@ def _check_state(config: TrainConfig, model: nn.Module, fresh: nn.Module) -> Non
         )
 
 
-def _traits(model: nn.Module, images: Tensor) -> Traits:
+def _traits(model: nn.Module, spec: DatasetSpec) -> Traits:
     parameters = dict(model.named_parameters())
     norms: dict[nn.Module, str] = {}
     passes: Counter[nn.Module] = Counter()
@@ -224,7 +222,7 @@ def _traits(model: nn.Module, images: Tensor) -> Traits:
         }
         passes.clear()
         model.zero_grad()
-        model.train()(torch.rand_like(images)).sum().backward()
+        model.train()(spec.example(2)).sum().backward()
         for name, parameter in parameters.items():
             if parameter.requires_grad and parameter.grad is None:
                 traits.setdefault("unused", name)
@@ -267,13 +265,13 @@ def check_layers(config: TrainConfig, spec: DatasetSpec, units: Callable[[nn.Mod
                     f"stages would each train it; got {config.strategy}",
                 )
             held |= own
-        images = torch.rand(4, spec.channels, spec.image_size, spec.image_size)
+        inputs = spec.example(4)
         for mode in ("evaluation", "training"):
             results = []
             for whole in (whole_model.train(mode == "training"), nn.Sequential(*made).train(mode == "training")):
                 torch.manual_seed(0)
                 with torch.no_grad(), imports.calling(path, "model", "must be its stages(), one after the other"):
-                    results.append(whole(images.clone()))
+                    results.append(whole(inputs.clone()))
             one, other = results
             if not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other):
                 raise ConfigError(

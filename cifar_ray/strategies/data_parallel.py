@@ -26,9 +26,9 @@ class _Autocast(nn.Module):
         super().__init__()
         self.model, self._precision = model, precision
 
-    def forward(self, images: Tensor) -> Tensor:
-        with autocast(self._precision, images.device):
-            return self.model(images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        with autocast(self._precision, inputs.device):
+            return self.model(inputs)
 
 
 class DataParallel(Replicas):
@@ -66,8 +66,8 @@ class DataParallel(Replicas):
     def at_once(config: ResolvedConfig) -> int:
         return config.images_per_worker // config.data_parallel.gpus_per_worker
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self._replicas(images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._replicas(inputs)
 
     def exchange(self) -> None:
         """The one process has all gradients."""

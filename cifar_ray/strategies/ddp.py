@@ -45,8 +45,8 @@ class _Counting(nn.Module):
         self._call = call
         self.has = nn.Parameter(torch.zeros(parameters, device=device))
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self._call(images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._call(inputs)
 
 
 class _Report(torch.autograd.Function):
@@ -101,14 +101,14 @@ class DDP(Replicas):
                 "ddp.bucket_cap_mb", f"must be at least 1 with --compile, got {config.ddp.bucket_cap_mb:g}"
             )
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         if self._replica is None:
-            return super().forward(images)
+            return super().forward(inputs)
         self._reported.clear()
         if self.context.config.accumulate == 1:  # those with a gradient afterwards are those of this pass
             for parameter in self.learning:
                 parameter.grad = None
-        return self._replica(images)
+        return self._replica(inputs)
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._replica is None else self._replica.no_sync()

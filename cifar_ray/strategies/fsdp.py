@@ -54,9 +54,9 @@ class FSDP(Replicas):
         """A collective begins, or has ended."""
         self.context.mark("communication" if waiting else self._passing)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         self._passing = "forward"
-        logits = self.model(images)
+        logits = self.model(inputs)
         self._passing = "backward"
         return logits
 

@@ -21,7 +21,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
+from cifar_ray.models import convolution
 from cifar_ray.models import own as own_models
+from cifar_ray.models.options import Convolutions
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
@@ -70,7 +72,7 @@ class Pipeline(Base):
         self._watch = Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
         self._layers = stages.Layers(units, part, config.precision, worker.device)
-        inputs = _like(costs[part.start - 1], grad=True) if part.start else self._images("meta")
+        inputs = _like(costs[part.start - 1], grad=True) if part.start else self._example("meta")
         stage = Stage(self._layers, worker, inputs, _like(costs[part.stop - 1], grad=True), self._watch)
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
 
@@ -115,8 +117,8 @@ class Pipeline(Base):
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
-        """All of it: the first stage takes the images, the last one the targets."""
-        return DataShard(images=worker.rank == 0)
+        """All of it: the first stage takes the inputs, the last one the targets."""
+        return DataShard(inputs=worker.rank == 0)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         (micro_batch,) = micro_batches
@@ -125,10 +127,10 @@ class Pipeline(Base):
         self._layers.seed = micro_batch.seed
         self._watch.step()
         losses: list[Tensor] = []
-        images = [micro_batch.images] if context.worker.rank == 0 else []
+        inputs = [micro_batch.inputs] if context.worker.rank == 0 else []
         targets = micro_batch.targets if context.worker.rank == last else None
         self._divisor = micro_batch.divisor / self._count
-        self._schedule.step(*images, target=targets, losses=losses, return_outputs=False)
+        self._schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=context.worker.device)
         dist.broadcast(loss, src=last)
         context.mark("communication")
@@ -181,17 +183,15 @@ class Pipeline(Base):
         config, worker = self.context.config, self.context.worker
         plan: list[Any] = [None]
         if worker.rank == 0:
-            costs = stages.measure(units, self._images(worker.device), config.precision)
+            costs = stages.measure(units, self._example(worker.device), config.precision)
             plan = [(stages.cut([cost.seconds for cost in costs], worker.world_size), costs)]
         dist.broadcast_object_list(plan, src=0, device=worker.device)
         return plan[0]
 
-    def _images(self, device: torch.device | str) -> Tensor:
-        """One micro-batch of noise, (B, C, H, W)."""
+    def _example(self, device: torch.device | str) -> Tensor:
+        """One micro-batch of noise, as the loader gives them."""
         config = self.context.config
-        spec = data.spec(config)
-        shape = (self.at_once(config), spec.channels, spec.image_size, spec.image_size)
-        return torch.rand(shape, device=device).to(memory_format=torch.channels_last)
+        return convolution.laid_out(data.spec(config).example(self.at_once(config), device), Convolutions())
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         config, device = self.context.config, self.context.worker.device

@@ -47,7 +47,7 @@ class Replicas(Base, ABC):
             seed(micro_batch.seed, context.worker.device, context.worker.gpus)
             with self.accumulating(last=number == count):
                 with autocast(context.config.precision, context.worker.device):
-                    outputs = self.forward(micro_batch.images)
+                    outputs = self.forward(micro_batch.inputs)
                     loss = context.task.loss(outputs, micro_batch.targets, micro_batch.divisor) / count
                 context.mark("forward")
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -62,9 +62,9 @@ class Replicas(Base, ABC):
         context.mark("communication")
         return total
 
-    def forward(self, images: Tensor) -> Tensor:
-        """What the model gives for images (B, C, H, W)."""
-        return self._call(images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the model gives for inputs (B, ...)."""
+        return self._call(inputs)
 
     def _keep_gradients(self) -> None:
         """Copy the gradients of the first micro-batch, to which others are added: a CUDA graph would overwrite them."""

@@ -122,7 +122,7 @@ class Reproducible(Base):
         self._passes.clear()
         seed(micro_batch.seed, context.worker.device)
         with autocast(context.config.precision, context.worker.device):
-            loss = context.task.loss(self.model(micro_batch.images), micro_batch.targets, micro_batch.divisor)
+            loss = context.task.loss(self.model(micro_batch.inputs), micro_batch.targets, micro_batch.divisor)
         context.mark("forward")
         loss.backward()  # type: ignore[no-untyped-call]
         missing = without_gradient(self._learning)

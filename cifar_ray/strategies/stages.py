@@ -46,14 +46,14 @@ def units(layers: Sequence[nn.Module]) -> list[nn.Module]:
     return [nn.Sequential(*group) for group in groups]
 
 
-def measure(units: Sequence[nn.Module], images: Tensor, precision: str) -> list[Cost]:
-    """Time every unit on one micro-batch of ``images`` (B, C, H, W); nothing in the units is changed.
+def measure(units: Sequence[nn.Module], inputs: Tensor, precision: str) -> list[Cost]:
+    """Time every unit on one micro-batch of ``inputs`` (B, ...); nothing in the units is changed.
 
     Only one unit's activations are held at a time.
     """
-    device = images.device
+    device = inputs.device
     costs = []
-    x = images
+    x = inputs
     with unchanged(*units):
         for unit in units:
             seconds = []
@@ -61,8 +61,8 @@ def measure(units: Sequence[nn.Module], images: Tensor, precision: str) -> list[
                 begin = _now(device)
                 with autocast(precision, device):
                     y = unit(x)
-                inputs = [*unit.parameters(), *([x] if x.requires_grad else [])]
-                torch.autograd.grad(y, inputs, torch.ones_like(y), allow_unused=True)
+                by = [*unit.parameters(), *([x] if x.requires_grad else [])]
+                torch.autograd.grad(y, by, torch.ones_like(y), allow_unused=True)
                 seconds.append(_now(device) - begin)
             costs.append(Cost(statistics.median(seconds[1:]), tuple(packed(y).shape), y.dtype))
             x = y.detach().requires_grad_()

@@ -283,6 +283,8 @@ class RunRecord(Record):
             epoch: at whose end the checkpoint was written.
         """
         of = (which, load, dataset, self.task, epoch)
+        if dataset.spec.inputs != "images":
+            return
         self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 
     def end(self, status: str, ended: float | None = None) -> bool:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray import data, models, strategies
+from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.models import convolution
 from cifar_ray.models.options import PARTS, USUAL, Convolutions, ConvolutionShape
@@ -43,7 +43,7 @@ PASS_S = 0.25
 """A pass of the images that convolutions are measured with, at most, in CPU seconds. There are as many of them as are
 trained on together, if these do not take longer."""
 
-_IMAGES = 16
+_SAMPLES = 16
 """At most so many on a CPU, where the ratio hardly depends on them and a large model's passes take long. On a GPU it
 does, since few images are over before their kernels are launched: so many as are trained on together."""
 
@@ -101,8 +101,9 @@ def undecided(config: ResolvedConfig, passes: int) -> set[str]:
     if config.strategy == "reproducible":
         return set()
     names = {"precision"} if config.precision == "auto" else set()
-    if config.convolutions is None and config.device != "cuda" and not config.compile and passes >= LEAST_STEPS:
-        names.add("convolutions")
+    has_images = data.spec(config).inputs == "images"
+    if has_images and config.convolutions is None and config.device != "cuda" and not config.compile:
+        names |= {"convolutions"} if passes >= LEAST_STEPS else set()
     return names
 
 
@@ -121,11 +122,12 @@ def _one_thread() -> Iterator[None]:
 
 def _choose_precision(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:
     """The faster precision, and what was measured, in words."""
-    images, seconds = _measure_what_fits(config, _images(config, worker.device), worker.device)
+    count, seconds = _measure_what_fits(config, _samples(config, worker.device), worker.device)
     fp32, bf16 = _mean(seconds, worker)
     if math.isinf(bf16):
         return "fp32", "a GPU here has no bf16 arithmetic; --precision fp16 is for such a one"
-    measured = f"{images} images forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
+    counted = f"{count} {tasks.spec(config).unit}"
+    measured = f"{counted} forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
     return "bf16" if fp32 > MARGIN * bf16 else "fp32", measured
 
 
@@ -138,14 +140,14 @@ def _mean(seconds: Sequence[float], worker: Worker) -> list[float]:
     return mean.tolist()  # type: ignore[no-any-return]
 
 
-def _images(config: ResolvedConfig, device: torch.device) -> int:
-    """How many images to measure precisions with."""
+def _samples(config: ResolvedConfig, device: torch.device) -> int:
+    """How many samples to measure precisions with."""
     at_once = max(strategies.of(config).at_once(config), 2)
-    return at_once if device.type == "cuda" else min(at_once, _IMAGES)
+    return at_once if device.type == "cuda" else min(at_once, _SAMPLES)
 
 
 def _measure_what_fits(config: ResolvedConfig, count: int, device: torch.device) -> tuple[int, list[float]]:
-    """As :func:`_measure`, with half as many images where a GPU has no memory for them in float32; and how many."""
+    """As :func:`_measure`, with half as many samples where a GPU has no memory for them in float32; and how many."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return 0, [0.0, math.inf]
     try:
@@ -174,7 +176,7 @@ def _in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> lis
 
 def _pass(config: ResolvedConfig, count: int, chosen: Convolutions, device: torch.device) -> Callable[[str], float]:
     """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds."""
-    model, images = _model(config, count, chosen, device)
+    model, inputs = _model(config, count, chosen, device)
     forward = compiling.compiled(model, device) if config.compile else model
 
     def seconds(precision: str) -> float:
@@ -182,7 +184,7 @@ def _pass(config: ResolvedConfig, count: int, chosen: Convolutions, device: torc
         model.zero_grad()
         before = _now(device)
         with autocast(precision, device):
-            loss = forward(images).float().square().mean()  # of a cost that does not count, as every task's is
+            loss = forward(inputs).float().square().mean()  # of a cost that does not count, as every task's is
         loss.backward()  # type: ignore[no-untyped-call]
         return _now(device) - before
 
@@ -190,18 +192,18 @@ def _pass(config: ResolvedConfig, count: int, chosen: Convolutions, device: torc
 
 
 def _model(config: ResolvedConfig, count: int, chosen: Convolutions, device: torch.device) -> tuple[nn.Module, Tensor]:
-    """A new model, which computes as ``chosen``, and images for it."""
-    spec, layout = data.spec(config), convolution.memory_format(chosen)
-    model = models.build(config, spec).to(device).to(memory_format=layout).train()
-    images = torch.rand(count, spec.channels, spec.image_size, spec.image_size, device=device)
+    """A new model, which computes as ``chosen``, and inputs for it."""
+    spec = data.spec(config)
+    model = models.build(config, spec).to(device).to(memory_format=convolution.memory_format(chosen)).train()
+    inputs = spec.example(count, device)
     convolution.install(model, chosen)
-    return model, images.to(memory_format=layout)
+    return model, convolution.laid_out(inputs, chosen)
 
 
 def _choose_convolutions(config: ResolvedConfig, precision: str, worker: Worker) -> tuple[str, str]:
     """The fastest way to compute convolutions on CPUs, and what was measured, in words."""
     usual, at_once = Convolutions(), max(strategies.of(config).at_once(config), 2)
-    few = min(at_once, _IMAGES)
+    few = min(at_once, _SAMPLES)
     one_pass = _pass(config, few, usual, worker.device)
     (seconds,) = _mean([min(one_pass(precision) for _ in range(3))], worker)
     count = min(at_once, max(few, int(few * PASS_S / seconds)))

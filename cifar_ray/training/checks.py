@@ -9,40 +9,43 @@ import torch
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, option
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import OWN, SIZED, is_own
+from cifar_ray.config.option import OWN, SIZED, is_own, library_of
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import DatasetSpec, order
 from cifar_ray.models import own as own_models
 from cifar_ray.strategies.options import SCALING
 
+_LEARNED_OF = {"images": "whole images", "features": "rows of numbers", "tokens": "texts"}
+
 
 def sizes(config: ResolvedConfig, spec: DatasetSpec, batch: str = "global_batch_size") -> None:
-    """Refuse a config that needs more images than a data set has; ``batch`` is the option that gave the batch."""
+    """Refuse a config that needs more samples than a data set has; ``batch`` is the option that gave the batch."""
+    unit = tasks.spec(config).unit
     if config.global_batch_size > spec.train_size:
         raise ConfigError(
             batch,
             f"must leave at least one step per epoch: {config.images_per_worker} x {config.world_size} workers x "
-            f"{config.accumulate} micro-batches is {config.global_batch_size} images per step, and "
-            f"{spec.name} has {spec.train_size} training images",
+            f"{config.accumulate} micro-batches is {config.global_batch_size} {unit} per step, and "
+            f"{spec.name} has {spec.train_size} training {unit}",
         )
     whole = order.steps_per_epoch(spec.train_size, config.global_batch_size)
     if config.steps_per_epoch is not None and config.steps_per_epoch > whole:
         raise ConfigError(
             "steps_per_epoch",
-            f"must be at most {whole}, the global batches of {config.global_batch_size} images in {spec.name}, "
+            f"must be at most {whole}, the global batches of {config.global_batch_size} {unit} in {spec.name}, "
             f"got {config.steps_per_epoch}",
         )
     counted = config.test_images or spec.test_size
     if counted > spec.test_size:
         raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
     if counted < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per test image ({counted})")
+        raise ConfigError("topology", f"must have at most one worker per test {unit[:-1]} ({counted})")
     if 0 < spec.val_size < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per validation image ({spec.val_size})")
+        raise ConfigError("topology", f"must have at most one worker per validation {unit[:-1]} ({spec.val_size})")
 
 
-def task(config: TrainConfig) -> None:
-    """Refuse a task that learns what the data set does not have, and a model for another kind of task."""
+def task(config: TrainConfig, spec: DatasetSpec) -> None:
+    """Refuse a task that learns what the data set does not have, and a model for another kind of inputs or of task."""
     task, column = tasks.of(config), tasks.column(config)
     if task.target != column and option.chosen(config.dataset) != OWN:
         raise ConfigError(
@@ -50,10 +53,13 @@ def task(config: TrainConfig) -> None:
             f"must learn the {column} of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
             "your own can have others",
         )
-    has_masks = task.spec.answer == "masks"
-    if not is_own(config.model) and models.of(config.model).has_masks != has_masks:
-        known = [name for name, one in models.registry().items() if one.has_masks == has_masks]
-        what = "pixels" if has_masks else "whole images"
+    wanted = (spec.inputs, task.spec.answer == "masks")
+    kinds = {name: (one.inputs, one.has_masks) for name, one in models.registry().items()}
+    if library_of(config.model):
+        kinds[config.model] = ("images", wanted[1])  # what it gives is tried
+    if kinds.get(config.model, wanted) != wanted:
+        known = [name for name, kind in kinds.items() if kind == wanted]
+        what = "pixels" if wanted[1] else _LEARNED_OF[spec.inputs]
         raise ConfigError(
             "model",
             f"must be {errors.one_of([*known, 'one of your own'])} to learn the {task.target} of {what}, as "
@@ -63,17 +69,17 @@ def task(config: TrainConfig) -> None:
 
 def side(config: ResolvedConfig, spec: DatasetSpec) -> None:
     """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
-    side = spec.image_size
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers without weights
         model = models.outline(config, spec)
-    with next(model.parameters()).device:
+    with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
         try:
-            model(torch.zeros(2, spec.channels, side, side))
+            model(spec.example(2))
         except (RuntimeError, ValueError, ZeroDivisionError):
             raise ConfigError(
                 "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
-                f"must suit --model {config.model}, which cannot take images of {side}x{side} pixels; 32 suits all",
+                f"must suit --model {config.model}, which cannot take images of {spec.image_size}x{spec.image_size} "
+                "pixels; 32 suits all",
             ) from None
 
 
@@ -81,21 +87,22 @@ def single_image(config: ResolvedConfig) -> None:
     """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
     spec = data.spec(config)
     model = models.outline(config, spec)
-    with next(model.parameters()).device:
+    with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
         try:
-            model(torch.zeros(1, spec.channels, spec.image_size, spec.image_size))
+            model(spec.example(1))
         except ValueError:
+            unit = tasks.spec(config).unit
             batch_norm = f"for this {config.model}, whose batch norm needs several values"
             cut = strategies.of(config).cut
             if cut is None:
                 raise ConfigError(
                     "global_batch_size",
-                    f"must leave at least 2 images in each forward pass {batch_norm}, got {config.global_batch_size}",
+                    f"must leave at least 2 {unit} in each forward pass {batch_norm}, got {config.global_batch_size}",
                 ) from None
             raise ConfigError(
                 cut,
-                f"must leave at least 2 images in each {batch_norm}; "
-                f"{option.value_of(config, cut)} cut {config.global_batch_size} images into single ones",
+                f"must leave at least 2 {unit} in each {batch_norm}; "
+                f"{option.value_of(config, cut)} cut {config.global_batch_size} {unit} into single ones",
             ) from None
 
 

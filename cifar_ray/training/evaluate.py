@@ -32,7 +32,7 @@ class Evaluator:
         assert samples is not None
         self._samples = samples
         self._at_once = len(samples)
-        self._judges = subset == "test" and isinstance(task, Judge)
+        self._judges = subset == "test" and isinstance(task, Judge) and dataset.spec.inputs == "images"
         self._mistakes: SurestMistakes | None = None
         with torch.inference_mode():  # what it imports counts as start-up
             shape = task.spec.outputs(dataset.spec.num_classes, dataset.spec.image_size)
@@ -88,19 +88,19 @@ class Evaluator:
         modes = {module: module.training for module in model.modules()}
         model.eval()
         samples, spec, device = self._samples, self._dataset.spec, self._worker.device
-        for images, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
-            yield self._forward(model, images), targets
+        for inputs, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
+            yield self._forward(model, inputs), targets
         for module, mode in modes.items():  # what is frozen stays in evaluation mode
             module.training = mode
 
-    def _forward(self, model: nn.Module, images: Tensor) -> Tensor:
-        """What the model gives for ``images``; where a GPU has no room for so many, in halves, from then on."""
+    def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """What the model gives for ``inputs``; where a GPU has no room for so many, in halves, from then on."""
         while True:
             try:
                 with hardware.plain_float32():
-                    parts = [model(part) for part in torch.split(images, self._at_once)]
+                    parts = [model(part) for part in torch.split(inputs, self._at_once)]
                     return parts[0] if len(parts) == 1 else torch.cat(parts)
             except torch.OutOfMemoryError:
                 if self._at_once == 1:
                     raise
-            self._at_once = max(min(self._at_once, len(images)) // 2, 1)
+            self._at_once = max(min(self._at_once, len(inputs)) // 2, 1)

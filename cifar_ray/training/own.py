@@ -128,7 +128,7 @@ def _check_task(config: ResolvedConfig) -> None:
         column = as_tensor(data.read(config).train[task.target])
         targets = column[:: max(len(column) // _SAMPLES, 1)][:_SAMPLES]
     size = len(targets)
-    outputs = models.build(config, spec).train()(torch.rand(size, spec.channels, spec.image_size, spec.image_size))
+    outputs = models.build(config, spec).train()(spec.example(size))
     with imports.calling(str(path), "task", "must have the methods of cifar_ray.tasks.protocol.Task"):
         counts = task.counts(targets)
         loss = task.loss(outputs, targets, float(size if counts is None else counts.sum().clamp(min=1)))

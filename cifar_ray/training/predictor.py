@@ -1,4 +1,4 @@
-"""A trained model as others use it: images in, the task's answers out."""
+"""A trained model as others use it: a data set's inputs in, the task's answers out."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from cifar_ray.training.errors import CheckpointError
 class Predictor(nn.Module):
     """A model together with its input's normalisation.
 
-    Maps uint8 images (B, side, side, 3), channels last as files hold them, to the task's answers: of image
-    classification, probabilities, float32 (B, num_classes).
+    Maps inputs as a data set has them (see :data:`~cifar_ray.data.datasets.INPUTS`), such as uint8 images (B, side,
+    side, 3), channels last as files hold them, to the task's answers: of image classification, probabilities, float32
+    (B, num_classes).
     """
 
     def __init__(self, model: nn.Module, spec: DatasetSpec, task: Task) -> None:
         super().__init__()
-        self.normalise = augment.Normalise(spec)
+        self.normalise = augment.normaliser(spec)
         self.model = model
         self._predictions = task.predictions
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self._predictions(self.model(self.normalise(images)))
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._predictions(self.model(self.normalise(inputs)))
 
 
 def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:

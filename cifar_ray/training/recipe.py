@@ -18,6 +18,7 @@ from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
+from cifar_ray.models.options import USUAL
 from cifar_ray.tasks import choosing
 from cifar_ray.training import checks, freezing, optimizer, own
 
@@ -42,7 +43,7 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
         images = data.own.look(config)
         config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset), images=images)
     spec = data.spec(config)
-    checks.task(config)
+    checks.task(config, spec)
     recipe = _recipe(config)
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
     values |= {name: value for name, value in recipe.items() if values[name] is None}
@@ -57,7 +58,7 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
     outputs = tasks.spec(resolved).outputs(spec.num_classes, spec.image_size)
     if is_own(config.model):
         own_models.check(resolved, spec, outputs)
-    elif is_own(config.dataset):
+    elif is_own(config.dataset) and spec.inputs == "images":
         checks.side(resolved, spec)
     freezing.check(resolved, spec)
     own.check(resolved, functools.partial(optimizer.build, config=resolved))
@@ -128,9 +129,17 @@ def share_note(config: TrainConfig, asked: TrainConfig) -> str:
     )
 
 
+_OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",), "convolutions": (None, USUAL)}
+"""Options that are for images alone -> the values that they may have with other inputs."""
+
+
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
+    if spec.inputs != "images":
+        if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
+            raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
+        return "none"
     usual = "crop_flip" if spec.flip else "crop"
     chosen = config.augment or (usual if task.spec.names == "classes" else "none")
     names = typing.get_args(AugmentName)

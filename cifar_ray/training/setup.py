@@ -21,7 +21,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset, DatasetSpec
-from cifar_ray.data.augment import Normalise
+from cifar_ray.data.augment import normaliser
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.models import convolution
@@ -39,8 +39,8 @@ from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
 from cifar_ray.training.stopping import Stopper
 
-_PREPARING_IMAGES = 5000
-"""Training images from which weights may follow; the first ones, so that they are the same in every run."""
+_PREPARING_SAMPLES = 5000
+"""Training samples from which weights may follow; the first ones, so that they are the same in every run."""
 
 
 @dataclass
@@ -237,13 +237,13 @@ def _check_alike(model: nn.Module, worker: Worker) -> None:
 
 
 def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset, worker: Worker) -> None:
-    """Set the weights that follow from the training images: on rank 0, from which the others get theirs."""
+    """Set the weights that follow from the training inputs: on rank 0, from which the others get theirs."""
     set_weights = models.of(config.model).prepare
     if set_weights is None:
         return
     if worker.rank == 0:
-        images = as_tensor(dataset.train.images)
-        set_weights(model, Normalise(dataset.spec)(images[:_PREPARING_IMAGES]).to(worker.device))
+        inputs = as_tensor(dataset.train.inputs)
+        set_weights(model, normaliser(dataset.spec)(inputs[:_PREPARING_SAMPLES]).to(worker.device))
     if worker.world_size > 1:
         for parameter in model.parameters():
             dist.broadcast(parameter.detach(), src=0)

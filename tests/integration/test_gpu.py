@@ -270,7 +270,7 @@ def test_the_gpu_is_shown_the_images_that_the_cpu_is_shown(augment: str) -> None
     )
     assert on_device.seed == on_cpu.seed
     assert torch.allclose(on_device.targets.cpu(), on_cpu.targets)
-    apart = (on_device.images.cpu() - on_cpu.images).abs() > 0.02  # a step of 255 is 0.015 to 0.016 here
+    apart = (on_device.inputs.cpu() - on_cpu.inputs).abs() > 0.02  # a step of 255 is 0.015 to 0.016 here
     assert apart.float().mean().item() < 1e-3
 
 

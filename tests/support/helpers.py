@@ -466,7 +466,7 @@ def _steps(config: TrainConfig, worker: Worker, count: int) -> Steps:
     strategy.consolidate()
     weights = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values()))
     activations = 0
-    x = next(iter(loader.micro_batches(0, 0))).images[: strategies.of(config).at_once(config)]
+    x = next(iter(loader.micro_batches(0, 0))).inputs[: strategies.of(config).at_once(config)]
     for stage in getattr(strategy, "_stages", [])[:-1]:
         x = stage(x)
         activations += x.nbytes

@@ -256,7 +256,8 @@ def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dat
         with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.read(config)
     if is_own(config.dataset):
-        console.line(dataset.contents(tasks.spec(config).names))
+        task = tasks.spec(config)
+        console.line(dataset.contents(task.names, task.unit))
     if dataset.imbalance:
         console.line(dataset.imbalance)
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin

@@ -52,7 +52,8 @@ class Preparation:
                 self._board.doing(f"{'reading' if present else 'downloading'} {name}")
                 self._read[which] = data.read(config, partial(self._board.decoding, name))
                 if is_own(name):
-                    contents = self._read[which].contents(tasks.spec(config).names)
+                    task = tasks.spec(config)
+                    contents = self._read[which].contents(task.names, task.unit)
                     self._board.line(f"{config.dataset_name}: {contents}")
                 if imbalance := self._read[which].imbalance:
                     self._board.line(f"{config.dataset_name}: {imbalance}")

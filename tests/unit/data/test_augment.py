@@ -127,7 +127,7 @@ def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset, name: A
             )
         )
         parts = micro_batches(replace(config, augment=name), mirrored, config.world_size, step=2)
-        assert {len(part.images) for part in parts} == {64 // config.world_size // accumulate}
+        assert {len(part.inputs) for part in parts} == {64 // config.world_size // accumulate}
         whole = [torch.cat(each) for each in list(zip(*parts, strict=True))[:2]]
         reference = whole if reference is None else reference
         assert all(torch.equal(mine, other) for mine, other in zip(whole, reference, strict=True))

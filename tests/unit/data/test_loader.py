@@ -43,17 +43,17 @@ def test_a_pieces_dropout_follows_from_its_number_and_its_step_over_the_whole_ru
 def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes_first(digits: Dataset) -> None:
     made = TrainLoader(config(), digits, DataShard(0, 2), CPU)
     first, second, again = (next(made.micro_batches(epoch, 3)) for epoch in (0, 1, 0))
-    assert torch.equal(first.images, again.images)
+    assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.targets, again.targets)
-    assert not torch.equal(first.images, second.images)
+    assert not torch.equal(first.inputs, second.inputs)
     samples = order.global_batch(order.permutation(SEED, 1, 1437), 3, 120)[:60]
     assert second.targets.tolist() == digits.train["labels"][samples.numpy()].tolist()
 
 
 def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) -> None:
     with_images = list(TrainLoader(config(), digits, DataShard(1, 2, 3), CPU).micro_batches(0, 0))
-    without = list(TrainLoader(config(), digits, DataShard(1, 2, 3, images=False), CPU).micro_batches(0, 0))
-    assert [micro_batch.images.shape for micro_batch in without] == [(0, 3, 32, 32)] * 3
+    without = list(TrainLoader(config(), digits, DataShard(1, 2, 3, inputs=False), CPU).micro_batches(0, 0))
+    assert [micro_batch.inputs.shape for micro_batch in without] == [(0, 3, 32, 32)] * 3
     for one, other in zip(with_images, without, strict=True):
         assert (one.targets.tolist(), one.seed) == (other.targets.tolist(), other.seed)
 
@@ -143,7 +143,7 @@ def test_a_step_is_the_same_whether_it_is_made_with_those_before_it_or_alone(
         monkeypatch.setattr(loader, "AHEAD", ahead)
         made = TrainLoader(config(), digits, DataShard(1, 2, 3), CPU)
         return [
-            (part.images, part.targets.tolist()) for step in range(first, 11) for part in made.micro_batches(1, step)
+            (part.inputs, part.targets.tolist()) for step in range(first, 11) for part in made.micro_batches(1, step)
         ]
 
     alone = steps(1, 0)

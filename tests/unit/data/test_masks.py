@@ -139,7 +139,7 @@ def test_a_mask_varies_as_its_image_and_what_counts_is_that_of_the_global_batch(
         mean, std = (torch.tensor(of)[:, None, None] for of in (dataset.spec.mean, dataset.spec.std))
         for step in range(3):
             for batch in loader.micro_batches(1, step):
-                red = ((batch.images * std + mean) * 255)[:, 0].round()
+                red = ((batch.inputs * std + mean) * 255)[:, 0].round()
                 valid = batch.targets != 255
                 off = (red - 80 * batch.targets).abs()[valid]
                 blended = augment == "resized_crop"  # it mixes the colours at edges

@@ -521,7 +521,7 @@ def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pyt
     ]
     for epoch, step in ((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 4), (1, 0)):
         (whole,), (streamed,) = (each.micro_batches(epoch, step) for each in both)
-        assert torch.equal(whole.images, streamed.images)
+        assert torch.equal(whole.inputs, streamed.inputs)
         assert torch.equal(whole.targets, streamed.targets)
 
 
@@ -553,7 +553,7 @@ def test_a_thread_gathers_them_ahead_into_memory_that_a_gpu_reads_by_itself(
     monkeypatch.setattr(torch, "empty", without_a_gpu)
     monkeypatch.setattr(made, "_device", torch.device("cuda", 0))
     samples = torch.tensor([3, 1, 2])
-    assert torch.equal(gather(samples), made._images[samples])
+    assert torch.equal(gather(samples), made._inputs[samples])
     assert pinned == [True]
 
 

@@ -98,7 +98,7 @@ def test_one_worker_is_plain_training(strategy: str, digits: Dataset) -> None:
     makes = optimizer.build(plain.model, config(strategy="ddp"))
     for step in range(3):
         (batch,) = plain.micro_batches(step)
-        loss = nn.functional.cross_entropy(plain.model(batch.images), batch.targets)
+        loss = nn.functional.cross_entropy(plain.model(batch.inputs), batch.targets)
         loss.backward()
         makes.step()
         makes.zero_grad()

@@ -1,0 +1,182 @@
+"""Samples that are no images: rows of numbers and texts, from a function of the user's own to a trained model."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cifar_ray import data, models
+from cifar_ray.config import cells, runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.training import checkpoint, predictor, recipe
+from cifar_ray.training.observer import Outcome
+from tests.support.helpers import digest, resolved, train_here
+from tests.support.threads import train_everywhere, train_on_threads
+
+OWN = __name__
+USUAL: dict[str, object] = {"epochs": 1, "precision": "fp32", "global_batch_size": 16, "optimizer": "sgd", "lr": 0.1}
+USUAL |= {"weight_decay": 0.0, "warmup_epochs": 0.0, "log_every": 1}
+
+
+def rows() -> object:
+    """Points of three classes, the first feature in thousands, the last the same for all."""
+    random = np.random.default_rng(0)
+    labels = np.arange(120) % 3
+    inputs = random.normal(size=(120, 4)) + labels[:, None]
+    inputs[:, 0] *= 1000
+    inputs[:, 3] = 7.1
+    return (inputs[:96], labels[:96]), (inputs[96:], labels[96:]), ("a", "b", "c")
+
+
+def texts() -> object:
+    """Texts of at most six words; the first word tells the class."""
+    labels = np.arange(100) % 2
+    inputs = np.random.default_rng(0).integers(3, 9, (100, 6))
+    inputs[:, 0] = labels + 1
+    inputs[::5, 3:] = 0
+    return (inputs[:80], labels[:80]), (inputs[80:], labels[80:])
+
+
+def linear(features: int, classes: int, width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, classes))
+
+
+class Mean(nn.Module):
+    def forward(self, embedded: Tensor) -> Tensor:
+        return embedded.mean(1)
+
+
+def bag(vocabulary: int, length: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(vocabulary, 8, padding_idx=0), Mean(), nn.Linear(8, classes))
+
+
+ROWS: dict[str, object] = {**USUAL, "dataset": f"{OWN}:rows", "model": f"{OWN}:linear"}
+TEXTS: dict[str, object] = {**USUAL, "dataset": f"{OWN}:texts", "model": f"{OWN}:bag"}
+KINDS = pytest.mark.parametrize("usual", [ROWS, TEXTS], ids=["features", "tokens"])
+
+
+def test_what_a_function_returns_tells_the_kind() -> None:
+    (numbers, words) = (data.read(resolved(usual)) for usual in (ROWS, TEXTS))
+    assert (numbers.spec.inputs, numbers.train.kind, numbers.train.inputs.dtype) == ("features", "features", np.float32)
+    assert (words.spec.inputs, words.train.kind, words.train.inputs.dtype) == ("tokens", "tokens", np.int32)
+    assert numbers.spec.sizes == {"features": 4, "classes": 3}
+    assert words.spec.sizes == {"vocabulary": 9, "length": 6, "classes": 2}
+    assert (numbers.spec.input_shape, words.spec.example(3).dtype) == ((4,), torch.int64)
+    assert 1 <= words.spec.example(50).min() <= words.spec.example(50).max() < 9
+
+
+def test_features_are_standardised_by_the_training_rows_alone() -> None:
+    asked = resolved(ROWS, val_share=0.2)
+    dataset = data.read(asked)
+    train = dataset.train.inputs.astype(np.float64)
+    assert dataset.spec.mean == pytest.approx(train.mean(0))
+    assert dataset.spec.std[:3] == pytest.approx(train.std(0)[:3])
+    assert dataset.spec.std[3] == 1.0
+    assert runfile.to_mapping(recipe.with_images(asked, dataset))["images"]["inputs"] == "features"  # type: ignore[arg-type]
+
+
+@KINDS
+def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
+    usual: dict[str, object], tmp_path: Path
+) -> None:
+    reproducible = partial(resolved, usual, strategy="reproducible", epochs=2, steps_per_epoch=3, val_share=0.2)
+    snapshots = train_everywhere(reproducible, tmp_path, stop_after=5)
+    assert len({digest(snapshot) for snapshot in snapshots}) == 1
+
+
+@KINDS
+@pytest.mark.parametrize("strategy", ["ddp", "gpipe"])
+def test_a_trained_model_answers_for_inputs_as_they_are_stored(
+    strategy: str, usual: dict[str, object], tmp_path: Path
+) -> None:
+    asked = resolved(usual, strategy=strategy, topology="1x2", epochs=8, precision="auto")
+    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
+    assert isinstance(outcome, Outcome)
+    test = data.read(asked).test
+    learned = predictor.load(Path(outcome.checkpoint))
+    program = torch.export.export(learned, (torch.from_numpy(test.inputs),))
+    for answers in (learned(torch.from_numpy(test.inputs)), program.module()(torch.from_numpy(test.inputs))):
+        right = (answers.argmax(1).numpy() == test["labels"]).mean()
+        assert right == pytest.approx(outcome.metrics["test/accuracy"])
+        assert right > 0.6
+
+
+@pytest.mark.parametrize(
+    ("usual", "values", "sentence"),
+    [
+        (ROWS, {"model": "resnet"}, "model must be .*one of your own to learn the labels of rows of numbers, as "),
+        (TEXTS, {"model": "vit"}, "model must be .*one of your own to learn the labels of texts, as .*got vit"),
+        (ROWS, {"model": "torchvision:resnet18"}, "model must be .* of rows of numbers, .* got torchvision:resnet18"),
+        (
+            ROWS,
+            {"model": f"{OWN}:rows"},
+            r"model must be a function that takes \(features, classes\), and .*:rows does",
+        ),
+        (ROWS, {"augment": "crop"}, "augment is for images, and .*:rows has features"),
+        (TEXTS, {"normalise": "half"}, "normalise is for images, and .*:texts has tokens"),
+        (TEXTS, {"convolutions": "contiguous"}, "convolutions is for images, and .*:texts has tokens"),
+        (ROWS, {"dataset": f"{OWN}:with_nan"}, r"dataset must return .*with_nan returns training features of float64"),
+        (TEXTS, {"dataset": f"{OWN}:negative"}, "dataset must return .*negative returns test tokens of int64"),
+        (
+            ROWS,
+            {"dataset": f"{OWN}:mixed"},
+            r"dataset must return .* returns features of \(4,\) for training and tokens",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(usual: dict[str, object], values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolved(usual, **values)
+
+
+def with_nan() -> object:
+    (inputs, labels), test, names = rows()  # type: ignore[misc]
+    return (np.where(inputs > 3000, np.nan, inputs), labels), test, names
+
+
+def negative() -> object:
+    train, (inputs, labels) = texts()  # type: ignore[misc]
+    return train, (inputs - 1, labels)
+
+
+def mixed() -> object:
+    train, (inputs, labels), names = rows()  # type: ignore[misc]
+    return train, (inputs.astype(int) + 10_000, labels), names
+
+
+def test_a_model_of_images_is_built_as_before() -> None:
+    config = resolved({**USUAL, "dataset": "digits", "model": "simple_cnn"})
+    spec = data.spec(config)
+    assert spec.sizes == {"image_size": 32, "channels": 3, "classes": 10}
+    assert models.build(config, spec)(spec.example(2)).shape == (2, 10)
+    assert set(runfile.to_mapping(config)["images"]) == {"classes", "train", "test", "side", "mean", "std", "digest"}
+
+
+def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
+    assert TrainConfig(dataset="masks:x").model == "unet"
+    assert TrainConfig(dataset="masks:x", model="segnet").model == "segnet"
+    assert (TrainConfig().model, TrainConfig(dataset="digits").model) == ("resnet", "resnet")
+    assert runfile.merge(TrainConfig(), {"dataset": "masks:x"}).model == "unet"
+    assert runfile.merge(TrainConfig(), {"dataset": "masks:x", "model": "resnet"}).model == "resnet"
+    assert runfile.from_mapping({"dataset": "masks:x"}).model == "unet"
+    sweep = SweepConfig("s", train={"dataset": "masks:x", "unet": {"width": 3}}, grid=[{"lr": [0.1]}])  # type: ignore[arg-type]
+    (cell,) = cells.cells(sweep, [{"lr": 0.1}])
+    assert cell.config is not None
+    assert (cell.config.model, cell.config.unet.width) == ("unet", 3)
+
+
+def test_an_evaluation_of_rows_keeps_no_pictures_of_mistakes(tmp_path: Path) -> None:
+    asked = resolved(ROWS)
+    outcome = train_here(asked, data.read(asked), tmp_path)
+    assert outcome.confusion
+    assert outcome.mistakes == ()
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None
+    assert newest[1].class_names == ("a", "b", "c")
