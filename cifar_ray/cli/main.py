@@ -222,6 +222,8 @@ def export(command: ExportCommand) -> int:
 
 def compare(command: CompareCommand) -> int:
     """``cifar-ray compare``."""
+    if command.max_slowdown is not None:
+        return _guard(command, command.max_slowdown)
     cost.checked(command.price)
     early.check_runs(command.runs, command.tracking_uri)
     from cifar_ray.reporting import compare as side_by_side
@@ -229,13 +231,25 @@ def compare(command: CompareCommand) -> int:
 
     with output.progress(command.json), early.loading("loading MLflow"):
         import cifar_ray.tracking.reading  # noqa: F401
-    options = {name: value for name, value in vars(command).items() if name not in ("runs", "json")}
+    others = ("runs", "json", "max_slowdown")
+    options = {name: value for name, value in vars(command).items() if name not in others}
     comparison = side_by_side.compare(*command.runs, **options)
     if command.json:
         output.show(data.whole(comparison), as_json=True)
     else:
         print(comparison)
     return 0
+
+
+def _guard(command: CompareCommand, max_slowdown: float) -> int:
+    """``cifar-ray compare --max-slowdown``."""
+    sides = early.sides(command)
+    with output.progress(command.json), early.loading("loading MLflow"):
+        from cifar_ray.reporting.slowdown import slowdown
+
+        told = slowdown(sides, max_slowdown, command.tracking_uri)
+    output.show(told, command.json, lambda: print(told))
+    return told.status
 
 
 def evaluate(command: EvaluateCommand) -> int:

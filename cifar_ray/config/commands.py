@@ -12,7 +12,7 @@ from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.limits import DurationText, PriceText
-from cifar_ray.config.schema import Count, Numbers, Part, Positive, Whole
+from cifar_ray.config.schema import Count, NotNegative, Numbers, Part, Positive, Whole
 from cifar_ray.config.search import Asha, Median, ObjectiveText, Pbt, SchedulerName, SearchName
 from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.train import TrainConfig
@@ -243,10 +243,25 @@ class DeleteCommand:
 
 @dataclass(frozen=True)
 class CompareCommand(ResultAsJson):
-    """Show in which settings runs differ, and their results; of one run, all its settings."""
+    """Show in which settings runs differ, and their results; of one run, all its settings. With --max-slowdown, tell
+    whether the runs of B train slower than those of A.
+
+    Exit status with --max-slowdown: 0 if B is not slower than allowed, 1 if it is by more than chance, 2 on a mistake,
+    3 if there is not enough evidence.
+    """
+
+    EXAMPLES = (
+        "  cifar-ray compare one two\n"
+        "  cifar-ray compare baseline.json mine --max-slowdown 5\n"
+        "  cifar-ray compare a1,a2,a3 b1,b2,b3 --max-slowdown 5",
+    )
 
     runs: Positional[tuple[str, ...]]
-    """Names or MLflow ids of runs."""
+    """Names or MLflow ids of runs. With --max-slowdown, A and B: each is a sweep, runs or .json files of cifar-ray
+    export, separated by commas, whose runs differ in the seed alone."""
+
+    max_slowdown: NotNegative | None = None
+    """Percent by which B's mean step, in steady state, may take longer than A's."""
 
     price: PriceText | None = None
     """Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot, or a Ray

@@ -109,9 +109,9 @@ def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> dict[str, list[En
     Runs that differ in the seed alone share an entry. Of a single run, every setting is shown.
     """
     rows: dict[str, list[Entry]] = {}
-    for name in _settings(runs.study.trials):
+    for name in settings(runs.study.trials):
         values = [
-            dict.fromkeys(_value(trial, name) or _UNSET for trial in config.trials) for config in runs.configurations
+            dict.fromkeys(value(trial, name) or _UNSET for trial in config.trials) for config in runs.configurations
         ]
         rows[name] = [Entry(", ".join(of_one)) for of_one in values]
     for filled in (filled for part in parts for filled in part.tables if filled.spec.key in _SHOWN):
@@ -135,25 +135,26 @@ def _columns(configurations: Sequence[Configuration], widest: int | None = None)
     ]
 
 
-def _settings(trials: Sequence[Trial]) -> list[str]:
+def settings(trials: Sequence[Trial]) -> list[str]:
     """The settings in which runs differ, whatever their models and data sets; of a single run, all that it has."""
     first = ("status", *frame.PLACED)
     names = {name for trial in trials for name in trial.params} - _IMPLIED - {*runfile.UPKEEP, *first, "seed"}
     differing = []
     for name in (*first, *sorted(names), "seed", *_TAGS):
-        values = {_value(trial, name) for trial in trials}
+        values = {value(trial, name) for trial in trials}
         # A commit or a machine that was not recorded is unknown; a parameter that was not recorded is not set.
         if len(trials) == 1 or len(values - {""} if name in _TAGS else values) > 1:
             differing.append(name)
     return differing
 
 
-def _value(trial: Trial, name: str) -> str:
+def value(trial: Trial, name: str) -> str:
+    """One of :func:`settings` of a run, short enough for a table."""
     if name == "status":
         return trial.status
-    value = trial.tags.get(frame.ORIGIN[name], "") if name in _TAGS else trial.params.get(name, "")
+    text = trial.tags.get(frame.ORIGIN[name], "") if name in _TAGS else trial.params.get(name, "")
     if name == "commit":
-        return value[:_COMMIT] + value[40:]  # 40 digits, and perhaps -dirty
-    if value == "None":  # as older runs recorded it
+        return text[:_COMMIT] + text[40:]  # 40 digits, and perhaps -dirty
+    if text == "None":  # as older runs recorded it
         return ""
-    return value[:_HASH] if re.fullmatch("[0-9a-f]{64}", value) else value
+    return text[:_HASH] if re.fullmatch("[0-9a-f]{64}", text) else text

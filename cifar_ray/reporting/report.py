@@ -79,7 +79,7 @@ def report(
     into = files.folder("out", out) if out is not None else None
     if baseline is not None:
         papers.check(baseline)
-    study = exported.together(_read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
+    study = exported.together(read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
     if target or baseline is not None:
         TaskFigures(study.task).check(target)
     if into is not None:
@@ -98,7 +98,7 @@ def report(
     return built
 
 
-def _read(names: Sequence[str], tracking_uri: str | None) -> list[Study]:
+def read(names: Sequence[str], tracking_uri: str | None) -> list[Study]:
     """Read exported files, and sweeps or runs of a tracking store; for files alone, MLflow is not loaded."""
     studies = {name: exported.read(files.absolute("", name)) for name in names if name.endswith(EXPORTED)}
     if recorded := [name for name in names if name not in studies]:

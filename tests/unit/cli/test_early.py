@@ -54,6 +54,8 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "report nosuch",
         "compare a b",
         "compare a",
+        "compare a b --max-slowdown 5",
+        "compare a --max-slowdown 5",
         "evaluate nosuch",
         "predict nosuch nosuch.png",
         "predict nosuch text.png",

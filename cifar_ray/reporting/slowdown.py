@@ -1,0 +1,242 @@
+"""Whether the step of some runs is slower than that of others by more than is allowed: a guard for somebody's CI.
+
+One-sided test of Welch (Biometrika 34, 1947) on the logarithms of the runs' mean step times against the logarithm of
+the allowed ratio, at 5 %. The logarithm makes a ratio a difference, and noise grows with the time that it disturbs.
+Welch's test rather than Student's, as the reports have it: a baseline of many quiet runs meets two of a busy machine,
+and with unequal numbers and deviations Student's is wrong in either direction (Ruxton, Behavioral Ecology 17, 2006). A
+run is one observation, since its steps share a process, a placement and a machine's mood (Kalibera and Jones, "Rigorous
+benchmarking in reasonable time", 2013).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cifar_ray.config.errors import ConfigError, brief, counted
+from cifar_ray.reporting import compare, figures, report
+from cifar_ray.reporting.chance import CHANCE
+from cifar_ray.reporting.frame import PLACED, Runs
+from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, Study, Trial
+
+_LEAST_RUNS = 2  # of one run, nobody knows the spread
+_SAME_WORK = ("model", "dataset", "global_batch_size")
+_SAME_MACHINE = {HARDWARE_TAG: "hardware", THREADS_TAG: "CPU threads per worker"}
+_CERTAIN = 0.001
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of one side that have finished and have times of their own.
+
+    Attributes:
+        name: as it was given.
+        step_ms: mean milliseconds of a step in steady state, of each run: without the first of a process.
+        run_ids: their MLflow ids, in the same order.
+        left_out: how many others there are.
+    """
+
+    name: str
+    step_ms: tuple[float, ...]
+    run_ids: tuple[str, ...]
+    left_out: int
+
+    @property
+    def mean_ms(self) -> float:
+        """Geometric mean."""
+        return statistics.geometric_mean(self.step_ms)
+
+    @property
+    def text(self) -> str:
+        """Its mean, the spread of its runs and their number."""
+        logs = [math.log(ms) for ms in self.step_ms]
+        spread = f" +- {100 * statistics.stdev(logs):.1f} %" if len(logs) > 1 else ""
+        return f"{self.mean_ms:.3g} ms{spread}, n = {len(logs)}"
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """How the step of B compares with that of A.
+
+    Attributes:
+        verdict: ``unknown`` where there is not enough evidence.
+        sentence: the verdict in words.
+        max_slowdown_percent: what is allowed.
+        ratio: B's step in multiples of A's; None where either has none, or their machines differ.
+        chance: probability that runs came out with this ratio or a larger one if B were slower by just what is allowed;
+            None where it cannot be told.
+        a: the first side.
+        b: the second side.
+        differ: setting -> its value in A and in B, of those that differ.
+    """
+
+    verdict: Literal["slower", "within", "unknown"]
+    sentence: str
+    max_slowdown_percent: float
+    ratio: float | None
+    chance: float | None
+    a: Side
+    b: Side
+    differ: dict[str, tuple[str, str]]
+
+    @property
+    def status(self) -> int:
+        """The command's exit status."""
+        return {"within": 0, "slower": 1, "unknown": 3}[self.verdict]
+
+    def __str__(self) -> str:
+        lines = [self.sentence]
+        if self.differ:
+            a, b = brief(self.a.name), brief(self.b.name)
+            changes = (
+                f"{name} ({of_a or '-'} in {a}, {of_b or '-'} in {b})" for name, (of_a, of_b) in self.differ.items()
+            )
+            lines.append(f"They differ in {', '.join(changes)}.")
+        if left := [
+            f"{counted(side.left_out, 'run')} of {brief(side.name)}" for side in (self.a, self.b) if side.left_out
+        ]:
+            lines.append(f"Not counted: {' and '.join(left)}, not finished or without times of their own.")
+        return "\n".join(lines)
+
+
+def slowdown(
+    sides: Sequence[tuple[str, Sequence[str]]], max_slowdown_percent: float, tracking_uri: str | None = None
+) -> Slowdown:
+    """Compare the step of B with that of A.
+
+    Args:
+        sides: of A and of B, what it is called, and names of sweeps or runs, MLflow ids, or .json files of
+            ``cifar-ray export``.
+        max_slowdown_percent: how much longer B's step may take.
+        tracking_uri: the store.
+
+    Raises:
+        ConfigError: when there is no such run or sweep, a run is on both sides, the runs of one side differ in more
+            than the seed, or a step of A and of B is different work.
+    """
+    names = [name for _, of in sides for name in of]
+    studies = dict(zip(names, report.read(names, tracking_uri)))
+    return judge([(title, [studies[name] for name in of]) for title, of in sides], max_slowdown_percent)
+
+
+def judge(sides: Sequence[tuple[str, Sequence[Study]]], max_slowdown_percent: float) -> Slowdown:
+    """Compare the step of B with that of A, each some studies; see :func:`slowdown`."""
+    every = [{trial.run_id: trial for study in of for trial in study.meant.trials} for _, of in sides]
+    for run_id in every[0].keys() & every[1].keys() - {""}:
+        raise ConfigError("", f"run {brief(every[0][run_id].name)} is on both sides, which must have different runs")
+    timed = [[trial for trial in of.values() if trial.finished and figures.iteration_ms(trial)] for of in every]
+    for (title, _), trials in zip(sides, timed):
+        _check_alike(title, trials)
+    _check_work(timed)
+    a, b = (
+        Side(title, tuple(map(_step_ms, trials)), tuple(trial.run_id for trial in trials), len(of) - len(trials))
+        for (title, _), trials, of in zip(sides, timed, every)
+    )
+    differ = _differences(timed) if all(timed) else {}
+    machine = _machines(timed)
+    allowed, ratio, chance = 1 + max_slowdown_percent / 100, None, None
+    if all(timed) and not machine:
+        ratio = b.mean_ms / a.mean_ms
+        if min(map(len, timed)) >= _LEAST_RUNS:
+            chance = probability(a.step_ms, b.step_ms, allowed)
+    names = brief(a.name), brief(b.name)
+    verdict: Literal["slower", "within", "unknown"]
+    if ratio is None or chance is None:
+        verdict, sentence = "unknown", f"Not enough evidence: {machine or _lack(a, b, ratio)}."
+    else:
+        verdict = "slower" if chance < CHANCE else "within"
+        lead = (
+            f"{names[1]} is too slow"
+            if verdict == "slower"
+            else f"{names[1]} is not too slow"
+            if ratio <= allowed
+            else f"{names[1]} may be too slow, but the runs differ too much to tell"
+        )
+        sentence = (
+            f"{lead}: its step takes {ratio:.3f} times that of {names[0]} ({b.text}, against {a.text}), and "
+            f"{allowed:.6g} is allowed. If it took {allowed:.6g} times, a ratio of {ratio:.3f} or more would be "
+            f"chance in {_percent(chance)} of such comparisons."
+        )
+    return Slowdown(verdict, sentence, max_slowdown_percent, ratio, chance, a, b, differ)
+
+
+def probability(a: Sequence[float], b: Sequence[float], allowed: float) -> float:
+    """How likely times with this ratio of their means, or a larger one, are where the true ratio is ``allowed``.
+
+    Args:
+        a: times, two or more.
+        b: times of what may be slower, two or more.
+        allowed: a ratio of ``b`` to ``a``.
+    """
+    from scipy import stats  # takes long to import
+
+    first, second = ([math.log(time) for time in times] for times in (a, b))
+    if not statistics.pvariance(first) + statistics.pvariance(second):  # equal times, of which the test knows nothing
+        return float(second[0] - first[0] <= math.log(allowed) + 1e-12)
+    beyond = [log - math.log(allowed) for log in second]
+    return float(stats.ttest_ind(beyond, first, equal_var=False, alternative="greater").pvalue)
+
+
+def _step_ms(trial: Trial) -> float:
+    ms = figures.iteration_ms(trial)
+    assert ms is not None
+    return ms
+
+
+def _check_alike(title: str, trials: Sequence[Trial]) -> None:
+    """Refuse a side whose runs differ in more than the seed, and what depends on the machine."""
+    names = [*PLACED]
+    if len({(trial.model, trial.dataset) for trial in trials}) == 1:
+        (others,) = Runs(Study(title, trials, "", "")).varied.values()
+        names += [name for name in others if name not in ("hardware", "cpus_per_worker")]
+    if differing := [name for name in names if len({trial.params.get(name, "") for trial in trials}) > 1]:
+        raise ConfigError(
+            "", f"the runs of {brief(title)} differ in {', '.join(differing)}; those of one side may differ in the seed"
+        )
+
+
+def _check_work(timed: Sequence[Sequence[Trial]]) -> None:
+    """Refuse sides of which a step is different work."""
+    if not all(timed):
+        return
+    (a, *_), (b, *_) = timed
+    tasks = {"task": (a.task.name, b.task.name)}
+    for name, (of_a, of_b) in tasks.items() | {name: (a.params[name], b.params[name]) for name in _SAME_WORK}.items():
+        if of_a != of_b:
+            raise ConfigError(
+                "",
+                f"a step of A and of B must be the same work: {name} is {of_a} in A and {of_b} in B",
+            )
+
+
+def _machines(timed: Sequence[Sequence[Trial]]) -> str:
+    """How the machines of all runs differ, as the middle of a sentence; empty where they do not."""
+    for tag, what in _SAME_MACHINE.items():
+        values = sorted({trial.tags[tag] for trials in timed for trial in trials if tag in trial.tags})
+        if len(values) > 1:
+            return f"the runs have different {what} ({'; '.join(values)}), so a difference may be the machine's"
+    return ""
+
+
+def _lack(a: Side, b: Side, ratio: float | None) -> str:
+    counts = " and ".join(f"{brief(side.name)} has {counted(len(side.step_ms), 'finished run')}" for side in (a, b))
+    known = "" if ratio is None else f"; B's step takes {ratio:.3f} times A's"
+    return f"{counts} with step times, and it takes {_LEAST_RUNS} or more on each side{known}"
+
+
+def _differences(timed: Sequence[Sequence[Trial]]) -> dict[str, tuple[str, str]]:
+    """Settings that differ between the sides, with their values on either."""
+
+    def values(trials: Sequence[Trial], name: str) -> str:
+        return ", ".join(dict.fromkeys(filter(None, (compare.value(trial, name) for trial in trials))))
+
+    names = [name for name in compare.settings([*timed[0], *timed[1]]) if name not in ("status", "seed")]
+    pairs = {name: (values(timed[0], name), values(timed[1], name)) for name in names}
+    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+
+
+def _percent(share: float) -> str:
+    return f"less than {100 * _CERTAIN:g} %" if share < _CERTAIN else f"{100 * share:.2g} %"
