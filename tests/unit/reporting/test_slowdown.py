@@ -142,7 +142,10 @@ def test_mistakes_end_with_2(client: MlflowClient, capsys: pytest.CaptureFixture
         ((a,), "--max-slowdown compares two sides, A and B, got 1; a,b is one side"),
         ((a, b, "c"), "--max-slowdown compares two sides, A and B, got 3; a,b is one side"),
         ((a, "b0,,b1"), "'b0,,b1' must be names with a comma between two of them"),
-        ((a, "b0,nobody"), f"there is no sweep or run 'nobody' in {client.tracking_uri}; a run is named by its name or MLflow id"),
+        (
+            (a, "b0,nobody"),
+            f"there is no sweep or run 'nobody' in {client.tracking_uri}; a run is named by its name or MLflow id",
+        ),
         ((a, "nowhere.json"), f"cannot read {Path.cwd()}/nowhere.json: No such file or directory"),
         ((a, f"{b},a1"), "run 'a1' is on both sides, which must have different runs"),
         ((a, f"{b},model0"), f"the runs of '{b},model0' differ in model; those of one side may differ in the seed"),
