@@ -6,6 +6,7 @@ methods of :class:`~cifar_ray.tasks.protocol.Task`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOSS",
     "SUBSETS",
+    "UNITS",
     "USUAL",
     "Evaluation",
     "Figure",
@@ -40,6 +42,9 @@ __all__ = [
     "usual",
 ]
 
+
+UNITS = {"images": "images", "features": "rows", "tokens": "texts"}
+"""What samples are called, by what a model is given of them."""
 
 USUAL = classification.SPEC
 """The task of records that name none."""
@@ -75,16 +80,20 @@ def column(config: TrainConfig) -> str:
 
 def build(config: TrainConfig) -> Task:
     """A config's task, ready for use."""
-    return of(config)(config)
+    task, facts = of(config)(config), spec(config)
+    if task.spec != facts:
+        vars(task)["spec"] = facts
+    return task
 
 
 def spec(config: TrainConfig) -> TaskSpec:
-    """The facts of a config's task.
+    """The facts of a config's task, which counts images unless it says otherwise or the data set has none.
 
     Raises:
         ConfigError: as :func:`of`.
     """
-    return of(config).spec
+    facts, inputs = of(config).spec, config.images.inputs
+    return facts if facts.unit != "images" else dataclasses.replace(facts, unit=UNITS[inputs])
 
 
 def to_record(task: TaskSpec) -> dict[str, Any] | None:
