@@ -41,7 +41,8 @@ class Part:
     """Training, test or validation images before they are decoded.
 
     Attributes:
-        labels: int64, (N,); or zeros, uint8, (N, side, side), for the masks that are decoded with the images.
+        labels: int64, (N,); or zeros, uint8, (N, side, side), which need take no memory, for the masks that are decoded
+            with the images.
         image: decodes the image of a position: uint8, (side, side, 3), or (side, side, 4) with its mask.
     """
 
@@ -127,8 +128,8 @@ def _kept(folder: Path, half: str, on_disk: bool, column: str) -> Split:
 def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: Path, progress: Progress) -> None:
     """Write all parts' images and labels to the folder ``kept``, which appears whole or not at all."""
     side, total = config.image_size, sum(len(part.labels) for part in parts.values())
-    needed = total * side**2 * 3 + sum(part.labels.nbytes for part in parts.values())
-    _check_room(f"its {total:,} images of {side}x{side} pixels", needed, config, kept.parent)
+    sizes = total * side**2 * 3, sum(part.labels.nbytes for part in parts.values())
+    _check_room(f"its {total:,} images of {side}x{side} pixels", *sizes, config, kept.parent)
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -137,21 +138,22 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
         for half, part in parts.items():
             shape = (len(part.labels), side, side, 3)
             images = np.lib.format.open_memmap(partial / f"{half}_images.npy", "w+", np.uint8, shape)
+            labels = part.labels.copy()
 
-            def decode(start: int, part: Part = part, images: Any = images) -> int:
+            def decode(start: int, part: Part = part, images: Any = images, labels: np.ndarray = labels) -> int:
                 rows = range(start, min(start + _CHUNK, len(part.labels)))
                 for row in rows:
                     pixels = part.image(row)
                     images[row] = pixels[..., :3]
                     if part.column == "masks":
-                        part.labels[row] = pixels[..., 3]
+                        labels[row] = pixels[..., 3]
                 return len(rows)
 
             with ThreadPoolExecutor() as pool:
                 for count in pool.map(decode, range(0, len(part.labels), _CHUNK)):
                     progress(done := done + count, total)
             images.flush()
-            np.save(partial / f"{half}_{part.column}.npy", part.labels)
+            np.save(partial / f"{half}_{part.column}.npy", labels)
         splits = {half: _kept(partial, half, True, part.column) for half, part in parts.items()}
         facts = arrays.facts_of(splits["train"], splits["test"], classes, splits.get("val"))
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
@@ -161,20 +163,22 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
         raise
 
 
-def _check_room(what: str, needed: int, config: TrainConfig, home: Path) -> None:
-    """Refuse what would not fit into the memory, or on the disk."""
+def _check_room(what: str, images: int, labels: int, config: TrainConfig, home: Path) -> None:
+    """Refuse what would not fit into the memory, or on the disk: so many bytes of images, and of labels or masks."""
     import psutil  # not at the top: the loop alone, on a machine with torch and little else, does without it
 
     room = _MEMORY * psutil.virtual_memory().available
-    if needed > room and not config.stream:
+    held = labels if config.stream else images + labels
+    if held > room:
+        remedy, of = ("", f"the masks of {what}") if config.stream else (", or come with --stream", what)
         raise ConfigError(
             "image_size",
-            f"must be smaller for {config.dataset}, or come with --stream: {what} take {needed / 2**30:.1f} GiB, and "
+            f"must be smaller for {config.dataset}{remedy}: {of} take {held / 2**30:.1f} GiB, and "
             f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
         )
-    if needed > (free := shutil.disk_usage(home).free):
+    if images + labels > (free := shutil.disk_usage(home).free):
         raise ConfigError(
             "data_dir",
-            f"must have room for {config.dataset}: {what} take {needed / 2**30:.1f} GiB, and {home} has "
+            f"must have room for {config.dataset}: {what} take {(images + labels) / 2**30:.1f} GiB, and {home} has "
             f"{free / 2**30:.1f} GiB",
         )

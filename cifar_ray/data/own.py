@@ -149,7 +149,9 @@ def _part(listed: folders.Files, config: TrainConfig, classes: int) -> decoded.P
         is_coco = config.dataset.startswith(COCO)
         of_mask = functools.partial(masks.read, side=side, classes=classes, ignored=config.ignore_value)
         pair = functools.partial(coco.read, side=side) if is_coco else of_mask
-        return decoded.Part(np.zeros((len(listed), side, side), np.uint8), lambda row: pair(*map(str, listed[row])))
+        return decoded.Part(
+            np.broadcast_to(np.uint8(0), (len(listed), side, side)), lambda row: pair(*map(str, listed[row]))
+        )
 
     def image(row: int) -> np.ndarray:
         path = Path(listed[row][0])

@@ -8,8 +8,10 @@ import zlib
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image, PngImagePlugin
@@ -96,6 +98,24 @@ def test_images_that_stay_on_disk_are_the_same_ones(root: Path) -> None:
     assert streamed.train.file is not None
     assert streamed.digest == data.read(of(root)).digest
     assert pickle.loads(pickle.dumps(streamed.train))["masks"].tobytes() == streamed.train["masks"].tobytes()
+
+
+def test_masks_that_do_not_fit_into_the_memory_are_refused_though_images_stay_on_disk(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks_take = 32 * SIDE**2
+    for values, taken in (({}, 4 * masks_take), ({"stream": True}, masks_take)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda taken=taken: SimpleNamespace(available=2 * taken - 2))
+        with pytest.raises(ConfigError, match="image_size must be smaller") as refused:
+            data.read(of(root, **values))
+    assert str(refused.value) == (
+        f"image_size must be smaller for masks:{root}: the masks of its 32 images of {SIDE}x{SIDE} pixels take 0.0 GiB, and "
+        "0.0 GiB may be used here, half of the free memory"
+    )
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * masks_take))
+    assert len(data.read(of(root, stream=True)).train) == 24
+    with pytest.raises(ConfigError, match=r"must be smaller .* take 119209.3 GiB, and"):
+        data.read(of(root, image_size=2_000_000, stream=True))
 
 
 def test_class_weights_need_pixels_of_every_class(root: Path) -> None:
