@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
-from cifar_ray.cli import cluster, early, models, output, predictions
+from cifar_ray.cli import cluster, early, models, output, plan, predictions
 from cifar_ray.config import command_line, errors, files, flags, limits, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
@@ -31,6 +31,7 @@ from cifar_ray.config.commands import (
     UiCommand,
 )
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, counted
+from cifar_ray.config.plan_command import PlanCommand
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.reporting import EXPORTED, cost, latex
@@ -317,6 +318,7 @@ COMMANDS: cluster.Commands = {
     "export": (export, ExportCommand, "write a sweep with its runs as one file"),
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
     "compare": (compare, CompareCommand, "show what differs between runs, and their results"),
+    "plan": (plan.show, PlanCommand, "say what a training would take on other machines"),
     "delete": (delete, DeleteCommand, "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
     "models": (models.show, ModelsCommand, "list the models of this package, torchvision and timm"),
     "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),

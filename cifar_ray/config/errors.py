@@ -74,8 +74,8 @@ def first_line(error: Exception) -> str:
 
 
 def flag_of(key: str) -> str:
-    """``vit.patch_size`` -> ``--vit.patch-size``."""
-    return "--" + key.replace("_", "-")
+    """``vit.patch_size`` -> ``--vit.patch-size``; ``from_``, which Python keeps for itself, -> ``--from``."""
+    return "--" + key.rstrip("_").replace("_", "-")
 
 
 def one_of(options: Iterable[Any]) -> str:

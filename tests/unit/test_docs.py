@@ -16,7 +16,7 @@ import pytest
 from cifar_ray import models
 from cifar_ray.cli import cluster
 from cifar_ray.cli.main import COMMANDS
-from cifar_ray.config import cluster_commands, command_line, commands, errors, flags, schema, sweepfile
+from cifar_ray.config import cluster_commands, command_line, commands, errors, flags, plan_command, schema, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.train import TrainConfig
@@ -72,7 +72,7 @@ def ours(block: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
-    modules = (commands, cluster_commands)
+    modules = (commands, cluster_commands, plan_command)
     kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
     known = {errors.flag_of(key) for kind in kinds for key in schema.flat_types(kind)}
     if page.name in ("performance.md", "CHANGELOG.md"):  # measurements and releases name the flags of their commits

@@ -1,0 +1,160 @@
+"""``cifar-ray plan``: what a training would take, from finished runs, a link and a price."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cifar_ray.cli import early, output
+from cifar_ray.config import command_line, errors, limits, schema
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.plan_command import PlanCommand
+from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.display.run import Console
+from cifar_ray.planning import link as links
+from cifar_ray.planning import measured, model, words
+from cifar_ray.planning.exchange import Exchange, Gradients
+from cifar_ray.planning.link import Link
+from cifar_ray.planning.measured import Measured
+from cifar_ray.planning.model import Means, Plan, Work
+from cifar_ray.reporting import EXPORTED, cost
+from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking import uri as stores
+from cifar_ray.tracking.study import Trial
+
+if TYPE_CHECKING:  # imports torch
+    from cifar_ray.training.probe import Readiness
+
+_IMAGES = 16  # of the passes in which the readiness of gradients is measured
+_ADAMS = ("adam", "adamw")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The result of the command.
+
+    Attributes:
+        plan: the rows, and what is best.
+        notes: what the figures rest on, in sentences.
+    """
+
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def show(command: PlanCommand) -> int:
+    """``cifar-ray plan``."""
+    price = cost.checked(command.price)
+    link, host = _link("link", command.link), _link("host", command.host)
+    if command.budget is not None and price is None:
+        raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
+    in_store = [name for name in command.from_ if not name.endswith(EXPORTED)]
+    for name in in_store:
+        early.check_sweep(name, command.tracking_uri, stores.no_such_name)
+    with output.progress(command.json), early.loading("loading PyTorch" + " and MLflow" * bool(in_store)):
+        from cifar_ray.reporting import exported, report
+        from cifar_ray.training import probe
+
+        study = exported.together(report.read(command.from_, command.tracking_uri), "global_batch")
+        runs, trial, notes = measured.of_study(study, command.model)
+        runs = _on(runs, price, command.speed_factor)
+        config = training(trial, command.strategy, command.epochs, command.global_batch_size)
+        readiness = probe.readiness(config, _IMAGES, config.cpus_reserved)
+    work = work_of(config, readiness, runs.device, trial)
+    host = host or model.host(runs, work.exchange)
+    has_gpus = price is not None and price.gpu != ""
+    means = Means(
+        link=link,
+        host=host,
+        usd_per_hour=price.usd_per_hour if price else None,
+        gpus=price.gpus if price and has_gpus else None,
+        memory_mib=price.gpu_memory_mib if price else None,
+        deadline_s=limits.seconds(command.deadline) if command.deadline else None,
+        budget_usd=command.budget,
+    )
+    topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
+    plan = model.plan(runs, work, topologies, means)
+    notes += words.notes(runs, work, means, price.words if price else "", config.model, config.dataset)
+    if config.steps_per_epoch is None and "steps_per_epoch" in trial.params:
+        notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
+    planned = Planned(plan, tuple(notes))
+    output.show(planned, command.json, lambda: words.show(planned.plan, means, planned.notes, Console()))
+    return 0 if plan.rows else 1
+
+
+def _link(key: str, text: str | None) -> Link | None:
+    try:
+        return None if text is None else links.parse(text)
+    except ValueError as error:
+        raise ConfigError(key, str(error)) from None
+
+
+def _on(runs: Measured, price: Price | None, speed: float | None) -> Measured:
+    """What was measured, on the machine of a price.
+
+    Raises:
+        ConfigError: when nobody says how fast that machine is.
+    """
+    if speed is not None:
+        return measured.faster(runs, speed)
+    if price is not None and price.machine:
+        name = next((word for word in price.gpu.split(" ") if not word.isdecimal()), "")
+        if runs.device != "cuda" or not name or name not in runs.hardware.replace("-", " ").split(" "):
+            problem = f"must come with --speed-factor, how many times as fast as {runs.hardware or 'in the runs'} it is"
+            raise ConfigError("price", f"{problem}; the runs do not tell it of {price.machine}")
+    return runs
+
+
+def training(
+    trial: Trial, strategy: str | None = None, epochs: int | None = None, global_batch_size: int | None = None
+) -> ResolvedConfig:
+    """The training to plan: that of a run, with whole epochs and what else is given.
+
+    Raises:
+        ConfigError: when it cannot be planned.
+    """
+    from cifar_ray.training import recipe
+
+    former = {errors.flag_of(name): errors.flag_of(now) for name, now in schema.renamed(TrainConfig).items()}
+    words = [former.get(word, word) for word in shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]]
+    asked = command_line.train(words).config
+    if asked.freeze:
+        raise ConfigError("from_", f"must name runs without --freeze, and {trial.name} has it")
+    changes: dict[str, Any] = {
+        "strategy": strategy or trial.strategy,
+        "epochs": epochs or asked.epochs,
+        "global_batch_size": global_batch_size or trial.global_batch_size,
+        "batch_size": None,
+        "topology": "1x1",
+        "steps_per_epoch": None,
+        "precision": trial.params.get("precision", asked.precision),
+    }
+    config = recipe.resolve(dataclasses.replace(asked, **changes))
+    if config.strategy == "ddp" and config.ddp.comm_hook == "powersgd":
+        raise ConfigError("from_", f"must name runs without --ddp.comm-hook powersgd, and {trial.name} has it")
+    return config
+
+
+def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:
+    """What a training does in a step and in all; ``trial`` is a run that was measured, and ``device`` its device."""
+    from cifar_ray import data
+
+    gradients = Gradients(readiness.sizes, readiness.ready)
+    states = 2 if config.optimizer in _ADAMS else 1
+    sent = Exchange(
+        strategy=config.strategy,
+        gradients=gradients,
+        bucket_bytes=int(config.ddp.bucket_cap_mb * 2**20),
+        compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
+        sync_every=config.local_sgd.sync_every,
+        state_bytes=states * gradients.size + readiness.buffer_bytes,
+        has_trees=device == "cuda",
+    )
+    test_images = int(trial.params.get("test_images", "0") or 0)
+    evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
+    return Work(
+        config.global_batch_size, config.accumulate, data.steps_per_epoch(config), config.epochs, sent, evaluated
+    )

@@ -1,0 +1,166 @@
+"""What each strategy exchanges in a step, and how much of it a backward pass hides.
+
+The bytes and messages are those of the strategies' docstrings, carried to what one worker and one node's link see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import get_args
+
+from cifar_ray.config.plan_command import PlannedName
+from cifar_ray.config.topology import Topology
+from cifar_ray.planning.link import Route, Traffic
+from cifar_ray.planning.span import Span
+
+STRATEGIES = get_args(PlannedName)
+"""Those that can be planned. Each trains plainly with one worker, so that they share what is measured of the passes."""
+
+AFTER = ("all_reduce", "gather_scatter", "send_recv")
+"""Those whose exchange begins after the backward pass: what they wait is all that they exchange."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of a model in the order in which a backward pass computes them.
+
+    Attributes:
+        sizes: bytes of each.
+        ready: when each is there, as a share of the backward pass.
+    """
+
+    sizes: tuple[int, ...]
+    ready: tuple[float, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return sum(self.sizes)
+
+    @classmethod
+    def evenly(cls, sizes: Sequence[int]) -> Gradients:
+        """Gradients of which nothing but their order is known: one is ready as long after the other."""
+        return cls(tuple(sizes), tuple((at + 1) / len(sizes) for at in range(len(sizes))))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How a model's gradients are exchanged.
+
+    Attributes:
+        strategy: one of :data:`STRATEGIES`.
+        gradients: what is exchanged.
+        bucket_bytes: of DDP; at how many bytes a bucket is closed.
+        compression: of DDP; which part of a gradient's bytes is sent.
+        sync_every: of local SGD; the steps from one average to the next.
+        state_bytes: of local SGD; the optimizer's state and batch norm's statistics, which are averaged, too.
+        has_trees: whether the backend chooses between a ring and a tree, as NCCL does; gloo has rings.
+    """
+
+    strategy: str
+    gradients: Gradients
+    bucket_bytes: int = 25 * 2**20
+    compression: float = 1.0
+    sync_every: int = 1
+    state_bytes: int = 0
+    has_trees: bool = False
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The buckets of a step, in order: when each is ready, in seconds of the backward pass, and how long it takes."""
+
+    ready: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def end(self) -> float:
+        """When the last has been exchanged; they go one after the other."""
+        end = 0.0
+        for ready, seconds in zip(self.ready, self.seconds):
+            end = max(end, ready) + seconds
+        return end
+
+
+def buckets(exchange: Exchange) -> list[tuple[int, float]]:
+    """Bytes of DDP's buckets, and when each is ready; the last, as the strategy has it, after the whole pass."""
+    gradients, filled = exchange.gradients, []
+    held = 0
+    for size, ready in zip(gradients.sizes, accumulate(gradients.ready, max)):
+        held += size
+        if held >= exchange.bucket_bytes:
+            filled.append((held, ready))
+            held = 0
+    if held:
+        filled.append((held, 1.0))
+    filled[-1] = filled[-1][0], 1.0
+    return filled
+
+
+def all_reduce(size: float, topology: Topology, route: Route, has_trees: bool) -> Traffic:
+    """An all-reduce of so many bytes: a ring, or where the backend has them and it is faster, a tree.
+
+    A ring passes every node once, so each node's link carries what one worker sends.
+    """
+    workers = topology.world_size
+    ring = _alike(2 * (workers - 1), 2 * (workers - 1) / workers * size, topology)
+    if not has_trees:
+        return ring
+    tree = _alike(2 * math.ceil(math.log2(workers)), 2 * size, topology)
+    return min(ring, tree, key=lambda traffic: route.seconds(traffic).mid)
+
+
+def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
+    """All that is exchanged in a step, on average where it is not in every one."""
+    workers, gradients = topology.world_size, exchange.gradients
+    if workers == 1:
+        return Traffic(0, 0, 0)
+    if exchange.strategy == "gather_scatter":
+        # All of it passes through rank 0; what the workers of its own node send passes no link.
+        size = 2 * (workers - 1) * gradients.size
+        wire = 2 * (workers - topology.workers_per_node) * gradients.size
+        return Traffic(2 * len(gradients.sizes), size, wire)  # the others send at the same time
+    if exchange.strategy == "send_recv":
+        around = _alike(2 * (workers - 1), 2 * (workers - 1) / workers * gradients.size, topology)
+        # Between two ranks, gloo's two directions take turns on one connection.
+        turns = 2 if workers == 2 and not exchange.has_trees else 1
+        return Traffic(around.messages, around.size, turns * around.wire)
+    if exchange.strategy == "local_sgd":
+        whole = all_reduce(gradients.size + exchange.state_bytes, topology, route, exchange.has_trees)
+        return whole.times(1 / exchange.sync_every)
+    sizes: Sequence[float] = gradients.sizes
+    if exchange.strategy == "ddp":
+        sizes = [size * exchange.compression for size, _ in buckets(exchange)]
+    parts = [all_reduce(part, topology, route, exchange.has_trees) for part in sizes]
+    return Traffic(*(sum(values) for values in zip(*((part.messages, part.size, part.wire) for part in parts))))
+
+
+def exposed(exchange: Exchange, topology: Topology, route: Route, backward: Span) -> Span:
+    """Seconds of a step that an exchange adds to the passes, of which only the last backward pass may hide any.
+
+    At best, the buckets of DDP pass behind it and cost it nothing. At worst, the host's work takes from the pass as
+    much as it takes by itself, as on a CPU that computes both, and the link alone works beside it.
+    """
+    if topology.world_size == 1:
+        return Span.exactly(0.0)
+    if exchange.strategy != "ddp":
+        return route.seconds(traffic(exchange, topology, route))
+    of_buckets = [
+        (ready, all_reduce(size * exchange.compression, topology, route, exchange.has_trees))
+        for size, ready in buckets(exchange)
+    ]
+    ready = tuple(at * backward.mid for at, _ in of_buckets)
+    shortest = tuple(route.seconds(part).low for _, part in of_buckets)
+    of_link = tuple(route.network_s(part) for _, part in of_buckets)
+    of_host = sum(route.host_s(part) for _, part in of_buckets)
+    low = Timeline(ready, shortest).end - backward.mid
+    high = max(Timeline(ready, of_link).end - backward.mid + of_host, low)
+    return Span(low, (low + high) / 2, high)
+
+
+def _alike(messages: float, size: float, topology: Topology) -> Traffic:
+    """Traffic in which each worker does the same, along a ring of all nodes or up and down a tree of them."""
+    return Traffic(messages, size, size if topology.nodes > 1 else 0.0)

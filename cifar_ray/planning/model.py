@@ -1,0 +1,251 @@
+"""Seconds, dollars and what bounds them, for each number of machines: the model itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+from cifar_ray.config.topology import Topology
+from cifar_ray.planning import exchange as exchanges
+from cifar_ray.planning.exchange import AFTER, Exchange
+from cifar_ray.planning.link import Link, Route, Traffic, fitted
+from cifar_ray.planning.measured import Measured, Sample
+from cifar_ray.planning.span import Span
+
+KNEE = 1.2
+"""Times as many images per second that twice the workers must bring to be before the knee."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The training to plan.
+
+    Attributes:
+        global_batch_size: images of a step, at any number of workers.
+        micro_batches: of a worker in a step.
+        steps: in an epoch.
+        epochs: in all.
+        exchange: how gradients are exchanged.
+        evaluated: images of an evaluation, as a multiple of the runs'.
+    """
+
+    global_batch_size: int
+    micro_batches: int
+    steps: int
+    epochs: int
+    exchange: Exchange
+    evaluated: float = 1.0
+
+
+@dataclass(frozen=True)
+class Means:
+    """What the training may run on, and within which limits; None where there is none.
+
+    Attributes:
+        link: between nodes.
+        host: the work of an exchange on the workers themselves.
+        usd_per_hour: of a node.
+        gpus: of a node; None where workers use CPUs, or the machine is not known.
+        memory_mib: of one of its GPUs.
+        deadline_s: the whole run's seconds.
+        budget_usd: the whole run's dollars.
+    """
+
+    link: Link | None = None
+    host: Link | None = None
+    usd_per_hour: float | None = None
+    gpus: int | None = None
+    memory_mib: float | None = None
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A topology with what it takes.
+
+    Attributes:
+        topology: NODESxWORKERS.
+        workers: in all.
+        images: of a worker in a micro-batch.
+        step_s: seconds of a step.
+        images_per_s: in steady state.
+        efficiency: images per second and worker, as a share of those of the row with the fewest workers.
+        total_s: seconds of the whole run, with start-up and evaluation.
+        usd: dollars of the whole run; None without a price.
+        parts: seconds of the whole run by what they go to.
+        bound: the part that takes longest.
+        measured_s: seconds of a step in the runs that did exactly this; None where there is none.
+    """
+
+    topology: str
+    workers: int
+    images: int
+    step_s: Span
+    images_per_s: Span
+    efficiency: float
+    total_s: Span
+    usd: Span | None
+    parts: dict[str, float]
+    bound: str
+    measured_s: float | None = None
+
+    def excess(self, means: Means) -> float:
+        """The likely time or cost as a multiple of its limit, whichever is more."""
+        time = self.total_s.mid / means.deadline_s if means.deadline_s else 0.0
+        return max(time, self.usd.mid / means.budget_usd if means.budget_usd and self.usd else 0.0)
+
+    def keeps(self, means: Means) -> bool:
+        """Whether it keeps to the limits up to the far end of its range."""
+        in_time = means.deadline_s is None or self.total_s.high <= means.deadline_s
+        return in_time and (means.budget_usd is None or self.usd is None or self.usd.high <= means.budget_usd)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan.
+
+    Attributes:
+        rows: by workers.
+        skipped: topology -> why nothing is said of it.
+        knee: the workers from which on twice as many bring less than a fifth more images per second; None where they
+            always bring more.
+        fastest: the topology with the shortest run within the limits; empty where none keeps to them.
+        cheapest: the one with the lowest cost.
+        nearest: the one that comes nearest to the limits where none keeps to them, else empty.
+    """
+
+    rows: tuple[Row, ...]
+    skipped: dict[str, str]
+    knee: int | None
+    fastest: str
+    cheapest: str
+    nearest: str
+
+
+def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: Means) -> Plan:
+    """What the training takes on each topology."""
+    rows: list[Row] = []
+    skipped = {}
+    for topology in sorted(set(topologies), key=lambda each: (each.world_size, each.nodes)):
+        row = _row(measured, work, topology, means)
+        if isinstance(row, str):
+            skipped[str(topology)] = row
+        else:
+            rows.append(row)
+    if rows:
+        least = rows[0].images_per_s.mid / rows[0].workers
+        rows = [replace(row, efficiency=row.images_per_s.mid / row.workers / least) for row in rows]
+    within = [row for row in rows if row.keeps(means)]
+    fastest = min(within, key=lambda row: row.total_s.mid, default=None)
+    priced = [row for row in within if row.usd]
+    cheapest = min(priced, key=lambda row: row.usd.mid if row.usd else 0.0, default=None)
+    nearest = min(rows, key=lambda row: row.excess(means)) if rows and not within else None
+    chosen = (row.topology if row else "" for row in (fastest, cheapest, nearest))
+    return Plan(tuple(rows), skipped, knee(rows), *chosen)
+
+
+def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Row | str:
+    """A topology's row, or why it has none."""
+    world, per_node = topology.world_size, topology.workers_per_node
+    images, rest = divmod(work.global_batch_size, world * work.micro_batches)
+    if rest:
+        ways = f"{world} workers" + (f" x {work.micro_batches} micro-batches" if work.micro_batches > 1 else "")
+        return f"the global batch of {work.global_batch_size} is no multiple of {ways}"
+    if means.gpus is not None and per_node > means.gpus:
+        return f"the machine has {means.gpus} GPU{'s' * (means.gpus != 1)} for {per_node} workers"
+    if topology.nodes > 1 and means.link is None:
+        return "needs --link, the rate between nodes"
+    passes = measured.passes(images, per_node)
+    if isinstance(passes, str):
+        return passes
+    memory = measured.memory_mib(images, per_node)
+    if means.memory_mib is not None and memory is not None and memory > means.memory_mib:
+        return f"a worker takes {memory:,.0f} MiB, and the GPU has {means.memory_mib:,.0f}"
+
+    route = Route(means.link if topology.nodes > 1 else None, means.host)
+    computing = passes.seconds.times(work.micro_batches)
+    exchange = exchanges.exposed(work.exchange, topology, route, passes.seconds.times(passes.backward))
+    waiting = _waiting(measured, work, topology, computing.mid)
+    optimizer = measured.optimizer(per_node)
+    step = computing + exchange + waiting + optimizer
+
+    steps = work.steps * work.epochs
+    evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
+    checkpoint, once = measured.checkpoint().times(work.epochs), measured.once(topology.nodes)
+    total = step.times(steps) + evaluation + checkpoint + once
+    parts = {
+        "computing": steps * (computing.mid + optimizer.mid),
+        "exchange": steps * exchange.mid,
+        "waiting": steps * waiting.mid,
+        "evaluation": evaluation.mid,
+        "checkpoints": checkpoint.mid,
+        "start-up": once.mid,
+    }
+    usd = None if means.usd_per_hour is None else total.times(topology.nodes * means.usd_per_hour / 3600)
+    bound = max(parts, key=lambda name: parts[name])
+    same = [each.iteration for each in measured.samples if _is_same(each, topology, images, work)]
+    known = sum(same) / len(same) if same and measured.speed == 1 else None
+    rate = step.under(work.global_batch_size)
+    return Row(str(topology), world, images, step, rate, 1.0, total, usd, parts, bound, known)
+
+
+def _is_same(sample: Sample, topology: Topology, images: int, work: Work) -> bool:
+    """Whether a run did what is planned; over which link it did, it has not recorded."""
+    same = (sample.nodes, sample.workers) == (topology.nodes, topology.workers_per_node)
+    alike = sample.world_size == 1 or sample.strategy == work.exchange.strategy
+    return same and alike and (sample.images, sample.micro_batches) == (images, work.micro_batches)
+
+
+def _waiting(measured: Measured, work: Work, topology: Topology, computing: float) -> Span:
+    """Seconds that a step waits for the slowest worker: from none, where they are slow together, to twice the mean.
+
+    Each is taken to vary by itself as one worker was measured to. With local SGD they meet every N-th step.
+    """
+    every = work.exchange.sync_every if work.exchange.strategy == "local_sgd" else 1
+    likely = slowest(topology.world_size) * measured.jitter(topology.workers_per_node) * computing / math.sqrt(every)
+    return Span(0.0, likely, 2 * likely)
+
+
+def slowest(workers: int) -> float:
+    """The expected largest of so many standard normal values (Blom 1958, to 5 % of the exact one)."""
+    return NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25)) if workers > 1 else 0.0
+
+
+def host(measured: Measured, work: Exchange, link: Link | None = None) -> Link | None:
+    """What the exchanges of the runs cost their workers, with those of the same strategy if there are any.
+
+    Args:
+        measured: the runs; those count whose exchange no pass hides.
+        work: what they exchanged, and the strategy that is planned.
+        link: between the nodes of the runs; None counts runs on one node alone.
+    """
+    open_ones = [sample for sample in measured.samples if sample.world_size > 1 and sample.strategy in AFTER]
+    open_ones = [sample for sample in open_ones if sample.nodes == 1 or link is not None]
+    same = [sample for sample in open_ones if sample.strategy == work.strategy]
+    if work.strategy == "ddp":
+        same = [sample for sample in open_ones if sample.strategy == "all_reduce"]
+    points: list[tuple[Traffic, float]] = []
+    for sample in same or open_ones:
+        topology = Topology(sample.nodes, sample.workers)
+        of_run = replace(work, strategy=sample.strategy)
+        route = Route(link if sample.nodes > 1 else None, None)
+        traffic = exchanges.traffic(of_run, topology, route)
+        waited = slowest(sample.world_size) * measured.jitter(sample.workers) * sample.computing * sample.micro_batches
+        points.append((traffic, sample.exchange - waited - route.network_s(traffic)))
+    return fitted(points)
+
+
+def knee(rows: Sequence[Row]) -> int | None:
+    """The workers from which on twice as many bring less than a fifth more images per second."""
+    best: dict[int, float] = {}
+    for row in rows:
+        best[row.workers] = max(best.get(row.workers, 0.0), row.images_per_s.mid)
+    counts = sorted(best)
+    for few, many in itertools.pairwise(counts):
+        if (best[many] / best[few]) ** (1 / math.log2(many / few)) < KNEE:
+            return few
+    return None

@@ -1,0 +1,121 @@
+"""A plan as a terminal shows it: what is best first, then the table, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from cifar_ray.config.errors import counted
+from cifar_ray.planning.measured import Measured
+from cifar_ray.planning.model import Means, Plan, Row, Work
+from cifar_ray.planning.span import Span
+
+
+class Printer(Protocol):
+    """What prints."""
+
+    def line(self, text: str, /) -> None:
+        """One line, wrapped."""
+
+    def columns(self, header: Sequence[str], rows: Sequence[Sequence[str]], /) -> None:
+        """A table."""
+
+
+def show(plan: Plan, means: Means, notes: Sequence[str], printer: Printer) -> None:
+    """Print a plan."""
+    for line in findings(plan, means):
+        printer.line(line)
+    if plan.rows:
+        printer.columns(*table(plan))
+    for topology, reason in plan.skipped.items():
+        printer.line(f"{topology}: not planned, {reason}")
+    for note in notes:
+        printer.line(note)
+
+
+def findings(plan: Plan, means: Means) -> Iterator[str]:
+    """What is fastest and cheapest within the limits, or what comes nearest to them, and the knee."""
+    rows = {row.topology: row for row in plan.rows}
+    if plan.nearest:
+        row = rows[plan.nearest]
+        yield f"No topology keeps to {_limits(means)}. {row.topology} comes nearest: {_whole(row)}."
+    within = f" within {_limits(means)}" if _limits(means) else ""
+    if plan.fastest:
+        row = rows[plan.fastest]
+        yield f"Fastest{within}: {row.topology}, {_whole(row)}."
+    if plan.cheapest:
+        row = rows[plan.cheapest]
+        yield f"Cheapest{within}: {row.topology}, {_whole(row)}."
+    if plan.knee is not None:
+        yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more images per second."
+
+
+def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """The header and a line for each topology."""
+    header = ["topology", "images", "step", "images/s", "efficiency", "whole run"]
+    header += ["cost"] * any(row.usd for row in plan.rows)
+    header += ["step measured"] * any(row.measured_s is not None for row in plan.rows)
+    lines = []
+    for row in plan.rows:
+        line = [row.topology, str(row.images), _seconds(row.step_s), _number(row.images_per_s)]
+        line += [f"{100 * row.efficiency:.0f} %", _time(row.total_s)]
+        line += [_usd(row.usd)] if row.usd else []
+        if "step measured" in header:
+            line += ["" if row.measured_s is None else f"{row.measured_s:.3g} s"]
+        lines.append([*line, row.bound])
+    return [*header, "bound by"], lines
+
+
+def notes(measured: Measured, work: Work, means: Means, price: str, model: str, dataset: str) -> list[str]:
+    """What the figures rest on."""
+    speed = f", taken as {measured.speed:g} times as fast (--speed-factor)" if measured.speed != 1 else ""
+    exchange = work.exchange
+    sentences = [
+        f"{model} on {dataset}, {counted(work.epochs, 'epoch')} of {counted(work.steps, 'step')} with "
+        f"{work.global_batch_size:,} images, {exchange.strategy}; measured in {counted(len(measured.samples), 'run')} "
+        f"on {measured.hardware or 'unknown hardware'}{speed}. The global batch is held; accuracy is not predicted.",
+        "Ranges are those of the runs and of what passes may hide, not of a network or machine that is not as stated.",
+    ]
+    if means.link:
+        sentences.append(f"Link between nodes: {means.link.words}.")
+    if means.host:
+        sentences.append(f"Exchanges cost the workers themselves: {means.host.words}.")
+    else:
+        sentences.append("What an exchange costs the workers themselves is not known, and left out: give --host.")
+    if exchange.strategy == "ddp":
+        sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
+    if price:
+        sentences.append(f"Cost: every node for the whole run, {price}.")
+    return sentences
+
+
+def _limits(means: Means) -> str:
+    time = _duration(means.deadline_s) if means.deadline_s else ""
+    return " and ".join(filter(None, [time, f"{means.budget_usd:g} USD" if means.budget_usd else ""]))
+
+
+def _whole(row: Row) -> str:
+    return _time(row.total_s) + (f", {_usd(row.usd)}" if row.usd else "")
+
+
+def _seconds(span: Span) -> str:
+    return f"{span.mid:.3g} s ({span.low:.3g} to {span.high:.3g})"
+
+
+def _number(span: Span) -> str:
+    return f"{span.mid:,.0f} ({span.low:,.0f} to {span.high:,.0f})"
+
+
+def _time(span: Span) -> str:
+    return f"{_duration(span.mid)} ({_duration(span.low)} to {_duration(span.high)})"
+
+
+def _usd(span: Span) -> str:
+    return f"{span.mid:.3g} USD ({span.low:.3g} to {span.high:.3g})"
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,79 @@
+"""When a backward pass has each gradient ready, measured in this process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from cifar_ray import data, models
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.strategies.gradients import learning
+from cifar_ray.strategies.worker import autocast
+
+_PASSES = 5
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The gradients of a model in the order in which a backward pass computes them.
+
+    Attributes:
+        sizes: bytes of each.
+        ready: when each is there, as a share of the backward pass; median over passes.
+        buffer_bytes: batch norm's running statistics and other floating-point buffers.
+    """
+
+    sizes: tuple[int, ...]
+    ready: tuple[float, ...]
+    buffer_bytes: int
+
+
+def readiness(config: ResolvedConfig, images: int, threads: int) -> Readiness:
+    """Measure backward passes of so many random images on the CPU, after one that does not count.
+
+    The loss is the mean square of what the model gives, whose own gradient takes no time beside the model's. The hooks
+    are on a model of this function's own, and torch's generator and number of threads stay as they were.
+    """
+    spec = data.spec(config)
+    device, before = torch.device("cpu"), torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_num_threads(threads)
+        try:
+            model = models.build(config, spec).to(memory_format=torch.channels_last)
+            parameters = learning(model)
+            shape = images, spec.channels, spec.image_size, spec.image_size
+            batch = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+            passes = []
+            for _ in range(_PASSES + 1):
+                moments: dict[int, float] = {}
+                hooks = [
+                    parameter.register_post_accumulate_grad_hook(partial(_note, moments, place))  # type: ignore[no-untyped-call]
+                    for place, parameter in enumerate(parameters)
+                ]
+                with autocast(config.precision, device):
+                    loss = model(batch).float().square().mean()
+                begin = time.perf_counter()
+                loss.backward()
+                took = time.perf_counter() - begin
+                for hook in hooks:
+                    hook.remove()
+                passes.append({place: (moment - begin) / took for place, moment in moments.items()})
+                model.zero_grad()
+        finally:
+            torch.set_num_threads(before)
+    shares = {place: statistics.median(each[place] for each in passes[1:] if place in each) for place in passes[-1]}
+    order = sorted(shares, key=lambda place: shares[place])
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return Readiness(
+        tuple(parameters[place].nbytes for place in order),
+        tuple(min(shares[place], 1.0) for place in order),
+        sum(buffer.nbytes for buffer in buffers),
+    )
+
+
+def _note(moments: dict[int, float], place: int, _: torch.Tensor) -> None:
+    moments[place] = time.perf_counter()

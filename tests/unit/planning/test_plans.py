@@ -1,0 +1,246 @@
+"""Plans from what runs have measured: made-up runs, and the committed ones of a real study."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.topology import Topology, parse
+from cifar_ray.planning import measured, model
+from cifar_ray.planning.exchange import Exchange, Gradients
+from cifar_ray.planning.link import Link
+from cifar_ray.planning.measured import Measured, Sample
+from cifar_ray.planning.model import Means, Work
+from cifar_ray.reporting import exported
+from tests.support.studies import study, trial
+
+STUDIES = Path(__file__).parents[3] / "docs" / "studies"
+NAMES = ("1x1", "2x1", "4x1", "8x1", "16x1")
+FAST = Link(125e9)
+
+
+def sample(images: int = 64, **changes: Any) -> Sample:
+    """A worker alone, of 2 ms and 1 ms for each image: a third forward, two thirds backward."""
+    passes = (2 + images) / 1000
+    values: dict[str, Any] = {
+        "name": f"of {images}",
+        "strategy": "ddp",
+        "nodes": 1,
+        "workers": 1,
+        "images": images,
+        "micro_batches": 1,
+        "data": 0.0,
+        "forward": passes / 3,
+        "backward": 2 * passes / 3,
+        "exchange": 0.0,
+        "optimizer": 0.001,
+        "iteration": passes + 0.001,
+        "jitter": 0.0,
+        "evaluation": 4.0,
+        "checkpoint": 0.5,
+        "once": 20.0,
+        "memory_mib": 1000.0 + images,
+    }
+    return Sample(**{**values, **changes})
+
+
+def runs(*samples: Sample, fixed: bool = True, device: str = "cpu") -> Measured:
+    return Measured(samples or (sample(64), sample(16)), "a processor", device, fixed)
+
+
+def work(batch: int = 64, **changes: Any) -> Work:
+    made = Exchange(changes.pop("strategy", "all_reduce"), Gradients.evenly([1_000_000] * 10), **changes)
+    return Work(batch, 1, steps=100, epochs=2, exchange=made)
+
+
+def rows(plan: model.Plan) -> dict[str, model.Row]:
+    return {row.topology: row for row in plan.rows}
+
+
+def planned(*topologies: str, of: Work | None = None, on: Measured | None = None, **means: Any) -> model.Plan:
+    given = Means(**{"link": FAST, **means})
+    return model.plan(on or runs(), of or work(), [parse(each) for each in topologies or NAMES], given)
+
+
+def test_a_worker_alone_takes_what_it_was_measured_to_take() -> None:
+    (row,) = planned("1x1").rows
+    assert row.step_s.mid == pytest.approx(0.067)
+    assert row.images_per_s.mid == pytest.approx(64 / 0.067)
+    # 200 steps, two evaluations of 4 s, two checkpoints of 0.5 s, and 20 s once.
+    assert row.total_s.mid == pytest.approx(200 * 0.067 + 8 + 1 + 20)
+    assert row.parts == pytest.approx(
+        {"computing": 13.4, "exchange": 0, "waiting": 0, "evaluation": 8, "checkpoints": 1, "start-up": 20}
+    )
+    assert row.bound == "start-up"
+    assert row.measured_s == pytest.approx(0.067)
+
+
+def test_passes_of_fewer_images_lie_on_the_line_between_two_sizes() -> None:
+    steps = rows(planned("1x1", "2x1", "4x1", "8x1"))
+    # 2 ms and 1 ms for each of 64, 32, 16 and, on the line drawn on, 8 images; 1 ms more each.
+    for topology, expected in {"1x1": 0.067, "2x1": 0.035, "4x1": 0.019, "8x1": 0.011}.items():
+        assert steps[topology].step_s.mid == pytest.approx(expected, abs=0.0002), topology
+
+
+def test_passes_are_not_scaled_from_one_size_nor_far_beyond_two() -> None:
+    one = planned("1x1", "2x1", on=runs(sample(64)))
+    assert [row.topology for row in one.rows] == ["1x1"]
+    assert one.skipped == {
+        "2x1": "needs a run with about 32 images per worker and micro-batch; those given have 64",
+    }
+    assert list(planned("8x1", "16x1").skipped) == ["16x1"]
+
+
+def test_a_worker_with_other_cpus_needs_a_run_of_its_own() -> None:
+    alone = runs(fixed=False)
+    assert planned("1x2", on=alone).skipped["1x2"].startswith("needs a run with 2 workers on a node and --strategy")
+    beside = replace(sample(32, workers=2), strategy="all_reduce", iteration=0.05, optimizer=0.001)
+    assert rows(planned("1x2", on=runs(*alone.samples, beside, fixed=False)))["1x2"].step_s.mid > 0.034
+    # With DDP, the passes of two workers have a part of the exchange in them.
+    assert "1x2" in planned("1x2", on=runs(*alone.samples, replace(beside, strategy="ddp"), fixed=False)).skipped
+    assert planned("1x2").rows, "where the CPUs of each were given, a worker is as fast as alone"
+
+
+def test_the_exchange_is_added_and_waits_for_the_slowest() -> None:
+    # 10 MB around a ring of 2: 10 MB at 125 MB/s.
+    steady = rows(planned("2x1", link=Link(125e6)))["2x1"]
+    assert steady.step_s.mid == pytest.approx(0.035 + 0.080, abs=0.0002)
+    uneven = runs(sample(64, jitter=0.0067), sample(16, jitter=0.0019))
+    few, many = (rows(planned(each, on=uneven))[each].parts["waiting"] for each in ("2x1", "8x1"))
+    # A tenth of the passes: 34 ms times 0.1 times 0.59, and 10 ms times 0.1 times 1.42, in 200 steps.
+    assert (few, many) == pytest.approx((0.4, 0.284), rel=0.05)
+
+
+@pytest.mark.parametrize(("workers", "exact"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (4, 1.0294), (16, 1.7660)])
+def test_the_slowest_of_several_is_as_far_off_as_tables_have_it(workers: int, exact: float) -> None:
+    assert model.slowest(workers) == pytest.approx(exact, rel=0.05)
+
+
+def test_runs_of_a_size_that_differ_give_the_range() -> None:
+    (row,) = planned("1x1", on=runs(sample(64), sample(64, forward=0.03, backward=0.06, iteration=0.091))).rows
+    assert (row.step_s.low, row.step_s.mid, row.step_s.high) == pytest.approx((0.067, 0.079, 0.091), abs=0.0002)
+
+
+def test_a_speed_factor_makes_computing_faster_but_no_exchange_and_no_start() -> None:
+    slow, fast = (rows(planned("2x1", on=measured.faster(runs(), by), link=Link(125e6)))["2x1"] for by in (1.0, 2.0))
+    assert fast.parts["computing"] == pytest.approx(slow.parts["computing"] / 2)
+    assert fast.parts["exchange"] == slow.parts["exchange"]
+    assert fast.parts["start-up"] == slow.parts["start-up"]
+    assert fast.measured_s is None
+
+
+def test_the_knee_is_where_twice_the_workers_bring_less_than_a_fifth() -> None:
+    # At 8 workers, 8 images take 11 ms, and 4 workers' 16 take 19 ms: with 30 ms of exchange, 49 beside 41.
+    slow = planned("1x1", "2x1", "4x1", "8x1", link=Link(500e6))
+    speeds = [row.images_per_s.mid for row in slow.rows]
+    gains = [many / few for few, many in itertools.pairwise(speeds)]
+    assert slow.knee == 2 ** next(at for at, gain in enumerate(gains) if gain < 1.2)
+    assert planned("1x1", "2x1", "4x1").knee is None
+
+
+def test_a_deadline_and_a_budget_mean_the_whole_run() -> None:
+    free = planned(usd_per_hour=3.6)
+    assert (free.fastest, free.cheapest, free.nearest) == ("8x1", "1x1", "")
+    alone = rows(free)["1x1"]
+    assert alone.usd is not None
+    assert alone.usd.mid == pytest.approx(alone.total_s.mid / 1000)
+    # The steps of 2x1 take 7 s, and the run with its start 28.
+    assert planned("1x1", "2x1", deadline_s=40.0).fastest == "2x1"
+    assert planned("1x1", "2x1", deadline_s=20.0).fastest == ""
+    tight = planned(usd_per_hour=3.6, budget_usd=0.05)
+    assert (tight.fastest, tight.cheapest) == ("1x1", "1x1")
+
+
+def test_where_nothing_keeps_to_the_limits_the_nearest_is_named() -> None:
+    late = planned(deadline_s=1.0)
+    assert (late.fastest, late.cheapest, late.nearest) == ("", "", "8x1")
+    assert planned(usd_per_hour=3.6, budget_usd=0.001).nearest == "1x1"
+
+
+def test_what_cannot_be_planned_is_said_with_the_reason() -> None:
+    assert planned("3x1").skipped["3x1"] == "the global batch of 64 is no multiple of 3 workers"
+    assert planned("2x1", link=None).skipped["2x1"] == "needs --link, the rate between nodes"
+    assert planned("1x2", gpus=1).skipped["1x2"] == "the machine has 1 GPU for 2 workers"
+    assert planned("1x1", memory_mib=1063.0).skipped["1x1"] == "a worker takes 1,064 MiB, and the GPU has 1,063"
+    assert planned("2x1", memory_mib=1064.0).rows, "a smaller share of the batch takes no more"
+
+
+def recorded(topology: str = "1x1", batch: int = 64, seed: int = 0, **changes: Any) -> Any:
+    """A run with the parts of its steps."""
+    tags = {"cifar_ray.command": "cifar-ray train", "cifar_ray.hardware": "a processor", **changes.pop("tags", {})}
+    made = trial(topology, batch, seed, tags=tags, **changes)
+    parts = {"data": 0.005, "forward": 0.03, "backward": 0.07, "communication": 0.0, "optimizer": 0.01}
+    return replace(made, metrics={**made.metrics, **{f"time/step_{part}_s": s for part, s in parts.items()}})
+
+
+def test_runs_become_samples() -> None:
+    known, first, left = measured.of_study(study(recorded(), recorded("1x2", 32)))
+    assert (len(known.samples), first.topology, left, known.is_fixed) == (2, "1x1", [], False)
+    one = known.samples[0]
+    assert (one.images, one.world_size) == (64, 1)
+    assert one.computing == pytest.approx(0.105)
+    assert (one.evaluation, one.checkpoint, one.once) == pytest.approx((10 / 3, 10 / 3, 20.0))
+
+
+def test_a_run_without_the_parts_of_its_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has not recorded the parts of its steps") as caught:
+        measured.of_study(study(trial()))
+    assert caught.value.as_flag().startswith("--from must name a run that a plan can be made from")
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (recorded(tags={"times_are_a_clusters": "false"}), "its times are not a cluster's"),
+        (recorded(tags={"cifar_ray.measure": "accuracy"}), "was not made for its times"),
+        (recorded(tags={"cifar_ray.earlier.cifar_ray.topology": "1x2"}), "changed its topology while it trained"),
+        (recorded(params={"strategy": "gpipe"}), "was trained with gpipe; a plan needs one of ddp"),
+        (replace(recorded(), status="FAILED"), "has not finished"),
+    ],
+)
+def test_runs_whose_times_say_nothing_are_left_out_and_named(made: Any, reason: str) -> None:
+    known, _, (sentence,) = measured.of_study(study(recorded(seed=1), replace(made, name="another")))
+    assert len(known.samples) == 1
+    assert sentence.startswith("another is left out: it ")
+    assert reason in sentence
+
+
+def test_runs_of_several_models_or_machines_are_not_mixed() -> None:
+    several = study(recorded(), recorded(params={"model": "vit"}))
+    with pytest.raises(ConfigError, match="must be given, resnet or vit"):
+        measured.of_study(several)
+    assert measured.of_study(several, "vit")[1].model == "vit"
+    with pytest.raises(ConfigError, match="must be that of the runs to plan from, resnet or vit, got 'vgg11'"):
+        measured.of_study(several, "vgg11")
+    machines = study(recorded(), recorded(seed=1, tags={"cifar_ray.hardware": "another"}))
+    with pytest.raises(ConfigError, match="hardware is a processor in some, another in others"):
+        measured.of_study(machines)
+
+
+def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_limit() -> None:
+    """VGG-11's 34 gradients; what DDP hides needs their readiness, so benchmarks/planned.py holds that to account."""
+    widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
+    sizes = [4 * size for i, o in itertools.pairwise(widths) for size in (9 * i * o, o, o, o)] + [4 * 5120, 40]
+    limited, free = (
+        exported.read(STUDIES / f"vgg11_group_report_{name}.json")
+        for name in ("1gbit/vgg11_times_1gbit", "unshaped/vgg11_times_none")
+    )
+    known, unlimited = (measured.of_study(each)[0] for each in (limited, free))
+    errors = []
+    for strategy in ("all_reduce", "gather_scatter", "send_recv"):
+        made = Exchange(strategy, Gradients.evenly(sizes))
+        means = Means(link=Link(125e6), host=model.host(unlimited, made, Link(math.inf)))
+        for topology in (Topology(2, 1), Topology(4, 1)):
+            (row,) = model.plan(known, Work(256, 1, 20, 1, made), [topology], means).rows
+            assert row.measured_s is not None
+            assert row.step_s.low < row.measured_s < row.step_s.high, (strategy, topology)
+            errors.append(abs(row.step_s.mid / row.measured_s - 1))
+    assert statistics.median(errors) < 0.10
+    assert max(errors) < 0.25
