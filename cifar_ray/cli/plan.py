@@ -78,7 +78,7 @@ def show(command: PlanCommand) -> int:
     topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     plan = model.plan(runs, work, topologies, means)
     notes += words.notes(runs, work, means, price.words if price else "", config.model, config.dataset)
-    if config.steps_per_epoch is None and "steps_per_epoch" in trial.params:
+    if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
     planned = Planned(plan, tuple(notes))
     output.show(planned, command.json, lambda: words.show(planned.plan, means, planned.notes, Console()))
@@ -121,10 +121,10 @@ def training(
     former = {errors.flag_of(name): errors.flag_of(now) for name, now in schema.renamed(TrainConfig).items()}
     words = [former.get(word, word) for word in shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]]
     asked = command_line.train(words).config
-    if asked.freeze:
-        raise ConfigError("from_", f"must name runs without --freeze, and {trial.name} has it")
+    strategy = strategy or trial.strategy
     changes: dict[str, Any] = {
-        "strategy": strategy or trial.strategy,
+        **{name: getattr(TrainConfig(), name) for name in ("ddp", "local_sgd") if name != strategy},
+        "strategy": strategy,
         "epochs": epochs or asked.epochs,
         "global_batch_size": global_batch_size or trial.global_batch_size,
         "batch_size": None,
@@ -133,8 +133,13 @@ def training(
         "precision": trial.params.get("precision", asked.precision),
     }
     config = recipe.resolve(dataclasses.replace(asked, **changes))
-    if config.strategy == "ddp" and config.ddp.comm_hook == "powersgd":
-        raise ConfigError("from_", f"must name runs without --ddp.comm-hook powersgd, and {trial.name} has it")
+    unknown = {  # what they exchange is not in the model
+        "--freeze": bool(config.freeze),
+        "--sync-batchnorm": config.sync_batchnorm,
+        "--ddp.comm-hook powersgd": config.ddp.comm_hook == "powersgd",
+    }
+    if has := [flag for flag, is_given in unknown.items() if is_given]:
+        raise ConfigError("from_", f"must name runs without {has[0]}, and {trial.name} has it")
     return config
 
 

@@ -113,6 +113,16 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
     assert planned("--nodes 1", capsys, status=2)[1].startswith("error: --from must be given")
 
 
+def test_what_the_model_knows_nothing_of_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hooked.json"
+    hooked = run(64)
+    command = f"{hooked.tags['cifar_ray.command']} --ddp.comm-hook powersgd"
+    path.write_text(exported.text(study(replace(hooked, tags={**hooked.tags, "cifar_ray.command": command}))))
+    _, err = planned(f"--from {path}", capsys, status=2)
+    assert err == f"error: --from must name runs without --ddp.comm-hook powersgd, and {hooked.name} has it\n"
+    assert whole(f"--from {path} --strategy all_reduce --nodes 1", capsys)["plan"]["rows"]
+
+
 def test_the_price_of_the_machine_that_was_measured_needs_no_factor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
