@@ -32,8 +32,8 @@ class Readiness:
     buffer_bytes: int
 
 
-def readiness(config: ResolvedConfig, images: int, threads: int) -> Readiness:
-    """Measure backward passes of so many random images on the CPU, after one that does not count.
+def readiness(config: ResolvedConfig, samples: int, threads: int) -> Readiness:
+    """Measure backward passes of so many samples of noise on the CPU, after one that does not count.
 
     The loss is the mean square of what the model gives, whose own gradient takes no time beside the model's. The hooks
     are on a model of this function's own, and torch's generator and number of threads stay as they were.
@@ -45,8 +45,9 @@ def readiness(config: ResolvedConfig, images: int, threads: int) -> Readiness:
         try:
             model = models.build(config, spec).to(memory_format=torch.channels_last)
             parameters = learning(model)
-            shape = images, spec.channels, spec.image_size, spec.image_size
-            batch = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+            batch = spec.example(samples)
+            if batch.dim() == 4:
+                batch = batch.contiguous(memory_format=torch.channels_last)
             passes = []
             for _ in range(_PASSES + 1):
                 moments: dict[int, float] = {}
