@@ -14,7 +14,20 @@ from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import LIBRARIES, MASKS_PATH, OWN, chosen, option, or_own
 from cifar_ray.config.schema import STRICT, Count, Counts, Scalar, Share, plainly
 
-ModelName = Literal["simple_cnn", "resnet", "resnet18", "resnet50", "vgg11", "speednet", "vit", "unet", "segnet"]
+ModelName = Literal[
+    "simple_cnn",
+    "resnet",
+    "resnet18",
+    "resnet50",
+    "vgg11",
+    "speednet",
+    "vit",
+    "unet",
+    "segnet",
+    "textcnn",
+    "lstm",
+    "text_transformer",
+]
 _OTHERS = (*(f"{library}:NAME" for library in LIBRARIES), OWN)
 
 
@@ -212,6 +225,67 @@ class SegNetOptions:
     """Filters of the first stage; each later one has twice as many, at most eight times. The paper has 64."""
 
 
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class TextCNNOptions:
+    """Only with ``--model textcnn``."""
+
+    dim: Count = option(128, weights=True)
+    """Width of a word's vector."""
+
+    filters: Count = option(100, weights=True)
+    """Filters of each width."""
+
+    widths: Counts = option((3, 4, 5), weights=True)
+    """Words that a filter sees at once."""
+
+    dropout: Share = option(0.5, weights=True)
+    """Share of activations dropped before the last layer."""
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class LSTMOptions:
+    """Only with ``--model lstm``."""
+
+    dim: Count = option(128, weights=True)
+    """Width of a word's vector."""
+
+    hidden: Count = option(128, weights=True)
+    """Width of what each direction keeps."""
+
+    layers: Count = option(1, weights=True)
+    """Layers, each in both directions."""
+
+    dropout: Share = option(0.3, weights=True)
+    """Share of activations dropped before every layer."""
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class TextTransformerOptions:
+    """Only with ``--model text_transformer``."""
+
+    dim: Count = option(128, weights=True)
+    """Width of a token; a multiple of the number of heads."""
+
+    depth: Count = option(2, weights=True)
+    """Transformer blocks."""
+
+    heads: Count = option(4, weights=True)
+    """Attention heads."""
+
+    mlp_ratio: Count = option(2, weights=True)
+    """Width of a block's hidden layer as a multiple of dim."""
+
+    dropout: Share = option(0.1, weights=True)
+    """Share of activations dropped after the embedding, in attention and in the MLP."""
+
+    def __post_init__(self) -> None:
+        if self.dim % self.heads:
+            raise ConfigError("dim", f"must be a multiple of text_transformer.heads ({self.heads}), got {self.dim}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """Model."""
@@ -240,3 +314,8 @@ class Model:
     vit: ViTOptions = option(ViTOptions, weights=None, only={"model": ("vit",)})
     unet: UNetOptions = option(UNetOptions, weights=None, only={"model": ("unet",)})
     segnet: SegNetOptions = option(SegNetOptions, weights=None, only={"model": ("segnet",)})
+    textcnn: TextCNNOptions = option(TextCNNOptions, weights=None, only={"model": ("textcnn",)})
+    lstm: LSTMOptions = option(LSTMOptions, weights=None, only={"model": ("lstm",)})
+    text_transformer: TextTransformerOptions = option(
+        TextTransformerOptions, weights=None, only={"model": ("text_transformer",)}
+    )

@@ -28,7 +28,7 @@ equal. The products keep every score, T x T for each head and image, which the f
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention; (B, T, dim) to (B, T, dim)."""
+    """Multi-head self-attention; (B, T, dim) to (B, T, dim). A mask (B, T) is False where no token looks."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -37,16 +37,18 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, tokens, dim = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.heads, dim // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
+        seen = None if mask is None else mask[:, None, None]
         if qkv.device.type == "cpu" and qkv.dtype == torch.bfloat16 and tokens <= PLAIN_TOKENS:
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+            scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
             mixed = F.dropout(scores.softmax(-1), dropout) @ value
         else:
-            mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+            mixed = F.scaled_dot_product_attention(query, key, value, seen, dropout)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
 
 
@@ -63,8 +65,8 @@ class Block(nn.Module):
             nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self._maybe_skip(self.attention(self.norm1(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self._maybe_skip(self.attention(self.norm1(x), mask))
         return x + self._maybe_skip(self.mlp(self.norm2(x)))
 
     def _maybe_skip(self, branch: Tensor) -> Tensor:

@@ -1,0 +1,53 @@
+"""A bidirectional LSTM over words, the largest of each feature over a text, and a linear layer.
+
+Sources: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory"; Schuster and Paliwal 1997, "Bidirectional Recurrent
+Neural Networks"; Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations" (max over time).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import DatasetSpec
+from cifar_ray.models.architecture import Recipe
+from cifar_ray.models.text_network import TextNetwork
+
+RECIPES = (
+    Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),
+    Recipe(optimizer="sgd", lr=0.5, weight_decay=5e-4, warmup_epochs=0.5, base_batch=32),
+)
+
+
+class BothWays(nn.Module):
+    """An LSTM from the first word on, and one from the last word back; (B, T, dim) to (B, T, 2 hidden).
+
+    PyTorch's own bidirectional one begins in the padding, unless its input is a packed sequence, which
+    ``torch.export`` does not take.
+    """
+
+    def __init__(self, dim: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.forwards = nn.LSTM(dim, hidden, batch_first=True)
+        self.backwards = nn.LSTM(dim, hidden, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.dropout(x)
+        places = torch.arange(x.shape[1], device=x.device)
+        turned = torch.where(mask, mask.sum(1, keepdim=True) - 1 - places, places)[..., None]
+        ahead, _ = self.forwards(x)
+        back, _ = self.backwards(x.take_along_dim(turned, 1))
+        return torch.cat([ahead, back.take_along_dim(turned, 1)], dim=-1)
+
+
+def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network that ``config.lstm`` describes."""
+    options = config.lstm
+    sizes = [options.dim, *[2 * options.hidden] * options.layers]
+    return TextNetwork(
+        nn.Embedding(spec.vocabulary, options.dim, padding_idx=0),
+        [BothWays(size, options.hidden, options.dropout) for size in sizes[:-1]],
+        nn.Sequential(nn.Dropout(options.dropout), nn.Linear(sizes[-1], spec.num_classes)),
+    )
