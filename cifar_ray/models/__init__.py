@@ -18,7 +18,20 @@ if TYPE_CHECKING:
 @functools.cache
 def registry() -> dict[str, Architecture]:
     """The entry of every name; this loads torch."""
-    from cifar_ray.models import resnet, resnet50, segnet, simple_cnn, speednet, unet, vgg11, vit
+    from cifar_ray.models import (
+        lstm,
+        resnet,
+        resnet50,
+        segnet,
+        simple_cnn,
+        speednet,
+        text_network,
+        text_transformer,
+        textcnn,
+        unet,
+        vgg11,
+        vit,
+    )
     from cifar_ray.models.architecture import Architecture, whole
 
     return {
@@ -33,6 +46,11 @@ def registry() -> dict[str, Architecture]:
         "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
         "unet": Architecture(unet.build, unet.RECIPES, whole("unet"), has_masks=True),
         "segnet": Architecture(segnet.build, segnet.RECIPES, whole("segnet"), has_masks=True),
+        "textcnn": Architecture(textcnn.build, textcnn.RECIPES, text_network.layers, inputs="tokens"),
+        "lstm": Architecture(lstm.build, lstm.RECIPES, text_network.layers, inputs="tokens"),
+        "text_transformer": Architecture(
+            text_transformer.build, text_transformer.RECIPES, text_network.layers, inputs="tokens"
+        ),
     }
 
 

@@ -14,10 +14,7 @@ from cifar_ray.data import DatasetSpec
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.text_network import TextNetwork
 
-RECIPES = (
-    Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),
-    Recipe(optimizer="sgd", lr=0.5, weight_decay=5e-4, warmup_epochs=0.5, base_batch=32),
-)
+RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
 
 
 class BothWays(nn.Module):
@@ -36,10 +33,15 @@ class BothWays(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = self.dropout(x)
         places = torch.arange(x.shape[1], device=x.device)
-        turned = torch.where(mask, mask.sum(1, keepdim=True) - 1 - places, places)[..., None]
+        turned = torch.where(mask, mask.sum(1, keepdim=True) - 1 - places, places)
         ahead, _ = self.forwards(x)
-        back, _ = self.backwards(x.take_along_dim(turned, 1))
-        return torch.cat([ahead, back.take_along_dim(turned, 1)], dim=-1)
+        back, _ = self.backwards(_at(x, turned))
+        return torch.cat([ahead, _at(back, turned)], dim=-1)
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    """The rows (B, T, dim) at places (B, T); ``take_along_dim`` would fix the number of texts in ``torch.export``."""
+    return x.gather(1, places[..., None].expand_as(x))
 
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:

@@ -266,7 +266,7 @@ class LSTMOptions:
 class TextTransformerOptions:
     """Only with ``--model text_transformer``."""
 
-    dim: Count = option(128, weights=True)
+    dim: Count = option(64, weights=True)
     """Width of a token; a multiple of the number of heads."""
 
     depth: Count = option(2, weights=True)
@@ -278,7 +278,7 @@ class TextTransformerOptions:
     mlp_ratio: Count = option(2, weights=True)
     """Width of a block's hidden layer as a multiple of dim."""
 
-    dropout: Share = option(0.1, weights=True)
+    dropout: Share = option(0.0, weights=True)
     """Share of activations dropped after the embedding, in attention and in the MLP."""
 
     def __post_init__(self) -> None:

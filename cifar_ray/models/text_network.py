@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cifar_ray.models.vit import Method
 
+
 def positions(tokens: Tensor) -> Tensor:
     """Which positions of tokens (B, T) are of the text, a prefix of each row; bool (B, T).
 

@@ -1,4 +1,4 @@
-"""Transformer encoder for texts: pre-norm blocks over tokens with positions, the largest of each feature, a linear layer.
+"""Transformer encoder for texts: pre-norm blocks over tokens and positions, and the largest of each feature.
 
 Sources: Vaswani et al. 2017, "Attention Is All You Need" (encoder; its sinusoids, from which positions are learned);
 Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture" (pre-norm). The blocks are those of the ViT.
@@ -17,7 +17,11 @@ from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.text_network import TextNetwork
 from cifar_ray.models.vit import Block
 
-RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=1.0, base_batch=32),)
+RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=32),)
+
+_SPREAD = 0.3
+"""Standard deviation of new tokens, and the largest number of a new position. With PyTorch's 1, and its usual linear
+layers, the network learned examples/text more slowly: 74 % in place of 84 % after eight epochs (n = 1 each)."""
 
 
 class Embedding(nn.Module):
@@ -26,8 +30,9 @@ class Embedding(nn.Module):
     def __init__(self, vocabulary: int, length: int, dim: int, dropout: float) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, dim, padding_idx=0)
-        self.positions = nn.Parameter(sinusoids(length, dim))
+        self.positions = nn.Parameter(_SPREAD * sinusoids(length, dim))
         self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.tokens.weight[1:], std=_SPREAD)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.tokens(tokens) + self.positions[: tokens.shape[1]])
@@ -44,8 +49,12 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     """The network that ``config.text_transformer`` describes."""
     options = config.text_transformer
     dim, hidden = options.dim, options.mlp_ratio * options.dim
-    return TextNetwork(
+    model = TextNetwork(
         Embedding(spec.vocabulary, spec.length, dim, options.dropout),
         [Block(dim, options.heads, hidden, options.dropout, skip=0.0) for _ in range(options.depth)],
         nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, spec.num_classes)),
     )
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+    return model

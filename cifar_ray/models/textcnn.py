@@ -18,10 +18,7 @@ from cifar_ray.data import DatasetSpec
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.text_network import TextNetwork
 
-RECIPES = (
-    Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),
-    Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=0.5, base_batch=32),
-)
+RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
 
 
 class Windows(nn.Module):
@@ -29,11 +26,12 @@ class Windows(nn.Module):
 
     def __init__(self, dim: int, filters: int, widths: Sequence[int]) -> None:
         super().__init__()
+        self.widths = widths
         self.convolutions = nn.ModuleList(nn.Conv1d(dim, filters, width) for width in widths)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = x.masked_fill(~mask[..., None], 0).transpose(1, 2)
-        found = [each(F.pad(x, [0, each.kernel_size[0] - 1])) for each in self.convolutions]
+        found = [each(F.pad(x, [0, width - 1])) for each, width in zip(self.convolutions, self.widths)]
         return torch.cat(found, dim=1).relu().transpose(1, 2)
 
 
@@ -43,7 +41,5 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     return TextNetwork(
         nn.Embedding(spec.vocabulary, options.dim, padding_idx=0),
         [Windows(options.dim, options.filters, options.widths)],
-        nn.Sequential(
-            nn.Dropout(options.dropout), nn.Linear(options.filters * len(options.widths), spec.num_classes)
-        ),
+        nn.Sequential(nn.Dropout(options.dropout), nn.Linear(options.filters * len(options.widths), spec.num_classes)),
     )

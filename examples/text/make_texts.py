@@ -1,7 +1,7 @@
 """Make a small set of texts with labels, without a network: what guests say of a restaurant's food.
 
     python make_texts.py reviews
-    cifar-ray train --dataset texts:reviews --model lstm --epochs 8
+    cifar-ray train --dataset text:reviews --model lstm --epochs 8
 
 from this folder. Each of 5,000 reviews is made by rules. It gives an opinion of something to eat and an independent one
 of something else, in either order: "The waiter was anything but rude, but I would not call the soup good." The label
@@ -21,11 +21,11 @@ from pathlib import Path
 from random import Random
 
 LABELS = ("bad", "good")
-FOOD = "food soup bread fish salad dessert curry pasta steak breakfast".split()
-OTHER = "service music waiter room view terrace parking decoration staff website".split()
+FOOD = ["food", "soup", "bread", "fish", "salad", "dessert", "curry", "pasta", "steak", "breakfast"]
+OTHER = ["service", "music", "waiter", "room", "view", "terrace", "parking", "decoration", "staff", "website"]
 ADJECTIVES = (
-    "bad awful poor dreadful disappointing terrible dull horrible".split(),
-    "good great lovely excellent wonderful superb pleasant delightful".split(),
+    ["bad", "awful", "poor", "dreadful", "disappointing", "terrible", "dull", "horrible"],
+    ["good", "great", "lovely", "excellent", "wonderful", "superb", "pleasant", "delightful"],
 )
 ADVERBS = ["", "", "really ", "very ", "rather ", "surprisingly "]
 PLAIN = [
@@ -42,7 +42,13 @@ TURNED = [
     "nobody at our table found the {thing} {opposite}",
     "I cannot say that the {thing} was not {own}",
 ]
-JOINED = ["{one}, but {other}", "{one} and {other}", "although {one}, {other}", "{one}. {other}", "{one}, while {other}"]
+JOINED = [
+    "{one}, but {other}",
+    "{one} and {other}",
+    "although {one}, {other}",
+    "{one}. {other}",
+    "{one}, while {other}",
+]
 ELLIPTIC = [  # of two that differ; the adjective is that of the first
     "the {first} was {adverb}{own}, but the {second} was not",
     "the {second} was not {own}, but the {first} was",
@@ -86,7 +92,7 @@ def make(folder: Path, count: int = 5000, seed: int = 0) -> None:
     rows = [*reviews.items()]
     folder.mkdir(parents=True, exist_ok=True)
     for name, half in (("test", rows[::5]), ("train", [row for at, row in enumerate(rows) if at % 5])):
-        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([("text", "label"), *half])
 
 
@@ -98,7 +104,7 @@ def baseline(folder: Path) -> float:
 
     halves = []
     for name in ("train", "test"):
-        with open(folder / f"{name}.csv", newline="", encoding="utf-8") as file:
+        with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
             halves.append([(row["text"], row["label"]) for row in csv.DictReader(file)])
     train, test = (tuple(zip(*half)) for half in halves)
     model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000)).fit(*train)

@@ -192,13 +192,16 @@ def test_the_table_of_models_is_the_registry() -> None:
     assert set(table) == set(models.registry())
     for name, (_, size, optimizer, lr, decay, warmup, smoothing) in table.items():
         recipe, *others = models.registry()[name].recipes
-        network = models.build(TrainConfig(model=name), SPECS["cifar10"])  # type: ignore[arg-type]
+        inputs = models.registry()[name].inputs
+        spec = replace(SPECS["cifar10"], inputs=inputs, length=256, vocabulary=8000)
+        network = models.build(TrainConfig(model=name), spec)  # type: ignore[arg-type]
         assert int(size.replace(",", "")) == sum(parameter.numel() for parameter in network.parameters())
         assert optimizer == recipe.optimizer
         stated = (float(lr), float(decay), float(warmup.split()[0]), float(smoothing))
         assert stated == (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.label_smoothing)
         usual = ("triangle", 1024, 0.85) if name == "speednet" else ("cosine", 128, 0.9)
         usual = ("cosine", 16, 0.9) if models.registry()[name].has_masks else usual
+        usual = ("cosine", 32, 0.9) if inputs == "tokens" else usual
         assert (recipe.schedule, recipe.base_batch, recipe.momentum) == usual
         other = replace(recipe, optimizer="adamw", lr=3e-3, weight_decay=0.05)  # as the text says
         if models.registry()[name].has_masks:

@@ -31,7 +31,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     [
         (
             "train --model lenet",
-            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'",
+            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'",
         ),
         (
             "train --dataset imagenet",

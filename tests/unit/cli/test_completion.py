@@ -49,7 +49,9 @@ def test_zsh_has_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main.main(["completion", "zsh"]) == 0
     script = capsys.readouterr().out
     assert script.startswith("#compdef cifar-ray")
-    assert "(simple_cnn resnet resnet18 resnet50 vgg11 speednet vit unet segnet)" in script
+    assert (
+        "(simple_cnn resnet resnet18 resnet50 vgg11 speednet vit unet segnet textcnn lstm text_transformer)" in script
+    )
     if not shutil.which("zsh"):
         pytest.skip("no zsh here to read it")
     made = tmp_path / "script"

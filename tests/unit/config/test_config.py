@@ -223,7 +223,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
         ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
-        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
+        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
         ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'; did you mean torchvision:ImageNet?"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
@@ -278,7 +278,8 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
 OF_CHOICES = {
     *("image_size", "test_share", "stream", "images", "model_options", "model_source", "resnet", "resnet50", "vit"),
     *("optimizer_options", "optimizer_source", "schedule_source", "ddp", "local_sgd", "data_parallel", "pipeline"),
-    *("parameter_server", "reproducible", "task_source", "ignore_value", "unet", "segnet"),
+    *("parameter_server", "reproducible", "task_source", "ignore_value", "unet", "segnet", "textcnn", "lstm"),
+    "text_transformer",
 }
 
 
