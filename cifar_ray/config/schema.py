@@ -126,7 +126,8 @@ def plainly(cls: type[T]) -> type[T]:
     @functools.wraps(validated)
     def init(self: T, *args: Any, **values: Any) -> None:
         try:
-            names = itertools.zip_longest([*inspect.signature(cls).parameters][: len(args)], args, fillvalue="")
+            parameters = [*inspect.signature(cls).parameters][: len(args)] if args else []
+            names = itertools.zip_longest(parameters, args, fillvalue="")
             fitted = {name: _fitted(cls, name, value) for name, value in values.items()}
             validated(self, *(_fitted(cls, name, value) for name, value in names), **fitted)
         except ValidationError as error:
@@ -159,7 +160,7 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     Raises:
         ConfigError: naming the key and what it may be.
     """
-    return _validate(kind, TypeAdapter(kind), _without_none(value), key, strict=False)
+    return _validate(kind, _adapter(kind), _without_none(value), key, strict=False)
 
 
 def field(cls: type, name: str, value: Any, strict: bool = False) -> Any:
@@ -182,6 +183,11 @@ def _validate(kind: Any, adapter: TypeAdapter[Any], value: Any, key: str, strict
         return adapter.validate_python(value, strict=strict)
     except ValidationError as error:
         raise _sentence(error, kind, key) from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
+
 from cifar_ray.config.limits import PATIENCE
 from cifar_ray.reporting import audit, chance, scaling
 from cifar_ray.reporting.cost import Price
@@ -213,7 +215,7 @@ def _impossible(runs: Runs) -> list[str]:
 def outliers(runs: Runs) -> Any:
     """The frame's rows of runs whose primary figure is far worse than the median of ``peers`` runs, and by how much."""
     figure = runs.task.primary
-    values = runs.measured(figure)
+    values = pd.Series(runs.measured(figure), dtype=float)
     groups = values.groupby(runs.frame.configuration)
     median = groups.transform("median")
     by = median - values if figure.better == "high" else values - median

@@ -33,12 +33,12 @@ def runs(of: Runs, parts: Sequence[Part]) -> Any:
     varied = sorted(name for name, by in recorded.items() if len({trial.params.get(name) for trial in by}) > 1)
     shown = dict.fromkeys(column.figure for part in parts for table in part.tables for column in table.columns)
     rows = []
-    for number, trial in enumerate(trials):
+    for trial in trials:
         row: Row = {name: getattr(trial, name) for name in _RUN}
         row |= {name: trial.params.get(name, "") for name in (*_TOLD, *varied)}
         row |= {name: trial.tags.get(tag, "") for name, tag in frame.ORIGIN.items()}
-        measured = {figure.key: of.values(figure)[number] for figure in shown}
-        rows.append(row | {key: value for key, value in measured.items() if pd.notna(value)})
+        measured = {figure.key: figure.known(trial) for figure in shown}
+        rows.append(row | {key: value for key, value in measured.items() if value is not None})
     return _numeric(_frame(rows, (*_RUN, *_TOLD, *frame.ORIGIN)), (*_SIZES, "seed", *varied))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import NamedTuple
 
 from cifar_ray.reporting import chance
 from cifar_ray.reporting.figures import Figure
@@ -34,8 +33,8 @@ class _Cell(NamedTuple):
 class _Matched(NamedTuple):
     """The cells with two values of an axis; ``rest`` is what else both of a pair have set, in words."""
 
-    rest: Sequence[tuple[str, ...]]
-    pairs: Sequence[tuple[_Cell, _Cell]]
+    rest: list[tuple[str, ...]]
+    pairs: list[tuple[_Cell, _Cell]]
 
     @property
     def differences(self) -> list[float]:
@@ -120,7 +119,7 @@ def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
         return  # the difference of two runs is told anyway
     settings = _settings(among)
     strategies = any(config.devices > 1 for config in among)  # then their iterations are compared
-    for axis in settings.columns.difference(_NO_AXES, sort=False):
+    for axis in (name for name in settings[0] if name not in _NO_AXES):
         for figure in (speed, among[0].runs.task.primary):
             if axis == "Strategy" and figure is speed and strategies:
                 continue
@@ -129,8 +128,8 @@ def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
                 yield effect
 
 
-def _settings(among: Sequence[Configuration]) -> Any:
-    """What configurations were given: a row for each, a column for each axis, empty where it does not apply."""
+def _settings(among: Sequence[Configuration]) -> list[dict[str, str]]:
+    """What each configuration was given: axis -> value, empty where it does not apply."""
     study = among[0].runs.study
     short, batch = shortened(study), "Global batch" if study.hold == "global_batch" else "Batch per worker"
     rows = [
@@ -138,18 +137,20 @@ def _settings(among: Sequence[Configuration]) -> Any:
         | {name: short.get((name, value), value) for name, value in config.others if name != STRATEGY}
         for config in among
     ]
-    settings = pd.DataFrame(rows, dtype=object)
-    return settings.fillna({name: "none" for name in settings.columns if name in OPTIONAL}).fillna("")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name, "none" if name in OPTIONAL else "") for name in names} for row in rows]
 
 
-def _effect(among: Sequence[Configuration], settings: Any, axis: str, figure: Figure) -> Effect | None:
+def _effect(
+    among: Sequence[Configuration], settings: Sequence[Mapping[str, str]], axis: str, figure: Figure
+) -> Effect | None:
     """The effect of an axis, between the two values whose interval begins highest.
 
     None where no two runs differ in the axis alone.
     """
     measured = {number: (config, values) for number, config in enumerate(among) if (values := _values(config, figure))}
     cells = {number: _Cell(config, values, statistics.fmean(values)) for number, (config, values) in measured.items()}
-    matches = dict(_matches(settings.loc[list(cells)], axis, cells))
+    matches = _matches([(settings[number], cell) for number, cell in cells.items()], axis)
     if axis not in _MORE_WORK and figure.alike == "work":
         matches = {values: fair for values, matched in matches.items() if (fair := _fair(matched, figure)).pairs}
     if not matches:
@@ -180,18 +181,21 @@ def _effect(among: Sequence[Configuration], settings: Any, axis: str, figure: Fi
     return Effect(axis, low, high, figure, mean, max(chance_half, of_images), matched, differing)
 
 
-def _matches(settings: Any, axis: str, cells: Mapping[int, _Cell]) -> Iterator[tuple[tuple[str, str], _Matched]]:
+def _matches(cells: Sequence[tuple[Mapping[str, str], _Cell]], axis: str) -> dict[tuple[str, str], _Matched]:
     """For every two values of an axis, the cells that have them and are alike in everything else."""
-    rest = list(settings.columns.drop(axis))
-    known = settings[settings[axis] != ""].drop_duplicates().reset_index(names="cell")
-    both = known.merge(known, on=rest, suffixes=("_low", "_high"))
-    both = both[both[f"{axis}_low"].map(_order) < both[f"{axis}_high"].map(_order)]
-    for values, rows in both.groupby([f"{axis}_low", f"{axis}_high"], sort=False):
-        words = [
-            tuple(f"{name} {value}" for name, value in zip(sorted(rest), row) if value)
-            for row in rows[sorted(rest)].values
-        ]
-        yield values, _Matched(words, [(cells[low], cells[high]) for low, high in zip(rows.cell_low, rows.cell_high)])
+    alike: dict[tuple[str, ...], dict[str, _Cell]] = {}
+    rest = sorted(cells[0][0].keys() - {axis}) if cells else []
+    for settings, cell in cells:
+        if settings[axis]:
+            alike.setdefault(tuple(settings[name] for name in rest), {}).setdefault(settings[axis], cell)
+    matches: dict[tuple[str, str], _Matched] = {}
+    for others, by_value in alike.items():
+        words = tuple(f"{name} {value}" for name, value in zip(rest, others) if value)
+        for low, high in itertools.combinations(sorted(by_value, key=_order), 2):
+            matched = matches.setdefault((low, high), _Matched([], []))
+            matched.rest.append(words)
+            matched.pairs.append((by_value[low], by_value[high]))
+    return matches
 
 
 def _fair(matched: _Matched, figure: Figure) -> _Matched:

@@ -72,6 +72,11 @@ class Figure:
     of: tasks.Figure | None = None
     subset: tasks.Subset = "test"
 
+    def known(self, trial: Trial) -> float | None:
+        """Its value in a run; None when it was not measured or is not a number."""
+        value = self.measure(trial)
+        return None if value is None or math.isnan(value) else float(value)
+
     def remarks(self, trials: Sequence[Trial]) -> str:
         """What a reader must know of it in these runs."""
         return "; ".join(dict.fromkeys(filter(None, map(self.remark, trials))))

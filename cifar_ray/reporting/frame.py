@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -153,8 +154,8 @@ class Runs:
             )
             for number, ((_, _, device, *_, others), rows) in enumerate(groups)
         ]
-        self._run_ids = [trial.run_id for trial in trials]
-        self._values: dict[str, Any] = {}
+        self._numbers = frame.configuration.tolist()
+        self._measured: dict[str, dict[int, float]] = {}
         self._statistics: dict[str, dict[int, Statistic]] = {}
         self._work: dict[str, dict[int, list[float]]] = {}
         self._seeds: dict[str, dict[int, dict[int, float]]] = {}
@@ -220,40 +221,55 @@ class Runs:
         """The configurations with a finished run."""
         return [config for config in self.configurations if config.finished]
 
-    def values(self, figure: Figure) -> Any:
-        """A figure of every run, whatever became of it, as a column; NaN where there is none."""
-        if figure.key not in self._values:
-            self._values[figure.key] = pd.Series([figure.measure(trial) for trial in self.study.trials], dtype=float)
-        return self._values[figure.key]
-
-    def measured(self, figure: Figure) -> Any:
-        """A figure of the finished runs that have it."""
-        return self.values(figure)[self.frame.finished].dropna()
+    def measured(self, figure: Figure) -> dict[int, float]:
+        """A figure of the finished runs that have it, by row of the frame."""
+        if figure.key not in self._measured:
+            finished = [(row, figure.known(trial)) for row, trial in enumerate(self.study.trials) if trial.finished]
+            self._measured[figure.key] = {row: value for row, value in finished if value is not None}
+        return self._measured[figure.key]
 
     def statistics(self, figure: Figure) -> dict[int, Statistic]:
         """Configuration's number -> mean, standard deviation and count of a figure."""
         if figure.key not in self._statistics:
-            groups = self.measured(figure).groupby(self.frame.configuration)
+            values = self.measured(figure)
             self._statistics[figure.key] = {
-                config: Statistic.of(list(values), tuple(self._run_ids[number] for number in values.index))
-                for config, values in groups
+                config: Statistic.of(
+                    [values[row] for row in rows], tuple(self.study.trials[row].run_id for row in rows)
+                )
+                for config, rows in self._grouped(figure)
             }
         return self._statistics[figure.key]
 
     def work(self, figure: Figure) -> dict[int, list[float]]:
         """Configuration's number -> what each run trained on which has a figure; NaN where not recorded."""
         if figure.key not in self._work:
-            images = self.values(figures.TRAINED)[self.measured(figure).index]
-            self._work[figure.key] = images.groupby(self.frame.configuration).agg(list).to_dict()
+            images = self.measured(figures.TRAINED)
+            self._work[figure.key] = {
+                config: [images.get(row, math.nan) for row in rows] for config, rows in self._grouped(figure)
+            }
         return self._work[figure.key]
 
     def seeds(self, figure: Figure) -> dict[int, dict[int, float]]:
         """Configuration's number -> seed -> mean of a figure."""
         if figure.key not in self._seeds:
-            groups = self.measured(figure).groupby([self.frame.configuration, self.frame.seed])
-            means = groups.agg(statistics.fmean).groupby(level="configuration")
-            self._seeds[figure.key] = {config: values.droplevel("configuration").to_dict() for config, values in means}
+            values = self.measured(figure)
+            self._seeds[figure.key] = {}
+            for config, rows in self._grouped(figure):
+                seeds: dict[int, list[float]] = {}
+                for row in rows:
+                    seeds.setdefault(self.study.trials[row].seed, []).append(values[row])
+                self._seeds[figure.key][config] = {seed: statistics.fmean(seeds[seed]) for seed in sorted(seeds)}
         return self._seeds[figure.key]
+
+    def _grouped(self, figure: Figure) -> list[tuple[int, list[int]]]:
+        """Every configuration's number with the rows of its runs that have a figure.
+
+        A report asks for hundreds of figures of a few runs each, for which a frame's own groups take long.
+        """
+        groups: dict[int, list[int]] = {}
+        for row in self.measured(figure):
+            groups.setdefault(self._numbers[row], []).append(row)
+        return sorted(groups.items())
 
 
 def setting(trial: Trial, name: str) -> str:

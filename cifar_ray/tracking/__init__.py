@@ -56,7 +56,8 @@ def unchanged() -> Iterator[None]:
         restore_variables(before)
         for name, (level, propagate, handlers) in loggers.items():
             logger = logging.getLogger(name)
-            logger.setLevel(level)
+            if logger.level != level:  # setting it clears what every logger has cached
+                logger.setLevel(level)
             logger.propagate, logger.handlers[:] = propagate, handlers
 
 
