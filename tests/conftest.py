@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only ``-m`` with ``gpu`` in it looks for GPUs: the other tests are about CPUs, whatever a machine has."""
     if "gpu" not in config.option.markexpr.replace("not gpu", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: passes of the garbage collector leave it out until this process ends."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
