@@ -22,32 +22,41 @@ if TYPE_CHECKING:
 
 def show(command: PredictCommand) -> int:
     """``cifar-ray predict``."""
-    from cifar_ray.data import imagefiles
+    from cifar_ray.data import texts
 
     if command.csv and command.json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
     table = _writable(command.csv) if command.csv not in (None, "-") else None
     out = None if command.out is None else files.folder("out", command.out)
-    imagefiles.check(command.images)
+    if not command.images and not command.text:
+        raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
+    texts.check_given(command.images)
     early.check_runs([command.run], command.tracking_uri)
 
     with output.progress(command.json or command.csv == "-"), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.orchestration.run import results
 
     task, predictions = results.predict(
-        command.run, command.images, command.checkpoint, command.tracking_uri, flags.note, command.top, out
+        command.run,
+        command.images,
+        command.checkpoint,
+        command.tracking_uri,
+        flags.note,
+        command.top,
+        out,
+        command.text,
     )
     if command.csv == "-":
         print(as_csv(task, predictions), end="")
     elif table is not None:
         files.write_whole(table, as_csv(task, predictions))
-        print(f"{table}: {counted(len(predictions), 'image')}")
+        print(f"{table}: {counted(len(predictions), predictions[0].title)}")
     else:
-        rows = [(prediction.image, prediction.answers, prediction.mask) for prediction in predictions]
+        rows = [(each.sample, each.answers, each.mask) for each in predictions]
         output.show(
             [
-                {"image": image, task.names: answers, **({"mask": mask} if mask else {})}
-                for image, answers, mask in rows
+                {each.title: each.sample, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
+                for each in predictions
             ],
             command.json,
             lambda: Console().predictions(task, rows),
@@ -66,7 +75,7 @@ def _writable(text: str | None) -> Path:
 def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
     """A header, and a row for each image: ``image,class,probability,class_2,...``, or values by name.
 
-    With masks, ``image,mask,class,share,class_2,...``.
+    With masks, ``image,mask,class,share,class_2,...``; of texts, ``text`` in place of ``image``.
     """
     names = [name for name, _ in predictions[0].answers]
     classes, masks = task.names == "classes", ["mask"] if task.answer == "masks" else []
@@ -74,9 +83,9 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
     head = [f"{title}{rank}" for rank in ranks for title in ("class", task.number)] if classes else names
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", *masks, *head])
+    writer.writerow([predictions[0].title, *masks, *head])
     for prediction in predictions:
-        paths = [path for path in (prediction.image, prediction.mask) if path is not None]
+        paths = [path for path in (prediction.sample, prediction.mask) if path is not None]
         named = [os.fsencode(path).decode(errors="backslashreplace") for path in paths]  # a name need not be UTF-8
         pairs = [cell for pair in prediction.answers for cell in pair]
         writer.writerow([*named, *(pairs if classes else [number for _, number in prediction.answers])])

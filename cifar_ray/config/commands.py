@@ -289,19 +289,23 @@ class EvaluateCommand(ResultAsJson, OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictCommand(ResultAsJson, OfModel):
-    """Classify image files with a run's model."""
+    """Classify image files, or texts, with a run's model."""
 
-    images: Positional[tuple[Path, ...]]
+    images: Positional[tuple[Path, ...]] = ()
     """Image files of any size and common format, or folders: all images below them, sorted by name; a damaged one is
-    named and left out."""
+    named and left out. For a model of texts, files with a column 'text' (.csv, .jsonl) or a text on each line
+    (.txt)."""
+
+    text: tuple[str, ...] = ()
+    """Texts, for a model of texts."""
 
     csv: str | None = None
-    """File for the answers as CSV: a row for each image with its path, and the likeliest classes with their
-    probabilities or, of a task that answers values, each value by name. '-' prints it. An earlier file is
-    overwritten."""
+    """File for the answers as CSV: a row for each image with its path, or for each text, and the likeliest
+    classes with their probabilities or, of a task that answers values, each value by name. '-' prints it. An earlier
+    file is overwritten."""
 
     top: Count = 3
-    """Classes to show per image, most likely first."""
+    """Classes to show per image or text, most likely first."""
 
     out: str | None = None
     """Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class, named

@@ -17,13 +17,14 @@ from pydantic import AfterValidator
 from cifar_ray.config.errors import ConfigError, brief, one_of
 from cifar_ray.config.schema import flat_fields
 
-FOLDER, MASKS, COCO = "folder:", "masks:", "coco:"
-"""What precedes the path of a folder in ``--dataset``: of images by class, with masks, or with COCO's annotations."""
+FOLDER, MASKS, COCO, TEXT = "folder:", "masks:", "coco:", "text:"
+"""What precedes the path of a folder in ``--dataset``: of images by class, with masks, or with COCO's annotations, or
+of texts."""
 
 TORCHVISION = "torchvision:"
 """What precedes the name of a data set of torchvision in ``--dataset``."""
 
-FOLDER_PATH, MASKS_PATH, COCO_PATH = (f"{kind}PATH" for kind in (FOLDER, MASKS, COCO))
+FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH = (f"{kind}PATH" for kind in (FOLDER, MASKS, COCO, TEXT))
 OWN, OF_TORCHVISION = "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
 
@@ -96,7 +97,7 @@ def is_function(name: str | None) -> bool:
 
 def is_folder(dataset: str) -> bool:
     """Whether a data set is files below a path."""
-    return dataset.startswith((FOLDER, MASKS, COCO))
+    return dataset.startswith((FOLDER, MASKS, COCO, TEXT))
 
 
 def path_of(dataset: str) -> str:

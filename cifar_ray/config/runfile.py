@@ -28,7 +28,7 @@ UPKEEP = ("version", *WHERE, *_IN_TIME_AND_MONEY, "start_timeout_s", "hang_timeo
 changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and in the tag ``cifar_ray.command``.
 """
 
-OF_DATA = ("dataset", "image_size", "task", "test_share", "val_share")
+OF_DATA = ("dataset", "image_size", "task", "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
 
 _LATER = ("val", "inputs", "length", "vocabulary")

@@ -12,6 +12,7 @@ from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors, torchvision_sets
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import (
     COCO_PATH,
     FOLDER,
@@ -21,6 +22,7 @@ from cifar_ray.config.option import (
     OF_TORCHVISION,
     OWN,
     SIZED,
+    TEXT_PATH,
     TORCHVISION,
     is_folder,
     library_of,
@@ -40,6 +42,9 @@ WhichCheckpoint = Literal["last", "best"]
 Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
 """Names of runs and of sweeps: they are folders, too."""
+
+LEAST_VOCABULARY = 257
+"""Tokens that there are at least: bytes, and padding."""
 
 MIXING = ("mixup", "cutmix")
 """Values of ``augment`` that mix images, and so labels."""
@@ -65,7 +70,7 @@ def _dataset(text: str) -> str:
         others = [name for name in torchvision_sets.SETS if name.lower() == text.lower()]
         near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_there(text)
         meant = f"; did you mean {near[0]}?" if near else ""
-        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, MASKS_PATH, COCO_PATH, OWN])
+        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, OWN])
         raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
     return text
 
@@ -132,6 +137,27 @@ class Images:
     """Number above every token."""
 
 
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class TextOptions:
+    """Only with ``--dataset text:PATH``."""
+
+    vocabulary: Count = option(8000, weights=True)
+    """Tokens that a text may consist of: 256 bytes and padding, and the most frequent pieces of the training texts."""
+
+    max_length: Count = option(256, weights=True)
+    """Tokens that the model sees of a text; a longer one is cut there."""
+
+    lowercase: bool = option(True, weights=True)
+    """Take upper case for lower case."""
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < LEAST_VOCABULARY:
+            raise ConfigError(
+                "vocabulary", f"must have 256 bytes and padding, at least {LEAST_VOCABULARY}, got {self.vocabulary}"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Data."""
@@ -139,7 +165,8 @@ class Data:
     dataset: DatasetText = option("cifar10", weights=True)
     """Data set: one of this package ('digits' comes with scikit-learn and needs no network); torchvision:NAME, one that
     torchvision reads and downloads; folder:PATH, a folder with one subfolder of images per class; masks:PATH, images
-    with masks of their pixels' classes; coco:PATH, images with COCO's annotations of instances, as such masks; or
+    with masks of their pixels' classes; coco:PATH, images with COCO's annotations of instances, as such masks;
+    text:PATH, texts with the names of their classes, as CSV or JSONL; or
     MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = option(None, weights=False)
@@ -166,7 +193,9 @@ class Data:
     """Keep the decoded images on disk, below --data-dir, which all nodes must share, and read them ahead of the steps.
     For data sets larger than memory."""
 
-    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, OWN)}, recorded=True)
+    text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
+
+    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, OWN)}, recorded=True)
     """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)

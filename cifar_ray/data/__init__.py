@@ -31,17 +31,18 @@ def steps_per_epoch(config: ResolvedConfig) -> int:
     return config.steps_per_epoch or spec(config).train_size // config.global_batch_size
 
 
-def read(config: TrainConfig, progress: Progress = lambda done, total: None) -> Dataset:
+def read(config: TrainConfig, progress: Progress = lambda done, total: None, encoding: str = "") -> Dataset:
     """Read a resolved config's data set.
 
     Args:
         config: names it.
         progress: called while images are decoded.
+        encoding: of a data set that has one (:class:`Dataset`), that of a run; by default it is learned.
 
     Raises:
         ConfigError: as :func:`load` and :func:`cifar_ray.data.own.load`.
     """
     if is_own(config.dataset):
-        return own.load(config, progress)
+        return own.load(config, progress, encoding)
     dataset = load(config.dataset, config.data_dir)
     return validation.published(dataset, config.val_share) if config.val_share else dataset

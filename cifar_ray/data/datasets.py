@@ -178,6 +178,7 @@ class Dataset:
         test: test samples.
         class_names: one for each number that a model gives for a sample, such as its labels.
         digest: first 16 hex digits of the SHA-256 over all columns.
+        encoding: what made numbers of what people have, as JSON: of texts, their tokenizer; empty of others.
         left_out: what was found beside the images and is not used, or otherwise than its name says, in words.
         val: validation samples; None without.
     """
@@ -189,6 +190,7 @@ class Dataset:
     digest: str
     left_out: str = ""
     val: Split | None = None
+    encoding: str = ""
 
     def contents(self, names: str, unit: str = "images") -> str:
         """``4 classes, 960 training and 240 test images; 124 files left out (.heic 120, .txt 4)``.

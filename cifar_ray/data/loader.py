@@ -15,7 +15,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import SIZED, chosen
 from cifar_ray.config.sections import MIXING
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import augment, mixing, order, policies
+from cifar_ray.data import augment, mixing, order, policies, tokens
 from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensor
 from cifar_ray.tasks.spec import IGNORED
 
@@ -35,13 +35,15 @@ small operations that take as long for 16 images as for 1,024 are paid once for 
 class DataShard:
     """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``micro_batches``.
 
-    A rank that has no use for the inputs gets none of them, only targets and seeds.
+    A rank that has no use for the inputs gets none of them, only targets and seeds. With ``one_shape`` all texts are
+    padded to one length, as they must be that pass through stages of fixed shapes.
     """
 
     index: int = 0
     shares: int = 1
     micro_batches: int = 1
     inputs: bool = True
+    one_shape: bool = False
 
 
 class MicroBatch(NamedTuple):
@@ -61,6 +63,13 @@ class MicroBatch(NamedTuple):
     targets: Tensor
     seed: int
     divisor: float
+
+
+class Texts(NamedTuple):
+    """Tokens of a text on average, without padding, and the share of padding in what passes through the model."""
+
+    tokens: float
+    padding: float
 
 
 class _Block(NamedTuple):
@@ -107,6 +116,12 @@ class TrainLoader:
         counts = None if self._has_masks else task.counts(targets)
         self._counts = None if counts is None else counts.to(device)
         self._order: tuple[int, Tensor, Tensor] = (-1, self._targets, self._targets)
+        # Texts of a global batch are of about equal length, and are cut to the longest one's.
+        rows = dataset.train.inputs if dataset.spec.inputs == "tokens" else None
+        self._lengths = None if rows is None else torch.from_numpy(tokens.lengths(rows))
+        self._widths = None if rows is None else torch.from_numpy(tokens.widths(rows))
+        self._cuts = rows is not None and not data_shard.one_shape and not config.compile
+        self._longest: list[int] = []
         self._seeds: list[list[int]] = []
         self._ready = _Block(-1, range(0), self._inputs, self._targets, ())
         self._coming: dict[tuple[int, int], Future[Tensor]] = {}
@@ -119,6 +134,8 @@ class TrainLoader:
             self._ready = self._block(epoch, step)
         row = self._ready.steps.index(step)
         inputs, targets, divisor = self._ready.inputs[row], self._ready.targets[row], self._ready.divisors[row]
+        if self._cuts:
+            inputs = inputs[:, : self._longest[step]]
         parts = self._shard.micro_batches
         for shown, learned, seeds in zip(inputs.chunk(parts), targets.chunk(parts), self._seeds):
             normalised = self._normalise(shown)  # images are channels last
@@ -204,13 +221,33 @@ class TrainLoader:
     def _permutation(self, epoch: int) -> Tensor:
         """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""
         if self._order[0] != epoch:
-            samples = order.permutation(self._config.seed, epoch, len(self._targets))
+            samples = self._drawn(epoch)
             self._order = (epoch, samples.to(self._targets.device), samples)
             steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
             first = self._shard.index * self._shard.micro_batches
             micro_batches = range(first, first + self._shard.micro_batches)
             self._seeds = [order.step_seeds(self._config.seed, steps, micro_batch) for micro_batch in micro_batches]
         return self._order[1]
+
+    def _drawn(self, epoch: int) -> Tensor:
+        """The epoch's order; of texts, also what those of each global batch are cut to."""
+        seed, batch = self._config.seed, self._config.global_batch_size
+        if self._widths is None:
+            return order.permutation(seed, epoch, len(self._targets))
+        samples = order.bucketed(seed, epoch, self._widths, batch)
+        self._longest = self._widths[samples].view(-1, batch).amax(1).tolist()
+        return samples
+
+    def texts(self) -> Texts | None:
+        """What there is to compute in the first epoch; None of other inputs."""
+        if self._widths is None or self._lengths is None:
+            return None
+        batch = self._config.global_batch_size
+        samples = order.bucketed(self._config.seed, 0, self._widths, batch)
+        widths = self._widths[samples].view(-1, batch).amax(1) if self._cuts else self._inputs.shape[1]
+        computed = torch.as_tensor(widths).float().mean() * batch
+        mean = self._lengths[samples].float().mean().item()
+        return Texts(mean, 1 - mean * batch / computed.item())
 
 
 def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:
@@ -253,4 +290,5 @@ def evaluation_batches(
     size = max(int(EVALUATION_BATCH[device.type] * share), 1)
     for start in range(mine.start, mine.stop, size):
         part = slice(start, min(start + size, mine.stop))
-        yield normalise(inputs[part].to(device)), targets[part].to(device)
+        shown = as_tensor(tokens.cut(split.inputs[part])) if spec.inputs == "tokens" else inputs[part]
+        yield normalise(shown.to(device)), targets[part].to(device)

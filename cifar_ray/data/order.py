@@ -52,6 +52,25 @@ def permutation(seed: int, epoch: int, size: int) -> Tensor:
     return torch.argsort(hash64(seed, epoch, torch.arange(size)), stable=True)
 
 
+def bucketed(seed: int, epoch: int, lengths: Tensor, batch: int) -> Tensor:
+    """The order of an epoch whose global batches have samples of about equal lengths; int64, (steps x ``batch``,).
+
+    As many samples as fill whole global batches are drawn by their hash, sorted by length and cut into global batches,
+    which come in hashed order. So a global batch has samples of one length, and at most one for each of the others has
+    samples of several: no more are left out than without lengths, others in each epoch.
+
+    Args:
+        seed: the run's.
+        epoch: from 0.
+        lengths: what each sample is padded to at least, few different ones: int64, (N,).
+        batch: samples of a global batch.
+    """
+    steps = steps_per_epoch(len(lengths), batch)
+    drawn = permutation(seed, epoch, len(lengths))[: steps * batch]
+    batches = drawn[torch.argsort(lengths[drawn], stable=True)].view(steps, batch)
+    return batches[permutation(seed, epoch, steps)].flatten()
+
+
 def steps_per_epoch(size: int, global_batch: int) -> int:
     """Whole global batches in an epoch. The remaining samples, others in each epoch, are left out."""
     return size // global_batch

@@ -1,10 +1,11 @@
-"""Data sets that are not this package's own: ``folder:``, ``masks:``, ``coco:``, torchvision's, ``MODULE:FUNCTION``.
+"""Data sets that are not this package's own: of files, such as a ``folder:``, torchvision's, ``MODULE:FUNCTION``.
 
 A folder has one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
 (or val/; Training/ and the like will do), or PATH/CLASS/... and a share that is kept for the test. With val/ beside
 test/, val/ has the validation images; else they are a share of those to train on, by their relative paths. Images with
-masks are those of :mod:`cifar_ray.data.masks`, with COCO's annotations of :mod:`cifar_ray.data.coco`, functions those
-of :mod:`cifar_ray.data.arrays`, torchvision's sets those of :mod:`cifar_ray.data.torchvision_images`.
+masks are those of :mod:`cifar_ray.data.masks`, with COCO's annotations of :mod:`cifar_ray.data.coco`, texts those of
+:mod:`cifar_ray.data.texts`, functions those of :mod:`cifar_ray.data.arrays`, torchvision's sets those of
+:mod:`cifar_ray.data.torchvision_images`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import numpy as np
 from cifar_ray import tasks
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import COCO, MASKS, TORCHVISION, is_folder, path_of
+from cifar_ray.config.option import COCO, MASKS, TEXT, TORCHVISION, is_folder, path_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, coco, decoded, folders, imagefiles, masks, torchvision_images
+from cifar_ray.data import arrays, coco, decoded, folders, imagefiles, masks, texts, torchvision_images
 from cifar_ray.data.datasets import Dataset
 from cifar_ray.data.decoded import Progress
 
@@ -45,6 +46,10 @@ def look(config: TrainConfig) -> Images:
     Raises:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
+    if config.dataset.startswith(TEXT):
+        root = _path(config.dataset)
+        with _reading(root):
+            return texts.look(config, root)
     if is_folder(config.dataset):
         root = _path(config.dataset)
         with _reading(root):
@@ -79,6 +84,8 @@ def has_validation(config: TrainConfig) -> bool:
         return False
     root = _path(config.dataset)
     with _reading(root):
+        if config.dataset.startswith(TEXT):
+            return "val" in texts.files(root)
         return root.is_dir() and folders.halves(root).val is not None
 
 
@@ -94,8 +101,10 @@ def described(dataset: Dataset) -> Images:
     return Images(*counts, spec.image_size, spec.mean, spec.std, dataset.digest, spec.val_size, **kind)
 
 
-def load(config: TrainConfig, progress: Progress) -> Dataset:
+def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset:
     """Read the data set; image files are decoded when they have not been, or have changed.
+
+    ``encoding``: of texts, the tokenizer to use in place of one that is trained.
 
     Raises:
         ConfigError: when it cannot be read; the sentence names the file.
@@ -105,6 +114,9 @@ def load(config: TrainConfig, progress: Progress) -> Dataset:
     if not is_folder(config.dataset):
         return _from_function(config)
     root = _path(config.dataset)
+    if config.dataset.startswith(TEXT):
+        with _reading(root):
+            return texts.load(config, root, encoding)
     with _reading(root):
         # Deeper folders may have changed since a first look. A run that began without validation images, when val/ had
         # no use beside test/, goes on so.

@@ -35,6 +35,10 @@ class Check:
     problem: str = ""
 
 
+_TEXT = 60
+"""Characters of a text in a line about it."""
+
+
 class View(Protocol):
     """What displays one run: a :class:`Console`, or its row in a sweep's table."""
 
@@ -195,6 +199,9 @@ class Console(Display):
             parts = (f"{name} {1000 * times[f'time/iteration_{name}_s']:.1f} ms" for name in ("mean", "median", "p95"))
             rows.append(("training per iteration", ", ".join(parts)))
             rows.append(("throughput", task.speed(times[task.throughput])))
+        if "tokens_per_s" in times:
+            padding = f"{times['padding_share']:.1%}".replace("%", " %")
+            rows.append(("tokens", f"{times['tokens_per_s']:,.0f} tokens/s; {padding} of what is computed is padding"))
         rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
         if "skipped_steps" in metrics:
             rows.append(("steps skipped in fp16", f"{metrics['skipped_steps']:,.0f}"))
@@ -235,12 +242,13 @@ class Console(Display):
         self._table(rows)
 
     def predictions(
-        self, task: TaskSpec, predictions: Iterable[tuple[Path, Sequence[tuple[str, float]], Path | None]]
+        self, task: TaskSpec, predictions: Iterable[tuple[Path | str, Sequence[tuple[str, float]], Path | None]]
     ) -> None:
-        """One line per image: its likeliest classes with their probabilities, or its values, and its mask's file."""
-        for image, answers, mask in predictions:
+        """One line per sample: its likeliest classes with their probabilities, or its values, and its mask's file."""
+        for sample, answers, mask in predictions:
             of = f" -> {mask}" if mask else ""
-            self.line(f"{image}{of}: {', '.join(f'{name} {task.answer_text(number)}' for name, number in answers)}")
+            shown = textwrap.shorten(sample, _TEXT, placeholder="...") if isinstance(sample, str) else sample
+            self.line(f"{shown}{of}: {', '.join(f'{name} {task.answer_text(number)}' for name, number in answers)}")
 
     def strategies(self, known: Mapping[str, About]) -> None:
         """Each strategy: its promise, source and messages."""

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import LIBRARIES, MASKS_PATH, OWN, chosen, option, or_own
+from cifar_ray.config.option import LIBRARIES, MASKS_PATH, OWN, TEXT_PATH, chosen, option, or_own
 from cifar_ray.config.schema import STRICT, Count, Counts, Scalar, Share, plainly
 
 ModelName = Literal[
@@ -139,7 +139,7 @@ def _pair(values: tuple[int, int]) -> str:
 ConvolutionsText = Annotated[str, AfterValidator(lambda text: str(Convolutions.parse(text)))]
 
 
-OF_DATA = {MASKS_PATH: "unet"}
+OF_DATA = {MASKS_PATH: "unet", TEXT_PATH: "textcnn"}
 """The usual model of data sets that the one of all others does not take."""
 
 

@@ -302,28 +302,28 @@ def _by_epoch(look: Look, drawn: Sequence[tuple[str, Sequence[Line]]], labels: t
 
 def confusion(runs: Runs) -> Chart | None:
     """The confusion matrix of the best finished run that has one."""
-    if (shown := _best(runs)) is None:
+    if (shown := best(runs)) is None:
         return None
-    best, named = shown
+    run, named = shown
     unit, of = runs.task.spec.confused, runs.task.spec.primary
     caption = (
-        f"Test {unit} of {best.dataset} by true and predicted class: {named}. Those on the diagonal are right."
-        f"{_confused(best)}"
+        f"Test {unit} of {run.dataset} by true and predicted class: {named}. Those on the diagonal are right."
+        f"{_confused(run)}"
     )
-    paint = draw.drawn(draw.matrix, best.confusion, best.class_names, unit)
+    paint = draw.drawn(draw.matrix, run.confusion, run.class_names, unit)
     return Chart("confusion", f"Confusion matrix of the {of.most} run", caption, paint)
 
 
 def _mistakes(runs: Runs) -> Chart | None:
     """The test images that the same run got wrong most surely."""
-    if (shown := _best(runs)) is None or not shown[0].mistakes:
+    if (shown := best(runs)) is None or not (wrong := [one for one in shown[0].mistakes if "png" in one]):
         return None
-    best, named = shown
+    run, named = shown
     caption = (
-        f"Test images of {best.dataset} that were taken for another class with the highest probability: {named}. Above "
+        f"Test images of {run.dataset} that were taken for another class with the highest probability: {named}. Above "
         "each stand its class, the one that it was taken for, and that one's probability."
     )
-    return Chart("mistakes", "Images most surely wrong", caption, draw.drawn(_pictures, best.mistakes))
+    return Chart("mistakes", "Images most surely wrong", caption, draw.drawn(_pictures, wrong))
 
 
 def _pictures(look: Look, shown: Sequence[mistakes.Record]) -> Any:
@@ -335,7 +335,7 @@ def _pictures(look: Look, shown: Sequence[mistakes.Record]) -> Any:
     return figure
 
 
-def _best(runs: Runs) -> tuple[Trial, str] | None:
+def best(runs: Runs) -> tuple[Trial, str] | None:
     """The best finished run that has a confusion matrix, and how it was chosen, in words."""
     trials = [trial for trial in runs.study.trials if trial.finished and trial.confusion]
     of, primary = runs.task.spec.primary, runs.task.primary
@@ -343,12 +343,12 @@ def _best(runs: Runs) -> tuple[Trial, str] | None:
     known = [(of.rank(value), trial) for trial in trials if (value := chooser.measure(trial)) is not None]
     if not known:
         return None
-    _, best = max(known, key=lambda ranked: ranked[0])
+    _, run = max(known, key=lambda ranked: ranked[0])
     chosen = "" if chooser is primary else " by validation"
     if not chosen and len(known) > 1 and any(trial.chosen_by for trial in trials):  # earlier versions recorded nothing
         chosen = ", chosen on the test set"
-    figure = primary.text(primary.measure(best) or 0.0)
-    return best, f"{best.model}, {best.name}, the {of.most} finished run{chosen} ({figure})"
+    figure = primary.text(primary.measure(run) or 0.0)
+    return run, f"{run.model}, {run.name}, the {of.most} finished run{chosen} ({figure})"
 
 
 def _confused(trial: Trial) -> str:

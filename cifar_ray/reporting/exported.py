@@ -172,7 +172,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     if _COMMAND in tags:
         tags[_COMMAND] = _without_places(tags[_COMMAND])
     values = dataclasses.asdict(dataclasses.replace(trial, history={}))
-    del values["mistakes"]  # they are images of somebody's
+    del values["mistakes"]  # they are images or texts of somebody's
     return values | {"history": history, "tags": tags, "page": None}
 
 

@@ -29,6 +29,7 @@ from cifar_ray.reporting import (
     draw,
     exported,
     lineage,
+    misread,
     pages,
     papers,
     printed,
@@ -186,6 +187,7 @@ def results(
         cautions=cautions.cautions(runs, price),
         sections=[
             *([part.section for part in parts] if page is None else page.sections),
+            *misread.sections(runs),
             *lineage.sections(runs.study),
         ],
         runs=tables.runs_table(runs.study),

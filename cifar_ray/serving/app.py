@@ -1,16 +1,17 @@
-"""The FastAPI application that answers for images with a run's model.
+"""The FastAPI application that answers for images, or texts, with a run's model.
 
-``POST /predict`` answers for the image that is its body, ``GET /`` describes the model, and ``GET /healthz`` answers
-while the server lives. Every answer is JSON; an error is ``{"error": "one sentence"}``.
+``POST /predict`` answers for the image or the text that is its body, ``GET /`` describes the model, and ``GET
+/healthz`` answers while the server lives. Every answer is JSON; an error is ``{"error": "one sentence"}``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from cifar_ray import data
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import DatasetSpec, imagefiles
+from cifar_ray.data import DatasetSpec, imagefiles, tokens
 from cifar_ray.orchestration.run import results
 from cifar_ray.tasks import SUBSETS, TaskSpec, choosing
 from cifar_ray.training import predictor
@@ -62,32 +63,44 @@ def of_run(
         "weights_sha256": checkpoint.weights_sha256,
         task.names: snapshot.class_names,
     }
-    app = build(about, task, data.spec(snapshot.config), predictor.of(checkpoint.address, snapshot))
+    if data.spec(snapshot.config).inputs == "tokens":
+        results.check_reads(snapshot)
+    model = predictor.of(checkpoint.address, snapshot)
+    app = build(about, task, data.spec(snapshot.config), model, snapshot.encoding)
     if snapshot.score is not None:
         app.state.result = f"{SUBSETS[measured]} {task.primary.named(snapshot.score)}"
     return app
 
 
-def build(about: dict[str, Any], task: TaskSpec, spec: DatasetSpec, model: Callable[[Tensor], Tensor]) -> FastAPI:
-    """The application for a model that maps uint8 images (B, side, side, 3) to its task's answers (B, ...).
+def build(
+    about: dict[str, Any], task: TaskSpec, spec: DatasetSpec, model: Callable[[Tensor], Tensor], encoding: str = ""
+) -> FastAPI:
+    """The application for a model that maps uint8 images (B, side, side, 3), or texts, to its task's answers (B, ...).
 
     Args:
         about: describes the model, as ``GET /`` and ``app.state.about`` give it; ``classes``, or ``values``, are the
             answers' names in order.
         task: of the model.
-        spec: of the model's images.
+        spec: of the model's inputs.
         model: computes on the CPU.
+        encoding: of texts, the tokenizer; a model of them maps int32 tokens (B, length).
     """
     app = FastAPI(openapi_url=None)
     app.state.about, app.state.result = about, ""
-    bodies, batches, decoders = Bodies(), Batches(model), ThreadPoolExecutor(_DECODERS)
+    app.state.noun, app.state.example = ("text", "TEXT") if spec.inputs == "tokens" else ("image", "@IMAGE")
+    run = model if spec.inputs == "images" else lambda rows: model(torch.from_numpy(tokens.cut(rows.numpy())))
+    bodies, batches, decoders = Bodies(), Batches(run), ThreadPoolExecutor(_DECODERS)
 
     @app.post("/predict")
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=_MAX_TOP)] = _MAX_TOP) -> JSONResponse:
         names, loop = about[task.names], asyncio.get_running_loop()
         async with bodies.receive(request) as body:
-            pixels, size = await loop.run_in_executor(decoders, _decode, spec, body)
-            row, images = await batches.answer(pixels)
+            if spec.inputs == "tokens":
+                is_json = request.headers.get("content-type", "").startswith("application/json")
+                given, size = await loop.run_in_executor(decoders, _encode, spec, encoding, body, is_json), (0, 0)
+            else:
+                given, size = await loop.run_in_executor(decoders, _decode, spec, body)
+            row, images = await batches.answer(given)
         numbers, mask = await loop.run_in_executor(decoders, results.answered, task, names, row, size)
         document = task.document(names, numbers, top)
         if mask:
@@ -115,9 +128,10 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
         error = HTTPException(400, f"top must be a whole number of classes from 1 to {_MAX_TOP}, got {top!r}")
     if not isinstance(error, Refusal):
         error = HTTPException(500, f"{path} failed with {type(error).__name__}")
-    headers = error.headers or {}
+    headers, noun = error.headers or {}, request.app.state.noun
+    article = "an" if noun == "image" else "a"
     sentences = {
-        404: f"there is nothing at {path}; send an image to /predict by POST",
+        404: f"there is nothing at {path}; send {article} {noun} to /predict by POST",
         405: f"{path} takes {headers.get('Allow')}, not {request.method}",
     }
     return JSONResponse({"error": sentences.get(error.status_code, error.detail)}, error.status_code, headers)
@@ -132,6 +146,24 @@ def _decode(spec: DatasetSpec, body: bytes) -> tuple[Tensor, tuple[int, int]]:
         return imagefiles.batch(spec, [image])[0], image.size
     except imagefiles.ImageError as error:
         raise HTTPException(400, f"cannot read the image: {error}") from None
+
+
+def _encode(spec: DatasetSpec, encoding: str, body: bytes, is_json: bool) -> Tensor:
+    """A text as the model gets it: plain, or the value of ``text`` in a JSON object."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise HTTPException(400, "cannot read the text: it is not UTF-8") from None
+    if is_json or text.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            document = json.loads(text)
+            if isinstance(document, dict) and isinstance(document.get("text"), str):
+                text, is_json = document["text"], False
+        if is_json:
+            raise HTTPException(400, 'cannot read the text: JSON must be an object with a text, {"text": "..."}')
+    if not text.strip():
+        raise HTTPException(400, "the text is empty; send one: curl --data-binary TEXT")
+    return torch.from_numpy(tokens.encode(encoding, [text], spec.length)[0][0])
 
 
 class Batches:
@@ -194,7 +226,8 @@ class Bodies:
 
     async def _read(self, request: Request, body: bytearray) -> None:
         if request.headers.get("content-type", "").startswith("multipart/"):
-            raise HTTPException(415, "the body must be the image itself, not a form: curl --data-binary @IMAGE")
+            noun, example = request.app.state.noun, request.app.state.example
+            raise HTTPException(415, f"the body must be the {noun} itself, not a form: curl --data-binary {example}")
         self._check(int(request.headers.get("content-length", 0)))
         async for part in request.stream():
             body += part

@@ -37,17 +37,17 @@ def serve(
     server = uvicorn.Server(uvicorn.Config(app, loop="asyncio", http="h11", log_level="warning"))
     for signum in (signal.SIGINT, signal.SIGTERM):  # also before and after uvicorn listens to them
         signal.signal(signum, server.handle_exit)
-    for text in _instructions(app.state.about, app.state.result, command):
+    for text in _instructions(app.state.about, app.state.result, app.state.example, command):
         line(text)
     server.run([listener])
     line("stopped; the model is no longer served")
 
 
-def _instructions(about: Mapping[str, Any], result: str, command: ServeCommand) -> Iterator[str]:
+def _instructions(about: Mapping[str, Any], result: str, example: str, command: ServeCommand) -> Iterator[str]:
     """Yield lines on where the model is and how to use it."""
     url = f"http://{f'[{command.host}]' if ':' in command.host else command.host}:{command.port}"
     yield ", ".join(filter(None, (f"{about['model']} of run {about['run']}, {about['checkpoint']}", result)))
     yield f"ready at {url}; Ctrl-C ends it"
     if command.host not in _LOOPBACK:
         yield f"caution: anyone who reaches port {command.port} of this address can use it; there is no password"
-    yield f"  curl --data-binary @IMAGE '{url}/predict?top=3'"
+    yield f"  curl --data-binary {example} '{url}/predict?top=3'"

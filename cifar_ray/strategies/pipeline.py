@@ -118,7 +118,7 @@ class Pipeline(Base):
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
         """All of it: the first stage takes the inputs, the last one the targets."""
-        return DataShard(inputs=worker.rank == 0)
+        return DataShard(inputs=worker.rank == 0, one_shape=True)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         (micro_batch,) = micro_batches

@@ -92,8 +92,11 @@ def spec(config: TrainConfig) -> TaskSpec:
     Raises:
         ConfigError: as :func:`of`.
     """
-    facts, inputs = of(config).spec, config.images.inputs
-    return facts if facts.unit != "images" else dataclasses.replace(facts, unit=UNITS[inputs])
+    facts, unit = of(config).spec, UNITS[config.images.inputs]
+    if facts.unit != "images" or unit == "images":
+        return facts
+    figures = (dataclasses.replace(each, meaning=each.meaning.replace("images", unit)) for each in facts.figures)
+    return dataclasses.replace(facts, unit=unit, figures=tuple(figures))
 
 
 def to_record(task: TaskSpec) -> dict[str, Any] | None:

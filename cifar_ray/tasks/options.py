@@ -19,9 +19,9 @@ class Task:
     """Task."""
 
     task: TaskText | None = option(None, weights=True)
-    """What is learned: classification, a class for each image; segmentation, a class for each pixel; or MODULE:CLASS,
-    a class of your own with the methods of cifar_ray.tasks.protocol.Task. Default: what the data set is for,
-    segmentation with masks:PATH and coco:PATH, else classification."""
+    """What is learned: classification, a class for each image or text; segmentation, a class for each pixel; or
+    MODULE:CLASS, a class of your own with the methods of cifar_ray.tasks.protocol.Task. Default: what the data set is
+    for, segmentation with masks:PATH and coco:PATH, else classification."""
 
     task_source: str | None = option(None, weights=True, only={"task": (OWN,)}, recorded=True)
     """SHA-256 of the file that defines your own task."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from PIL import Image
 
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, tokens
 from cifar_ray.data.masks import palette
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.spec import IGNORED
@@ -26,7 +26,6 @@ from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
-_IMAGE_MODEL = Path(__file__).with_name("image_model.py")
 _MOST_LABELS, _SHOWN = 20, 8
 _one_at_a_time = threading.Lock()
 """Runs of a sweep end at their own times; torch's export and generator, and MLflow's loading of a file, are global."""
@@ -42,6 +41,8 @@ def log_confusion(
 ) -> str:
     """``confusion_matrix.png`` and ``mistakes.png``, and the data of both as ``confusion_matrix.json``.
 
+    Of texts, ``mistakes.json`` is a table in place of the picture.
+
     Returns:
         Why a picture cannot be drawn; empty when they are there.
     """
@@ -50,7 +51,10 @@ def log_confusion(
     pictures: dict[str, Callable[[], Any]] = {
         "confusion_matrix.png": lambda: confusion_figure(confusion, names, counted)
     }
-    if wrong:
+    if wrong and "text" in wrong[0]:
+        table = {name: [record[name] for record in wrong] for name in ("text", "true", "predicted", "probability")}
+        client.log_table(run_id, table, "mistakes.json")
+    elif wrong:
         pictures["mistakes.png"] = lambda: mistakes.picture(wrong)
     for name, draw in pictures.items():
         picture = io.BytesIO()
@@ -145,7 +149,7 @@ def log_model(
     task: TaskSpec,
     epoch: int,
 ) -> None:
-    """Log a model of the run, named after the run, that takes image files: ``image_model.py`` and the exported network.
+    """Log a model of the run, named after the run: ``image_model.py`` or ``text_model.py`` and the exported network.
 
     Args:
         client: of the store.
@@ -167,29 +171,23 @@ def log_model(
     known = ((model.tags.get(WHICH_TAG), steps[model.model_id]) for model in logged_models(client, run))
     if (which, epoch) in known:
         return  # a repeated attempt, or a run that was complete before this process
-    spec = dataset.spec
+    taken = _taken(dataset)
     outputs: dict[str, Any] = dict.fromkeys(dataset.class_names, DataType.double)
     if task.answer == "masks":
         outputs = {"mask": DataType.binary}
     elif task.answer == "classes":
         outputs = {"label": DataType.string, "probability": DataType.double, "probabilities": Map(DataType.double)}
     signature = ModelSignature(
-        inputs=Schema([ColSpec(DataType.binary, "image")]),
+        inputs=Schema(
+            [ColSpec(DataType.binary if isinstance(taken.example, bytes) else DataType.string, taken.column)]
+        ),
         outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
-    config = {
-        "answer": task.answer,
-        "labels": list(dataset.class_names),
-        "side": spec.image_size,
-        "native_side": spec.native_size,
-        "grey": spec.grey,
-        "crop": spec.crop,
-    }
-    images, file = np.array(dataset.test.images[:2]), io.BytesIO()
-    Image.fromarray(images[0]).save(file, "png")
+    config = {"answer": task.answer, "labels": list(dataset.class_names), **taken.config}
+    inputs = torch.from_numpy(np.array(dataset.test.inputs[:2]))
     requirements = [
         f"{package}=={metadata.version(package).partition('+')[0]}"  # without +cpu, which PyPI does not have
-        for package in ("torch", "mlflow", "numpy", "pillow")
+        for package in ("torch", "mlflow", "numpy", taken.package)
     ]
     name = re.sub("[/:.%\"']", "_", run.info.run_name)  # MLflow takes none of these here
     with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
@@ -210,26 +208,55 @@ def log_model(
             points = [point for history in histories for point in history if point.step == epoch and not point.model_id]
             metrics = [Metric(p.key, p.value, p.timestamp, p.step, model_id=logged.model_id) for p in points]
             client.log_batch(run_id, metrics=metrics)
-            batch = {0: torch.export.Dim.AUTO}  # any number of images
-            program = torch.export.export(learned, (torch.from_numpy(images),), dynamic_shapes=[batch])
+            batch = {0: torch.export.Dim.AUTO}  # any number of samples
+            program = torch.export.export(learned, (inputs,), dynamic_shapes=[batch])
             torch.export.save(program, f"{folder}/network.pt2")
+            kept = {"network": f"{folder}/network.pt2"}
+            if taken.tokenizer:
+                kept["tokenizer"] = f"{folder}/tokenizer.json"
+                Path(kept["tokenizer"]).write_text(taken.tokenizer, encoding="utf-8")
             mlflow.pyfunc.save_model(
                 f"{folder}/model",
                 mlflow_model=Model(
                     logged.artifact_location, run_id, model_uuid=logged.model_id, model_id=logged.model_id
                 ),
-                python_model=_IMAGE_MODEL,
-                artifacts={"network": f"{folder}/network.pt2"},
+                python_model=taken.code,
+                artifacts=kept,
                 model_config=config,
                 signature=signature,
-                input_example=pd.DataFrame({"image": [file.getvalue()]}),
+                input_example=pd.DataFrame({taken.column: [taken.example]}),
                 pip_requirements=requirements,
-                metadata={"dataset": spec.name, "dataset_digest": dataset.digest},
+                metadata={"dataset": dataset.spec.name, "dataset_digest": dataset.digest},
             )
             client.log_model_artifacts(logged.model_id, f"{folder}/model")
             status = LoggedModelStatus.READY
         finally:
             client.finalize_logged_model(logged.model_id, status)
+
+
+class _Taken(NamedTuple):
+    """What a logged model takes: the file with its code, the column, a value of it, and what the code needs."""
+
+    code: Path
+    column: str
+    example: bytes | str
+    config: dict[str, Any]
+    package: str
+    tokenizer: str = ""
+
+
+def _taken(dataset: Dataset) -> _Taken:
+    """What a model of a data set takes."""
+    spec, here = dataset.spec, Path(__file__)
+    if spec.inputs == "tokens":
+        text = tokens.decode(dataset.encoding, dataset.test.inputs[0])
+        return _Taken(
+            here.with_name("text_model.py"), "text", text, {"length": spec.length}, "tokenizers", dataset.encoding
+        )
+    file = io.BytesIO()
+    Image.fromarray(np.array(dataset.test.images[0])).save(file, "png")
+    sizes = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
+    return _Taken(here.with_name("image_model.py"), "image", file.getvalue(), sizes, "pillow")
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:

@@ -1,4 +1,4 @@
-"""The test images that a run's model got wrong most surely: what MLflow keeps of them, and their picture."""
+"""The test images or texts that a run's model got wrong most surely: what MLflow keeps of them, and their picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, tokens
 from cifar_ray.tracking import drawing
 from cifar_ray.training.mistakes import Mistake
 
@@ -22,12 +22,21 @@ WORDS = 0.55
 
 _LETTER = 0.075  # inches
 
+_CHARACTERS = 240
+"""Characters of a text in a record, at most."""
+
 Record = Mapping[str, Any]
-"""One image: ``index`` in the test set, ``true`` and ``predicted`` class, ``probability``, and ``png`` in base64."""
+"""One sample: ``index`` in the test set, ``true`` and ``predicted`` class, ``probability``, and ``png`` in base64 of an
+image, or ``text``, as the model sees it and shortened."""
 
 
 def records(mistakes: Sequence[Mistake], tested: Dataset) -> list[Record]:
-    """What is kept of mistakes on the test images of ``tested``, which may be some of all (``--test-images``)."""
+    """What is kept of mistakes on the test samples of ``tested``, which may be some of all (``--test-images``).
+
+    Nothing is kept of tokens that cannot be read, those of a function of the user's own.
+    """
+    if tested.spec.inputs == "tokens" and not tested.encoding:
+        return []
     every, some = tested.spec.test_size, len(tested.test)
     return [
         {
@@ -35,10 +44,17 @@ def records(mistakes: Sequence[Mistake], tested: Dataset) -> list[Record]:
             "true": tested.class_names[mistake.label],
             "predicted": tested.class_names[mistake.predicted],
             "probability": mistake.probability,
-            "png": _png(Image.fromarray(tested.test.images[mistake.position])),
+            **_shown(tested, mistake.position),
         }
         for mistake in mistakes
     ]
+
+
+def _shown(tested: Dataset, position: int) -> dict[str, str]:
+    if tested.spec.inputs == "tokens":
+        text = tokens.decode(tested.encoding, tested.test.inputs[position])
+        return {"text": _short(" ".join(text.split()), _CHARACTERS)}
+    return {"png": _png(Image.fromarray(tested.test.images[position]))}
 
 
 def _png(image: Image.Image) -> str:

@@ -283,7 +283,7 @@ class RunRecord(Record):
             epoch: at whose end the checkpoint was written.
         """
         of = (which, load, dataset, self.task, epoch)
-        if dataset.spec.inputs != "images":
+        if dataset.spec.inputs != "images" and not dataset.encoding:
             return
         self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 

@@ -56,6 +56,7 @@ class Snapshot:
         epoch_loss: sum over the epoch's steps so far of the losses' mean over ranks.
         history: every row recorded so far.
         task: what is learned.
+        encoding: that of the data set (:class:`cifar_ray.data.Dataset`).
     """
 
     config: ResolvedConfig
@@ -69,6 +70,7 @@ class Snapshot:
     epoch_loss: float
     history: Sequence[Row]
     task: TaskSpec
+    encoding: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class _State:
     clock: dict[str, Any]
     epoch_loss: Number
     history: list[Row]
+    encoding: str = ""
 
 
 _STATE = TypeAdapter(_State)
@@ -105,6 +108,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             "clock": snapshot.clock,
             "epoch_loss": snapshot.epoch_loss,
             "history": [asdict(row) for row in snapshot.history],
+            **({"encoding": snapshot.encoding} if snapshot.encoding else {}),
         }
         (partial / STATE).write_bytes(_packed(state))
         made = Manifest(

@@ -114,6 +114,7 @@ def _snapshot(state: TrainingState, optimizer_state: dict[str, Any], total: floa
         clock=state.clock.state(),
         epoch_loss=total / state.worker.world_size,
         history=state.history,
+        encoding=state.encoding,
     )
 
 
@@ -246,6 +247,9 @@ def outcome(state: TrainingState, tested: Tested) -> Outcome:
     if "time/iteration_mean_s" in times:
         seconds = times["time/iteration_mean_s"] if state.strategy.synchronous else state.clock.pace()
         times[task.throughput] = state.config.global_batch_size / seconds
+        if texts := state.loader.texts():
+            times["tokens_per_s"] = texts.tokens * times[task.throughput]
+            times["padding_share"] = texts.padding
     path, digest = _final(state)
     return Outcome(
         epochs=len(epochs),

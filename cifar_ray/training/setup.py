@@ -69,6 +69,7 @@ class TrainingState:
     tester: Evaluator
     clock: Clock
     class_names: tuple[str, ...]
+    encoding: str
     stopper: Stopper
     started: Started
     epoch_loss: Tensor
@@ -146,6 +147,7 @@ def prepare(
         tester=tester,
         clock=clock,
         class_names=dataset.class_names,
+        encoding=dataset.encoding,
         stopper=Stopper(worker, asked, config.epochs * steps, pause_after and pause_after * steps),
         started=Started(
             config,

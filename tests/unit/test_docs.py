@@ -77,7 +77,8 @@ def test_flags_exist(page: Path) -> None:
     known = {errors.flag_of(key) for kind in kinds for key in schema.flat_types(kind)}
     if page.name in ("performance.md", "CHANGELOG.md"):  # measurements and releases name the flags of their commits
         known |= {errors.flag_of(former) for former in schema.renamed(TrainConfig)}
-    known |= {"--help", "--help-all", "--no-nesterov", "--no-augment"}  # the last one is gone, as CHANGELOG.md says
+    known |= {"--help", "--help-all", "--no-nesterov", "--no-text.lowercase"}
+    known |= {"--no-augment"}  # it is gone, as CHANGELOG.md says
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--noconftest"}  # pytest's

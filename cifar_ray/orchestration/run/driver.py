@@ -35,7 +35,8 @@ from cifar_ray.tasks import choosing
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint, recipe
-from cifar_ray.training.observer import Launch, Row, SavedCheckpoint
+from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.observer import Launch, SavedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ def train(
     with signals(), Console() as console:
         if note := recipe.share_note(config, asked):
             console.line(note)
-        weights = None
+        weights, encoding = None, ""
         if config.weights is not None:
             run_folder.refuse_taken(config, uri)
             console.doing(f"reading the weights {config.weights}")
-            config, weights = given_weights.find(config, uri, console.line)
+            config, weights, encoding = given_weights.find(config, uri, console.line)
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
         client = store.connect(uri)
@@ -95,7 +96,7 @@ def train(
             with held:
                 if weights is not None:
                     checkpoints.keep_initial(folder.folder, str(config.weights_digest), weights)
-                config, dataset, data_s = _read(config, console)
+                config, dataset, data_s = _read(config, console, encoding)
                 with _allocated(config, folder, console) as ready:
                     chosen = ready.chosen
                     record = RunRecord.create(
@@ -158,12 +159,15 @@ def resume(
     with signals(), folder.lock(), Console() as console:
         for note in notes:
             console.line(note)
-        before, kept, history = _existing(folder)
+        before, kept, newest = _existing(folder)
         config = _moved(before, changes)
         limits.refuse_reached(config, folder.folder)
         if known.stopped_by == PATIENCE:
-            limits.refuse_exhausted(config, tasks.spec(config), history, folder.name)
-        config, dataset, data_s = _read(config, console)
+            limits.refuse_exhausted(config, tasks.spec(config), newest.history if newest else (), folder.name)
+        encoding = newest.encoding if newest else ""
+        if newest is None and config.weights is not None and data.spec(config).inputs == "tokens":
+            *_, encoding = given_weights.find(config, uri, console.line)
+        config, dataset, data_s = _read(config, console, encoding)
         with _allocated(config, folder, console) as ready:
             chosen = ready.chosen
             if known.run_id:
@@ -246,12 +250,15 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
     return result
 
 
-def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dataset, float]:
-    """Read the data set; the config with what was found in it, the data set, and the seconds it took."""
+def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple[ResolvedConfig, Dataset, float]:
+    """Read the data set; the config with what was found in it, the data set, and the seconds it took.
+
+    ``encoding``: the one that the run goes on with, or begins with (:class:`cifar_ray.data.Dataset`).
+    """
     begin = time.perf_counter()
     if is_own(config.dataset) or data.present(config.dataset, config.data_dir):
         console.doing(f"reading {config.dataset}")
-        dataset = data.read(config, partial(console.decoding, config.dataset))
+        dataset = data.read(config, partial(console.decoding, config.dataset), encoding)
     else:
         with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.read(config)
@@ -263,8 +270,8 @@ def _read(config: ResolvedConfig, console: Console) -> tuple[ResolvedConfig, Dat
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 
 
-def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint], Sequence[Row]]:
-    """A run's config, its checkpoints, and what the newest usable one has recorded.
+def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint], Snapshot | None]:
+    """A run's config, its checkpoints, and the newest usable one.
 
     Raises:
         CheckpointError: when the run has checkpoints and none can be used.
@@ -273,7 +280,7 @@ def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint],
     config = folder.config()
     with folder.checkpoints(config) as path:
         newest = checkpoint.latest(path, config)
-        return config, checkpoint.existing(path), newest[1].history if newest else ()
+        return config, checkpoint.existing(path), newest[1] if newest else None
 
 
 def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:

@@ -23,7 +23,7 @@ from cifar_ray.training.errors import CheckpointError
 _BEST = ":best"
 
 
-def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[ResolvedConfig, bytes]:
+def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[ResolvedConfig, bytes, str]:
     """Read the weights that a config names, and say how much of its model they fit.
 
     Args:
@@ -32,12 +32,14 @@ def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tup
         note: called with sentences for a person.
 
     Returns:
-        The config with their digest, and their content as a safetensors file.
+        The config with their digest, their content as a safetensors file, and the encoding
+        (:class:`cifar_ray.data.Dataset`) that they were trained with, where the config's data need one: that of texts,
+        whose numbers mean nothing by another tokenizer.
 
     Raises:
         ConfigError: when there are no such weights, or they are another model's, or not those of the config's digest.
     """
-    config, weights = _read(config, store, note)
+    config, weights, encoding = _read(config, store, note)
     content, digest = initial_weights.pack(weights)
     if config.weights_digest not in (None, digest):
         raise ConfigError(
@@ -45,19 +47,21 @@ def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tup
             f"must be those that the run began with, and {config.weights} has others now; undo that, or give --weights",
         )
     note(initial_weights.compared(models.outline(config, data.spec(config)), weights, config))
-    return replace(config, weights_digest=digest), content
+    return replace(config, weights_digest=digest), content, encoding
 
 
-def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[ResolvedConfig, dict[str, Tensor]]:
+def _read(
+    config: ResolvedConfig, store: str, note: Callable[[str], None]
+) -> tuple[ResolvedConfig, dict[str, Tensor], str]:
     text, model = str(config.weights), config.model
     if path := files.existing("weights", text):
-        return replace(config, weights=str(path)), initial_weights.read(path)
+        return replace(config, weights=str(path)), initial_weights.read(path), ""
     known = libraries.weights(model) if library_of(model) else ()
     if text in known:
         spec = data.spec(config)
         if difference := _other_pixels(config, text):
             note(difference)
-        return config, libraries.fetch(model, text, spec.image_size, spec.channels, config.model_options)
+        return config, libraries.fetch(model, text, spec.image_size, spec.channels, config.model_options), ""
     try:
         which: WhichCheckpoint = "best" if text.endswith(_BEST) else "last"
         source = results.find_checkpoint(text.removesuffix(_BEST), which, store, note)
@@ -66,7 +70,24 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
         raise ConfigError("weights", f"must be {what}, got {brief(text)}: {error}{suggestion(text, known)}") from None
     for difference in _other_data(config, source.snapshot):
         note(difference)
-    return config, source.snapshot.weights
+    return config, source.snapshot.weights, _encoding(config, source.snapshot)
+
+
+def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
+    """The tokenizer of the run whose weights a run of texts starts from; empty of other data.
+
+    Raises:
+        ConfigError: when the run has other options of texts, or has read its texts by another tokenizer already, as
+            those of a sweep have.
+    """
+    if not theirs.encoding or data.spec(config).inputs != "tokens":
+        return ""
+    if theirs.config.text != config.text:
+        rule = "must be those of a run with the same --text options, whose tokenizer is taken"
+        raise ConfigError("weights", f"{rule}; {config.weights} has {theirs.config.text}")
+    if config.images.digest not in (None, theirs.config.images.digest):
+        raise ConfigError("weights", f"must be of a run on the same texts in a sweep; {config.weights} has others")
+    return theirs.encoding
 
 
 def _other_pixels(config: ResolvedConfig, tag: str) -> str:

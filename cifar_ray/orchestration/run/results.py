@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks
+from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks, texts, tokens
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec, choosing
@@ -57,18 +57,23 @@ class Scored:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model answers for one image.
+    """What a model answers for one image or text.
 
     Attributes:
-        image: its file.
+        sample: the image's file, or the text.
         answers: classes with their probabilities, likeliest first; values by name; or of a mask, classes with their
             shares of the pixels, the largest first.
         mask: the file of the mask; None of other tasks.
     """
 
-    image: Path
+    sample: Path | str
     answers: list[tuple[str, float]]
     mask: Path | None = None
+
+    @property
+    def title(self) -> str:
+        """What was answered for: ``image`` or ``text``."""
+        return "text" if isinstance(self.sample, str) else "image"
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,8 @@ def evaluate(
     snapshot = chosen.snapshot
     model = predictor.restore(chosen.address, snapshot)
     config = snapshot.config
-    dataset = data.read(replace(config, data_dir=data_dir or config.data_dir)).normalised(config.normalise)
+    read = data.read(replace(config, data_dir=data_dir or config.data_dir), encoding=snapshot.encoding)
+    dataset = read.normalised(config.normalise)
     recipe.with_images(config, dataset)  # those that it learned with
     hardware.set_threads(hardware.allowed_cpus())
     evaluation = _evaluation(dataset, tasks.build(config), model, device, note)
@@ -205,8 +211,11 @@ def predict(
     note: Note,
     top: int | None = None,
     out: Path | None = None,
+    words: Sequence[str] = (),
 ) -> tuple[TaskSpec, list[Prediction]]:
     """Answer for image files, and those below folders, with a run's model, and say what kind of answers they are.
+
+    A model of texts answers for texts and for files of them.
 
     Masks are written as PNG files, as large as their images.
 
@@ -215,18 +224,20 @@ def predict(
 
     Args:
         run: name or MLflow id of the run, or its folder.
-        images: files and folders.
+        images: files and folders; files of texts (:func:`cifar_ray.data.texts.given`).
         which: checkpoint.
         tracking_uri: of the store that has the run.
         note: told of what is left out, and every 10 s how far it is.
         top: classes to keep for an image, the likeliest; all without.
         out: folder of the masks, by default ``predicted_masks``, with the names that the images have.
+        words: texts.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
-        ConfigError: when there is no such run, or a file is not an image, or a folder has none, or ``out`` cannot be.
+        ConfigError: when there is no such run, or a file is not an image, or a folder has none, or ``out`` cannot be;
+            when a run takes images and texts are given, or the reverse.
     """
-    files, required = imagefiles.check(images), set(images)
+    texts.check_given(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     model, spec = predictor.of(chosen.address, snapshot), data.spec(snapshot.config)
@@ -236,6 +247,14 @@ def predict(
         raise ConfigError(
             "out", f"is for models that predict masks, and run {run} has a task that predicts {task.answer}"
         )
+    if spec.inputs == "tokens":
+        check_reads(snapshot)
+        sentences = texts.given(images, words)
+        rows = _read(model, snapshot, sentences).tolist()
+        return task, [Prediction(text, task.answers(names, row)[:shown]) for text, row in zip(sentences, rows)]
+    if words:
+        raise ConfigError("text", f"is for models of texts, and that of run {run} takes {spec.inputs}")
+    files, required = imagefiles.check(images), set(images)
     places = masks.places(files, images, out) if task.answer == "masks" else {}
     predictions: list[Prediction] = []
     noted = time.monotonic()
@@ -255,6 +274,26 @@ def predict(
     if not predictions:
         raise ConfigError("", "none of these files is an image that can be read")
     return task, predictions
+
+
+def check_reads(snapshot: Snapshot) -> None:
+    """Refuse a model of texts that has no tokenizer, since a function of the user's own has made its tokens.
+
+    Raises:
+        ConfigError: saying so.
+    """
+    if not snapshot.encoding:
+        name = snapshot.config.dataset
+        raise ConfigError("", f"a model of {name} takes tokens, and how texts become these is not known")
+    tokens.check_installed()
+
+
+def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Tensor:
+    """What a model answers for texts, (N, ...), with the tokenizer of its checkpoint."""
+    rows, _ = tokens.encode(snapshot.encoding, sentences, data.spec(snapshot.config).length)
+    parts = (tokens.cut(rows[begin : begin + _AT_ONCE]) for begin in range(0, len(rows), _AT_ONCE))
+    with torch.inference_mode():
+        return torch.cat([model(torch.from_numpy(part)) for part in parts])
 
 
 def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int, int]) -> tuple[Sequence[float], bytes]:

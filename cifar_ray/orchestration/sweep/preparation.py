@@ -46,7 +46,8 @@ class Preparation:
         """Read the data sets of trials, whose configs then have what was found in them."""
         for trial, config in configured(trials):
             name = config.dataset
-            which = (name, config.task, config.image_size, config.ignore_value, config.test_share, config.val_share)
+            sizes = (config.image_size, config.ignore_value, config.text)
+            which = (name, config.task, *sizes, config.test_share, config.val_share)
             if which not in self._read:
                 present = is_own(name) or data.present(name, self._base.data_dir)
                 self._board.doing(f"{'reading' if present else 'downloading'} {name}")

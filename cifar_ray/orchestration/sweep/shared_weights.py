@@ -38,7 +38,7 @@ def find(
         which = _kind(trial.config)
         if which not in known:
             try:
-                read, content = given_weights.find(trial.config, store, note)
+                read, content, _ = given_weights.find(trial.config, store, note)
                 known[which], contents[str(read.weights_digest)] = read, content
             except ConfigError as error:
                 known[which] = error

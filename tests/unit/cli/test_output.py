@@ -109,7 +109,7 @@ def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
 
     def predict(*words: Any) -> Any:
-        return tasks.recorded(None), [Prediction(each.image, each.answers[: words[-2]]) for each in found]
+        return tasks.recorded(None), [Prediction(each.sample, each.answers[: words[-3]]) for each in found]
 
     monkeypatch.setattr(results, "predict", predict)
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
@@ -151,7 +151,7 @@ def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert printed(f"predict ./mine {IMAGE}", capsys)[0] == f"{IMAGE} -> out/a.png: ground 75.0%, cat 25.0%\n"
     (one,) = json.loads(printed(f"predict ./mine {IMAGE} --out there --json", capsys)[0])
     assert one == {"image": str(IMAGE), "mask": "out/a.png", "classes": [["ground", 0.75], ["cat", 0.25]]}
-    assert [words[-1] for words in asked] == [None, Path("there").absolute()]
+    assert [words[-2] for words in asked] == [None, Path("there").absolute()]
     head, row = printed(f"predict ./mine {IMAGE} --csv -", capsys)[0].splitlines()
     assert (head, row) == ("image,mask,class,share,class_2,share_2", f"{IMAGE},out/a.png,ground,0.75,cat,0.25")
 

@@ -279,7 +279,7 @@ OF_CHOICES = {
     *("image_size", "test_share", "stream", "images", "model_options", "model_source", "resnet", "resnet50", "vit"),
     *("optimizer_options", "optimizer_source", "schedule_source", "ddp", "local_sgd", "data_parallel", "pipeline"),
     *("parameter_server", "reproducible", "task_source", "ignore_value", "unet", "segnet", "textcnn", "lstm"),
-    "text_transformer",
+    *("text_transformer", "text"),
 }
 
 

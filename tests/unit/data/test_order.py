@@ -73,3 +73,50 @@ def test_step_seeds_differ_by_seed_step_and_rank() -> None:
     assert len(set(seeds)) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert order.step_seeds(0, range(95, 100), 1) == order.step_seeds(0, range(100), 1)[95:]
+
+
+@pytest.fixture(scope="module")
+def lengths() -> torch.Tensor:
+    """What 1,000 texts are padded to: few are long."""
+    drawn = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    return torch.tensor([16, 32, 64, 128])[(4 * drawn**3).long()]
+
+
+@pytest.mark.parametrize("batch", [48, 100, 999])
+def test_an_epoch_by_length_has_as_many_steps_as_without_and_repeats_nothing(lengths: torch.Tensor, batch: int) -> None:
+    steps = order.steps_per_epoch(1000, batch)
+    epochs = [order.bucketed(3, epoch, lengths, batch).tolist() for epoch in range(2)]
+    for samples in epochs:
+        assert len(samples) == len(set(samples)) == steps * batch
+    assert epochs[0] != epochs[1]
+    left_out = [set(range(1000)).difference(samples) for samples in epochs]
+    assert left_out[0] != left_out[1] or not left_out[0]
+
+
+def test_a_global_batch_by_length_has_one_length_but_for_one_batch_between_two(lengths: torch.Tensor) -> None:
+    batches = order.bucketed(0, 0, lengths, 50).view(-1, 50)
+    kinds = [lengths[batch].unique().tolist() for batch in batches]
+    mixed = [kind for kind in kinds if len(kind) > 1]
+    assert len(mixed) <= 3
+    assert {kind[0] for kind in kinds if len(kind) == 1} == {16, 32, 64, 128}
+    assert kinds != sorted(kinds)  # short and long ones alternate
+    padded = sum(50 * int(lengths[batch].max()) for batch in batches)
+    shuffled = order.permutation(0, 0, 1000).view(-1, 50)
+    assert padded < 0.5 * sum(50 * int(lengths[batch].max()) for batch in shuffled)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_union_over_workers_by_length_is_the_same_at_any_world_size(lengths: torch.Tensor, world_size: int) -> None:
+    samples = order.bucketed(5, 2, lengths, 48)
+    for step in range(order.steps_per_epoch(1000, 48)):
+        batch = order.global_batch(samples, step, 48)
+        assert torch.equal(torch.cat([order.share(batch, rank, world_size) for rank in range(world_size)]), batch)
+
+
+def test_the_order_by_length_is_that_of_the_hashes(lengths: torch.Tensor) -> None:
+    """Stored runs depend on it, as on the one without lengths."""
+    few = torch.tensor([16, 32, 16, 32, 16, 64, 16, 32, 64, 16])
+    assert order.permutation(7, 3, 10).tolist() == [0, 5, 2, 9, 1, 7, 6, 3, 8, 4]
+    # All but 4, the last one by hash, sorted by length, in threes: 0 2 9, 6 1 7, 3 5 8; these in the order of their hashes.
+    assert order.permutation(7, 3, 3).tolist() == [0, 2, 1]
+    assert order.bucketed(7, 3, few, 3).tolist() == [0, 2, 9, 3, 5, 8, 6, 1, 7]

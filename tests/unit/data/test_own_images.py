@@ -358,11 +358,11 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     [
         (
             {"dataset": "cifar"},
-            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH or MODULE:FUNCTION, got 'cifar'",
+            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH or MODULE:FUNCTION, got 'cifar'",
         ),
         (
             {"dataset": "folder:"},
-            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH or MODULE:FUNCTION, got 'folder:'",
+            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH or MODULE:FUNCTION, got 'folder:'",
         ),
         (
             {"image_size": 64},

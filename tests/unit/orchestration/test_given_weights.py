@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cifar_ray import data
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.training import recipe
@@ -34,3 +37,21 @@ def test_validation_images_that_the_weights_have_seen_are_named(
     assert ["may have been trained on images that this run keeps for validation" in note for note in notes] == [
         True
     ] * overlap
+
+
+def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + "fine,good\ndull,bad\n" * 8)
+    usual = {"dataset": f"text:{tmp_path}", "model": "textcnn", "global_batch_size": 4}
+    config = recipe.resolve(TrainConfig(**usual))  # type: ignore[arg-type]
+    other = recipe.resolve(TrainConfig(**usual, text={"max_length": 9}))  # type: ignore[arg-type]
+    theirs: Any = SimpleNamespace(config=config, encoding="their tokenizer")
+    assert given_weights._encoding(config, theirs) == "their tokenizer"
+    assert given_weights._encoding(recipe.resolve(TrainConfig(dataset="digits")), theirs) == ""
+    with pytest.raises(ConfigError, match="weights must be those of a run with the same --text options, whose tok"):
+        given_weights._encoding(other, theirs)
+    read = recipe.with_images(config, data.read(config))
+    with pytest.raises(ConfigError, match="weights must be of a run on the same texts in a sweep; None has others"):
+        given_weights._encoding(read, theirs)
+    theirs.config = read
+    assert given_weights._encoding(read, theirs) == "their tokenizer"

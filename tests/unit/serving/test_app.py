@@ -21,7 +21,8 @@ from starlette.requests import Request
 from torch import Tensor
 
 from cifar_ray import tasks
-from cifar_ray.data import SPECS
+from cifar_ray.config.sections import TextOptions
+from cifar_ray.data import SPECS, tokens
 from cifar_ray.serving import app as apps
 from cifar_ray.serving.app import Bodies
 from cifar_ray.tasks import segmentation
@@ -223,3 +224,47 @@ def test_every_refusal_is_json(app: FastAPI, monkeypatch: pytest.MonkeyPatch) ->
     assert answer(headers=form) == (415, "the body must be the image itself, not a form: curl --data-binary @IMAGE")
     large = [(b"content-length", b"99999999999")]
     assert answer(headers=large) == (413, "the body is larger than 16 MiB")
+
+
+@pytest.fixture
+def reader() -> FastAPI:
+    """Answers with the share of a text's tokens that are those of ``good``."""
+    encoding = tokens.train(["good bad"] * 20, TextOptions(vocabulary=280, max_length=20))
+    good, _ = tokens.encode(encoding, ["good"], 1)
+
+    def shares(rows: Tensor) -> Tensor:
+        share = (rows == int(good[0, 0])).sum(1) / (rows > 0).sum(1)
+        return torch.stack([share, 1 - share], 1)
+
+    spec = dataclasses.replace(SPECS["digits"], inputs="tokens", length=20, vocabulary=280)
+    return apps.build({"classes": ("good", "bad")}, tasks.recorded(None), spec, shares, encoding)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"Good bad good GOOD", []),
+        (b' {"text": "Good bad good GOOD", "more": 1}', []),
+        (b'{"text": "Good bad good GOOD"}', [(b"content-type", b"application/json; charset=utf-8")]),
+    ],
+)
+def test_a_text_is_the_body_or_in_json(reader: FastAPI, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    status, said, _ = asyncio.run(asked(reader, body, headers=headers))
+    expected = [{"class": "good", "probability": 0.75}, {"class": "bad", "probability": 0.25}]
+    assert (status, said) == (200, {"classes": expected})
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "sentence"),
+    [
+        (b"\xff\xfe", b"text/plain", "cannot read the text: it is not UTF-8"),
+        (b" \n", b"text/plain", "the text is empty; send one: curl --data-binary TEXT"),
+        (b'{"text": ""}', b"application/json", "the text is empty; send one: curl --data-binary TEXT"),
+        (b'["x"]', b"application/json", 'cannot read the text: JSON must be an object with a text, {"text": "..."}'),
+        (b"{", b"application/json", 'cannot read the text: JSON must be an object with a text, {"text": "..."}'),
+        (b"x", b"multipart/form-data", "the body must be the text itself, not a form: curl --data-binary TEXT"),
+    ],
+)
+def test_a_body_that_is_no_text_is_refused(reader: FastAPI, body: bytes, kind: bytes, sentence: str) -> None:
+    status, said, _ = asyncio.run(asked(reader, body, headers=[(b"content-type", kind)]))
+    assert (status, said) == (415 if kind.startswith(b"multi") else 400, {"error": sentence})

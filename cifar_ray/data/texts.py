@@ -1,0 +1,292 @@
+"""Texts with the names of their classes, ``--dataset text:PATH``.
+
+PATH has train.csv and test.csv, and perhaps val.csv, each with the columns ``text`` and ``label`` under a header; or
+train.jsonl and so on, with a JSON object on each line. Other columns are not read. The classes are the training labels,
+sorted.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cifar_ray.config.errors import ConfigError, brief, counted, one_of
+from cifar_ray.config.sections import Images
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import arrays, imagefiles, tokens, validation
+from cifar_ray.data.datasets import Dataset, Split
+
+SUFFIXES = (".csv", ".jsonl")
+LINES = ".txt"
+"""Ends of the names of files of texts, and of those with a text on each line, which a model can answer for."""
+
+_COLUMNS = ("text", "label")
+_LONGEST = 2**31 - 1  # characters of a field of CSV; the csv module's own limit is 131,072
+
+
+@dataclass(frozen=True)
+class Part:
+    """Texts of one file, or of a share of it, with the numbers of their classes: int64, (N,)."""
+
+    texts: tuple[str, ...]
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All texts of a folder.
+
+    Attributes:
+        classes: names of the classes.
+        parts: ``train``, ``test``, and ``val`` where there is validation.
+    """
+
+    classes: tuple[str, ...]
+    parts: Mapping[str, Part]
+
+
+def files(root: Path) -> dict[str, Path]:
+    """The file of each part that a folder has.
+
+    Raises:
+        ConfigError: when there is no such folder, or it has two files of one part, or none to train or to test with.
+    """
+    if not root.is_dir():
+        raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
+    found: dict[str, Path] = {}
+    for part in ("train", "test", "val"):
+        paths = [path for suffix in SUFFIXES if (path := root / f"{part}{suffix}").is_file()]
+        if len(paths) > 1:
+            both = f"{paths[0].name} and {paths[1].name}"
+            raise ConfigError("dataset", f"must have one file of each part, and {root} has {both}")
+        if paths:
+            found[part] = paths[0]
+        elif part != "val":
+            names = one_of(part + suffix for suffix in SUFFIXES)
+            raise ConfigError("dataset", f"must have {names}, and {root} has none")
+    return found
+
+
+def look(config: TrainConfig, root: Path) -> Images:
+    """What there is in the folder ``root``, without a tokenizer.
+
+    Raises:
+        ConfigError: when it cannot be learned from, or the library of tokenizers is not installed.
+    """
+    tokens.check_installed()
+    found = listing(root, config.val_share or 0.0, stamp(root))
+    counts = {part: len(each.texts) for part, each in found.parts.items()}
+    return Images(
+        len(found.classes),
+        counts["train"],
+        counts["test"],
+        val=counts.get("val", 0),
+        inputs="tokens",
+        length=config.text.max_length,
+        vocabulary=config.text.vocabulary,
+    )
+
+
+def load(config: TrainConfig, root: Path, encoding: str = "") -> Dataset:
+    """The texts of the folder ``root`` as tokens, by the tokenizer ``encoding`` or one that the training texts give.
+
+    Raises:
+        ConfigError: as :func:`look`.
+    """
+    found = listing(root, config.val_share or 0.0, stamp(root))
+    encoding = encoding or tokens.train(found.parts["train"].texts, config.text)
+    length, cut, splits = config.text.max_length, 0, {}
+    for name, part in found.parts.items():
+        rows, longer = tokens.encode(encoding, part.texts, length)
+        splits[name] = Split({"tokens": rows, "labels": part.labels})
+        cut += longer
+    train, test, val = splits["train"], splits["test"], splits.get("val")
+    facts = arrays.facts_of(train, test, len(found.classes), val)
+    digest = hashlib.sha256(f"{facts.digest} {encoding}".encode()).hexdigest()[:16]
+    facts = dataclasses.replace(facts, vocabulary=config.text.vocabulary, digest=digest)
+    made = arrays.made(config.dataset, train, test, found.classes, facts, val)
+    words = f"{counted(cut, 'text')} longer than {length:,} tokens, cut there" if cut else ""
+    return dataclasses.replace(made, left_out=words, encoding=encoding)
+
+
+def stamp(root: Path) -> tuple[int, ...]:
+    """What changes when a file of the folder does."""
+    stats = [path.stat() for path in files(root).values()]
+    return tuple(number for stat in stats for number in (stat.st_mtime_ns, stat.st_size))
+
+
+@functools.lru_cache(maxsize=1)
+def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listing:
+    """The texts of a folder, in the order of their files; read again when ``stamp`` is another.
+
+    Args:
+        root: the folder.
+        val_share: of each class's training texts, for validation, by their SHA-256.
+        stamp: of the folder.
+
+    Raises:
+        ConfigError: naming the file, and the line where there is one, that cannot be learned from.
+    """
+    found = files(root)
+    if "val" in found and val_share:
+        raise ConfigError("val_share", f"is for data without validation texts, and there is {found['val']}")
+    rows = {part: list(_rows(path)) for part, path in found.items()}
+    for part, path in found.items():
+        if not rows[part]:
+            raise ConfigError("dataset", f"must have a text in {path}, which has none")
+    classes = tuple(sorted({label for _, label in rows["train"]}))
+    if len(classes) < 2:
+        raise ConfigError(
+            "dataset", f"must have at least two classes, and all labels of {found['train']} are {brief(classes[0])}"
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    for part, path in found.items():
+        if unknown := next((label for _, label in rows[part] if label not in numbers), None):
+            raise ConfigError(
+                "dataset",
+                f"must have the same classes in all files; {brief(unknown)} is in {path} and not in {found['train']}",
+            )
+    parts = {
+        part: Part(tuple(text for text, _ in every), np.array([numbers[label] for _, label in every], dtype=np.int64))
+        for part, every in rows.items()
+    }
+    if val_share:
+        train = parts["train"]
+        kept = validation.rows([text.encode() for text in train.texts], train.texts, train.labels, classes, val_share)
+        parts |= {"train": _chosen(train, ~kept), "val": _chosen(train, kept)}
+    return Listing(classes, parts)
+
+
+def _chosen(part: Part, rows: np.ndarray) -> Part:
+    return Part(tuple(text for text, is_chosen in zip(part.texts, rows) if is_chosen), part.labels[rows])
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str]]:
+    """Text and label of every row of a file."""
+    for where, row in records(path):
+        if lacking := [name for name in _COLUMNS if name not in row]:
+            raise ConfigError("dataset", f"must have the columns text and label, and {where} has no {lacking[0]}")
+        label = row["label"]
+        cells = {"text": row["text"], "label": str(label) if isinstance(label, int) else label}
+        for name, value in cells.items():
+            has = "" if isinstance(value, str) else f"{brief(value)} as {name}"
+            if value is None or (not has and not value.strip()):
+                has = f"an empty {name}"
+            if has:
+                raise ConfigError(
+                    "dataset", f"must have a text and the name of its class in each row, and {where} has {has}"
+                )
+        yield cells["text"], cells["label"].strip()
+
+
+def records(path: Path, key: str = "dataset") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of a file by column, each with its place in words: ``PATH, line 7``.
+
+    Args:
+        path: of a file whose name ends in one of :data:`SUFFIXES`.
+        key: the option that a refusal names.
+
+    Raises:
+        ConfigError: when it cannot be read, is no UTF-8, or no such file.
+    """
+    read = _csv if path.suffix == ".csv" else _jsonl
+    yield from read(path, _content(path, key), key)
+
+
+def _content(path: Path, key: str) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(key, f"{_files(key)} be UTF-8, and {path}, line {line} is not") from None
+    except OSError as error:
+        raise ConfigError(key, f"{_files(key)} be readable, and {path} is not ({error.strerror})") from None
+
+
+def _files(key: str) -> str:
+    """How a rule begins where an option names files, and where none does."""
+    return "must" if key else "files of texts must"
+
+
+def check_given(paths: Sequence[Path]) -> None:
+    """Refuse what is neither an image, or a folder of images, nor a file of texts; nothing is decoded.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    of_texts = [path for path in paths if path.suffix in (*SUFFIXES, LINES)]
+    if absent := next((path for path in of_texts if not path.is_file()), None):
+        raise ConfigError("", f"there is no file {absent}")
+    if images := [path for path in paths if path not in of_texts]:
+        imagefiles.check(images)
+
+
+def given(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
+    """The texts that a model is to answer for: ``words``, and those of files.
+
+    Args:
+        paths: files of CSV or JSONL with a column ``text``, or of plain text with one on each line.
+        words: texts themselves.
+
+    Raises:
+        ConfigError: when a file cannot be read, a text is empty, or there is none.
+    """
+    found = list(words)
+    if "" in map(str.strip, words):
+        raise ConfigError("text", "must not be empty")
+    for path in paths:
+        if path.suffix not in (*SUFFIXES, LINES):
+            raise ConfigError("", f"a file of texts must be {one_of((*SUFFIXES, LINES))}, got {path}")
+        if path.suffix == LINES:
+            found += (line.strip() for line in _content(path, "").splitlines() if line.strip())
+            continue
+        for where, row in records(path, ""):
+            text = row.get("text")
+            if not isinstance(text, str) or not text.strip():
+                raise ConfigError("", f"each row must have a text in its column text, and {where} has none")
+            found.append(text)
+    if not found:
+        raise ConfigError("", "there is no text to classify; give --text, or a file with at least one")
+    return found
+
+
+def _csv(path: Path, content: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    lines: list[tuple[int, list[str]]] = []
+    before = csv.field_size_limit(_LONGEST)
+    try:
+        reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+        lines += ((reader.line_num, cells) for cells in reader if cells)
+    except csv.Error as error:
+        raise ConfigError(key, f"{_files(key)} be CSV, and {path}, line {reader.line_num} is not: {error}") from None
+    finally:
+        csv.field_size_limit(before)
+    header = lines[0][1] if lines else []
+    for line, cells in lines[1:]:
+        where = f"{path}, line {line}"  # the last one of a row
+        if len(cells) != len(header):
+            cells_of = f"{counted(len(header), 'cell')} as its header, and {where} has {len(cells)}"
+            raise ConfigError(key, f"{_files(key)} have in each row {cells_of}")
+        yield where, dict(zip(header, cells))
+
+
+def _jsonl(path: Path, content: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for line, words in enumerate(content.split("\n"), 1):
+        if not words.strip():
+            continue
+        try:
+            row = json.loads(words)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise ConfigError(key, f"{_files(key)} have a JSON object on each line, and {path}, line {line} is none")
+        yield f"{path}, line {line}", row

@@ -1,0 +1,107 @@
+"""Texts as tokens: byte-pair encoding over bytes, learned of the training texts alone.
+
+Source: Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units"; over bytes, which leaves
+no character unknown, Radford et al. 2019. Of the trainers of the ``tokenizers`` library it is the one that gives the
+same tokenizer every time: WordPiece and Unigram break ties by the order of a hash map, which differs between processes.
+
+A token is the tokenizer's own number plus 1: 0 is padding, and no text can contain it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sections import TextOptions
+
+PADDING = 0
+_AT_ONCE = 1024  # texts that are encoded together
+_SHORTEST = 16
+
+
+def check_installed() -> None:
+    """Refuse texts where the library is not installed.
+
+    Raises:
+        ConfigError: naming the extra.
+    """
+    _library()
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigError(
+            "dataset", "needs tokenizers for texts; install it with `pip install 'cifar-ray[text]'`"
+        ) from None
+    return tokenizers
+
+
+def train(texts: Sequence[str], options: TextOptions) -> str:
+    """A tokenizer of these texts as JSON, in the library's own format; equal texts give equal ones."""
+    library = _library()
+    made = library.Tokenizer(library.models.BPE())
+    normalizers = library.normalizers
+    steps = [normalizers.NFC(), normalizers.Strip(), *([normalizers.Lowercase()] if options.lowercase else [])]
+    made.normalizer = normalizers.Sequence(steps)
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=options.vocabulary - 1,
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    made.enable_truncation(options.max_length)
+    json: str = made.to_str()
+    return json
+
+
+@functools.lru_cache(maxsize=4)
+def _of(json: str) -> Any:
+    return _library().Tokenizer.from_str(json)
+
+
+def encode(json: str, texts: Sequence[str], length: int) -> tuple[np.ndarray, int]:
+    """Tokens of texts, cut at and padded to ``length``: int32, (N, length); and how many texts were cut."""
+    tokenizer, cut = _of(json), 0
+    rows = np.full((len(texts), length), PADDING, dtype=np.int32)
+    for begin in range(0, len(texts), _AT_ONCE):
+        for row, encoding in enumerate(tokenizer.encode_batch(texts[begin : begin + _AT_ONCE]), begin):
+            rows[row, : len(encoding.ids)] = encoding.ids
+            rows[row, : len(encoding.ids)] += 1
+            cut += bool(encoding.overflowing)
+    return rows, cut
+
+
+def decode(json: str, row: np.ndarray) -> str:
+    """The text of a row of tokens, as far as the model sees it: shortened, and in lower case where the tokenizer is."""
+    text: str = _of(json).decode((row[row != PADDING] - 1).tolist())
+    return text.strip()
+
+
+def lengths(rows: np.ndarray) -> np.ndarray:
+    """Tokens of each row that are no padding: int64, (N,)."""
+    return np.asarray((rows != PADDING).sum(1), dtype=np.int64)
+
+
+def cut(rows: np.ndarray) -> np.ndarray:
+    """Rows (N, length) as short as they can be padded together: int32, (N, their largest width)."""
+    return np.ascontiguousarray(rows[:, : int(widths(rows).max())])
+
+
+def widths(rows: np.ndarray) -> np.ndarray:
+    """What each row is padded to at least: int64, (N,).
+
+    That is 16, 24, 32, 48, 64, ... or the length of all rows, so that at most a third is padding where all texts of a
+    batch are padded to the same.
+    """
+    longest = rows.shape[1]
+    steps = [_SHORTEST << doubled for doubled in range(longest.bit_length())]
+    known = sorted({min(width, longest) for step in steps for width in (step, step * 3 // 2)})
+    return np.array(known, dtype=np.int64)[np.searchsorted(known, lengths(rows))]

@@ -1,0 +1,158 @@
+"""Files of texts: what is read of them, and what is refused in a sentence that names the file and the line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.data import texts
+
+ROWS = [("A fine film.", "good"), ("It drags,\nand drags.", "bad"), ('He said "no".', "bad"), ("Ünusual 🙂", "good")]
+
+
+def write(path: Path, rows: list[tuple[str, str]]) -> None:
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8-sig") as file:
+            csv.writer(file).writerows([("label", "text"), *((label, text) for text, label in rows)])
+    else:
+        path.write_text("".join(json.dumps({"text": text, "label": label, "more": 1}) + "\n" for text, label in rows))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(tmp_path / "train.csv", ROWS)
+    write(tmp_path / "test.jsonl", ROWS[:2])
+    return tmp_path
+
+
+def listed(root: Path, val_share: float = 0.0) -> texts.Listing:
+    return texts.listing(root, val_share, texts.stamp(root))
+
+
+def test_csv_and_jsonl_are_the_same_texts(root: Path) -> None:
+    write(root / "val.csv", ROWS[1:])
+    found = listed(root)
+    assert found.classes == ("bad", "good")
+    assert list(zip(found.parts["train"].texts, found.parts["train"].labels.tolist())) == [
+        (text, ("bad", "good").index(label)) for text, label in ROWS
+    ]
+    assert found.parts["test"].texts == tuple(text for text, _ in ROWS[:2])
+    assert found.parts["val"].labels.tolist() == [0, 0, 1]
+
+
+def test_labels_may_be_whole_numbers_and_other_lines_may_be_empty(root: Path) -> None:
+    (root / "train.csv").unlink()
+    (root / "train.jsonl").write_text('{"text": "one", "label": 1}\n\n{"text": "two", "label": 0}\n')
+    (root / "test.jsonl").write_text('{"text": "three", "label": "1"}')
+    found = listed(root)
+    assert (found.classes, found.parts["test"].labels.tolist()) == (("0", "1"), [1])
+
+
+def test_a_share_for_validation_leaves_equal_texts_together(root: Path) -> None:
+    rows = [(f"text {number % 30}", "good" if number % 2 else "bad") for number in range(60)]
+    write(root / "train.csv", rows)
+    parts = listed(root, val_share=0.2).parts
+    assert not set(parts["train"].texts) & set(parts["val"].texts)
+    assert (len(parts["train"].texts), len(parts["val"].texts)) == (48, 12)
+    assert sorted(parts["val"].labels.tolist()) == [0] * 6 + [1] * 6
+    write(root / "train.csv", rows[::-1])
+    assert set(listed(root, val_share=0.2).parts["val"].texts) == set(parts["val"].texts)
+
+
+BAD = {
+    "no column": ("train.csv", "text,class\nx,good\n", "must have the columns text and label, and {}, line 2 has no label"),
+    "no column in JSON": ("train.jsonl", '{"label": "a"}', "must have the columns text and label, and {}, line 1 has no text"),
+    "empty text": ("train.csv", 'text,label\nx,good\n"  \n ",bad\n', "a text and the name of its class in each row, and {}, line 4 has an empty text"),
+    "no label": ("train.jsonl", '{"text": "x", "label": null}', "in each row, and {}, line 1 has an empty label"),
+    "number for text": ("train.jsonl", '{"text": 5, "label": "a"}', "in each row, and {}, line 1 has 5 as text"),
+    "not UTF-8": ("train.csv", b"text,label\nx,good\n\xe9t\xe9,bad\n", "must be UTF-8, and {}, line 3 is not"),
+    "one class": ("train.csv", "text,label\nx,good\ny,good\n", "at least two classes, and all labels of {} are 'good'"),
+    "class of the test alone": ("test.jsonl", '{"text": "x", "label": "odd"}', "the same classes in all files; 'odd' is in {} and not in "),
+    "malformed line": ("train.jsonl", '{"text": "x", "label": "a"}\n{"text": "y", \n', "must have a JSON object on each line, and {}, line 2 is none"),
+    "list for object": ("train.jsonl", '["x", "a"]', "must have a JSON object on each line, and {}, line 1 is none"),
+    "cells": ("train.csv", "text,label\nx,y,good\n", "must have in each row 2 cells as its header, and {}, line 2 has 3"),
+    "open quote": ("train.csv", 'text,label\n"x,good\n', "must be CSV, and {}, line 2 is not"),
+    "nothing": ("train.csv", "", "must have a text in {}, which has none"),
+    "header alone": ("test.jsonl", "\n", "must have a text in {}, which has none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_learned_from_is_refused(case: str, root: Path) -> None:
+    name, content, sentence = BAD[case]
+    if name == "train.jsonl":
+        (root / "train.csv").unlink()
+    path = root / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError) as refused:
+        listed(root)
+    assert str(refused.value).startswith("dataset must ")
+    assert sentence.format(path) in str(refused.value)
+
+
+def test_each_part_is_one_file_and_there_is_a_test(root: Path) -> None:
+    write(root / "train.jsonl", ROWS)
+    with pytest.raises(ConfigError, match=r"one file of each part, and .* has train.csv and train.jsonl"):
+        listed(root)
+    (root / "train.jsonl").unlink()
+    (root / "test.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"must have test.csv or test.jsonl, and .* has none"):
+        listed(root)
+    with pytest.raises(ConfigError, match="must name a folder that is there, and there is no "):
+        texts.stamp(root / "elsewhere")
+
+
+def test_validation_is_a_file_or_a_share(root: Path) -> None:
+    write(root / "val.csv", ROWS)
+    with pytest.raises(ConfigError, match=r"val_share is for data without validation texts, and there is .*val.csv"):
+        listed(root, val_share=0.1)
+
+
+def test_a_long_text_is_read_and_the_csv_modules_own_limit_stays(root: Path) -> None:
+    before = csv.field_size_limit()
+    write(root / "train.csv", [("word " * 100_000, "good"), ("x", "bad")])
+    assert len(listed(root).parts["train"].texts[0]) == 500_000
+    assert csv.field_size_limit() == before
+
+
+def test_texts_to_answer_for_are_words_columns_and_lines(root: Path) -> None:
+    (root / "lines.txt").write_text("one\n\n  two \n")
+    (root / "more.jsonl").write_text('{"text": "three"}\n')
+    paths = [root / "lines.txt", root / "train.csv", root / "more.jsonl"]
+    assert texts.given(paths, ["zero"]) == ["zero", "one", "two", *(text for text, _ in ROWS), "three"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", "words\nx\n", "each row must have a text in its column text, and {}, line 2 has none"),
+        ("a.jsonl", '{"text": " "}', "each row must have a text in its column text, and {}, line 1 has none"),
+        ("a.jsonl", "text", "files of texts must have a JSON object on each line, and {}, line 1 is none"),
+        ("a.txt", b"one\n\xff", "files of texts must be UTF-8, and {}, line 2 is not"),
+        ("a.txt", "\n", "there is no text to classify; give --text, or a file with at least one"),
+        ("a.png", "x", "a file of texts must be .csv, .jsonl or .txt, got {}"),
+    ],
+)
+def test_a_file_without_texts_to_answer_for_is_refused(
+    name: str, content: str | bytes, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError) as refused:
+        texts.given([path], [])
+    assert str(refused.value) == sentence.format(path)
+    with pytest.raises(ConfigError, match="text must not be empty"):
+        texts.given([], ["x", " "])
+
+
+def test_what_is_neither_an_image_nor_a_file_of_texts_is_refused(root: Path) -> None:
+    texts.check_given([root / "train.csv"])
+    with pytest.raises(ConfigError, match=r"there is no file .*none.csv"):
+        texts.check_given([root / "none.csv"])
+    (root / "a.md").write_text("x")
+    with pytest.raises(ConfigError, match=r"cannot read image .*a.md: it is not an image"):
+        texts.check_given([root / "train.csv", root / "a.md"])

@@ -1,0 +1,41 @@
+"""The table of texts that the best run got wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cifar_ray.reporting import charts, pages, report
+from cifar_ray.reporting.frame import Runs
+from cifar_ray.tracking.study import Study, Trial
+from tests.support.studies import trial
+
+EVIL = "<script>alert(1)</script> it's a | bar & *more*"
+
+
+def study(*trials: Trial) -> Study:
+    return Study(
+        "one", trials, "file:///store", "cifar-ray sweep", "batch", ("model", "topology", "batch_size", "seed")
+    )
+
+
+def misread(text: str, probability: float) -> dict[str, Any]:
+    return {"index": 3, "true": "good", "predicted": "bad", "probability": probability, "text": text}
+
+
+def test_texts_are_listed_as_text_whatever_is_in_them() -> None:
+    confused = {"confusion": [[3, 1], [2, 4]], "class_names": ("bad", "good")}
+    best = replace(trial(accuracies=(0.7,)), mistakes=[misread(EVIL, 0.9871), misread("dull", 0.75)], **confused)
+    other = replace(trial(seed=1, accuracies=(0.5,)), mistakes=[misread("of another run", 0.9)], **confused)
+    built = report.build(study(best, other))
+    (table,) = [table for section in built.sections for table in section.tables if table.key == "misread"]
+    assert [(text, [entry.text for entry in row]) for text, row in table.rows] == [
+        (EVIL, ["good", "bad", "98.71"]),
+        ("dull", ["good", "bad", "75.00"]),
+    ]
+    assert "most accurate finished run" in table.notes[0]
+    html = pages.html(built)
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; it&#39;s a | bar &amp; *more*" in html
+    assert r"\<script\>alert(1)\</script\> it's a \| bar & \*more\*" in pages.markdown(built)
+    assert "mistakes" not in {chart.key for chart in charts.charts(Runs(study(best, other)))}

@@ -1,0 +1,167 @@
+"""Text classification: batches by length, and the same weights at any number of workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cifar_ray import data, models, tasks
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import order, tokens
+from cifar_ray.data.loader import DataShard, TrainLoader
+from cifar_ray.tracking import mistakes
+from cifar_ray.training import checkpoint, predictor, recipe
+from cifar_ray.training.evaluate import Evaluator
+from cifar_ray.training.observer import Outcome
+from examples.text import make_texts
+from tests.support.helpers import digest, resolved, train_here
+from tests.support.threads import on_threads, train_everywhere, train_on_threads
+
+USUAL: dict[str, object] = {
+    "model": "textcnn",
+    "textcnn": {"dim": 8, "filters": 8, "dropout": 0.0},
+    "precision": "fp32",
+}
+USUAL |= {"text": {"vocabulary": 400, "max_length": 40}, "optimizer": "adamw", "lr": 0.01, "weight_decay": 0.0}
+USUAL |= {"global_batch_size": 16, "epochs": 2, "warmup_epochs": 0.0}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """192 reviews for training, and 48 for the test."""
+    folder = tmp_path_factory.mktemp("texts") / "reviews"
+    make_texts.make(folder, 240)
+    return {**USUAL, "dataset": f"text:{folder}"}
+
+
+def batches(asked: ResolvedConfig, shard: DataShard, epoch: int) -> list[Tensor]:
+    loader = TrainLoader(asked, data.read(asked), shard, torch.device("cpu"))
+    return [micro.inputs for step in range(loader.steps_per_epoch) for micro in loader.micro_batches(epoch, step)]
+
+
+def test_a_global_batch_is_as_long_as_its_longest_text_at_any_number_of_workers(usual: dict[str, object]) -> None:
+    asked = resolved(usual)
+    rows = data.read(asked).train.inputs
+    whole = batches(asked, DataShard(), epoch=1)
+    assert len(whole) == order.steps_per_epoch(192, 16) == 12
+    shares = [batches(asked, DataShard(rank, 4), epoch=1) for rank in range(4)]
+    for batch, *parts in zip(whole, *shares):
+        assert torch.equal(torch.cat(parts), batch)
+        assert batch.shape[1] == tokens.widths(np.pad(batch.numpy(), ((0, 0), (0, 40 - batch.shape[1])))).max()
+    assert len({batch.shape[1] for batch in whole}) > 1
+    seen = {tuple(text[text > 0].tolist()) for batch in whole for text in batch}
+    assert seen == {tuple(row[row > 0].tolist()) for row in rows}
+
+
+def test_stages_of_fixed_shapes_get_texts_of_one_length(usual: dict[str, object]) -> None:
+    assert {batch.shape for batch in batches(resolved(usual), DataShard(one_shape=True), epoch=0)} == {(16, 40)}
+
+
+def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
+    usual: dict[str, object], tmp_path: Path
+) -> None:
+    more: dict[str, object] = {"strategy": "reproducible", "ema": 0.9, "val_share": 0.2, "class_weights": "balanced"}
+    reproducible = partial(resolved, usual, **more, steps_per_epoch=3, log_every=1)
+    snapshots = train_everywhere(reproducible, tmp_path, stop_after=5)
+    assert len({digest(snapshot) for snapshot in snapshots}) == 1
+    assert len({snapshot.score for snapshot in snapshots}) == 1
+    assert len({snapshot.encoding for snapshot in snapshots}) == 1
+
+
+@pytest.mark.parametrize("values", [{"strategy": "ddp"}, {"strategy": "gpipe"}, {"strategy": "local_sgd"}])
+def test_other_strategies_train_it(values: dict[str, object], usual: dict[str, object], tmp_path: Path) -> None:
+    asked = resolved(usual, topology="1x2", **values)
+    (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
+    assert isinstance(outcome, Outcome)
+    assert outcome.metrics["test/loss"] < 0.8
+    assert outcome.times["tokens_per_s"] > 5 * outcome.times["texts_per_s"]
+    assert 0 < outcome.times["padding_share"] < (0.3 if values["strategy"] != "gpipe" else 0.7)
+
+
+def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> None:
+    asked = resolved(usual)
+    dataset = data.read(asked)
+    model = models.build(asked, dataset.spec)
+    (whole,), ranks = (
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked))(model)) for count in (1, 2)
+    )
+    for one in ranks:
+        assert one.metrics == pytest.approx(whole.metrics, rel=1e-6)
+        assert one.confusion == whole.confusion
+
+
+def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, object], tmp_path: Path) -> None:
+    asked = resolved(usual)
+    dataset = data.read(asked)
+    outcome = train_here(asked, dataset, tmp_path)
+    snapshot = checkpoint.load(checkpoint.every(tmp_path)[-1])
+    assert snapshot.encoding == dataset.encoding
+    again = data.read(snapshot.config, encoding=snapshot.encoding)
+    assert recipe.with_images(snapshot.config, again).images.digest == again.digest
+    rows = tokens.cut(dataset.test.inputs)
+    with torch.inference_mode():
+        answers = predictor.load(checkpoint.every(tmp_path)[-1])(torch.from_numpy(rows))
+    right = answers.argmax(1).numpy() == dataset.test["labels"]
+    assert right.mean() == pytest.approx(outcome.metrics["test/accuracy"])
+    wrong = mistakes.records(outcome.mistakes, dataset)
+    assert len(wrong) == min(16, (~right).sum())
+    first = outcome.mistakes[0]
+    assert wrong[0]["true"] == dataset.class_names[dataset.test["labels"][first.position]]
+    assert wrong[0]["text"] == tokens.decode(dataset.encoding, dataset.test.inputs[first.position])
+
+
+def test_another_tokenizer_makes_other_data(usual: dict[str, object]) -> None:
+    asked = resolved(usual)
+    found = recipe.with_images(asked, data.read(asked))
+    other = data.read(asked, encoding=tokens.train(["another text"], asked.text))
+    with pytest.raises(ConfigError, match=r"dataset must have the .* that the run began with"):
+        recipe.with_images(found, other)
+    assert runfile.merge(found, {"text": {"max_length": 30}}).images.classes == 0
+
+
+def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
+    asked = resolved(usual, text={"vocabulary": 400, "max_length": 12})
+    dataset = data.read(asked)
+    assert dataset.train.inputs.shape == (192, 12)
+    sentence = dataset.contents("classes", tasks.spec(asked).unit)
+    assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
+    assert sentence.endswith(" texts longer than 12 tokens, cut there")
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"augment": "crop"}, "augment is for images, and text:.* has tokens"),
+        ({"normalise": "half"}, "normalise is for images, and text:.* has tokens"),
+        ({"image_size": 64}, "image_size is for --dataset folder:PATH, .* only, and the dataset is text:"),
+        ({"stream": True}, "stream is for --dataset folder:PATH, .* only, and the dataset is text:"),
+        ({"test_share": 0.2}, "test_share is for --dataset folder:PATH only, and the dataset is text:"),
+        (
+            {"model": "resnet", "textcnn": {}},
+            "model must be textcnn, lstm, text_transformer or one of your own to learn",
+        ),
+        ({"task": "segmentation"}, "task must learn the labels of text:.*, and segmentation learns masks"),
+    ],
+)
+def test_what_does_not_fit_texts_is_refused(values: dict[str, object], sentence: str, usual: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolved(usual, **values)
+
+
+def test_a_model_of_texts_takes_no_images() -> None:
+    with pytest.raises(ConfigError, match=r"model must be simple_cnn, .* or one of your own to learn the labels of"):
+        resolved({}, dataset="digits", model="lstm")
+
+
+def test_options_of_texts_are_for_texts() -> None:
+    with pytest.raises(
+        ConfigError, match=r"text.max_length is for --dataset text:PATH only, and the dataset is digits"
+    ):
+        resolved({}, dataset="digits", text={"max_length": 9})
