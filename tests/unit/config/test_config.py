@@ -203,7 +203,7 @@ def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_t
 
 
 GROUP = {"global_batch_size": 64, "topology": "1x2"}
-DATASETS = "cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH or MODULE:FUNCTION"
+DATASETS = "cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH or MODULE:FUNCTION"
 TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got "
 
 
