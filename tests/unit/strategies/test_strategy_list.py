@@ -52,6 +52,9 @@ def test_an_opening_is_read_into_its_parts() -> None:
 CLOSE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "data_parallel", "fsdp", "gpipe", "one_f_one_b")
 
 
+FIRST, LATER = DataShard(one_shape=True), DataShard(inputs=False, one_shape=True)
+
+
 @pytest.mark.parametrize(
     ("strategy", "topology", "values", "at_once", "shards"),
     [
@@ -59,9 +62,9 @@ CLOSE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "data_parallel", "f
         ("hogwild", "1x2", {}, 24, [DataShard(0, 2), DataShard(1, 2)]),
         ("reproducible", "1x2", {"reproducible": {"shards": 8}}, 6, [DataShard(0, 2, 4), DataShard(1, 2, 4)]),
         ("data_parallel", "1x1", {"data_parallel": {"gpus_per_worker": 3}}, 16, [DataShard()]),
-        ("model_parallel", "1x2", {}, 48, [DataShard(), DataShard(inputs=False)]),
-        ("gpipe", "1x4", {"pipeline": {"micro_batches": 3}}, 16, [DataShard(), *[DataShard(inputs=False)] * 3]),
-        ("one_f_one_b", "1x3", {"pipeline": {"micro_batches": 3}}, 16, [DataShard(), *[DataShard(inputs=False)] * 2]),
+        ("model_parallel", "1x2", {}, 48, [FIRST, LATER]),
+        ("gpipe", "1x4", {"pipeline": {"micro_batches": 3}}, 16, [FIRST, *[LATER] * 3]),
+        ("one_f_one_b", "1x3", {"pipeline": {"micro_batches": 3}}, 16, [FIRST, *[LATER] * 2]),
     ],
 )
 def test_each_rank_is_given_its_share_of_a_global_batch(
