@@ -76,10 +76,11 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
     forge(newest, config=runfile.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
-    continued, kept, history = driver._existing(folder)
+    continued, kept, usable = driver._existing(folder)
     assert continued == replace(config, run_name=None)
     assert [saved.path for saved in kept] == [older, newest]
-    assert [row.step for row in history if row.kind == "epoch"] == [1]  # the newest one cannot be used
+    assert usable is not None
+    assert [row.step for row in usable.history if row.kind == "epoch"] == [1]  # the newest one cannot be used
     assert (Path(folder.address) / "config.yaml").read_bytes() == written
     forge(older, config=runfile.to_mapping(replace(checkpoint.load(older).config, epochs=9)))
     with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*: .* was made with lr 0.15, and this run"):
