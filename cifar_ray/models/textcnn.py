@@ -32,7 +32,7 @@ class Windows(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = x.masked_fill(~mask[..., None], 0).transpose(1, 2)
         found = [each(F.pad(x, [0, width - 1])) for each, width in zip(self.convolutions, self.widths)]
-        return torch.cat(found, dim=1).relu().transpose(1, 2)
+        return torch.cat(found, dim=1).transpose(1, 2).relu()
 
 
 def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
