@@ -54,6 +54,14 @@ class Base:
         return self.scaler.skipped
 
     @property
+    def incomparable(self) -> str:
+        return (
+            "with --sync-batchnorm the passes of a rank wait for the others"
+            if self.context.config.sync_batchnorm
+            else ""
+        )
+
+    @property
     def may_pause(self) -> bool:
         return True
 

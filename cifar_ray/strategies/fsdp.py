@@ -83,6 +83,11 @@ class FSDP(Replicas):
                 "gradient in this one; ddp trains such a model",
             )
 
+    @property
+    def incomparable(self) -> str:
+        on_gpu = self.context.worker.device.type == "cuda"
+        return "on a GPU the passes of fsdp wait for weights" if on_gpu else super().incomparable
+
     def consolidate(self) -> None:
         super().consolidate()
         if self.model is not self.context.model:

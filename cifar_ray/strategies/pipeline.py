@@ -136,6 +136,10 @@ class Pipeline(Base):
         context.mark("communication")
         return loss
 
+    @property
+    def incomparable(self) -> str:
+        return "each rank of a pipeline computes another part of the model, so a long time may be that of its part"
+
     def consolidate(self) -> None:
         """Broadcast the parameters and buffers of every stage to all ranks."""
         self._watch.read()

@@ -103,6 +103,13 @@ class Strategy(Protocol):
         """Steps since the run began that left the weights alone, as gradients overflowed; the schedule waits."""
 
     @property
+    def incomparable(self) -> str:
+        """Why times of computing cannot be compared between ranks, as a clause; empty where they can.
+
+        The marks of a strategy whose times can be compared tell computing from waiting for other ranks.
+        """
+
+    @property
     def may_pause(self) -> bool:
         """Whether a checkpoint or a stop after this step leaves what follows as it is; the same on every rank."""
 

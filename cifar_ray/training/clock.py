@@ -14,6 +14,7 @@ The wall clock runs from the start of the command. It continues over interruptio
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from cifar_ray.config.phases import PHASES
 from cifar_ray.strategies.stopwatch import moment, seconds_between
+from cifar_ray.training import hardware
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 _STEP, _OTHER = "step", "other"
@@ -43,7 +45,9 @@ class Clock:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._iterations: list[float] = []
         self._parts: dict[str, float] = {}
+        self._steps = array("d")  # of this process: each iteration and its parts, one after the other
         self._marks: list[tuple[str, Any]] = []
+        self._cpu_wait_s, self._waited_before = 0.0, 0.0
         self._pauses = 0.0  # seconds of training in which no steps run
         self._fresh = True  # the first iteration of a process is not typical
 
@@ -64,6 +68,7 @@ class Clock:
 
     def start(self) -> None:
         """Start timing steps."""
+        self._waited_before = hardware.cpu_wait_s()
         self._marks = [(_OTHER, moment(self._device))]
 
     def mark(self, part: str) -> None:
@@ -83,6 +88,7 @@ class Clock:
     def stop(self) -> None:
         """Stop timing steps."""
         self._wait()
+        self._cpu_wait_s += max(hardware.cpu_wait_s() - self._waited_before, 0.0)  # less where a thread has ended
         marks, self._marks = self._marks, []
         begin = before = marks[0][1]
         parts: dict[str, float] = {}  # of the step that has not ended yet
@@ -93,6 +99,7 @@ class Clock:
                 if not self._fresh:
                     self._iterations.append(lap)
                     _add(self._parts, parts)
+                    self._steps.extend((lap, *(parts.get(name, 0.0) for name in PARTS)))
                 self._fresh, begin, parts = False, mark, {}
             elif part != _OTHER:
                 _add(parts, {part: seconds_between(before, mark)})
@@ -102,6 +109,19 @@ class Clock:
         """Mean seconds of a step by part, over the iterations of :meth:`iterations`; empty when there are none."""
         count = len(self._iterations)
         return {part: self._parts[part] / count for part in PARTS if part in self._parts} if count else {}
+
+    def steps(self) -> Tensor:
+        """Seconds of every iteration of this process, and of its parts in the order of :data:`PARTS`.
+
+        Returns:
+            float64, of shape (iterations, 1 + parts).
+        """
+        return torch.tensor(self._steps, dtype=torch.float64).view(-1, 1 + len(PARTS))
+
+    @property
+    def cpu_wait_s(self) -> float:
+        """Seconds for which threads of this process waited for a CPU while steps ran."""
+        return self._cpu_wait_s
 
     def iterations(self) -> dict[str, float]:
         """Mean, median and 95th percentile of the iteration times in seconds.

@@ -140,6 +140,15 @@ def describe(device: torch.device) -> str:
     return name
 
 
+def cpu_wait_s() -> float:
+    """Seconds for which threads of this process could run and waited for a CPU, so far; 0 where Linux does not tell."""
+    waited = 0
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that has just ended
+            waited += int(thread.read_text().split()[1])
+    return waited / 1e9
+
+
 def peak_memory_mib(device: torch.device) -> float:
     """The most memory that this process has held, in MiB: on the GPU it trains on, or as resident set."""
     if device.type == "cuda":

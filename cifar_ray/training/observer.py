@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cifar_ray.config.phases import PHASES
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.training.bottleneck import StepTimes
 
 if TYPE_CHECKING:  # events need no torch
     from cifar_ray.training.mistakes import Mistake
@@ -146,6 +147,7 @@ class Outcome:
         history: every row of the run.
         stopped_by: ``patience`` when that has ended the run before its last epoch, else empty.
         untested: why the best checkpoint has no test figures, as a sentence, when it cannot be read; else empty.
+        steps: the times of the steps of every rank, in its last process.
     """
 
     epochs: int
@@ -160,6 +162,7 @@ class Outcome:
     stopped_by: str = ""
     untested: str = ""
     mistakes: tuple[Mistake, ...] = ()
+    steps: StepTimes | None = None
 
     @property
     def ended(self) -> float:

@@ -18,7 +18,7 @@ from cifar_ray.strategies.gradients import gather
 from cifar_ray.tasks import choosing
 from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.training import checkpoint, hardware, manifest, optimizer
+from cifar_ray.training import checkpoint, hardware, manifest, optimizer, step_times
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import PARTS
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
@@ -271,6 +271,7 @@ def outcome(state: TrainingState, tested: Tested) -> Outcome:
         stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
         untested=tested.problem,
         mistakes=state.tester.mistakes(),  # it has evaluated the checkpoint that is shown last
+        steps=step_times.gather(state),
     )
 
 
