@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
-from cifar_ray.cli import cluster, early, models, output, plan, predictions
+from cifar_ray.cli import cluster, early, explain, models, output, plan, predictions
 from cifar_ray.config import command_line, errors, files, flags, limits, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
@@ -19,6 +19,7 @@ from cifar_ray.config.commands import (
     DeleteCommand,
     DoctorCommand,
     EvaluateCommand,
+    ExplainCommand,
     ExportCommand,
     ModelsCommand,
     PredictCommand,
@@ -318,6 +319,7 @@ COMMANDS: cluster.Commands = {
     "export": (export, ExportCommand, "write a sweep with its runs as one file"),
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
     "compare": (compare, CompareCommand, "show what differs between runs, and their results"),
+    "explain": (explain.show, ExplainCommand, "say what bounds a run: a slow rank, its data, the network"),
     "plan": (plan.show, PlanCommand, "say what a training would take on other machines"),
     "delete": (delete, DeleteCommand, "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
     "models": (models.show, ModelsCommand, "list the models of this package, torchvision and timm"),

@@ -277,6 +277,19 @@ class CompareCommand(ResultAsJson):
     tracking_uri: str | None = None
 
 
+@dataclass(frozen=True)
+class ExplainCommand(ResultAsJson):
+    """Say what bounds a run, with the times of a step on every rank and what to try.
+
+    That is a slow rank, slow data, a slow link, overhead, or nothing that stands out (balanced).
+    """
+
+    run: Positional[str]
+    """Name or MLflow id of the run."""
+
+    tracking_uri: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand(ResultAsJson, OfModel):
     """Evaluate a run's model on every test image."""

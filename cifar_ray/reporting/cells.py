@@ -13,7 +13,7 @@ from cifar_ray.reporting.contents import Entry
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, MOST_STALE, SHARE, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration
 from cifar_ray.reporting.names import Names
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import BOUND_TAG, Trial
 
 _COMMON = "over the seeds that both have"
 
@@ -84,6 +84,11 @@ def setting(title: str, read: Callable[[Trial], str | None]) -> Column:
 def micro_batches(trial: Trial) -> str | None:
     """Into how many parts a pipeline cuts the batch; whatever else it was given, model_parallel does not cut it."""
     return "1" if trial.strategy == "model_parallel" else trial.params.get("micro_batches")
+
+
+def bound(trial: Trial) -> str | None:
+    """What bounds a run, in two or three words; None where its times do not count, or it did not record it."""
+    return trial.tags[BOUND_TAG].partition(":")[0] if trial.timed and BOUND_TAG in trial.tags else None
 
 
 def ratio(figure: Figure) -> Column:

@@ -13,7 +13,7 @@ from cifar_ray import tasks
 from cifar_ray.config.phases import PHASES
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import LOAD, Trial
+from cifar_ray.tracking.study import BOUND_SHARE, LOAD, Trial
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""
@@ -230,6 +230,13 @@ ITERATION_P95 = Figure(
 PARTS = tuple(
     Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None)
     for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
+)
+BOUND_COST = Figure(
+    "bound_percent",
+    "Costs (% of training)",
+    lambda trial: None if trial.changed else metric(BOUND_SHARE, 100.0)(trial),
+    " %",
+    0,
 )
 NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
 PHASE_TIMES = tuple(

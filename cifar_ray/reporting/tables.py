@@ -164,6 +164,12 @@ def _specs(part: Part) -> list[Spec]:
                 "of it would be perfect.",
             ),
         ),
+        Spec(
+            "bounds",
+            "What bounds each configuration",
+            [setting("Bound", cells.bound), *columns(figures.BOUND_COST)],
+            ("`cifar-ray explain RUN` names the rank and the numbers, and says what to try.",),
+        ),
         *(
             Spec(
                 task.target_key(goal),

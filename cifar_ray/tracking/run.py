@@ -20,11 +20,20 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Subset
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, lineage, mistakes, origin, store
+from cifar_ray.tracking import artifacts, lineage, mistakes, origin, step_times, store
 from cifar_ray.tracking.lineage import Takeover
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, HARDWARE_TAG, STOPPED_BY_TAG, THREADS_TAG, TOPOLOGY_TAG, task_of
-from cifar_ray.training import recipe
+from cifar_ray.tracking.study import (
+    BOUND_TAG,
+    CHOSEN_BY_TAG,
+    HARDWARE_TAG,
+    STOPPED_BY_TAG,
+    THREADS_TAG,
+    TOPOLOGY_TAG,
+    task_of,
+)
+from cifar_ray.training import bottleneck, recipe
+from cifar_ray.training.bottleneck import StepTimes
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 
@@ -251,6 +260,8 @@ class RunRecord(Record):
             self._sink.metrics(epoch, now.timestamp_ms, finite(chosen))
         address = self._address(Path(outcome.checkpoint))
         self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
+        if outcome.steps is not None:
+            self._steps(outcome.steps, last)
         names, confusion = dataset.class_names, outcome.confusion
         wrong = mistakes.records(outcome.mistakes, dataset)
 
@@ -264,6 +275,14 @@ class RunRecord(Record):
             self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
         figures = origin.figures(self.task, {**outcome.metrics, **outcome.times})
         self._sink.call(lambda client, run_id: store.describe(client, run_id, figures))
+
+    def _steps(self, times: StepTimes, epoch: int) -> None:
+        """Log the times of the steps by rank, and what bounds the run."""
+        verdict = bottleneck.explain(times)
+        now = Row.now("epoch", epoch, finite(step_times.metrics(times, verdict)))
+        self._sink.metrics(epoch, now.timestamp_ms, now.metrics)
+        self._sink.tags({BOUND_TAG: f"{verdict.kind}: {verdict.sentence}"})
+        self._sink.call(lambda client, run_id: client.log_text(run_id, step_times.text(times), step_times.FILE))
 
     def masks(self, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> None:
         """Log a picture of masks that a checkpoint predicts; arguments as of :func:`artifacts.log_masks`."""

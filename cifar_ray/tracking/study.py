@@ -36,6 +36,10 @@ EARLIER = "cifar_ray.earlier."
 TOPOLOGY_TAG, HARDWARE_TAG, THREADS_TAG = "cifar_ray.topology", "cifar_ray.hardware", "cifar_ray.threads"
 """Tags of what a run trains on: its topology, what its workers compute on, and the CPU threads of each."""
 
+BOUND_TAG, BOUND_SHARE = "cifar_ray.bound", "bound/share"
+"""Tag of a run: what bounds it, a kind and a sentence after a colon; and the metric of the share of its training that
+this costs, 0 to 1."""
+
 LOAD = re.compile(r"system/[^/]+/(cpu|gpu)(?:_\d+)?_utilization_percentage")
 """Metrics of the load of a node's CPUs, or of one of its GPUs; the group is the device."""
 

@@ -16,7 +16,10 @@ from typing import Literal
 
 Kind = Literal["slow rank", "slow data", "slow link", "overhead", "balanced", "not enough evidence"]
 
-COMPUTING = ("forward", "backward", "optimizer")
+PARTS = ("data", "forward", "backward", "communication", "optimizer")
+"""Parts of a step, in their order; of the communication, what the backward pass does not hide."""
+
+_COMPUTING = ("forward", "backward", "optimizer")
 STRETCH_S, MOST_STRETCHES, LEAST_STRETCHES = 0.4, 20, 8
 """Seconds of a stretch at least, and how many a run is cut into, at most and to say something of it. A quota of a
 container stops a process once in 0.1 s."""
@@ -171,7 +174,7 @@ def _of(rank: RankTimes, *parts: str) -> list[float]:
 
 
 def _work(rank: RankTimes) -> list[float]:
-    return _of(rank, *COMPUTING)
+    return _of(rank, *_COMPUTING)
 
 
 def _data(rank: RankTimes) -> list[float]:
@@ -184,7 +187,7 @@ def _communication(rank: RankTimes) -> list[float]:
 
 def _rest(rank: RankTimes) -> list[float]:
     """What is in no part."""
-    parts = _of(rank, *COMPUTING, "data", "communication")
+    parts = _of(rank, *_COMPUTING, "data", "communication")
     return [max(whole - split, 0.0) for whole, split in zip(_of(rank, "iteration"), parts)]
 
 
@@ -274,7 +277,7 @@ def _named(kind: Kind, times: StepTimes, late: Sequence[_Late], what: str, look:
     wait = (
         f"they wait {_ms(more)} in every step"
         if times.synchronous
-        else f"they wait at the end of every epoch, for {_ms(more)} a step"
+        else f"every epoch ends when it does, {_ms(more)} later for each step"
     )
     also = "" if len(late) == 1 else f"; so {'do' if len(late) > 2 else 'does'} {_listed(late, slowest)}"
     rank = slowest.rank

@@ -25,8 +25,8 @@ from torch import Tensor
 from cifar_ray.config.phases import PHASES
 from cifar_ray.strategies.stopwatch import moment, seconds_between
 from cifar_ray.training import hardware
+from cifar_ray.training.bottleneck import PARTS as PARTS
 
-PARTS = ("data", "forward", "backward", "communication", "optimizer")
 _STEP, _OTHER = "step", "other"
 
 

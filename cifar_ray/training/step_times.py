@@ -53,7 +53,7 @@ def _of_rank(steps: Tensor, stretches: int) -> tuple[Spread, dict[str, Spread], 
 
 def _exchange(state: TrainingState, steps: Tensor, stretches: int) -> tuple[float, ...]:
     """As :class:`StepTimes` has it."""
-    least = steps[:, _COLUMNS.index("communication")].to(state.worker.device)
+    least = steps[:, _COLUMNS.index("communication")].contiguous().to(state.worker.device)  # gloo reads plain memory
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return tuple(float(part.mean()) for part in least.cpu().tensor_split(stretches))
 

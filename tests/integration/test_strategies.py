@@ -239,6 +239,16 @@ def test_a_step_is_split_and_one_worker_does_not_communicate(tmp_path: Path) -> 
         assert all(seconds > 0 for seconds in times.values())
         assert sum(times.values()) <= 1.05 * outcome.times["time/iteration_mean_s"]
         assert (times["communication"] < 0.01 * sum(times.values())) == (topology == "1x1")
+        assert outcome.steps is not None
+        for part in parts:
+            means = [rank.parts[part].mean for rank in outcome.steps.ranks]
+            assert sum(means) / len(means) == pytest.approx(times[part])
+            for rank in outcome.steps.ranks:
+                assert rank.parts[part].median <= rank.parts[part].p95
+        for exchange, *waits in zip(
+            outcome.steps.exchange, *(rank.stretches["communication"] for rank in outcome.steps.ranks)
+        ):
+            assert 0 < exchange <= min(waits)  # the rank that is last in one step need not be in the next
 
 
 def test_a_long_gradient_is_shortened_to_the_length_asked_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from cifar_ray.reporting import cost
 from cifar_ray.tasks import choosing
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.training import checkpoint, recipe
+from cifar_ray.training import bottleneck, checkpoint, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.observer import Launch, SavedCheckpoint
 
@@ -247,6 +248,10 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
     console.summary(result.metrics, result.times, places, attempt_s)
     if outcome.stopped_by:
         console.line(session.ended_line(outcome))
+    if outcome.steps is not None and (verdict := bottleneck.explain(outcome.steps)).is_news:
+        console.line(
+            f"{verdict.kind}: {verdict.sentence}; `cifar-ray explain {shlex.quote(result.name)}` says what to try"
+        )
     return result
 
 

@@ -103,7 +103,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "fit",
-            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, plan, delete, models, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve, register or completion",
+            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, explain, plan, delete, models, strategies, evaluate, predict, ui, doctor, cluster, submit, jobs, logs, stop, serve, register or completion",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",

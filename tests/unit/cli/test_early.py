@@ -60,6 +60,8 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "plan --from nosuch --link fast",
         "plan --from nosuch.json --budget 1",
         "plan --from nosuch.json --price nosuch",
+        "explain nosuch",
+        "explain",
         "evaluate nosuch",
         "predict nosuch nosuch.png",
         "predict nosuch text.png",

@@ -530,6 +530,26 @@ def test_figures_have_the_names_that_programs_read() -> None:
     }
 
 
+def test_what_bounds_each_configuration_is_one_table() -> None:
+    def bounded(topology: str, bound: str, **share: float) -> Trial:
+        one = trial(topology)
+        metrics = {**one.metrics, **{f"bound/{name}": value for name, value in share.items()}}
+        return replace(one, tags={**one.tags, "cifar_ray.bound": bound}, metrics=metrics)
+
+    runs = study(
+        bounded("1x1", "balanced: computing takes 95% of a step", share=0.0),
+        bounded("1x2", "slow rank: rank 1 on node0 takes 92 ms, the others 66: ...", share=0.18),
+        bounded("2x2", "not enough evidence: too short"),
+    )
+    shown = table(runs, "bounds")
+    assert shown.title == "What bounds each configuration"
+    assert {label: entry.text for label, entry in column(shown, "Bound").items()} == {
+        "1x1": "balanced",
+        "1x2": "slow rank",
+    }
+    assert column(shown, "Costs (% of training)")["1x2"].text == "18"
+
+
 def test_notes_say_what_a_reader_must_know_of_the_figures() -> None:
     assert table(grid(), "main", price=PRICE).notes == (
         "n = 1.",

@@ -75,3 +75,6 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
         assert parts == {
             f"time/step_{part}_s" for part in ("data", "forward", "backward", "communication", "optimizer")
         }
+        assert outcome.steps is not None
+        assert [rank.steps for rank in outcome.steps.ranks] == [outcome.steps.ranks[0].steps] * 2
+        assert ("part of the model" in outcome.steps.incomparable) == (bubble is not None)

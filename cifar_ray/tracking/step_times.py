@@ -1,0 +1,70 @@
+"""The times of a run's steps on every rank, and what bounds it, as MLflow has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow.exceptions import MlflowException
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from cifar_ray import tracking
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.tracking import store
+from cifar_ray.tracking.study import BOUND_SHARE
+from cifar_ray.training.bottleneck import StepTimes, Verdict
+
+FILE = "step_times.json"
+"""Artifact of a finished run: its :class:`StepTimes`."""
+
+_TIMES = TypeAdapter(StepTimes)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's name and the times of its steps."""
+
+    name: str
+    times: StepTimes
+
+
+def text(times: StepTimes) -> str:
+    """What :data:`FILE` holds."""
+    return to_json(times, indent=1).decode()
+
+
+def metrics(times: StepTimes, verdict: Verdict) -> dict[str, float]:
+    """Metrics of every part of a step by rank, in seconds, and of the share of the training that the bound costs."""
+    by_rank = {
+        f"time/step_{part}{statistic}_s_rank{rank.rank}": seconds
+        for rank in times.ranks
+        for part, of in rank.parts.items()
+        for statistic, seconds in (("", of.mean), ("_median", of.median), ("_p95", of.p95))
+    }
+    known = verdict.kind != "not enough evidence"
+    return by_rank | ({BOUND_SHARE: verdict.share or 0.0} if known else {})
+
+
+def read(uri: str, run: str) -> Recorded:
+    """Read the times of a run of that name or MLflow id.
+
+    Raises:
+        ConfigError: when there is no such run, it has recorded none, or the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    client, known = store.open_run(uri, run)
+
+    def parsed(path: Path) -> StepTimes:
+        return _TIMES.validate_json(path.read_bytes())
+
+    try:
+        times = store.read_artifact(client, known.run_id, FILE, parsed)
+    except ValidationError:
+        raise ConfigError("", f"the times that run {run!r} recorded of its steps ({FILE}) are damaged") from None
+    except (MlflowException, OSError) as error:
+        raise store.refusal(uri, error) from None
+    if times is None:
+        why = "an older version trained it" if known.status == "FINISHED" else "they are written when it finishes"
+        raise ConfigError("", f"run {run!r} has no times of its steps by rank: {why}")
+    return Recorded(known.name, times)
