@@ -34,10 +34,11 @@ from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
 from cifar_ray.tasks import choosing
 from cifar_ray.tracking import store
+from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import bottleneck, checkpoint, recipe
 from cifar_ray.training.checkpoint import Snapshot
-from cifar_ray.training.observer import Launch, SavedCheckpoint
+from cifar_ray.training.observer import Launch, Outcome, SavedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -248,11 +249,18 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
     console.summary(result.metrics, result.times, places, attempt_s)
     if outcome.stopped_by:
         console.line(session.ended_line(outcome))
-    if outcome.steps is not None and (verdict := bottleneck.explain(outcome.steps)).is_news:
-        console.line(
-            f"{verdict.kind}: {verdict.sentence}; `cifar-ray explain {shlex.quote(result.name)}` says what to try"
-        )
+    if line := bound_line(outcome, result.name, session.record.uri):
+        console.line(line)
     return result
+
+
+def bound_line(outcome: Outcome, name: str, store_uri: str) -> str:
+    """What bounds a finished run, in a sentence; empty where nothing can be named."""
+    verdict = bottleneck.explain(outcome.steps) if outcome.steps is not None else None
+    if verdict is None or not verdict.is_news:
+        return ""
+    more = f"cifar-ray explain {shlex.quote(name)}{stores.flag(store_uri)}"
+    return f"{verdict.kind}: {verdict.sentence}; `{more}` says what to try"
 
 
 def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple[ResolvedConfig, Dataset, float]:

@@ -1,0 +1,323 @@
+"""How often `cifar-ray explain` names what really slows a run, how often it names what does not, and what it costs.
+
+    python benchmarks/bottlenecks.py                       # all of it, about 25 minutes on 2 idle cores
+    python benchmarks/bottlenecks.py --only quiet          # false alarms: 5 runs of each of 1x1, 1x2, 2x1 and 2x2
+    python benchmarks/bottlenecks.py --only stopped,link --slowed 3 --dry
+    python benchmarks/bottlenecks.py --only overhead --before ../at-an-earlier-commit
+
+torchrun starts the workers, each of one thread, over gloo; two nodes are two network namespaces with links that
+``tc`` shapes, as in slow_network.py, which needs root. Every case slows one thing by about ``--slower`` of a step:
+
+- ``stopped``: rank 1 is stopped and continued (SIGSTOP, SIGCONT) 20 times in a second, so that it has a share of a CPU;
+- ``competitor``: a busy loop on the CPU to which rank 1 is bound, at a lower priority (nice 5: a quarter of the CPU);
+- ``loader``: rank 1 sleeps before it makes its part of a batch;
+- ``loaders``: every rank does;
+- ``link``: the link between two nodes has so low a rate that the gradients take as long.
+
+``overhead`` times the marks of a step alone, and images/s of simple_cnn with and without them, in turn, with
+``--before``. Quiet runs say something of a machine that is idle: the load is kept with the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import record
+import slow_network as network
+import torch
+
+from cifar_ray.data.loader import TrainLoader
+from cifar_ray.training import __main__ as torchrun
+from cifar_ray.training.bottleneck import PARTS, explain
+from cifar_ray.training.clock import Clock
+
+QUIET = ("1x1", "1x2", "2x1", "2x2")
+CASES = {"stopped": "1x2", "competitor": "1x2", "loader": "1x2", "loaders": "1x2", "link": "2x1"}
+WANTED = {
+    "stopped": ("slow rank", [1]),
+    "competitor": ("slow rank", [1]),
+    "loader": ("slow data", [1]),
+    "loaders": ("slow data", []),
+    "link": ("slow link", []),
+}
+ALARMS = ("slow rank", "slow data", "slow link")
+FOLDER, SLEEPS, BOUND = "BOTTLENECKS_FOLDER", "BOTTLENECKS_SLEEPS", "BOTTLENECKS_BOUND"  # what a worker is told
+_PERIOD_S = 0.05
+
+
+def work(words: list[str]) -> None:
+    """Train as one worker; rank 0 leaves the verdict in the folder."""
+    folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
+    sleep_s = json.loads(os.environ[SLEEPS]).get(str(rank), 0.0)
+    if os.environ.get(BOUND):
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
+    micro_batches = TrainLoader.micro_batches
+
+    def slowly(self: TrainLoader, epoch: int, step: int) -> Any:
+        (folder / f"pid{rank}").write_text(str(os.getpid()))
+        time.sleep(sleep_s)
+        return micro_batches(self, epoch, step)
+
+    TrainLoader.micro_batches = slowly  # type: ignore[method-assign]
+    outcome = torchrun.main(words, time.time())
+    if rank == 0:
+        assert outcome.steps is not None
+        found = {"verdict": asdict(explain(outcome.steps)), "step_s": outcome.times["time/iteration_mean_s"]}
+        found["cpu_wait"] = [rank.cpu_wait for rank in outcome.steps.ranks]
+        (folder / "verdict.json").write_text(json.dumps(found))
+
+
+@contextlib.contextmanager
+def started(
+    topology: str, words: list[str], env: dict[str, str], folder: Path
+) -> Iterator[list[subprocess.Popen[Any]]]:
+    """A torchrun on each node, whose output goes to a file in ``folder``; two nodes are network namespaces."""
+    nodes, workers = map(int, topology.split("x"))
+    usual = {"OMP_NUM_THREADS": "1", FOLDER: str(folder), SLEEPS: "{}", "TMPDIR": str(folder)}
+    processes: list[subprocess.Popen[Any]] = []
+    try:
+        for node in range(nodes):
+            line = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={workers}"]
+            if nodes > 1:
+                address = f"{network.SUBNET}.{node + 1}"
+                line = ["ip", "netns", "exec", network.node(node), *line, f"--node-rank={node}"]
+                line += [f"--local-addr={address}", f"--master-addr={network.SUBNET}.1", "--master-port=29500"]
+                usual["GLOO_SOCKET_IFNAME"] = "eth0"
+            else:
+                line += ["--standalone"]
+            with (folder / f"{node}.txt").open("wb") as out:
+                own: dict[str, Any] = {"cwd": network.ROOT, "env": os.environ | usual | env, "start_new_session": True}
+                processes.append(subprocess.Popen([*line, __file__, "--worker", *words], stdout=out, stderr=out, **own))
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for node in range(nodes) if nodes > 1 else ():
+            network.end_processes(network.node(node))
+
+
+@contextlib.contextmanager
+def stopping(folder: Path, share: float) -> Iterator[None]:
+    """Context manager: rank 1 is stopped for a share of the time from its first step on."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not (folder / "pid1").exists() and not done.wait(0.1):
+            pass
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
+            pid = int((folder / "pid1").read_text())
+            while not done.wait((1 - share) * _PERIOD_S):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(share * _PERIOD_S)
+                os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def competing() -> Iterator[None]:
+    """Context manager: a busy loop on the second CPU, at a lower priority."""
+    loop = f"import os\nos.nice(5)\nos.sched_setaffinity(0, {{{sorted(os.sched_getaffinity(0))[1]}}})\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", loop])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def train(given: argparse.Namespace, topology: str, case: str, step_s: float) -> dict[str, Any]:
+    """One run with one thing slow, or none: its verdict, and the load of the machine before it."""
+    share = given.slower / (1 + given.slower)
+    longer_s = given.slower * step_s
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix=network.PREFIX) as name, contextlib.ExitStack() as stack:
+        folder, env = Path(name), {}
+        if case == "stopped":
+            stack.enter_context(stopping(folder, share))
+        elif case == "competitor":
+            stack.enter_context(competing())
+            env[BOUND] = "1"
+        elif case in ("loader", "loaders"):
+            ranks = [1] if case == "loader" else range(2)
+            env[SLEEPS] = json.dumps({str(rank): longer_s for rank in ranks})
+        if topology.startswith("2"):
+            rate = f"{round(8 * gradient_bytes(given) / longer_s)}bit" if case == "link" else "none"
+            network.shape(2, rate, None)
+        words = ["--dataset", given.dataset, "--model", given.model, "--epochs", "1", "--steps-per-epoch"]
+        words += [str(given.steps), "--global-batch-size", str(given.images), "--cpus-per-worker", "1"]
+        words += ["--precision", "fp32", "--device", "cpu", "--test-images", "100", "--storage", str(folder)]
+        processes = stack.enter_context(started(topology, words, env, folder))
+        while (ends := [process.poll() for process in processes]) != [0] * len(processes):
+            if any(ends):
+                raise ChildProcessError(network.last_words((folder / "0.txt").read_text(errors="replace")))
+            time.sleep(0.1)
+        return {**json.loads((folder / "verdict.json").read_text()), "load": load}
+
+
+def gradient_bytes(given: argparse.Namespace) -> int:
+    """Bytes of all gradients of the model."""
+    from cifar_ray import data, models
+    from cifar_ray.config.train import TrainConfig
+
+    model = models.build(TrainConfig(model=given.model, dataset=given.dataset), data.SPECS[given.dataset])
+    return 4 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def measure(given: argparse.Namespace) -> tuple[list[record.Row], dict[str, Any]]:
+    """All runs in turn, a round of every case after the other."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    quiet = QUIET if "quiet" in given.only else ()
+    cases = [case for case in CASES if case in given.only]
+    steps = dict.fromkeys({*map(CASES.__getitem__, cases)}, 0.0)
+    for topology in steps:  # how long a step takes undisturbed
+        steps[topology] = train(given, topology, "", 0.0)["step_s"]
+    turns = [(f"quiet {topology}", topology, "", given.quiet) for topology in quiet]
+    turns += [(case, CASES[case], case, given.slowed) for case in cases]
+    for turn in range(max(given.quiet, given.slowed)):
+        for name, topology, case, times in turns:
+            if turn < times:
+                run = train(given, topology, case, steps.get(topology, 0.0))
+                found.setdefault(name, []).append(run)
+                print(
+                    f"{name}: {run['verdict']['kind']}: {run['verdict']['sentence']} (load {run['load']:.1f})",
+                    flush=True,
+                )
+    return [row(name, runs, given) for name, runs in found.items()], found
+
+
+def row(name: str, runs: list[dict[str, Any]], given: argparse.Namespace) -> record.Row:
+    """How often the verdict was right; for quiet runs, how often it named something that was not there."""
+    verdicts = [(run["verdict"]["kind"], list(run["verdict"]["ranks"])) for run in runs]
+    kinds = ", ".join(
+        f"{kind} {sum(of == kind for of, _ in verdicts)}" for kind in dict.fromkeys(of for of, _ in verdicts)
+    )
+    loads = [run["load"] for run in runs]
+    step = 1000 * statistics.median(run["step_s"] for run in runs)
+    note = f"{kinds}; a step of {step:.0f} ms; load {min(loads):.1f} to {max(loads):.1f}"
+    if name.startswith("quiet"):
+        alarms = sum(kind in ALARMS for kind, _ in verdicts)
+        return record.Row(f"{name}: false alarms", "0", str(alarms), len(runs), note)
+    right = sum(verdict == WANTED[name] for verdict in verdicts)
+    target = f"{-(-9 * len(runs) // 10)} of {len(runs)}"
+    return record.Row(
+        f"{name}, {given.slower:.0%} slower ({CASES[name]})", target, f"named in {right}", len(runs), note
+    )
+
+
+def overhead(given: argparse.Namespace) -> tuple[list[record.Row], dict[str, Any]]:
+    """The marks of a step alone, and images/s of two checkouts in turn."""
+    clock, taken, count = Clock(torch.device("cpu"), 0.0), [], 1000
+    clock.start()
+    for _ in range(count):
+        begun = time.perf_counter()
+        for part in PARTS:
+            clock.mark(part)
+        clock.lap()
+        clock.mark("other")
+        taken.append(1e6 * (time.perf_counter() - begun))
+    begun = time.perf_counter()
+    clock.stop()
+    reading = 1e6 * (time.perf_counter() - begun) / count
+    total = [mark + reading for mark in taken]
+    middle, high = statistics.median(total), statistics.quantiles(total, n=20)[-1]
+    measured = f"median {middle:.1f}, 95th percentile {high:.1f} us"
+    rows = [record.Row("marks of a step and their reading", "20 us", measured, count, f"reading {reading:.1f} us")]
+    raw: dict[str, Any] = {"us": total}
+    if given.before is not None:
+        rates: dict[str, list[float]] = {"before": [], "now": []}
+        for _ in range(given.pairs):
+            for name, root in (("before", given.before.resolve()), ("now", network.ROOT)):
+                rates[name].append(images_per_s(root))
+                print(f"{name}: {rates[name][-1]:,.0f} images/s", flush=True)
+        ratios = [now / before for before, now in zip(rates["before"], rates["now"])]
+        before, now = (statistics.median(of) for of in rates.values())
+        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        note = f"medians {before:,.0f} and {now:,.0f} images/s"
+        rows.append(record.Row("images/s of simple_cnn, 1x1, now by before", "1", spread, given.pairs, note))
+        raw["images_per_s"] = rates
+    return rows, raw
+
+
+def images_per_s(root: Path) -> float:
+    """Throughput of simple_cnn on digits with the program of a checkout."""
+    words = "--dataset digits --model simple_cnn --epochs 40 --cpus-per-worker 1 --precision fp32 --device cpu"
+    with tempfile.TemporaryDirectory(prefix=network.PREFIX) as folder:
+        line = [sys.executable, "-m", "cifar_ray.training", *words.split(), "--storage", folder, "--test-images", "10"]
+        env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(line, cwd=root, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise ChildProcessError(done.stderr[-2000:])
+    (times,) = (line.removeprefix("times: ") for line in done.stdout.splitlines() if line.startswith("times: "))
+    return float(dict(pair.split() for pair in times.split(", "))["images_per_s"])
+
+
+def main() -> int:
+    """Measure, print, and leave nothing behind."""
+    parser = record.parser(__doc__)
+    everything = ["quiet", *CASES, "overhead"]
+    parser.add_argument("--only", default=",".join(everything), help="which of %(default)s")
+    parser.add_argument("--quiet", type=int, default=5, help="runs of each topology with nothing slow (%(default)s)")
+    parser.add_argument("--slowed", type=int, default=10, help="runs of each case (%(default)s)")
+    parser.add_argument("--slower", type=float, default=0.25, help="share by which a step gets longer (%(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of a run (%(default)s)")
+    parser.add_argument("--dataset", default="cifar10", help="(%(default)s)")
+    parser.add_argument("--model", default="resnet", help="(%(default)s)")
+    parser.add_argument("--images", type=int, default=128, help="per step (%(default)s)")
+    parser.add_argument("--before", type=Path, help="an earlier checkout, for images/s in turn")
+    parser.add_argument("--pairs", type=int, default=7, help="runs of each checkout (%(default)s)")
+    given = parser.parse_args()
+    given.only = given.only.split(",")
+    if unknown := [name for name in given.only if name not in everything]:
+        parser.error(f"--only may have {', '.join(everything)}; not {', '.join(unknown)}")
+    parts: list[Callable[[argparse.Namespace], tuple[list[record.Row], dict[str, Any]]]] = []
+    parts += [overhead] * ("overhead" in given.only)
+    runs = set(given.only) - {"overhead"}
+    for number in network.ENDINGS:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with contextlib.ExitStack() as stack:
+        if runs:
+            parts.append(measure)
+        try:
+            if runs & {"quiet", "link"}:
+                stack.enter_context(network.check_machine())
+                network.remove_all()
+                stack.callback(network.remove_all)
+                network.build(2)
+        except network.Refused as problem:
+            print(f"error: {problem}", file=sys.stderr)
+            return 2
+        results = [part(given) for part in parts]
+    rows = [row for found, _ in results for row in found]
+    raw = {name: figures for _, of in results for name, figures in of.items()}
+    record.save("bottlenecks", "What bounds a run: how often it is named", rows, raw, dry=given.dry)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2:])
+    else:
+        sys.exit(main())
