@@ -18,6 +18,8 @@ from cifar_ray.orchestration.run import driver, run_folder, run_names
 from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.errors import CheckpointError
+from cifar_ray.training.observer import Outcome
+from tests.support import step_times
 from tests.support.helpers import forge, resolved, train_here
 from tests.support.images import folder_of_digits
 
@@ -132,3 +134,16 @@ def test_the_name_of_a_sweep_is_taken_too(tmp_path: Path) -> None:
         ConfigError, match="`cifar-ray sweep --resume grid --tracking-uri http://mlflow:5000` continues"
     ):
         run_names.check_free(storage.at(str(tmp_path)), "grid", "http://mlflow:5000")
+
+
+def test_a_runs_last_line_says_what_bounds_it_where_something_is_named() -> None:
+    outcome = Outcome(1, {}, {}, 0.0, "", "", {}, [], ())
+    slow = replace(outcome, steps=step_times.run({}, {"backward": 26.0}))
+    line = driver.bound_line(slow, "my run", "sqlite:////a/m.db")
+    assert line.startswith(
+        "slow rank: rank 1 on node0 takes 118 ms for forward, backward and the optimizer, the others "
+    )
+    assert line.endswith("; `cifar-ray explain 'my run' --tracking-uri sqlite:////a/m.db` says what to try")
+    short = step_times.run({}, {"backward": 26.0}, stretches=3)
+    for steps in (None, step_times.run({}, {}), short):
+        assert driver.bound_line(replace(outcome, steps=steps), "my run", "sqlite:////a/m.db") == ""

@@ -1,0 +1,29 @@
+"""A rank that is really slowed is the one that is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the benchmark needs Linux")
+def test_a_rank_that_is_stopped_time_and_again_is_named() -> None:
+    """By the benchmark, which stops one of two ranks for half of the time."""
+    words = ["--only", "stopped", "--slowed", "1", "--slower", "1", "--dataset", "digits", "--images", "512", "--dry"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "bottlenecks.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sentence,) = re.findall(r"^stopped: (.+)$", done.stdout, re.MULTILINE)
+    if sentence.startswith("overhead: every rank waits for a CPU"):
+        pytest.skip("other programs leave the ranks no CPUs")
+    assert sentence.startswith("slow rank: rank 1 on node0 takes"), sentence
+    assert "named in 1 (1 of 1)" in done.stdout
