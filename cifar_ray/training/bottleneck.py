@@ -53,8 +53,8 @@ class RankTimes:
         node: number of its node; that of rank 0 is 0.
         host: name of its machine.
         steps: how many were measured, in its last process; the first is not.
-        cpu_wait: for how much of its steps' time its threads could run and waited for a CPU, on average over as many
-            as it computes with; 0 where that is not known.
+        cpu_wait: for how much of the time of its steps the thread that computes could run and waited for a CPU; 0 where
+            that is not known.
         iteration: of whole steps.
         parts: of the parts of a step that the strategy measures, such as ``backward``.
         stretches: mean seconds per step in each stretch of the run: of every part, and of the ``iteration``.

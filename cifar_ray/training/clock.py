@@ -88,7 +88,7 @@ class Clock:
     def stop(self) -> None:
         """Stop timing steps."""
         self._wait()
-        self._cpu_wait_s += max(hardware.cpu_wait_s() - self._waited_before, 0.0)  # less where a thread has ended
+        self._cpu_wait_s += hardware.cpu_wait_s() - self._waited_before
         marks, self._marks = self._marks, []
         begin = before = marks[0][1]
         parts: dict[str, float] = {}  # of the step that has not ended yet
@@ -120,7 +120,7 @@ class Clock:
 
     @property
     def cpu_wait_s(self) -> float:
-        """Seconds for which threads of this process waited for a CPU while steps ran."""
+        """Seconds for which the thread that trains waited for a CPU while steps ran."""
         return self._cpu_wait_s
 
     def iterations(self) -> dict[str, float]:

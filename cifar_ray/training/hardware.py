@@ -141,12 +141,10 @@ def describe(device: torch.device) -> str:
 
 
 def cpu_wait_s() -> float:
-    """Seconds for which threads of this process could run and waited for a CPU, so far; 0 where Linux does not tell."""
-    waited = 0
-    for thread in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError):  # a thread that has just ended
-            waited += int(thread.read_text().split()[1])
-    return waited / 1e9
+    """Seconds for which this thread could run and waited for a CPU, so far; 0 where Linux does not tell."""
+    with suppress(OSError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+    return 0.0
 
 
 def peak_memory_mib(device: torch.device) -> float:

@@ -154,3 +154,11 @@ def test_an_elastic_run_names_its_largest_topology_when_the_gpus_are_too_few(mon
 def test_the_doctor_tells_how_many_cpus_may_be_used() -> None:
     processor = next(finding for finding in doctor.examine(TrainConfig()) if finding.subject == "processor")
     assert f", 1 of {os.cpu_count()} CPUs may be used" in processor.state
+
+
+def test_what_a_thread_waits_for_a_cpu_is_counted() -> None:
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("needs Linux with CONFIG_SCHED_INFO")
+    before = hardware.cpu_wait_s()
+    sum(range(100_000))
+    assert 0 < before <= hardware.cpu_wait_s()
