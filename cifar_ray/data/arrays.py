@@ -174,13 +174,14 @@ def spec(name: str, images: Images) -> DatasetSpec:
     """The facts of a data set that has been looked at; its mean is 0 and its deviation 1 until all has been read."""
     facts = torchvision_sets.known(name)
     is_bordered = facts is not None and facts.bordered and images.side == BORDERED_SIDE
+    numbers = {"images": 3, "features": images.length, "tokens": 0}[images.inputs]  # that are normalised
     return DatasetSpec(
         name,
         images.classes,
         images.train,
         images.test,
-        tuple(images.mean) or (0.0,) * (images.length or 3),
-        tuple(images.std) or (1.0,) * (images.length or 3),
+        tuple(images.mean) or (0.0,) * numbers,
+        tuple(images.std) or (1.0,) * numbers,
         flip=facts is None or facts.flip,
         native_size=images.side - 4 * is_bordered,
         grey=is_bordered,
