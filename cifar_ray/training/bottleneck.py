@@ -138,7 +138,14 @@ def explain(times: StepTimes) -> Verdict:
             f"{unsteady[0]} computes longer than the others, but only in a part of the run",
         )
     computing = _share(times, _work)
-    among = "" if len(times.ranks) == 1 else f", and no rank computes {_LATE:.0%} longer than the others"
+    by_rank = _waits(times)
+    if by_rank and (more := max(by_rank) - min(by_rank)) >= _LATE:
+        return Verdict(
+            "not enough evidence",
+            f"others wait for {_name(times.ranks[by_rank.index(min(by_rank))])} by {more:.0%} of a step, which does not "
+            "show in its computing or its data",
+        )
+    among = "" if len(times.ranks) == 1 else f", and no rank waits for another for {_LATE:.0%} of it"
     return Verdict(
         "balanced",
         f"computing takes {computing:.0%} of a step{among}",
@@ -152,7 +159,7 @@ def _problem(times: StepTimes) -> str:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"rank {rank}: {steps:,}" for rank, steps in counts.items())
         return f"the ranks recorded different numbers of steps ({listed})"
-    if not times.ranks or not all("forward" in rank.parts for rank in times.ranks):
+    if not times.ranks or not all("forward" in rank.parts for rank in times.ranks if rank.steps):
         return "the parts of the steps were not recorded"
     stretches = {len(values) for rank in times.ranks for values in rank.stretches.values()}
     if max(stretches) < LEAST_STRETCHES:
@@ -298,15 +305,16 @@ def _slow_link(times: StepTimes) -> Verdict | None:
     steps, share = _of(times.ranks[0], "iteration"), _exchanging(times)
     if share < _LARGE:
         return None
-    between = "between the nodes" if len({rank.node for rank in times.ranks}) > 1 else "within the node"
+    between = len({rank.node for rank in times.ranks}) > 1
     return Verdict(
-        "slow link",
-        f"the exchange {between} takes {_ms(statistics.median(times.exchange))} of a step of "
-        f"{_ms(statistics.median(steps))} once the last rank has come: {share:.0%} of the training",
+        "slow link" if between else "overhead",
+        f"the exchange {'between the nodes' if between else 'within the node'} takes "
+        f"{_ms(statistics.median(times.exchange))} of a step of {_ms(statistics.median(steps))} once the last rank has "
+        f"come: {share:.0%} of the training",
         (
             "exchange less: --accumulate, --ddp.comm-hook bf16, or --strategy local_sgd",
             "measure the network (iperf3), and see which interface is used (placement.json)"
-            if between == "between the nodes"
+            if between
             else "fewer workers with more CPUs each",
         ),
         share,
@@ -317,6 +325,16 @@ def _exchanging(times: StepTimes) -> float:
     """The exchange as a share of a step."""
     steps = _of(times.ranks[0], "iteration")
     return statistics.median(own / step for own, step in zip(times.exchange, steps))
+
+
+def _waits(times: StepTimes) -> list[float]:
+    """For how much of a step each rank waits for others; empty where ranks are not in step."""
+    steps = _of(times.ranks[0], "iteration")
+    return [
+        statistics.median((wait - own) / step for wait, own, step in zip(_communication(rank), times.exchange, steps))
+        for rank in times.ranks
+        if times.exchange
+    ]
 
 
 def _crowded(times: StepTimes) -> Verdict | None:
@@ -343,12 +361,9 @@ def _overhead(times: StepTimes) -> Verdict | None:
             ("a larger --log-every", "a larger global batch, which has fewer steps"),
             share,
         )
-    if not times.exchange or _late(times, _work) or _late(times, _data, relative=False):
-        return None
-    waits = [statistics.fmean(values) for values in zip(*map(_communication, times.ranks))]
-    steps = _of(times.ranks[0], "iteration")
-    share = statistics.median((wait - own) / step for wait, own, step in zip(waits, times.exchange, steps))
-    if share < _LARGE:
+    waits = _waits(times)
+    share = statistics.fmean(waits) if waits else 0.0
+    if share < _LARGE or min(waits) < share / 2:  # that one waits for nobody, so the others wait for it
         return None
     return Verdict(
         "overhead",

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.training.bottleneck import LEAST_STRETCHES, StepTimes, explain
-from tests.support.step_times import USUAL, at_own_pace, rank_times, run
+from cifar_ray.training.bottleneck import LEAST_STRETCHES, RankTimes, Spread, StepTimes, explain
+from tests.support.step_times import EXCHANGE, USUAL, at_own_pace, rank_times, run
 
 
 def test_a_slow_rank_is_named_with_what_the_others_wait() -> None:
@@ -83,18 +83,20 @@ def test_a_slow_link_is_what_the_last_rank_waits_for() -> None:
     assert verdict.sentence == (
         "the exchange between the nodes takes 40 ms of a step of 137 ms once the last rank has come: 29% of the training"
     )
-    assert "within the node" in explain(run({}, {}, exchange=40.0)).sentence
+    inside = explain(run({}, {}, exchange=40.0))
+    assert inside.kind == "overhead"  # there is no link
+    assert "the exchange within the node takes 40 ms" in inside.sentence
 
 
 def test_an_exchange_between_busy_cpus_is_no_slow_link() -> None:
-    verdict = explain(run({}, {}, exchange=40.0, cpu_wait=(0.0, 0.3)))
+    verdict = explain(run({}, {}, exchange=40.0, workers_per_node=1, cpu_wait=(0.0, 0.3)))
     assert verdict.kind == "not enough evidence"
     assert "29%" in verdict.sentence
 
 
 def test_the_larger_of_two_causes_is_the_verdict() -> None:
     assert explain(run({}, {"backward": 60.0}, exchange=30.0)).kind == "slow rank"
-    assert explain(run({}, {"backward": 20.0}, exchange=80.0)).kind == "slow link"
+    assert explain(run({}, {"backward": 20.0}, exchange=80.0, workers_per_node=1)).kind == "slow link"
 
 
 def test_overhead_is_what_is_in_no_part_or_what_ranks_wait_in_turn() -> None:
@@ -106,6 +108,10 @@ def test_overhead_is_what_is_in_no_part_or_what_ranks_wait_in_turn() -> None:
     in_turn = explain(replace(times, ranks=tuple(ranks)))
     assert in_turn.kind == "overhead"
     assert "whichever is the last" in in_turn.sentence
+    one = replace(ranks[0], stretches={**ranks[0].stretches, "communication": (EXCHANGE / 1000,) * 20})
+    always = explain(replace(times, ranks=(one, ranks[1])))
+    assert always.kind == "not enough evidence"
+    assert "others wait for rank 0 on node0 by 30% of a step, which does not show" in always.sentence
 
 
 def test_workers_that_share_too_few_cpus_are_told_so_and_nothing_else() -> None:
@@ -118,7 +124,7 @@ def test_workers_that_share_too_few_cpus_are_told_so_and_nothing_else() -> None:
 def test_a_balanced_run_has_nothing_to_say() -> None:
     several, alone = explain(run({}, {}, {}, {}, noise=0.03)), explain(run({}))
     assert (several.kind, several.is_news, several.share) == ("balanced", False, None)
-    assert several.sentence == "computing takes 89% of a step, and no rank computes 10% longer than the others"
+    assert several.sentence == "computing takes 89% of a step, and no rank waits for another for 10% of it"
     assert alone.sentence == "computing takes 95% of a step"
 
 
@@ -146,6 +152,8 @@ def test_too_short_a_run_says_what_it_lacks() -> None:
         "200 measured steps of 32.2 s together are too few: 8 steps and 3.2 s are needed"
     )
     assert explain(run({}, {"backward": 60.0}, stretches=LEAST_STRETCHES)).kind == "slow rank"
+    single = RankTimes(0, 0, "", 0, 0.0, Spread(0.0, 0.0, 0.0), {}, {"iteration": (0.0,)})
+    assert explain(StepTimes((single,))).sentence.startswith("0 measured steps of 0.0 s together are too few")
 
 
 def test_ranks_that_recorded_different_numbers_of_steps_are_not_compared() -> None:
