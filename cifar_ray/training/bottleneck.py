@@ -142,8 +142,8 @@ def explain(times: StepTimes) -> Verdict:
     if by_rank and (more := max(by_rank) - min(by_rank)) >= _LATE:
         return Verdict(
             "not enough evidence",
-            f"others wait for {_name(times.ranks[by_rank.index(min(by_rank))])} by {more:.0%} of a step, which does not "
-            "show in its computing or its data",
+            f"others wait for {_name(times.ranks[by_rank.index(min(by_rank))])} by {more:.0%} of a step, which "
+            "does not show in its computing or its data",
         )
     among = "" if len(times.ranks) == 1 else f", and no rank waits for another for {_LATE:.0%} of it"
     return Verdict(
