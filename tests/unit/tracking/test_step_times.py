@@ -24,7 +24,7 @@ def recorded(client: MlflowClient, digits: Dataset, times: StepTimes | None, sta
     """The id of a run named ``mine`` with these times; it ended with that status."""
     record = created(client, digits)
     if status == "FINISHED":
-        record.result(replace(outcome(), steps=times), digits)
+        record.result(replace(outcome(), steps=times, confusion=[], per_class={}), digits)
     record.end(status)
     return record.run_id
 
