@@ -14,18 +14,19 @@ def sections(runs: Runs) -> list[Section]:
     best, named = shown
     rows = [
         (
-            str(one["text"]),
+            str(number),
             [
+                Entry(str(one["text"])),
                 Entry(str(one["true"])),
                 Entry(str(one["predicted"])),
                 Entry(f"{100 * one['probability']:.2f}", one["probability"]),
             ],
         )
-        for one in texts
+        for number, one in enumerate(texts, 1)
     ]
     note = (
         f"Test texts of {best.dataset} that were taken for another class with the highest probability: {named}. They "
         "are as the model sees them, and shortened."
     )
-    columns = ("text", "class", "taken for", "probability (%)")
+    columns = ("#", "text", "class", "taken for", "probability (%)")
     return [Section("Texts most surely wrong", [Table("misread", "Misread texts", columns, rows, (note,))])]

@@ -29,9 +29,9 @@ def test_texts_are_listed_as_text_whatever_is_in_them() -> None:
     other = replace(trial(seed=1, accuracies=(0.5,)), mistakes=[misread("of another run", 0.9)], **confused)
     built = report.build(study(best, other))
     (table,) = [table for section in built.sections for table in section.tables if table.key == "misread"]
-    assert [(text, [entry.text for entry in row]) for text, row in table.rows] == [
-        (EVIL, ["good", "bad", "98.71"]),
-        ("dull", ["good", "bad", "75.00"]),
+    assert [(number, *(entry.text for entry in row)) for number, row in table.rows] == [
+        ("1", EVIL, "good", "bad", "98.71"),
+        ("2", "dull", "good", "bad", "75.00"),
     ]
     assert "most accurate finished run" in table.notes[0]
     html = pages.html(built)
