@@ -22,8 +22,11 @@ quickstart: $(VENV)/installed
 	$(BIN)/cifar-ray report $(SWEEP) --out report
 
 # Needs no network and no data set; tests of real data run when CIFAR_RAY_DATA_DIR names a folder with it.
+# Unit tests share nothing and run in several processes; the others start Ray, which has several of its own.
+DEFAULT := -m "not slow and not cluster and not fault and not extended"
 test: $(VENV)/installed
-	$(BIN)/pytest -m "not slow and not cluster and not fault and not extended"
+	$(BIN)/pytest $(DEFAULT) -n logical --maxprocesses 4 --dist loadfile tests/unit || failed=1; \
+	$(BIN)/pytest $(DEFAULT) --ignore tests/unit && exit $${failed:-0}
 
 # Also the tests that start clusters of several nodes, kill processes, and take minutes, and those for GPUs on the CPU.
 test-all: $(VENV)/installed

@@ -6,14 +6,15 @@ import atexit
 import gc
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from cifar_ray import data
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.training import recipe
-from tests.support.person import ELSEWHERE, Person
+# What takes seconds to import is imported where it is used: the process that hands tests to others has no use for it.
+if TYPE_CHECKING:
+    from cifar_ray import data
+    from cifar_ray.config.train import TrainConfig
+    from tests.support.person import Person
 
 NO_DATA = "needs real data; set CIFAR_RAY_DATA_DIR to a folder with CIFAR-10 and MNIST"
 
@@ -40,12 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Tests compute little at a time, and threads that wait for each other take longer."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home folder, and none of the variables that would lead elsewhere."""
+    from tests.support.person import ELSEWHERE
+
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("HOME", str(folder))
@@ -57,22 +62,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def person(tmp_path: Path) -> Person:
     """Somebody with an empty home folder who runs ``cifar-ray``."""
+    from tests.support.person import Person
+
     return Person(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def resident(tmp_path_factory: pytest.TempPathFactory) -> Person:
     """A person whose home folder lasts for all tests of a module."""
+    from tests.support.person import Person
+
     return Person(tmp_path_factory.mktemp("resident"))
 
 
 @pytest.fixture(scope="session")
 def digits() -> data.Dataset:
+    from cifar_ray import data
+
     return data.load("digits")
 
 
 @pytest.fixture
 def small() -> TrainConfig:
     """A resolved config that trains in well under a second."""
+    from cifar_ray.config.train import TrainConfig
+    from cifar_ray.training import recipe
+
     usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 2, "precision": "fp32", "log_every": 5}
     return recipe.resolve(TrainConfig(**usual, cpus_per_worker=1))

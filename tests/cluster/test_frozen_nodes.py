@@ -18,7 +18,7 @@ from cifar_ray.training import initial_weights, recipe
 from tests.support.helpers import train_here
 from tests.support.person import Person
 
-pytestmark = [pytest.mark.cluster, pytest.mark.fault]
+pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.extended]
 
 STEPS, UNFROZEN = 22, 9
 """Steps in an epoch, and the epoch from which on all learns."""
@@ -43,9 +43,7 @@ def undisturbed(home: Path) -> str:
     return train_here(config, dataset, home / "calm", initial=content).weights_sha256
 
 
-@pytest.mark.parametrize(
-    "kills", [("worker", "driver"), pytest.param(("driver", "worker"), marks=pytest.mark.extended)]
-)
+@pytest.mark.parametrize("kills", [("worker", "driver"), ("driver", "worker")])
 def test_killed_while_frozen_and_afterwards_it_comes_to_the_same_bits(kills: tuple[str, str], person: Person) -> None:
     """The workers start again on their own; after the driver's end the run is resumed on one node of two workers."""
     expected, shown = undisturbed(person.home), ""

@@ -101,6 +101,7 @@ def test_a_run_is_seen_in_tensorboard(person: Person) -> None:
     assert "train/loss" in curves.Tags()["scalars"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_from_python(person: Person) -> None:
     command = [sys.executable, str(EXAMPLES / "from_python.py")]

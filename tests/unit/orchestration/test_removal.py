@@ -31,7 +31,8 @@ def train(client: MlflowClient, small: TrainConfig, name: str, of: str = "", abo
     made, held = run_folder.create(replace(small, storage=above, run_name=name), client.tracking_uri)
     held.release()
     (Path(made.address) / "checkpoints").mkdir()
-    (Path(made.address) / "checkpoints" / "weights").write_bytes(bytes(12_000_000))
+    with (Path(made.address) / "checkpoints" / "weights").open("wb") as weights:
+        weights.truncate(12_000_000)
     tags = {store.KEY_TAG: made.key, store.FOLDER_TAG: made.address, "dataset": "digits", "model": "resnet"}
     tags |= {parent.PARENT_TAG: of} if of else {}
     run_id = client.create_run(store.experiment_id(client, "test"), tags=tags, run_name=name).info.run_id

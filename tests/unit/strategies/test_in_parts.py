@@ -39,7 +39,6 @@ def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
         ("model_parallel", {**RESNET, "precision": "bf16"}, 1 / 2),
         ("gpipe", {"pipeline": {"micro_batches": 4}}, 1 / 5),
         ("one_f_one_b", {"pipeline": {"micro_batches": 2}, **ADAM}, 1 / 3),
-        ("fsdp", {}, None),
         ("fsdp", ADAM, None),
         ("fsdp", {"accumulate": 2}, None),
     ],
