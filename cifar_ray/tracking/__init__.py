@@ -30,8 +30,9 @@ def quieten(verbose: bool) -> None:
     for name in ("mlflow", "alembic", "sqlalchemy"):
         logging.getLogger(name).setLevel(logging.INFO if verbose else logging.CRITICAL)
     if not verbose:
-        # torch's own remark on how it exports a model to MLflow; it concerns nobody who trains.
+        # torch's own remarks on how it exports a model to MLflow; they concern nobody who trains.
         warnings.filterwarnings("ignore", module="torch.export", category=UserWarning)
+        warnings.filterwarnings("ignore", message="The tensor attributes .* were assigned during export")
 
 
 @contextmanager

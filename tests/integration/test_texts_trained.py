@@ -1,0 +1,75 @@
+"""Networks of texts through Ray and torchrun: killed and resumed, fine-tuned, searched for, and at workers' own pace."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cifar_ray.training import checkpoint
+from examples.text import make_texts
+from tests.support.person import Person
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+DATA = ["--dataset", "text:reviews", "--global-batch-size", "16", "--device", "cpu", "--cpus-per-worker", "1"]
+DATA += ["--text.vocabulary", "400", "--text.max-length", "40"]
+SMALL = ["--model", "lstm", "--lstm.dim", "16", "--lstm.hidden", "16"]
+
+
+@pytest.mark.fault
+def test_a_run_that_is_killed_and_resumed_has_the_weights_of_torchrun(person: Person) -> None:
+    make_texts.make(person.home / "reviews", 240)
+    words = [*DATA, *SMALL, "--strategy", "reproducible", "--precision", "bf16", "--epochs", "20", "--val-share", "0.2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "cifar_ray.training"]
+    alone = subprocess.run(
+        [*torchrun, *words, "--storage", "alone"],
+        env={**person.environment, "OMP_NUM_THREADS": "1"},
+        cwd=person.home,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert alone.returncode == 0, alone.stderr
+    weights = re.findall(r"step-0*\d+ sha256 (\w+)", alone.stdout)
+    with person.starts("train", *words, "--topology", "1x2", "--run-name", "killed") as run:
+        run.until("epoch 3/20")
+        run.kill(signal.SIGKILL)
+        run.end()
+    person.succeeds("resume", "killed")
+    assert person.run_named("killed").data.tags["cifar_ray.weights_sha256"] == weights[-1]
+
+
+def test_fine_tuning_keeps_what_is_frozen(person: Person) -> None:
+    make_texts.make(person.home / "reviews", 240)
+    words = [*DATA, "--model", "textcnn", "--textcnn.dim", "16", "--textcnn.filters", "8", "--epochs", "2"]
+    person.succeeds("train", *words, "--run-name", "first")
+    person.succeeds("train", *words, "--run-name", "second", "--weights", "first", "--freeze", "embedding", "body")
+    first, second = (
+        checkpoint.load(checkpoint.every(next(person.home.glob(f".cifar_ray/**/{name}")))[-1]).weights
+        for name in ("first", "second")
+    )
+    moved = {name for name in first if not first[name].equal(second[name])}
+    assert moved == {"head.1.weight", "head.1.bias"}
+
+
+def test_a_search_goes_by_validation(person: Person) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    make_texts.make(person.home / "reviews", 240)
+    words = [*DATA, *SMALL, "--epochs", "3", "--patience", "1", "--val-share", "0.2", "--max-concurrent", "1"]
+    words += ["--search", "optuna", "--samples", "2", "--grid", "lr=loguniform:0.001:0.1"]
+    output = person.succeeds("sweep", "--name", "searched", *words).stdout
+    assert re.search(r"^best run +lr0\.\S* .*: validation accuracy \d+\.\d\d%", output, flags=re.M)
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "parameter_server"])
+def test_workers_at_their_own_pace_learn_texts(strategy: str, person: Person) -> None:
+    make_texts.make(person.home / "reviews", 600)
+    words = [*DATA, *SMALL, "--strategy", strategy, "--topology", "1x2", "--epochs", "6", "--run-name", "own"]
+    person.succeeds("train", *words)
+    metrics = person.run_named("own").data.metrics
+    assert metrics["test/loss"] < 0.7
+    assert metrics["staleness/max"] >= 1
