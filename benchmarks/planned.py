@@ -3,8 +3,8 @@
     python benchmarks/planned.py
 
 The studies ran on an emulated cluster: five runs in turn, each worker with 0.45 of a CPU, links shaped by ``tc``. A
-prediction is that of a step; it is held against the mean of the runs. Of VGG-11, the passes are those of the same
-study's runs whose passes hide nothing, and what an exchange costs the workers is that of the study with unshaped links.
+prediction is held against the mean of the runs. Of VGG-11, the passes are those of the same study's runs whose passes
+hide nothing, and what an exchange costs the workers is that of the study with unshaped links.
 Of the other models the passes are those of one worker alone, and what an exchange costs the workers is VGG-11's: so
 nothing of the predicted topologies goes in. Gradients' readiness is measured by this script, with one thread.
 """
@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import record
 
@@ -58,43 +59,50 @@ def works(trials: list[Trial]) -> dict[tuple[str, ...], tuple[Work, list[Trial]]
     return {key: (plan.work_of(plan.training(runs[0]), readiness, "cpu", runs[0]), runs) for key, runs in alike.items()}
 
 
+class Compared(NamedTuple):
+    """A prediction in seconds, and the mean of the runs."""
+
+    name: str
+    low: float
+    mid: float
+    high: float
+    took: float
+
+    @property
+    def error(self) -> float:
+        """In %."""
+        return 100 * (self.mid / self.took - 1)
+
+
 def compare(
     trials: list[Trial], passes: list[Trial], link: str, host: Callable[[Work], Link | None]
-) -> list[list[object]]:
-    """Each configuration of several workers with the prediction, the mean of its runs, and the error in %."""
+) -> tuple[list[Compared], list[Compared]]:
+    """A step, and the whole run as the runs were, of each configuration of several workers."""
     known, _, _ = measured.of_study(Study("", passes, "", ""))
-    lines: list[list[object]] = []
-    for name, (work, runs) in works(trials).items():
-        topology = parse(runs[0].topology)
+    steps: list[Compared] = []
+    wholes: list[Compared] = []
+    for key, (work, runs) in works(trials).items():
+        topology, name = parse(runs[0].topology), " ".join(key)
         if topology.world_size == 1:
             continue
+        work = replace(work, steps=int(runs[0].params["steps_per_epoch"]), evaluated=1.0)
         row = model.plan(known, work, [topology], Means(link=links.parse(link), host=host(work))).rows[0]
-        took = statistics.mean(run.metrics["time/iteration_mean_s"] for run in runs)
-        within = row.step_s.low <= took <= row.step_s.high
-        lines.append(
-            [
-                " ".join(name),
-                row.step_s.low,
-                row.step_s.mid,
-                row.step_s.high,
-                took,
-                100 * (row.step_s.mid / took - 1),
-                within,
-            ]
-        )
-    return lines
+        for span, metric, into in ((row.step_s, "time/iteration_mean_s", steps), (row.total_s, "time/wall_s", wholes)):
+            took = statistics.mean(run.metrics[metric] for run in runs)
+            into.append(Compared(name, span.low, span.mid, span.high, took))
+    return steps, wholes
 
 
-def row(what: str, lines: list[list[object]], n: int) -> record.Row:
+def row(what: str, compared: list[Compared]) -> record.Row:
     """The errors of some predictions as one line."""
-    errors = sorted(abs(float(str(line[5]))) for line in lines)
-    within = sum(line[6] is True for line in lines)
+    errors = sorted(abs(each.error) for each in compared)
+    within = sum(each.low <= each.took <= each.high for each in compared)
     return record.Row(
         what,
         f"median <= {MEDIAN} %, largest <= {LARGEST} %",
         f"median {statistics.median(errors):.1f} %, largest {errors[-1]:.1f} %",
-        n,
-        f"{len(lines)} predictions; {within} of the means lie in the predicted range",
+        5,
+        f"{len(compared)} predictions; {within} of the means lie in the predicted range",
     )
 
 
@@ -108,12 +116,12 @@ def main() -> None:
     def host(work: Work) -> Link | None:
         return model.host(without_network, work.exchange, Link(math.inf))
 
-    made, raw = [], {}
+    made, raw, runs = [], {}, []
     for link, name in VGG.items():
         trials = list(study(name).trials)
         what = f"vgg11 over {link}: ddp with four sizes of buckets, all_reduce, gather_scatter, send_recv; 2x1, 4x1"
-        raw[what] = compare(trials, trials, link, host)
-        made.append(row(what, raw[what], 5))
+        raw[what], _ = compare(trials, trials, link, host)
+        made.append(row(what, raw[what]))
     for name in OTHERS:
         kinds: dict[tuple[str, str], list[Trial]] = defaultdict(list)
         for trial in study(name).trials:
@@ -121,10 +129,15 @@ def main() -> None:
         for (of, stem), trials in kinds.items():
             alone = [trial for trial in trials if trial.world_size == 1]
             what = f"{of}{f' ({stem} stem)' * (stem == 'cifar')} over 1gbit: ddp; 1x2, 2x2"
-            raw[what] = compare(
+            raw[what], wholes = compare(
                 trials, alone, "1gbit", lambda _: host(replace(vgg, exchange=replace(vgg.exchange, strategy="ddp")))
             )
-            made.append(row(what, raw[what], 5))
+            made.append(row(what, raw[what]))
+            runs += wholes
+    for nodes in (1, 2):
+        what = f"whole runs of 40 to 240 s, start-up included: the models with one worker's passes, at {nodes}x2"
+        raw[what] = [each for each in runs if f" {nodes}x2 " in each.name]
+        made.append(row(what, raw[what]))
     record.save("planned", "A step as `cifar-ray plan` predicts it, and as it was measured", made, raw, dry=given.dry)
 
 

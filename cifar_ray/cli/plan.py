@@ -77,7 +77,8 @@ def show(command: PlanCommand) -> int:
     )
     topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     plan = model.plan(runs, work, topologies, means)
-    notes += words.notes(runs, work, means, price.words if price else "", config.model, config.dataset)
+    words_of_price, most = price.words if price else "", max(command.nodes)
+    notes += words.notes(runs, work, means, most, words_of_price, config.model, config.dataset)
     if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
     planned = Planned(plan, tuple(notes))

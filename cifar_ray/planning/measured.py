@@ -170,7 +170,7 @@ class Measured:
         spread = sum((count - mean_count) ** 2 for count in counts)
         slope = sum((count - mean_count) * (time - mean) for count, time in zip(counts, times)) / (spread or 1)
         mid = mean + max(slope, 0.0) * (nodes - mean_count)
-        return Span(mid * min(times) / mean, mid, mid * max(times) / mean)
+        return Span(mid + min(times) - mean, mid, mid + max(times) - mean)
 
     def memory_mib(self, images: int, workers: int) -> float | None:
         """A worker's peak with so many images in a micro-batch; the next larger run's, None where there is none."""

@@ -66,8 +66,8 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     return [*header, "bound by"], lines
 
 
-def notes(measured: Measured, work: Work, means: Means, price: str, model: str, dataset: str) -> list[str]:
-    """What the figures rest on."""
+def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, model: str, dataset: str) -> list[str]:
+    """What the figures rest on, of a plan for up to so many nodes."""
     speed = f", taken as {measured.speed:g} times as fast (--speed-factor)" if measured.speed != 1 else ""
     exchange = work.exchange
     sentences = [
@@ -84,6 +84,10 @@ def notes(measured: Measured, work: Work, means: Means, price: str, model: str, 
         sentences.append("What an exchange costs the workers themselves is not known, and left out: give --host.")
     if exchange.strategy == "ddp":
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
+    most = max(sample.nodes for sample in measured.samples)
+    if nodes > most:
+        more = f"Start-up is as measured on {counted(most, 'node')} at most; on more it takes longer, which is left out"
+        sentences.append(f"{more}.")
     if price:
         sentences.append(f"Cost: every node for the whole run, {price}.")
     return sentences

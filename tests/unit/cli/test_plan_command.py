@@ -61,6 +61,7 @@ def test_the_plan_says_the_best_first_and_what_it_rests_on(runs: str, capsys: py
     assert "a processor" in out
     assert "accuracy is not predicted" in out
     assert "not known, and left out: give --host" in out
+    assert "Start-up is as measured on 1 node at most; on more it takes longer, which is left out." in out
 
 
 def test_the_plan_as_json_is_of_the_training_that_is_asked_for(runs: str, capsys: pytest.CaptureFixture[str]) -> None:

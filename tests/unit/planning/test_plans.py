@@ -118,6 +118,14 @@ def test_the_exchange_is_added_and_waits_for_the_slowest() -> None:
     assert (few, many) == pytest.approx((0.4, 0.284), rel=0.05)
 
 
+def test_start_up_follows_the_nodes_where_runs_tell() -> None:
+    both = runs(sample(64), sample(16), sample(32, nodes=2, strategy="all_reduce", once=26.0))
+    starts = {row.topology: row.parts["start-up"] for row in planned("1x1", "2x1", "4x1", on=both).rows}
+    assert starts == pytest.approx({"1x1": 20.0, "2x1": 26.0, "4x1": 38.0})
+    falling = runs(sample(64), sample(16), sample(32, nodes=2, strategy="all_reduce", once=14.0))
+    assert planned("4x1", on=falling).rows[0].parts["start-up"] == pytest.approx(18.0)
+
+
 @pytest.mark.parametrize(("workers", "exact"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (4, 1.0294), (16, 1.7660)])
 def test_the_slowest_of_several_is_as_far_off_as_tables_have_it(workers: int, exact: float) -> None:
     assert model.slowest(workers) == pytest.approx(exact, rel=0.05)
