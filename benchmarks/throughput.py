@@ -38,7 +38,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started, Traced
 
 TARGETS = {"simple_cnn": 4.0, "resnet": 3.0, "resnet18": 3.0, "vgg11": 3.0, "vit": 1.5, "resnet50": 1.8}
 RECIPE = "speednet:1024"
@@ -103,6 +103,9 @@ class Observer:
         pass
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
+        pass
+
+    def traced(self, event: Traced) -> None:
         pass
 
 

@@ -249,6 +249,16 @@ class Placement:
     Workers wait for each other twice as long."""
 
 
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class ProfileOptions:
+    """A look inside some steps."""
+
+    steps: Count | None = option(None, weights=False)
+    """Steps to profile on every rank, once the run has warmed up: a trace per rank for ui.perfetto.dev, and a table of
+    operators. Figures of times leave these steps out."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tracking:
     """Tracking."""
@@ -291,6 +301,8 @@ class Tracking:
     storage: str | None = option(None, weights=False)
     """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
     Default: ~/.cifar_ray/runs."""
+
+    profile: ProfileOptions = option(ProfileOptions, weights=None, if_set=True)
 
     verbose: bool = option(False, weights=False)
     """Also show messages of Ray and MLflow."""

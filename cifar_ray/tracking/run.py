@@ -6,6 +6,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,10 @@ from cifar_ray.training.predictor import Predictor
 _CONFIG_FILE = "config.yaml"
 _DECIDED = ("precision", "convolutions", "device")  # parameters that a run's start decides
 _UNKEPT_FILE = "rows_after_checkpoint.json"
+
+
+PROFILE = "profile"
+"""Folder among a run's artifacts of what some steps were found to do."""
 
 
 class RunRecord(Record):
@@ -291,6 +296,15 @@ class RunRecord(Record):
             self.undrawn = artifacts.log_masks(client, run_id, load, dataset, column) or self.undrawn
 
         self._sink.call(draw)
+
+    def trace(self, on_disk: Callable[[], AbstractContextManager[Path]]) -> None:
+        """Log the trace of some steps of a rank; ``on_disk`` has it as a file."""
+
+        def log(client: MlflowClient, run_id: str) -> None:
+            with on_disk() as path:
+                client.log_artifact(run_id, str(path), PROFILE)
+
+        self._sink.call(log)
 
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
         """Log a checkpoint as a model of the run.

@@ -23,7 +23,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import gpus, recipe
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
 
 _NOT_HERE = (
     "topology",
@@ -65,6 +65,17 @@ class Printer:
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         print(f"checkpoint {saved.path} sha256 {saved.weights_sha256}", flush=True)
+
+    def traced(self, event: Traced) -> None:
+        problem = event.problem
+        try:
+            event.path.with_name(f"operators_rank{event.rank}.csv").write_text(event.operators, encoding="utf-8")
+        except OSError as error:
+            problem = problem or f"its table of operators cannot be written: {error.strerror}"
+        if problem:
+            print(f"no trace of rank {event.rank}: {problem}; training goes on", flush=True)
+        else:
+            print(f"trace of rank {event.rank}: {event.path}, for https://ui.perfetto.dev", flush=True)
 
 
 def main(words: list[str], begun: float) -> Outcome:

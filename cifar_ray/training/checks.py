@@ -14,6 +14,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import DatasetSpec, order
 from cifar_ray.models import own as own_models
 from cifar_ray.strategies.options import SCALING
+from cifar_ray.training import profiling
 
 _LEARNED_OF = {"images": "whole images", "features": "rows of numbers", "tokens": "texts"}
 
@@ -35,6 +36,7 @@ def sizes(config: ResolvedConfig, spec: DatasetSpec, batch: str = "global_batch_
             f"must be at most {whole}, the global batches of {config.global_batch_size} {unit} in {spec.name}, "
             f"got {config.steps_per_epoch}",
         )
+    profiling.start(config, config.steps_per_epoch or whole)
     counted = config.test_images or spec.test_size
     if counted > spec.test_size:
         raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")

@@ -36,6 +36,7 @@ class Clock:
     Attributes:
         seconds: phase -> seconds so far, in this process and those that it continues.
         begun: ``time.time()`` at which the run would have begun had it never been interrupted.
+        leaves_out: whether iterations are left out of the iteration times now, as those that are profiled.
     """
 
     def __init__(self, device: torch.device, begun: float) -> None:
@@ -43,6 +44,7 @@ class Clock:
         self._device = device
         self.begun = begun
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.leaves_out = False
         self._iterations: list[float] = []
         self._parts: dict[str, float] = {}
         self._steps = array("d")  # of this process: each iteration and its parts, one after the other
@@ -96,7 +98,7 @@ class Clock:
             if part == _STEP:
                 lap = seconds_between(begin, mark)
                 self.seconds["training"] += lap
-                if not self._fresh:
+                if not (self._fresh or self.leaves_out):
                     self._iterations.append(lap)
                     _add(self._parts, parts)
                     self._steps.extend((lap, *(parts.get(name, 0.0) for name in PARTS)))
@@ -127,7 +129,7 @@ class Clock:
         """Mean, median and 95th percentile of the iteration times in seconds.
 
         The first iteration of each process is left out, and so is that of a strategy that is built again. Empty when
-        there is no other.
+        there is no other, and so are those that are profiled.
         """
         if not self._iterations:
             return {}

@@ -9,7 +9,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, optimizer, per_rank, record
+from cifar_ray.training import checkpoint, optimizer, per_rank, profiling, record
 from cifar_ray.training.observer import Launch, Observer, Outcome
 from cifar_ray.training.setup import prepare, strategy_in
 
@@ -46,7 +46,7 @@ def fit(
     for epoch in record.epochs_left(state):
         strategy = strategy_in(state, epoch)
         clock.start()
-        for step_in_epoch in range(state.step % steps, steps):
+        for step_in_epoch in profiling.profiled(state, observer, range(state.step % steps, steps)):
             lr = optimizer.schedule(strategy.optimizer, config, state.step, steps, strategy.skipped)
             loss = strategy.gradients(state.loader.micro_batches(epoch, step_in_epoch))
             strategy.step()

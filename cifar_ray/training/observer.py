@@ -112,6 +112,23 @@ class SavedCheckpoint:
     best: bool = False
 
 
+@dataclass(frozen=True)
+class Traced:
+    """Event: some steps of a rank were profiled.
+
+    Attributes:
+        rank: its rank.
+        path: the trace, gzipped JSON for Perfetto, beside the folder of checkpoints.
+        operators: what each operator took per step, as CSV with a header.
+        problem: why there is no trace, as the end of a sentence; empty when there is.
+    """
+
+    rank: int
+    path: Path
+    operators: str
+    problem: str = ""
+
+
 class Observer(Protocol):
     """Receives the events of one rank's loop. An exception in a method ends the run."""
 
@@ -126,6 +143,9 @@ class Observer(Protocol):
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         """Rank 0 only."""
+
+    def traced(self, event: Traced) -> None:
+        """Every rank, with its own."""
 
 
 @dataclass(frozen=True)

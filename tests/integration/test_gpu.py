@@ -37,7 +37,7 @@ from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import arithmetic, manifest, recipe, setup
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started, Traced
 
 HERE = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if HERE else torch.device("cpu")
@@ -79,6 +79,9 @@ class Recorder:
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self.saved.append(saved.path)
+
+    def traced(self, event: Traced) -> None:
+        pass
 
 
 def config(strategy: str = "ddp", topology: str = "1x1", **values: Any) -> ResolvedConfig:

@@ -39,7 +39,7 @@ from cifar_ray.training import arithmetic, hardware, manifest, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
 from cifar_ray.training.stopping import StoppedError
 from tests.support import warm
 
@@ -57,6 +57,7 @@ class Recorder:
     epochs: list[EpochRecord] = field(default_factory=list)
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    traces: list[Traced] = field(default_factory=list)
     weights: dict[str, str] = field(default_factory=dict)
 
     def started(self, event: Started) -> None:
@@ -74,6 +75,9 @@ class Recorder:
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self.checkpoints.append(saved)
+
+    def traced(self, event: Traced) -> None:
+        self.traces.append(event)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import singledispatchmethod
+from functools import partial, singledispatchmethod
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,10 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.tasks import choosing
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages, uri
-from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.run import PROFILE, RunRecord
 from cifar_ray.tracking.study import STOPPED_BY_TAG
-from cifar_ray.training import recipe
-from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training import profiling, recipe
+from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started, Traced
 
 _SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
 _SPENT_EVERY_S = 60.0
@@ -72,6 +72,7 @@ class RunSession:
     verdict: Verdict | None = None
     spent: Spent = field(default_factory=Spent)
     _placed: dict[int, Placed] = field(default_factory=dict)
+    _traced: dict[int, Traced] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
     _segments: list[str] = field(init=False)
     _preemptions: int = field(init=False)
@@ -154,6 +155,18 @@ class RunSession:
         self._saved = event
         self.record.checkpoint(event)
         self._callbacks.call("checkpoint", event)
+
+    @_on.register
+    def _(self, event: Traced) -> None:
+        self._traced[event.rank] = event
+        if event.problem:
+            self.view.line(f"no trace of rank {event.rank}: {event.problem}; training goes on")
+        else:
+            folder = self.folder.folder.below(profiling.FOLDER)
+            self.record.trace(partial(folder.on_disk, event.path.name))
+        if len(self._traced) == self.config.world_size:
+            tables = [self._traced[rank].operators for rank in sorted(self._traced)]
+            self.record.text(f"{PROFILE}/operators.csv", profiling.together(tables))
 
     @_on.register
     def _(self, event: Heartbeat) -> None:
@@ -401,8 +414,17 @@ class RunSession:
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", tilde(result.folder)),
             *([("weights sha256", result.weights_sha256)] if result.weights_sha256 else []),
+            *self._traces(),
             ("open in MLflow", pages.way(self.record.uri, self.record.page)),
         ]
+
+    def _traces(self) -> Sequence[tuple[str, str]]:
+        """A row of a table on where the traces are, and how to open them; none without them."""
+        if not (ranks := sorted(rank for rank, one in self._traced.items() if not one.problem)):
+            return []
+        files = f"rank{ranks[0]}.json.gz" if len(ranks) == 1 else f"rank{ranks[0]} to rank{ranks[-1]}.json.gz"
+        folder = f"{tilde(self.folder.address)}/{profiling.FOLDER}"
+        return [("traces", f"{folder}, {files}, also in MLflow below {PROFILE}/; open one at https://ui.perfetto.dev")]
 
     def _resume_command(self) -> str:
         return f"cifar-ray resume {shlex.quote(self.record.name)}{uri.flag(self.record.uri)}"

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from cifar_ray import storage
 from cifar_ray.config import topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
@@ -30,9 +31,9 @@ from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Place
 from cifar_ray.orchestration.run.workers import BEATS
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import gpus, hardware
+from cifar_ray.training import gpus, hardware, profiling
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
 from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.5
@@ -106,7 +107,7 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
     worker, node = _context(config, mailbox, rank, world_size, busy)
     heart.node = node if worker.local_rank == 0 else None
     with _checkpoints(payload["folder"], config, worker) as writer:
-        observer = MailboxObserver(mailbox, worker.rank, writer)
+        observer = MailboxObserver(mailbox, worker.rank, writer, payload["folder"])
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, worker)
         try:
@@ -168,10 +169,11 @@ def interface_of(address: str) -> str:
 class MailboxObserver:
     """Posts the loop's events, most of them from rank 0 only."""
 
-    def __init__(self, mailbox: Mailbox, rank: int, writer: checkpoints.Writer) -> None:
+    def __init__(self, mailbox: Mailbox, rank: int, writer: checkpoints.Writer, folder: Folder) -> None:
         self._mailbox = mailbox
         self._rank = rank
         self._writer = writer
+        self._traces = folder.below(profiling.FOLDER)
         self._images_per_step = 0
         self._step = 0
         self._posted = (time.perf_counter(), 0)
@@ -203,6 +205,15 @@ class MailboxObserver:
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self._writer.keep(saved.path)
         self._post(saved)
+
+    def traced(self, event: Traced) -> None:
+        if not self._traces.local and not event.problem:  # it is on the disk of this node
+            try:
+                storage.persistently(lambda: self._traces.upload(event.path))
+            except OSError as error:
+                event = replace(event, problem=f"{self._traces.address} cannot be written: {storage.reason(error)}")
+            event.path.unlink()
+        self._post(event)
 
     def asked(self) -> bool:
         """Whether the driver has asked the run to stop, by the newest answer to a progress or epoch event."""
