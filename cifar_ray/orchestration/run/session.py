@@ -422,7 +422,7 @@ class RunSession:
         """A row of a table on where the traces are, and how to open them; none without them."""
         if not (ranks := sorted(rank for rank, one in self._traced.items() if not one.problem)):
             return []
-        files = f"rank{ranks[0]}.json.gz" if len(ranks) == 1 else f"rank{ranks[0]} to rank{ranks[-1]}.json.gz"
+        files = " to ".join(f"rank{rank}.json.gz" for rank in sorted({ranks[0], ranks[-1]}))
         folder = f"{tilde(self.folder.address)}/{profiling.FOLDER}"
         return [("traces", f"{folder}, {files}, also in MLflow below {PROFILE}/; open one at https://ui.perfetto.dev")]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cifar_ray import tasks
+from cifar_ray import storage, tasks
 from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -32,7 +33,7 @@ from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
 from cifar_ray.training.gpus import Facts
-from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started, Traced
 
 ROW = Row("iteration", 3, 0, {"train/loss": 1.5})
 EPOCH = EpochRecord(Row("epoch", 2, 0, {"test/accuracy": 0.5}), [], {})
@@ -167,6 +168,24 @@ def test_each_event_is_displayed_and_recorded(event: Any, shown: Any, recorded: 
     else:
         assert made.view.calls == ([shown] if shown else [])
     assert made.record.calls == ([recorded] if recorded else [])
+
+
+def test_traces_are_recorded_and_the_end_tells_where_they_are_and_how_to_open_them(tmp_path: Path) -> None:
+    made = session(run_id="id", page=None)
+    made.folder.folder, made.folder.address = storage.at(str(tmp_path)), str(tmp_path)
+    result: Any = SimpleNamespace(name="mine", run_id="id", folder=str(tmp_path), weights_sha256="")
+    assert "traces" not in dict(made.locations(result))
+    path = tmp_path / "traces" / "rank1.json.gz"
+    made.handle(Traced(1, path, "rank,operator\n1,mm\n"))
+    made.handle(Traced(0, path.with_name("rank0.json.gz"), "rank,operator\n0,mm\n", "it cannot be written: no room"))
+    (name, on_disk), table = made.record.calls
+    with on_disk() as file:
+        assert (name, file) == ("trace", path)
+    assert table == ("text", "profile/operators.csv", "rank,operator\n0,mm\n1,mm\n")
+    assert made.view.calls == [("line", "no trace of rank 0: it cannot be written: no room; training goes on")]
+    assert dict(made.locations(result))["traces"] == (
+        f"{tmp_path}/traces, rank1.json.gz, also in MLflow below profile/; open one at https://ui.perfetto.dev"
+    )
 
 
 @pytest.fixture

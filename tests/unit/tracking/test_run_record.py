@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -404,3 +405,12 @@ def test_a_mistake_on_some_of_the_test_images_has_its_index_among_all(digits: Da
     assert record["index"] > 3
     shown = Image.open(io.BytesIO(base64.b64decode(record["png"])))
     assert np.array_equal(np.asarray(shown), digits.test.images[record["index"]])
+
+
+def test_the_trace_of_a_rank_is_an_artifact(client: MlflowClient, digits: Dataset, tmp_path: Path) -> None:
+    record = created(client, digits)
+    (tmp_path / "rank0.json.gz").write_bytes(b"trace")
+    record.trace(lambda: nullcontext(tmp_path / "rank0.json.gz"))
+    assert record.end("FINISHED")
+    assert [file.path for file in client.list_artifacts(record.run_id, "profile")] == ["profile/rank0.json.gz"]
+    assert Path(client.download_artifacts(record.run_id, "profile/rank0.json.gz")).read_bytes() == b"trace"
