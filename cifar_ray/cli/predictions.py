@@ -52,14 +52,13 @@ def show(command: PredictCommand) -> int:
         files.write_whole(table, as_csv(task, predictions))
         print(f"{table}: {counted(len(predictions), predictions[0].title)}")
     else:
-        rows = [(each.sample, each.answers, each.mask) for each in predictions]
         output.show(
             [
-                {each.title: each.sample, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
+                {**each.named, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
                 for each in predictions
             ],
             command.json,
-            lambda: Console().predictions(task, rows),
+            lambda: Console().predictions(task, [(each.shown, each.answers, each.mask) for each in predictions]),
         )
     return 0
 
@@ -75,7 +74,7 @@ def _writable(text: str | None) -> Path:
 def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
     """A header, and a row for each image: ``image,class,probability,class_2,...``, or values by name.
 
-    With masks, ``image,mask,class,share,class_2,...``; of texts, ``text`` in place of ``image``.
+    With masks, ``image,mask,class,share,class_2,...``; of texts ``text``, of tables ``table,row``.
     """
     names = [name for name, _ in predictions[0].answers]
     classes, masks = task.names == "classes", ["mask"] if task.answer == "masks" else []
@@ -83,10 +82,10 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
     head = [f"{title}{rank}" for rank in ranks for title in ("class", task.number)] if classes else names
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([predictions[0].title, *masks, *head])
+    writer.writerow([*predictions[0].named, *masks, *head])
     for prediction in predictions:
-        paths = [path for path in (prediction.sample, prediction.mask) if path is not None]
-        named = [os.fsencode(path).decode(errors="backslashreplace") for path in paths]  # a name need not be UTF-8
+        cells = [*prediction.named.values(), *([prediction.mask] if prediction.mask else [])]
+        named = [os.fsencode(str(cell)).decode(errors="backslashreplace") for cell in cells]  # a name need not be UTF-8
         pairs = [cell for pair in prediction.answers for cell in pair]
         writer.writerow([*named, *(pairs if classes else [number for _, number in prediction.answers])])
     return text.getvalue()

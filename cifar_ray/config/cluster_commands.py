@@ -63,7 +63,7 @@ class StopCommand(_JobServerCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand(OfModel):
-    """Classify images sent over HTTP with a run's model, until Ctrl-C.
+    """Answer for images, or rows of numbers, sent over HTTP with a run's model, until Ctrl-C.
 
     curl --data-binary @IMAGE http://127.0.0.1:8000/predict
     """

@@ -302,12 +302,12 @@ class EvaluateCommand(ResultAsJson, OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictCommand(ResultAsJson, OfModel):
-    """Classify image files, or texts, with a run's model."""
+    """Answer for image files, texts, or the rows of CSV files, with a run's model."""
 
     images: Positional[tuple[Path, ...]] = ()
     """Image files of any size and common format, or folders: all images below them, sorted by name; a damaged one is
     named and left out. For a model of texts, files with a column 'text' (.csv, .jsonl) or a text on each line
-    (.txt)."""
+    (.txt); for a model of table:PATH, CSV files with its features."""
 
     text: tuple[str, ...] = ()
     """Texts, for a model of texts."""

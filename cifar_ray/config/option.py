@@ -24,7 +24,12 @@ of texts."""
 TORCHVISION = "torchvision:"
 """What precedes the name of a data set of torchvision in ``--dataset``."""
 
-FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH = (f"{kind}PATH" for kind in (FOLDER, MASKS, COCO, TEXT))
+TABLE = "table:"
+"""What precedes the path of a table in ``--dataset``: a CSV file, or a folder of some."""
+
+FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH = (
+    f"{kind}PATH" for kind in (FOLDER, MASKS, COCO, TEXT, TABLE)
+)
 OWN, OF_TORCHVISION = "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
 
@@ -97,7 +102,7 @@ def is_function(name: str | None) -> bool:
 
 def is_folder(dataset: str) -> bool:
     """Whether a data set is files below a path."""
-    return dataset.startswith((FOLDER, MASKS, COCO, TEXT))
+    return dataset.startswith((FOLDER, MASKS, COCO, TEXT, TABLE))
 
 
 def path_of(dataset: str) -> str:

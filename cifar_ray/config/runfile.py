@@ -28,10 +28,10 @@ UPKEEP = ("version", *WHERE, *_IN_TIME_AND_MONEY, "start_timeout_s", "hang_timeo
 changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and in the tag ``cifar_ray.command``.
 """
 
-OF_DATA = ("dataset", "image_size", "task", "test_share", "text", "val_share")
+OF_DATA = ("dataset", "image_size", "task", "target", "image_column", "ignore_value", "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
 
-_LATER = ("val", "inputs", "length", "vocabulary")
+_LATER = ("val", "inputs", "length", "vocabulary", "features", "target_mean", "target_std")
 """What is written of a data set's contents only where it has it."""
 
 _FOUND_IN_DATA = ("images", "class_weights_counts")
@@ -188,6 +188,8 @@ def params(config: ResolvedConfig) -> dict[str, str]:
     flat |= {"cpus_per_worker": config.cpus_per_worker, **_shared(config)}
     if config.convolutions == USUAL:
         del flat["convolutions"]
+    if config.images.inputs != "images":  # of each feature, which may be more than MLflow takes
+        flat |= dict.fromkeys(("images.features", "images.mean", "images.std"))
     flat["world_size"] = config.world_size
     flat["nodes"] = config.placement.nodes
     flat["workers_per_node"] = config.placement.workers_per_node

@@ -22,6 +22,7 @@ from cifar_ray.config.option import (
     OF_TORCHVISION,
     OWN,
     SIZED,
+    TABLE_PATH,
     TEXT_PATH,
     TORCHVISION,
     is_folder,
@@ -29,7 +30,7 @@ from cifar_ray.config.option import (
     option,
     path_of,
 )
-from cifar_ray.config.schema import STRICT, Byte, Count, Numbers, Positive, Share, Whole, plainly
+from cifar_ray.config.schema import STRICT, Byte, Count, Numbers, Positive, Share, Texts, Whole, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -70,7 +71,8 @@ def _dataset(text: str) -> str:
         others = [name for name in torchvision_sets.SETS if name.lower() == text.lower()]
         near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_there(text)
         meant = f"; did you mean {near[0]}?" if near else ""
-        choices = errors.one_of([*known, OF_TORCHVISION, FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, OWN])
+        paths = (FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH)
+        choices = errors.one_of([*known, OF_TORCHVISION, *paths, OWN])
         raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
     return text
 
@@ -136,6 +138,15 @@ class Images:
     vocabulary: Whole = 0
     """Number above every token."""
 
+    features: Texts = ()
+    """Names of the features, where they have any."""
+
+    target_mean: Numbers = ()
+    """Mean of each target of a regression over the training samples."""
+
+    target_std: Numbers = ()
+    """Standard deviation of each target over the training samples."""
+
 
 @plainly
 @dataclass(frozen=True, config=STRICT)
@@ -166,22 +177,29 @@ class Data:
     """Data set: one of this package ('digits' comes with scikit-learn and needs no network); torchvision:NAME, one that
     torchvision reads and downloads; folder:PATH, a folder with one subfolder of images per class; masks:PATH, images
     with masks of their pixels' classes; coco:PATH, images with COCO's annotations of instances, as such masks;
-    text:PATH, texts with the names of their classes, as CSV or JSONL; or
+    text:PATH, texts with the names of their classes, as CSV or JSONL; table:PATH, numbers in CSV files; or
     MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = option(None, weights=False)
     """Where data sets are read from, downloaded to, and where decoded images are cached (CIFAR_RAY_DATA_DIR, else
     ~/.cache/cifar_ray)."""
 
-    image_size: Count = option(32, weights=True, only={"dataset": SIZED})
-    """Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH and torchvision:NAME: the shorter side is
-    resized to it, and the centre is cropped."""
+    image_size: Count = option(32, weights=True, only={"dataset": (*SIZED, TABLE_PATH)})
+    """Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH, torchvision:NAME and table:PATH: the shorter
+    side is resized to it, and the centre is cropped."""
 
     ignore_value: Byte = option(255, weights=True, only={"dataset": (MASKS_PATH,)})
     """Number in the masks of masks:PATH whose pixels are neither learned nor counted."""
 
-    test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH,)})
-    """Share of each class's images of folder:PATH to keep for the test, if the folder has no test/ or val/."""
+    target: Texts = option((), weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
+    """Columns of table:PATH that are learned. All others are what they are learned from, and must be numbers."""
+
+    image_column: str | None = option(None, weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
+    """Column of table:PATH that has the paths of images, from its folder on, in place of all other columns."""
+
+    test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH, TABLE_PATH)})
+    """Share of each class's images of folder:PATH, or of the rows of table:PATH, to keep for the test, if there are no
+    test images or rows."""
 
     val_share: Share | None = option(None, weights=True, if_set=True)
     """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
@@ -189,13 +207,13 @@ class Data:
     chosen: by --log-models best or all, by --patience, or by --scheduler. A folder with val/ and test/ needs no
     share, nor a torchvision:NAME that has validation images."""
 
-    stream: bool = option(False, weights=False, only={"dataset": SIZED})
+    stream: bool = option(False, weights=False, only={"dataset": (*SIZED, TABLE_PATH)})
     """Keep the decoded images on disk, below --data-dir, which all nodes must share, and read them ahead of the steps.
     For data sets larger than memory."""
 
     text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
 
-    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, OWN)}, recorded=True)
+    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, TABLE_PATH, OWN)}, recorded=True)
     """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)

@@ -20,11 +20,18 @@ from cifar_ray.config.sections import Images, Inputs
 from cifar_ray.data import validation
 from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, DatasetSpec, Split, digest
 from cifar_ray.tasks.protocol import Task
+from cifar_ray.tasks.regression import Regression
 
 _RULE = (
     "must return (images, {target}) for training and for the test, and perhaps the {names}' names: uint8 images "
     "(N, side, side, 3) or (N, side, side) of one size, or finite features or tokens from 0 (N, length), and {rule}"
 )
+
+
+_FLOATS = (np.float32, np.float64)
+
+OTHERS = ("inputs", "length", "vocabulary", "features", "target_mean", "target_std")
+"""Facts that a record and a data set have by the same names."""
 
 
 @functools.cache
@@ -68,7 +75,7 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     except Exception as error:
         raise ConfigError("task", f"must check targets, and {task.__name__} fails: {imports.told(error)}") from None
     for half, given in zip((checked.train, checked.test), (train.inputs, test.inputs)):
-        if len(half) != len(given) or (half.dtype.kind not in "iub" and half.dtype != np.float32):
+        if len(half) != len(given) or (half.dtype.kind not in "iub" and half.dtype not in _FLOATS):
             raise ValueError(f"{task.target} of {half.dtype} {half.shape} for {len(given)} {train.kind}")
         if task.spec.answer == "masks" and half.shape != given.shape[:3]:
             raise ValueError(f"{task.target} of {half.shape[1:]} for images of {given.shape[1:3]}")
@@ -130,7 +137,9 @@ def made(
     return Dataset(spec(name, facts), train, test, classes, facts.digest, val=val)
 
 
-def facts_of(train: Split, test: Split, classes: int, val: Split | None = None) -> Images:
+def facts_of(
+    train: Split, test: Split, classes: int, val: Split | None = None, features: tuple[str, ...] = ()
+) -> Images:
     """Counts, mean and deviation of the training pixels per channel or of each feature, and the digest of all."""
     splits = [train, test, *([] if val is None else [val])]
     facts = Images(
@@ -140,7 +149,11 @@ def facts_of(train: Split, test: Split, classes: int, val: Split | None = None) 
         digest=digest(*splits),
         val=0 if val is None else len(val),
         inputs=train.kind,
+        features=features,
     )
+    if (targets := train.columns.get(Regression.target)) is not None and targets.dtype == np.float64:
+        mean, std = standard(targets)
+        facts = replace(facts, target_mean=mean, target_std=std)
     if train.kind == "tokens":
         most = max(1, *(int(split.inputs.max()) for split in splits))
         return replace(facts, length=train.inputs.shape[1], vocabulary=most + 1)
@@ -161,6 +174,14 @@ def facts_of(train: Split, test: Split, classes: int, val: Split | None = None) 
         mean=tuple(round(float(value), 4) for value in mean),
         std=tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
     )
+
+
+def described(dataset: Dataset) -> Images:
+    """What is in a data set that has been read."""
+    spec = dataset.spec
+    counts = (spec.num_classes, spec.train_size, spec.test_size)
+    others: dict[str, Any] = {name: getattr(spec, name) for name in OTHERS}
+    return Images(*counts, spec.image_size, spec.mean, spec.std, dataset.digest, spec.val_size, **others)
 
 
 def standard(rows: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -188,7 +209,5 @@ def spec(name: str, images: Images) -> DatasetSpec:
         image_size=images.side,
         crop=not is_bordered,
         val_size=images.val,
-        inputs=images.inputs,
-        length=images.length,
-        vocabulary=images.vocabulary,
+        **{name: getattr(images, name) for name in OTHERS},
     )

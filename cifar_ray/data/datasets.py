@@ -59,6 +59,9 @@ class DatasetSpec:
         inputs: what the model is given of a sample; see :data:`INPUTS`. What follows of images is only of them.
         length: numbers in a row of features, or tokens in a text; 0 of images.
         vocabulary: above every token; 0 of others.
+        features: names of the features, in their order.
+        target_mean: mean of each target of a regression over the training samples.
+        target_std: standard deviation of each target over the training samples.
         mean: mean of the training pixels per channel, on a scale of 0 to 1; or of each feature.
         std: standard deviation of the training pixels per channel, on the same scale; or of each feature.
         flip: whether a mirrored image still shows its class.
@@ -85,6 +88,9 @@ class DatasetSpec:
     inputs: Inputs = "images"
     length: int = 0
     vocabulary: int = 0
+    features: tuple[str, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -100,6 +106,11 @@ class DatasetSpec:
         if self.inputs == "features":
             return {"features": self.length, **classes}
         return {"vocabulary": self.vocabulary, "length": self.length, **classes}
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features; their numbers where they have none."""
+        return self.features or tuple(map(str, range(self.length)))
 
     def example(self, count: int, device: torch.device | str | None = None) -> torch.Tensor:
         """So many samples of noise, as a model takes them: (count, ``*input_shape``).
@@ -199,7 +210,8 @@ class Dataset:
         """
         spec = self.spec
         learned = f"{spec.train_size:,} training" + (f", {spec.val_size:,} validation" if spec.val_size else "")
-        counts = f"{spec.num_classes:,} {names}, {learned} and {spec.test_size:,} test {unit}"
+        number = f"{spec.num_classes:,} {names if spec.num_classes > 1 else names[:-1]}"
+        counts = f"{number}, {learned} and {spec.test_size:,} test {unit}"
         return "; ".join(filter(None, (counts, self.left_out)))
 
     @property

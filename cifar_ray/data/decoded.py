@@ -25,6 +25,7 @@ from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import Dataset, Split, folder
+from cifar_ray.tasks.regression import Regression
 
 Progress = Callable[[int, int], None]
 """Called with the number of images that have been decoded, and that of all."""
@@ -41,8 +42,8 @@ class Part:
     """Training, test or validation images before they are decoded.
 
     Attributes:
-        labels: int64, (N,); or zeros, uint8, (N, side, side), which need take no memory, for the masks that are decoded
-            with the images.
+        labels: int64, (N,); numbers, float64 (N, targets); or zeros, uint8, (N, side, side), which need take no memory,
+            for the masks that are decoded with the images.
         image: decodes the image of a position: uint8, (side, side, 3), or (side, side, 4) with its mask.
     """
 
@@ -51,8 +52,8 @@ class Part:
 
     @property
     def column(self) -> str:
-        """What is known of an image: ``labels`` or ``masks``."""
-        return "labels" if self.labels.ndim == 1 else "masks"
+        """What is known of an image: ``labels``, ``targets`` or ``masks``."""
+        return {1: "labels", 2: Regression.target}.get(self.labels.ndim, "masks")
 
 
 def mark(path: str, label: int) -> bytes:

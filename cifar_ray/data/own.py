@@ -23,10 +23,10 @@ import numpy as np
 from cifar_ray import tasks
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import COCO, MASKS, TEXT, TORCHVISION, is_folder, path_of
+from cifar_ray.config.option import COCO, MASKS, TABLE, TEXT, TORCHVISION, is_folder, path_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, coco, decoded, folders, imagefiles, masks, texts, torchvision_images
+from cifar_ray.data import arrays, coco, decoded, folders, imagefiles, masks, tables, texts, torchvision_images
 from cifar_ray.data.datasets import Dataset
 from cifar_ray.data.decoded import Progress
 
@@ -53,13 +53,15 @@ def look(config: TrainConfig) -> Images:
     if is_folder(config.dataset):
         root = _path(config.dataset)
         with _reading(root):
+            if config.dataset.startswith(TABLE):
+                return tables.look(config, root)
             list_files, arguments = _lister(config, root, True)
             listing = list_files(*arguments, folders.stamp(root))
         counts = (len(listing.classes), len(listing.train), len(listing.test))
         return Images(*counts, config.image_size, val=len(listing.val))
     if config.dataset.startswith(TORCHVISION):
         return torchvision_images.look(config)
-    return described(_from_function(config))
+    return arrays.described(_from_function(config))
 
 
 def _lister(config: TrainConfig, root: Path, with_val: bool) -> tuple[Any, tuple[Any, ...]]:
@@ -86,19 +88,13 @@ def has_validation(config: TrainConfig) -> bool:
     with _reading(root):
         if config.dataset.startswith(TEXT):
             return "val" in texts.files(root)
+        if config.dataset.startswith(TABLE):
+            return tables.has_validation(root)
         return root.is_dir() and folders.halves(root).val is not None
 
 
 def _from_function(config: TrainConfig) -> Dataset:
     return arrays.from_function(config.dataset, tasks.of(config), config.val_share or 0.0)
-
-
-def described(dataset: Dataset) -> Images:
-    """What is in a data set that has been read."""
-    spec = dataset.spec
-    counts = (spec.num_classes, spec.train_size, spec.test_size)
-    kind: dict[str, Any] = {"inputs": spec.inputs, "length": spec.length, "vocabulary": spec.vocabulary}
-    return Images(*counts, spec.image_size, spec.mean, spec.std, dataset.digest, spec.val_size, **kind)
 
 
 def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset:
@@ -117,6 +113,9 @@ def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset
     if config.dataset.startswith(TEXT):
         with _reading(root):
             return texts.load(config, root, encoding)
+    if config.dataset.startswith(TABLE):
+        with _reading(root):
+            return tables.load(config, root, progress)
     with _reading(root):
         # Deeper folders may have changed since a first look. A run that began without validation images, when val/ had
         # no use beside test/, goes on so.

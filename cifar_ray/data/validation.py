@@ -53,7 +53,8 @@ def rows(
         if of_class.all() or not of_class.any():
             side = "learn from" if of_class.all() else "validate with"
             has = f"class {name!r} has {len(of_class):,}" if name else f"there are {len(of_class):,}"
-            raise ConfigError("val_share", f"must leave an image of every class to {side}, got {share:g}, and {has}")
+            what = "an image of every class" if name else "something"
+            raise ConfigError("val_share", f"must leave {what} to {side}, got {share:g}, and {has}")
     return kept
 
 

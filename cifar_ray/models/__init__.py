@@ -20,6 +20,7 @@ def registry() -> dict[str, Architecture]:
     """The entry of every name; this loads torch."""
     from cifar_ray.models import (
         lstm,
+        mlp,
         resnet,
         resnet50,
         segnet,
@@ -51,6 +52,7 @@ def registry() -> dict[str, Architecture]:
         "text_transformer": Architecture(
             text_transformer.build, text_transformer.RECIPES, text_network.layers, inputs="tokens"
         ),
+        "mlp": Architecture(mlp.build, mlp.RECIPES, inputs="features"),
     }
 
 

@@ -11,8 +11,8 @@ from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import LIBRARIES, MASKS_PATH, OWN, TEXT_PATH, chosen, option, or_own
-from cifar_ray.config.schema import STRICT, Count, Counts, Scalar, Share, plainly
+from cifar_ray.config.option import COCO_PATH, LIBRARIES, MASKS_PATH, OWN, TABLE_PATH, TEXT_PATH, chosen, option, or_own
+from cifar_ray.config.schema import STRICT, Count, Counts, Scalar, Share, Whole, plainly
 
 ModelName = Literal[
     "simple_cnn",
@@ -27,6 +27,7 @@ ModelName = Literal[
     "textcnn",
     "lstm",
     "text_transformer",
+    "mlp",
 ]
 _OTHERS = (*(f"{library}:NAME" for library in LIBRARIES), OWN)
 
@@ -139,7 +140,7 @@ def _pair(values: tuple[int, int]) -> str:
 ConvolutionsText = Annotated[str, AfterValidator(lambda text: str(Convolutions.parse(text)))]
 
 
-OF_DATA = {MASKS_PATH: "unet", TEXT_PATH: "textcnn"}
+OF_DATA = {MASKS_PATH: "unet", COCO_PATH: "unet", TEXT_PATH: "textcnn", TABLE_PATH: "mlp"}
 """The usual model of data sets that the one of all others does not take."""
 
 
@@ -286,6 +287,24 @@ class TextTransformerOptions:
             raise ConfigError("dim", f"must be a multiple of text_transformer.heads ({self.heads}), got {self.dim}")
 
 
+@plainly
+@dataclass(frozen=True, config=STRICT)
+class MLPOptions:
+    """Only with ``--model mlp``."""
+
+    width: Count = option(128, weights=True)
+    """Numbers that each hidden layer gives."""
+
+    depth: Whole = option(2, weights=True)
+    """Hidden layers; with 0 it is a linear model."""
+
+    dropout: Share = option(0.0, weights=True)
+    """Share of a hidden layer's numbers that is dropped."""
+
+    norm: Literal["none", "batch", "layer"] = option("none", weights=True)
+    """Norm before each ReLU."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """Model."""
@@ -293,7 +312,8 @@ class Model:
     model: Annotated[str, or_own(get_args(ModelName), *_OTHERS), ModelName] = option("resnet", weights=True)
     """Architecture: one of this package; torchvision:NAME or timm:NAME, a network of these libraries (`cifar-ray
     models` lists them); or MODULE:FUNCTION, a function of your own that is called as build(image_size, channels,
-    classes) and returns an nn.Module. Default: resnet; unet with masks:PATH."""
+    classes) and returns an nn.Module. Default: resnet; unet with masks:PATH and coco:PATH, mlp with
+    table:PATH."""
 
     model_options: Options = option(dict, weights=True, only={"model": _OTHERS})
     """Keyword arguments of a library's network or of your own function, such as --model-options.depth 4."""
@@ -319,3 +339,4 @@ class Model:
     text_transformer: TextTransformerOptions = option(
         TextTransformerOptions, weights=None, only={"model": ("text_transformer",)}
     )
+    mlp: MLPOptions = option(MLPOptions, weights=None, only={"model": ("mlp",)})

@@ -1,7 +1,8 @@
-"""The FastAPI application that answers for images, or texts, with a run's model.
+"""The FastAPI application that answers for images, texts, or rows of numbers, with a run's model.
 
-``POST /predict`` answers for the image or the text that is its body, ``GET /`` describes the model, and ``GET
-/healthz`` answers while the server lives. Every answer is JSON; an error is ``{"error": "one sentence"}``.
+``POST /predict`` answers for the image or the text that is its body, or for the rows that it has as JSON: an object of
+numbers by the features' names, or a list of such. ``GET /`` describes the model, and ``GET /healthz`` answers while the
+server lives. Every answer is JSON; an error is ``{"error": "one sentence"}``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shlex
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from cifar_ray import data
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import DatasetSpec, imagefiles, tokens
+from cifar_ray.data import DatasetSpec, imagefiles, tables, tokens
 from cifar_ray.orchestration.run import results
 from cifar_ray.tasks import SUBSETS, TaskSpec, choosing
 from cifar_ray.training import predictor
@@ -63,10 +65,12 @@ def of_run(
         "weights_sha256": checkpoint.weights_sha256,
         task.names: snapshot.class_names,
     }
-    if data.spec(snapshot.config).inputs == "tokens":
+    spec = data.spec(snapshot.config)
+    if spec.inputs == "tokens":
         results.check_reads(snapshot)
-    model = predictor.of(checkpoint.address, snapshot)
-    app = build(about, task, data.spec(snapshot.config), model, snapshot.encoding)
+    if spec.inputs == "features":
+        about["features"] = spec.feature_names
+    app = build(about, task, spec, predictor.of(checkpoint.address, snapshot), snapshot.encoding)
     if snapshot.score is not None:
         app.state.result = f"{SUBSETS[measured]} {task.primary.named(snapshot.score)}"
     return app
@@ -75,7 +79,7 @@ def of_run(
 def build(
     about: dict[str, Any], task: TaskSpec, spec: DatasetSpec, model: Callable[[Tensor], Tensor], encoding: str = ""
 ) -> FastAPI:
-    """The application for a model that maps uint8 images (B, side, side, 3), or texts, to its task's answers (B, ...).
+    """The application for a model that maps inputs as data sets have them, such as images, to its task's answers.
 
     Args:
         about: describes the model, as ``GET /`` and ``app.state.about`` give it; ``classes``, or ``values``, are the
@@ -87,14 +91,18 @@ def build(
     """
     app = FastAPI(openapi_url=None)
     app.state.about, app.state.result = about, ""
-    app.state.noun, app.state.example = ("text", "TEXT") if spec.inputs == "tokens" else ("image", "@IMAGE")
-    run = model if spec.inputs == "images" else lambda rows: model(torch.from_numpy(tokens.cut(rows.numpy())))
+    zeros = shlex.quote(json.dumps(dict.fromkeys(spec.feature_names, 0)))
+    known = {"images": ("image", "@IMAGE"), "tokens": ("text", "TEXT"), "features": ("row", zeros)}
+    app.state.noun, app.state.example = known[spec.inputs]
+    run = model if spec.inputs != "tokens" else lambda rows: model(torch.from_numpy(tokens.cut(rows.numpy())))
     bodies, batches, decoders = Bodies(), Batches(run), ThreadPoolExecutor(_DECODERS)
 
     @app.post("/predict")
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=_MAX_TOP)] = _MAX_TOP) -> JSONResponse:
         names, loop = about[task.names], asyncio.get_running_loop()
         async with bodies.receive(request) as body:
+            if spec.inputs == "features":
+                return await rows(body, top)
             if spec.inputs == "tokens":
                 is_json = request.headers.get("content-type", "").startswith("application/json")
                 given, size = await loop.run_in_executor(decoders, _encode, spec, encoding, body, is_json), (0, 0)
@@ -106,6 +114,16 @@ def build(
         if mask:
             document["mask"] = base64.b64encode(mask).decode()
         return JSONResponse(document, headers={"X-Batch-Size": str(images)})
+
+    async def rows(body: bytes, top: int) -> JSONResponse:
+        """The answers for rows: an object for one, a list for a list."""
+        try:
+            features, is_list = tables.features_from_json(body, spec)
+        except ValueError as error:
+            raise HTTPException(400, f"cannot read the rows: {error}") from None
+        answers = await asyncio.gather(*map(batches.answer, torch.from_numpy(features)))
+        documents = [task.document(about[task.names], row.tolist(), top) for row, _ in answers]
+        return JSONResponse(documents if is_list else documents[0])
 
     @app.get("/")
     async def describe() -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Targets(NamedTuple):
     """What is to be learned of a data set's samples.
 
     Attributes:
-        train: one row for each training sample: integers, or float32.
+        train: one row for each training sample: integers, float32 or float64.
         test: likewise for the test.
         names: one for each number that the model gives for a sample: classes, or quantities.
     """

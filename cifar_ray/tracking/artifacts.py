@@ -149,7 +149,7 @@ def log_model(
     task: TaskSpec,
     epoch: int,
 ) -> None:
-    """Log a model of the run, named after the run: ``image_model.py`` or ``text_model.py`` and the exported network.
+    """Log a model of the run, named after the run: ``image_model.py`` or another, and the exported network.
 
     Args:
         client: of the store.
@@ -164,7 +164,7 @@ def log_model(
     import pandas as pd
     from mlflow.models import Model, ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
-    from mlflow.types.schema import Map
+    from mlflow.types.schema import AnyType, Map
 
     run = client.get_run(run_id)
     steps = _steps(run)
@@ -177,14 +177,14 @@ def log_model(
         outputs = {"mask": DataType.binary}
     elif task.answer == "classes":
         outputs = {"label": DataType.string, "probability": DataType.double, "probabilities": Map(DataType.double)}
+    # MLflow would refuse whole numbers in a column of doubles.
+    kinds = {bytes: DataType.binary, str: DataType.string, float: AnyType()}
     signature = ModelSignature(
-        inputs=Schema(
-            [ColSpec(DataType.binary if isinstance(taken.example, bytes) else DataType.string, taken.column)]
-        ),
+        inputs=Schema([ColSpec(kinds[type(value)], column) for column, value in taken.example.items()]),
         outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
     config = {"answer": task.answer, "labels": list(dataset.class_names), **taken.config}
-    inputs = torch.from_numpy(np.array(dataset.test.inputs[:2]))
+    inputs = torch.from_numpy(np.resize(dataset.test.inputs[:2], (2, *dataset.test.inputs.shape[1:])))
     requirements = [
         f"{package}=={metadata.version(package).partition('+')[0]}"  # without +cpu, which PyPI does not have
         for package in ("torch", "mlflow", "numpy", taken.package)
@@ -224,7 +224,7 @@ def log_model(
                 artifacts=kept,
                 model_config=config,
                 signature=signature,
-                input_example=pd.DataFrame({taken.column: [taken.example]}),
+                input_example=pd.DataFrame([taken.example]),
                 pip_requirements=requirements,
                 metadata={"dataset": dataset.spec.name, "dataset_digest": dataset.digest},
             )
@@ -235,11 +235,10 @@ def log_model(
 
 
 class _Taken(NamedTuple):
-    """What a logged model takes: the file with its code, the column, a value of it, and what the code needs."""
+    """What a logged model takes: the file with its code, its columns with a value of each, and what the code needs."""
 
     code: Path
-    column: str
-    example: bytes | str
+    example: dict[str, Any]
     config: dict[str, Any]
     package: str
     tokenizer: str = ""
@@ -250,13 +249,15 @@ def _taken(dataset: Dataset) -> _Taken:
     spec, here = dataset.spec, Path(__file__)
     if spec.inputs == "tokens":
         text = tokens.decode(dataset.encoding, dataset.test.inputs[0])
-        return _Taken(
-            here.with_name("text_model.py"), "text", text, {"length": spec.length}, "tokenizers", dataset.encoding
-        )
+        config = {"length": spec.length}
+        return _Taken(here.with_name("text_model.py"), {"text": text}, config, "tokenizers", dataset.encoding)
+    if spec.inputs == "features":
+        row = {name: float(value) for name, value in zip(spec.feature_names, dataset.test.inputs[0])}
+        return _Taken(here.with_name("table_model.py"), row, {"features": [*row]}, "pandas")
     file = io.BytesIO()
     Image.fromarray(np.array(dataset.test.images[0])).save(file, "png")
     sizes = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
-    return _Taken(here.with_name("image_model.py"), "image", file.getvalue(), sizes, "pillow")
+    return _Taken(here.with_name("image_model.py"), {"image": file.getvalue()}, sizes, "pillow")
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:

@@ -276,7 +276,8 @@ class RunRecord(Record):
         if confusion:
             self._sink.call(draw)
         if outcome.per_class:
-            table = {"class": list(names), **{name: list(values) for name, values in outcome.per_class.items()}}
+            kind = "value" if self.task.names == "values" else "class"
+            table = {kind: list(names), **{name: list(values) for name, values in outcome.per_class.items()}}
             self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
         figures = origin.figures(self.task, {**outcome.metrics, **outcome.times})
         self._sink.call(lambda client, run_id: store.describe(client, run_id, figures))
@@ -316,7 +317,7 @@ class RunRecord(Record):
             epoch: at whose end the checkpoint was written.
         """
         of = (which, load, dataset, self.task, epoch)
-        if dataset.spec.inputs != "images" and not dataset.encoding:
+        if dataset.spec.inputs == "tokens" and not dataset.encoding:
             return
         self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 

@@ -15,7 +15,7 @@ from cifar_ray.config.option import is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset, DatasetSpec
+from cifar_ray.data import Dataset, DatasetSpec, arrays
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.options import USUAL
@@ -136,6 +136,10 @@ _OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",), "convolution
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
+    if config.class_weights != "none" and (is_own(config.task) or task.spec.names != "classes"):
+        raise ConfigError(
+            "class_weights", f"is for image classification, and the task is {config.task or task.spec.name}"
+        )
     if spec.inputs != "images":
         if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
             raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
@@ -149,8 +153,6 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
             "augment",
             f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
         )
-    if config.class_weights != "none" and is_own(config.task):
-        raise ConfigError("class_weights", f"is for image classification, and the task is {config.task}")
     if config.class_weights != "none" and chosen in MIXING:
         raise ConfigError("class_weights", f"must be left out with --augment {chosen}, whose images are of two classes")
     if task.spec.answer == "masks" and chosen not in MOVING:
@@ -295,7 +297,7 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     if not is_own(config.dataset):
         checks.sizes(config, dataset.spec)
         return config
-    images = data.own.described(dataset)
+    images = arrays.described(dataset)
     if config.images.digest not in (None, images.digest):
         raise ConfigError(
             "dataset",

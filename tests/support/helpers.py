@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, order
-from cifar_ray.data.augment import Normalise
+from cifar_ray.data.augment import normaliser
 from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
@@ -586,11 +586,11 @@ def plain_losses(
     torch.manual_seed(0)
     model = models.build(asked, dataset.spec).to(memory_format=torch.channels_last)
     descent = torch.optim.SGD(model.parameters(), asked.lr, asked.momentum, nesterov=True)
-    images, targets = (torch.from_numpy(dataset.train[name]) for name in ("images", target))
+    inputs, targets = (torch.from_numpy(column) for column in (dataset.train.inputs, dataset.train[target]))
     losses = []
     for step in range(steps):
         samples = order.global_batch(order.permutation(0, 0, len(targets)), step, asked.global_batch_size)
-        loss = loss_of(model(Normalise(dataset.spec)(images[samples])), targets[samples])
+        loss = loss_of(model(normaliser(dataset.spec)(inputs[samples])), targets[samples])
         descent.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         descent.step()

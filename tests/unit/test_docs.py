@@ -202,7 +202,7 @@ def test_the_table_of_models_is_the_registry() -> None:
         assert stated == (recipe.lr, recipe.weight_decay, recipe.warmup_epochs, recipe.label_smoothing)
         usual = ("triangle", 1024, 0.85) if name == "speednet" else ("cosine", 128, 0.9)
         usual = ("cosine", 16, 0.9) if models.registry()[name].has_masks else usual
-        usual = ("cosine", 32, 0.9) if inputs == "tokens" else usual
+        usual = ("cosine", 32, 0.9) if inputs != "images" else usual
         assert (recipe.schedule, recipe.base_batch, recipe.momentum) == usual
         other = replace(recipe, optimizer="adamw", lr=3e-3, weight_decay=0.05)  # as the text says
         if models.registry()[name].has_masks:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks, texts, tokens
+from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks, tables, texts, tokens
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec, choosing
@@ -57,23 +58,35 @@ class Scored:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model answers for one image or text.
+    """What a model answers for one image, text, or row of a table.
 
     Attributes:
-        sample: the image's file, or the text.
+        sample: the file of the image or of the table, or the text.
         answers: classes with their probabilities, likeliest first; values by name; or of a mask, classes with their
             shares of the pixels, the largest first.
         mask: the file of the mask; None of other tasks.
+        row: its number in the table, from 1; None of others.
     """
 
     sample: Path | str
     answers: list[tuple[str, float]]
     mask: Path | None = None
+    row: int | None = None
 
     @property
     def title(self) -> str:
-        """What was answered for: ``image`` or ``text``."""
-        return "text" if isinstance(self.sample, str) else "image"
+        """What was answered for: ``image``, ``text`` or ``row``."""
+        return "row" if self.row is not None else "text" if isinstance(self.sample, str) else "image"
+
+    @property
+    def named(self) -> dict[str, Path | str | int]:
+        """The same by name, as a document has it."""
+        return {self.title: self.sample} if self.row is None else {"table": self.sample, "row": self.row}
+
+    @property
+    def shown(self) -> Path | str:
+        """The same as a line begins."""
+        return self.sample if self.row is None else Path(f"{self.sample} row {self.row}")
 
 
 @dataclass(frozen=True)
@@ -213,7 +226,9 @@ def predict(
     out: Path | None = None,
     words: Sequence[str] = (),
 ) -> tuple[TaskSpec, list[Prediction]]:
-    """Answer for image files, and those below folders, with a run's model, and say what kind of answers they are.
+    """Answer for image files, and those below folders, or for the rows of CSV files, with a run's model.
+
+    It also says what kind of answers they are.
 
     A model of texts answers for texts and for files of them.
 
@@ -254,6 +269,8 @@ def predict(
         return task, [Prediction(text, task.answers(names, row)[:shown]) for text, row in zip(sentences, rows)]
     if words:
         raise ConfigError("text", f"is for models of texts, and that of run {run} takes {spec.inputs}")
+    if spec.inputs == "features":
+        return task, [each for path in images for each in _of_rows(model, spec, task, names, path, shown)]
     files, required = imagefiles.check(images), set(images)
     places = masks.places(files, images, out) if task.answer == "masks" else {}
     predictions: list[Prediction] = []
@@ -294,6 +311,17 @@ def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Ten
     parts = (tokens.cut(rows[begin : begin + _AT_ONCE]) for begin in range(0, len(rows), _AT_ONCE))
     with torch.inference_mode():
         return torch.cat([model(torch.from_numpy(part)) for part in parts])
+
+
+def _of_rows(
+    model: nn.Module, spec: DatasetSpec, task: TaskSpec, names: Sequence[str], path: Path, top: int | None
+) -> Iterator[Prediction]:
+    """What a model answers for the rows of a CSV file."""
+    features = torch.from_numpy(tables.features_of(path, spec))
+    with torch.inference_mode():
+        rows = itertools.chain.from_iterable(model(part).tolist() for part in torch.split(features, _AT_ONCE))
+        for row, numbers in enumerate(rows, 1):
+            yield Prediction(path, task.answers(names, numbers)[:top], row=row)
 
 
 def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int, int]) -> tuple[Sequence[float], bytes]:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from cifar_ray import data, tasks
-from cifar_ray.config import topology
+from cifar_ray.config import runfile, topology
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import is_own
+from cifar_ray.config.option import is_own, value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -46,8 +46,7 @@ class Preparation:
         """Read the data sets of trials, whose configs then have what was found in them."""
         for trial, config in configured(trials):
             name = config.dataset
-            sizes = (config.image_size, config.ignore_value, config.text)
-            which = (name, config.task, *sizes, config.test_share, config.val_share)
+            which = tuple(value_of(config, field) for field in runfile.OF_DATA)
             if which not in self._read:
                 present = is_own(name) or data.present(name, self._base.data_dir)
                 self._board.doing(f"{'reading' if present else 'downloading'} {name}")

@@ -31,11 +31,11 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     [
         (
             "train --model lenet",
-            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'",
+            "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, mlp, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'",
         ),
         (
             "train --dataset imagenet",
-            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH or MODULE:FUNCTION, got 'imagenet'; did you mean torchvision:ImageNet?",
+            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH, table:PATH or MODULE:FUNCTION, got 'imagenet'; did you mean torchvision:ImageNet?",
         ),
         ("train --modle vit", "unknown flag --modle; did you mean --model?"),
         ("train vit", "unexpected word 'vit'"),

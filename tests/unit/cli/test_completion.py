@@ -50,7 +50,8 @@ def test_zsh_has_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     script = capsys.readouterr().out
     assert script.startswith("#compdef cifar-ray")
     assert (
-        "(simple_cnn resnet resnet18 resnet50 vgg11 speednet vit unet segnet textcnn lstm text_transformer)" in script
+        "(simple_cnn resnet resnet18 resnet50 vgg11 speednet vit unet segnet textcnn lstm text_transformer mlp)"
+        in script
     )
     if not shutil.which("zsh"):
         pytest.skip("no zsh here to read it")

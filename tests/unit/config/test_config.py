@@ -203,7 +203,7 @@ def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_t
 
 
 GROUP = {"global_batch_size": 64, "topology": "1x2"}
-DATASETS = "cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH or MODULE:FUNCTION"
+DATASETS = "cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH, table:PATH or MODULE:FUNCTION"
 TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got "
 
 
@@ -223,7 +223,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
         ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
-        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
+        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, mlp, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
         ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'; did you mean torchvision:ImageNet?"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
@@ -278,8 +278,8 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
 OF_CHOICES = {
     *("image_size", "test_share", "stream", "images", "model_options", "model_source", "resnet", "resnet50", "vit"),
     *("optimizer_options", "optimizer_source", "schedule_source", "ddp", "local_sgd", "data_parallel", "pipeline"),
-    *("parameter_server", "reproducible", "task_source", "ignore_value", "unet", "segnet", "textcnn", "lstm"),
-    *("text_transformer", "text"),
+    *("parameter_server", "reproducible", "task_source", "ignore_value", "unet", "segnet", "mlp"),
+    *("textcnn", "lstm", "text_transformer", "text", "target", "image_column"),
 }
 
 
@@ -291,6 +291,10 @@ OF_CHOICES = {
         ({"dataset": "mine:load", "strategy": "fsdp"}, {"images", "resnet"}),
         ({"dataset": "folder:mine"}, {"images", "image_size", "test_share", "stream", "resnet", "ddp"}),
         ({"dataset": "masks:mine"}, {"images", "image_size", "ignore_value", "stream", "resnet", "ddp"}),
+        (
+            {"dataset": "table:mine", "model": "mlp"},
+            {"images", "image_size", "target", "image_column", "test_share", "stream", "mlp", "ddp"},
+        ),
         ({"model": "my:net"}, {"model_options", "model_source", "ddp"}),
         ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source", "resnet", "ddp"}),
         ({"schedule": "mine:course"}, {"schedule_source", "resnet", "ddp"}),

@@ -163,8 +163,8 @@ def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: py
             in words.partition(f"--{name} ")[2][:400]
         )
     for told in (
-        "--image-size INT Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH and torchvision:NAME: the shorter side is "
-        "resized to it, and the centre is cropped. Only with --dataset folder:PATH, masks:PATH, coco:PATH or torchvision:NAME.",
+        "--image-size INT Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH, torchvision:NAME and table:PATH: the shorter side is "
+        "resized to it, and the centre is cropped. Not with --dataset cifar10, cifar100, mnist or digits.",
         "such as --model-options.depth 4. Only with --model torchvision:NAME, timm:NAME or MODULE:FUNCTION.",
         "Needs GPUs. Only with --strategy gather_scatter, send_recv, all_reduce, ddp or fsdp.",
         "ddp options: Only with --strategy ddp. --ddp.bucket-cap-mb FLOAT Size of",

@@ -274,7 +274,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": {"uniform": 3}}}, "--grid must have two numbers for the range of lr, got 3"),
         ({"grid": {"lr": {"uniform": [0.1, "x"]}}}, "--lr must be a finite number, got 'x'"),
         ({"grid": {"lr": {"gauss": [0.1, 1]}}}, "--grid has 'lr.gauss', which is no field of a run"),
-        ({"grid": {"lr": {"uniform": [0.1, 1], "x": 1}}}, "--grid has 'lr.uniform', which is no field of a run"),
+        ({"grid": {"lr": {"uniform": [0.1, 1], "x": 1}}}, "--grid has 'lr.uniform', which is no field of a run; did you mean 'mlp.norm'?"),
         ({"grid": 3}, "--grid must be a mapping of fields to lists of values, or a list of such, got 3"),
         ({"grid": [3]}, "--grid must be a mapping of fields to lists of values, or a list of such, got [3]"),
         ({"grid": {"lr": [0.1]}, "train": [1]}, "--train must be a mapping of fields to values, got [1]"),

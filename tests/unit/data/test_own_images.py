@@ -358,19 +358,19 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     [
         (
             {"dataset": "cifar"},
-            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH or MODULE:FUNCTION, got 'cifar'",
+            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH, table:PATH or MODULE:FUNCTION, got 'cifar'",
         ),
         (
             {"dataset": "folder:"},
-            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH or MODULE:FUNCTION, got 'folder:'",
+            "--dataset must be cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH, table:PATH or MODULE:FUNCTION, got 'folder:'",
         ),
         (
             {"image_size": 64},
-            "--image-size is for --dataset folder:PATH, masks:PATH, coco:PATH or torchvision:NAME only, and the dataset is cifar10",
+            "--image-size is for --dataset folder:PATH, masks:PATH, coco:PATH, torchvision:NAME or table:PATH only, and the dataset is cifar10",
         ),
         (
             {"dataset": "mine:load", "test_share": 0.2},
-            "--test-share is for --dataset folder:PATH only, and the dataset is mine:load",
+            "--test-share is for --dataset folder:PATH or table:PATH only, and the dataset is mine:load",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model": "resnet9"}, "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'resnet9'"),
+        ({"model": "resnet9"}, "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, mlp, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'resnet9'"),
         ({"model": "no_such_package.nets:build"}, "--model must name a module that can be imported here, in FOLDER: there is no no_such_package"),
         ({"model": f"{NETS}:biuld"}, f"--model must name a function, and {NETS} has no biuld; did you mean 'build'?"),
         ({"model": f"{NETS}:A_NUMBER"}, f"--model must name a function, and {NETS}:A_NUMBER is 3"),

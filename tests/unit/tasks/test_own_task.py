@@ -220,7 +220,7 @@ def test_a_task_is_tried_on_two_samples(name: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"task": "regression"}, "task must be classification, segmentation or MODULE:CLASS, got 'regression'"),
+        ({"task": "ranking"}, "task must be classification, segmentation, regression or MODULE:CLASS, got 'ranking'"),
         ({"task": f"{OWN}:load"}, f"task must name a class, and {OWN}:load is <function load"),
         ({"task": f"{OWN}:TaskSpec"}, "task must have the parts of cifar_ray.tasks.protocol.Task, and .* has no spec"),
         ({"dataset": "digits"}, f"task must learn the labels of digits, and {OWN}:Ink learns ink; a --dataset of your"),

@@ -1,0 +1,338 @@
+"""Tables of numbers, and of images with numbers, as CSV files: ``--dataset table:PATH``.
+
+PATH is a folder with train.csv and test.csv, and perhaps val.csv, or one CSV file of which ``--test-share`` is kept for
+the test. ``--target`` names the columns that are learned. The other columns are the features; with ``--image-column``
+that column has the paths of images, from the folder of the CSV file on, and no other is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cifar_ray.config.errors import ConfigError, brief, first_line, one_of
+from cifar_ray.config.sections import Images
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import arrays, decoded, folders, imagefiles, validation
+from cifar_ray.data.datasets import Dataset, DatasetSpec, Split
+from cifar_ray.tasks.regression import Regression
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_ROWS = 10_000
+"""Rows that a request may have."""
+
+_TEST, _VAL = "test.csv", "val.csv"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table.
+
+    Attributes:
+        inputs: features, float32 (N, F), or the paths of images, text (N,).
+        targets: float64 (N, T).
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def split(self, share: float, option: str) -> tuple[Rows, Rows]:
+        """The rows without a share of them, and that share, drawn by position; equal inputs are on one side.
+
+        Raises:
+            ConfigError: naming the option, when nothing would be left on one side.
+        """
+        if self.inputs.ndim == 1:
+            contents: Sequence[Any] = folders.contents(self.inputs.tolist())
+        else:
+            contents = [row.tobytes() for row in self.inputs]
+        keys = [f"{position}".encode() for position in range(len(self))]
+        try:
+            kept = validation.rows(keys, contents, np.zeros(len(self), np.int64), ("",), share)
+        except ConfigError as error:
+            raise ConfigError(option, error.problem) from None
+        return Rows(self.inputs[~kept], self.targets[~kept]), Rows(self.inputs[kept], self.targets[kept])
+
+
+@dataclass(frozen=True)
+class Table:
+    """What there is to learn from.
+
+    Attributes:
+        parts: ``train``, ``test`` and perhaps ``val``.
+        features: names of the features; none with images.
+        targets: names of the targets.
+        left_out: columns that are not used, in words.
+    """
+
+    parts: dict[str, Rows]
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    left_out: str = ""
+
+
+def look(config: TrainConfig, root: Path) -> Images:
+    """What there is, as far as it can be told without decoding an image.
+
+    Raises:
+        ConfigError: when it cannot be learned from; the sentence says why.
+    """
+    table = _read(config, root)
+    train, test, val = (table.parts.get(part) for part in ("train", "test", "val"))
+    if table.features:
+        return arrays.described(_dataset(config, table))
+    assert train is not None
+    assert test is not None
+    mean, std = arrays.standard(train.targets)
+    counts = (len(table.targets), len(train), len(test), config.image_size)
+    return Images(*counts, val=0 if val is None else len(val), target_mean=mean, target_std=std)
+
+
+def has_validation(root: Path) -> bool:
+    """Whether there is a file of validation samples."""
+    return (root / _VAL).is_file()
+
+
+def load(config: TrainConfig, root: Path, progress: decoded.Progress) -> Dataset:
+    """Read the table; images are decoded when they have not been, or have changed.
+
+    Raises:
+        ConfigError: when it cannot be read; the sentence names the file.
+    """
+    table = _read(config, root)
+    if table.features:
+        return _dataset(config, table)
+    marks = (_marks(rows) for rows in table.parts.values())
+    key = decoded.key(config.image_size, str(root), table.targets, marks)
+    parts = {name: _part(rows, config.image_size) for name, rows in table.parts.items()}
+    name = os.fsencode(root.name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
+    made = decoded.provide(config, name, key, parts, table.targets, progress)
+    return replace(made, left_out=table.left_out)
+
+
+def _marks(rows: Rows) -> list[bytes]:
+    return [decoded.mark(path, 0) + values.tobytes() for path, values in zip(rows.inputs.tolist(), rows.targets)]
+
+
+def _part(rows: Rows, side: int) -> decoded.Part:
+    def image(row: int) -> np.ndarray:
+        path = Path(str(rows.inputs[row]))
+        with imagefiles.named(path):
+            return imagefiles.cropped(imagefiles.read(path, side), side)
+
+    return decoded.Part(rows.targets, image)
+
+
+def _dataset(config: TrainConfig, table: Table) -> Dataset:
+    splits = {
+        name: Split({"features": rows.inputs, Regression.target: rows.targets}) for name, rows in table.parts.items()
+    }
+    train, test, val = splits["train"], splits["test"], splits.get("val")
+    facts = arrays.facts_of(train, test, len(table.targets), val, table.features)
+    return arrays.made(config.dataset, train, test, table.targets, facts, val)
+
+
+def _read(config: TrainConfig, root: Path) -> Table:
+    if config.image_column is None and (config.stream or config.image_size != type(config).image_size):
+        option = "stream" if config.stream else "image_size"
+        raise ConfigError(option, "is for images, and a table has some with --image-column")
+    files = _files(root)
+    stamps = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files.values())
+    return _table(root, config.target, config.image_column, config.test_share, config.val_share or 0.0, stamps)
+
+
+def _files(root: Path) -> dict[str, Path]:
+    """The CSV file of each part that has one."""
+    if root.is_file():
+        return {"train": root}
+    if not root.is_dir():
+        raise ConfigError("dataset", f"must name a CSV file or a folder that is there, and there is no {root}")
+    files = {part: root / f"{part}.csv" for part in ("train", "test", "val")}
+    if not files["train"].is_file():
+        raise ConfigError("dataset", f"must have train.csv and {_TEST}, and {root} has no train.csv")
+    return {part: path for part, path in files.items() if path.is_file()}
+
+
+@functools.cache
+def _table(
+    root: Path,
+    targets: tuple[str, ...],
+    image_column: str | None,
+    test_share: float,
+    val_share: float,
+    stamps: tuple[tuple[Path, int, int], ...],
+) -> Table:
+    """The table at ``root``, read again when ``stamps`` are others."""
+    files = _files(root)
+    frames = {part: frame(path) for part, path in files.items()}
+    columns = [*frames["train"].columns]
+    features = _features(files["train"], columns, targets, image_column)
+    parts = {}
+    for part, path in files.items():
+        if image_column is None and (odd := sorted(set(columns) ^ set(frames[part].columns))):
+            raise ConfigError(
+                "dataset", f"must have the same columns in {files['train']} and {path}; {brief(odd[0])} is in one only"
+            )
+        learned = numbers(frames[part], targets, path)
+        if image_column is None:
+            parts[part] = Rows(numbers(frames[part], features, path).astype(np.float32), learned)
+        else:
+            parts[part] = Rows(_images(frames[part], image_column, path), learned)
+    if "test" not in parts:
+        if not test_share:
+            raise ConfigError("test_share", f"must be given, such as 0.2, for {root}, which has no {_TEST}")
+        parts["train"], parts["test"] = parts["train"].split(test_share, "test_share")
+    elif test_share:
+        raise ConfigError("test_share", f"is for tables without test rows, and there is {files['test']}")
+    if val_share:
+        if "val" in parts:
+            raise ConfigError("val_share", f"is for tables without validation rows, and there is {files['val']}")
+        parts["train"], parts["val"] = parts["train"].split(val_share, "val_share")
+    for name, values in zip(targets, parts["train"].targets.T):
+        if not np.ptp(values):
+            raise ConfigError("target", f"must vary over the training rows, and {name} is always {values[0]:g}")
+    used = {*features, *targets, image_column}
+    unused = [column for column in columns if column not in used]
+    left_out = f"columns not used: {', '.join(unused)}" if unused else ""
+    return Table(parts, features, targets, left_out)
+
+
+def _features(path: Path, columns: Sequence[str], targets: Sequence[str], image_column: str | None) -> tuple[str, ...]:
+    """The columns that are the features of a table; none where it has images."""
+    if not targets:
+        raise ConfigError("target", f"must name the columns to learn of {path}, which has {_some(columns)}")
+    if twice := next((name for name in targets if list(targets).count(name) > 1), None):
+        raise ConfigError("target", f"must name each column once, and names {twice} twice")
+    for option, name in (*(("target", name) for name in targets), ("image_column", image_column)):
+        if name is not None and name not in columns:
+            raise ConfigError(option, f"must be a column of {path}, which has {_some(columns)}, got {brief(name)}")
+    if image_column is not None:
+        if image_column in targets:
+            raise ConfigError("image_column", f"must be another column than those to learn, got {image_column}")
+        return ()
+    features = tuple(name for name in columns if name not in targets)
+    if not features:
+        raise ConfigError("target", f"must leave a column of {path} to learn from, which has {_some(columns)}")
+    return features
+
+
+def _some(columns: Sequence[str]) -> str:
+    return one_of(columns[:20]).replace(" or ", " and ") + (", ..." if len(columns) > 20 else "")
+
+
+def frame(path: Path) -> pd.DataFrame:
+    """A CSV file's cells as text, by column; missing ones at the end of a line are NaN.
+
+    Raises:
+        ConfigError: when it is no table with a line that names the columns, and at least one row.
+    """
+    import pandas as pd
+
+    try:
+        cells = pd.read_csv(path, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
+    except UnicodeDecodeError:
+        raise ConfigError("dataset", f"must have CSV files in UTF-8, and {path} is not") from None
+    except pd.errors.EmptyDataError:
+        raise ConfigError("dataset", f"must have rows, and {path} is empty") from None
+    except pd.errors.ParserError as error:
+        raise ConfigError(
+            "dataset", f"must have as many cells in every line, and {path} has not ({first_line(error)})"
+        ) from None
+    names = [str(name).strip() for name in cells.iloc[0]]
+    if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
+        raise ConfigError("dataset", f"must begin with a line that names the columns, and {path} begins with numbers")
+    if not all(names) or len(set(names)) < len(names):
+        what = "a column without a name" if not all(names) else f"{max(names, key=names.count)} twice"
+        raise ConfigError("dataset", f"must name each column once in its first line, and {path} has {what}")
+    if len(cells) == 1:
+        raise ConfigError("dataset", f"must have rows, and {path} has only a line that names the columns")
+    return cells[1:].reset_index(drop=True).set_axis(names, axis=1)
+
+
+def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
+    """The numbers of some columns, float64 (N, C).
+
+    Raises:
+        ConfigError: naming the first cell without a finite number that float32 can hold, or a column that is missing.
+    """
+    import pandas as pd
+
+    values = np.empty((len(rows), len(columns)))
+    for at, name in enumerate(columns):
+        if name not in rows:
+            raise ConfigError("dataset", f"must have the column {name}, and {path} has not")
+        values[:, at] = pd.to_numeric(rows[name].str.strip(), errors="coerce")
+        wrong = ~(np.abs(values[:, at]) <= np.finfo(np.float32).max)
+        if wrong.any():
+            row = int(wrong.argmax())
+            cell = rows[name].iloc[row]
+            has = brief(cell) if isinstance(cell, str) and cell.strip() else "nothing"
+            raise ConfigError(
+                "dataset", f"must have a finite number in every row of {name}, and {path} has {has} in row {row + 1}"
+            )
+    return values
+
+
+def features_of(path: Path, spec: DatasetSpec) -> np.ndarray:
+    """The features of a CSV file's rows, by their names: float32 (N, length). Other columns do not matter.
+
+    Raises:
+        ConfigError: as :func:`frame` and :func:`numbers`.
+    """
+    try:
+        return numbers(frame(path), spec.feature_names, path).astype(np.float32)
+    except ConfigError as error:
+        raise ConfigError("", f"a table {error.problem}") from None
+
+
+def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool]:
+    """The features, float32 (N, length), of a JSON object of numbers by name, or of a list of such; whether it is one.
+
+    Raises:
+        ValueError: saying what it must be.
+    """
+    try:
+        given = json.loads(body)
+    except ValueError:
+        raise ValueError("it must be JSON") from None
+    rows = given if isinstance(given, list) else [given]
+    names, values = spec.feature_names, np.empty((len(rows), spec.length))
+    if not 0 < len(rows) <= MOST_ROWS:
+        raise ValueError(f"it must have 1 to {MOST_ROWS:,} rows, and has {len(rows):,}")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"it must be an object of numbers by name, or a list of such, and row {number} is none")
+        for at, name in enumerate(names):
+            value = row.get(name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            values[number - 1, at] = value if is_number else np.nan
+            if not np.abs(values[number - 1, at]) <= np.finfo(np.float32).max:
+                has = f"has {brief(value)}" if name in row else "lacks it"
+                raise ValueError(f"it must have a finite number as {name}, and row {number} {has}")
+    return values.astype(np.float32), isinstance(given, list)
+
+
+def _images(rows: pd.DataFrame, column: str, path: Path) -> np.ndarray:
+    """The paths of the images in a column."""
+    if column not in rows:
+        raise ConfigError("dataset", f"must have the column {column}, and {path} has not")
+    files = [path.parent / str(name).strip() for name in rows[column]]
+    if missing := next((row for row, file in enumerate(files) if not file.is_file()), -1) + 1:
+        raise ConfigError(
+            "dataset",
+            f"must have an image for every row, and {path} names {files[missing - 1]} in row {missing}, "
+            "which is not there",
+        )
+    return np.array([str(file) for file in files])

@@ -1,0 +1,214 @@
+"""CSV files as data sets: what is read, which rows are kept for what, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from cifar_ray import data
+from cifar_ray.config import runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.training import predictor, recipe
+from cifar_ray.training.observer import Outcome
+from tests.support.helpers import digest, resolved, train_here
+from tests.support.threads import train_everywhere
+
+USUAL: dict[str, object] = {"target": ("y",), "precision": "fp32", "epochs": 1, "global_batch_size": 16}
+
+
+def rows(count: int, seed: int = 0) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    made = pd.DataFrame({"age": random.integers(20, 80, count), "bmi": random.normal(25, 4, count).round(2), "sex": 1})
+    made["y"] = (3 * made["age"] - made["bmi"]).round(3)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows(80).to_csv(tmp_path / "train.csv", index=False)
+    rows(20, 1)[["y", "sex", "bmi", "age"]].to_csv(tmp_path / "test.csv", index=False)  # in another order
+    return tmp_path
+
+
+def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
+    asked = resolved(USUAL, dataset=f"table:{folder}")
+    dataset = data.read(asked)
+    assert (asked.model, asked.task, asked.augment, dataset.spec.features) == (
+        "mlp",
+        None,
+        "none",
+        ("age", "bmi", "sex"),
+    )
+    assert dataset.class_names == ("y",)
+    assert dataset.test.inputs == pytest.approx(rows(20, 1)[["age", "bmi", "sex"]].to_numpy())
+    assert dataset.test["targets"] == pytest.approx(rows(20, 1)[["y"]].to_numpy())
+    assert (dataset.spec.std[2], dataset.spec.mean[2]) == (1.0, 1.0)  # a feature that is always the same
+    assert dataset.spec.target_std == pytest.approx([rows(80)["y"].std(ddof=0)])
+    assert dataset.contents("values", "rows") == "1 value, 80 training and 20 test rows"
+    assert data.spec(asked) == dataset.spec
+    params = runfile.params(asked)  # type: ignore[arg-type]
+    assert (params["target"], params["mlp.width"], "images.mean" in params) == ("['y']", "128", False)
+    assert f"--dataset table:{folder}" in recipe.command(asked)  # type: ignore[arg-type]
+    assert "--target y" in recipe.command(asked)  # type: ignore[arg-type]
+
+
+def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Path) -> None:
+    made = rows(100)
+    made.iloc[50:60, :3] = made.iloc[40:50, :3].to_numpy()  # equal features, whatever the target
+    made.to_csv(tmp_path / "all.csv", index=False)
+    asked = partial(resolved, USUAL, dataset=f"table:{tmp_path / 'all.csv'}", test_share=0.2)
+    first, second = data.read(asked(val_share=0.1)), data.read(asked(seed=3))
+    assert first.val is not None
+    assert np.array_equal(first.test.inputs, second.test.inputs)
+    assert (len(first.train) + len(first.val), len(first.train) + len(first.val) + len(first.test)) == (
+        len(second.train),
+        100,
+    )
+    assert 20 <= len(first.test) <= 22
+    sides = [{row.tobytes() for row in split.inputs} for split in (first.train, first.val, first.test)]
+    assert not sides[0] & sides[1]
+    assert not (sides[0] | sides[1]) & sides[2]
+    pd.concat([made, rows(50, 5)]).to_csv(tmp_path / "more.csv", index=False)
+    whole = data.read(resolved(USUAL, dataset=f"table:{tmp_path / 'more.csv'}", test_share=0.2))
+    kept = {row.tobytes() for row in whole.test.inputs}
+    assert len(sides[2] & kept) > 0.5 * len(sides[2])  # a share of more rows keeps most of what it kept
+
+
+def test_a_validation_file_is_measured_after_every_epoch(folder: Path, tmp_path: Path) -> None:
+    rows(10, 2).to_csv(folder / "val.csv", index=False)
+    asked = resolved(USUAL, dataset=f"table:{folder}", epochs=2)
+    assert (asked.validated, asked.images.val) == (True, 10)
+    outcome = train_here(asked, data.read(asked), tmp_path / "run")
+    assert {"val/r2", "test/r2", "best/r2"} <= outcome.metrics.keys()
+    with pytest.raises(ConfigError, match=r"val_share is for tables without validation rows, and there is .*val.csv"):
+        data.read(replace(asked, val_share=0.1))
+
+
+def test_a_run_goes_on_with_the_same_rows_only(folder: Path) -> None:
+    asked = resolved(USUAL, dataset=f"table:{folder}")
+    kept = runfile.from_mapping(runfile.to_mapping(asked))
+    assert kept.images == asked.images
+    rows(81).to_csv(folder / "train.csv", index=False)
+    with pytest.raises(ConfigError, match="dataset must have the images that the run began with"):
+        recipe.with_images(asked, data.read(asked))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Grey squares of which the brightness is to be told, for training and for the test."""
+    (tmp_path / "files").mkdir()
+    for part, count in (("train", 40), ("test", 10)):
+        values = np.random.default_rng(count).integers(0, 256, count)
+        for row, value in enumerate(values):
+            Image.new("L", (16, 16), int(value)).save(tmp_path / f"files/{part}{row}.png")
+        files = [f"files/{part}{row}.png" for row in range(count)]
+        pd.DataFrame({"file": files, "light": values, "dark": 255 - values, "by": "me"}).to_csv(
+            tmp_path / f"{part}.csv", index=False
+        )
+    return tmp_path
+
+
+def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> None:
+    values: dict[str, object] = {"dataset": f"table:{pictures}", "image_column": "file", "target": ("light", "dark")}
+    values |= {"model": "simple_cnn", "image_size": 16, "data_dir": str(tmp_path / "cache"), "epochs": 2}
+    asked = resolved({**USUAL, **values}, val_share=0.25)
+    dataset = data.read(asked)
+    assert (dataset.spec.inputs, dataset.train.images.shape, dataset.left_out) == (
+        "images",
+        (30, 16, 16, 3),
+        "columns not used: by",
+    )
+    assert dataset.train["targets"][:, 0] == pytest.approx(dataset.train.images[:, 8, 8, 0])
+    streamed = data.read(replace(asked, stream=True))
+    assert (streamed.digest, streamed.spec) == (dataset.digest, dataset.spec)
+    more: dict[str, object] = {"strategy": "reproducible", "log_every": 1, "global_batch_size": 8, "val_share": 0.25}
+    snapshots = train_everywhere(partial(resolved, {**USUAL, **values}, **more), tmp_path / "runs", stop_after=4)
+    assert len({digest(snapshot) for snapshot in snapshots}) == 1
+    assert snapshots[0].task.unit == "images"
+
+
+def broken(text: str, name: str = "train.csv") -> dict[str, str]:
+    return {name: text}
+
+
+GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "values", "sentence"),
+    [
+        ({"train.csv": "a,b\n1,2\n"}, {}, "target must be a column of .*train.csv, which has a and b, got 'y'"),
+        ({"test.csv": "a,b\n1,2\n"}, {}, "dataset must have the same columns in .*train.csv and .*test.csv; 'y' is in"),
+        ({"test.csv": "a,b,c,y\n1,2,3,4\n"}, {}, "dataset must have the same columns in .*; 'c' is in one only"),
+        ({"train.csv": b"a,b,y\n1,2,\xe9\n"}, {}, "dataset must have CSV files in UTF-8, and .*train.csv is not"),
+        (
+            {"train.csv": "a,b,y\n1,2,3\n1,much,4\n"},
+            {},
+            "a finite number in every row of b, and .* has 'much' in row 2",
+        ),
+        ({"test.csv": "a,b,y\n1,,3\n"}, {}, "a finite number in every row of b, and .*test.csv has nothing in row 1"),
+        ({"test.csv": "a,b,y\n1,nan,3\n"}, {}, "a finite number in every row of b, and .* has 'nan' in row 1"),
+        ({"test.csv": "a,b,y\n1,2,-inf\n"}, {}, "a finite number in every row of y, and .* has '-inf' in row 1"),
+        ({"test.csv": "a,b,y\n1,1e60,0\n"}, {}, "a finite number in every row of b, and .* has '1e60' in row 1"),
+        ({"train.csv": "a,b,y\n"}, {}, "dataset must have rows, and .*train.csv has only a line that names the col"),
+        ({"train.csv": ""}, {}, "dataset must have rows, and .*train.csv is empty"),
+        ({"train.csv": "1,2,3\n2,3,4\n"}, {}, "dataset must begin with a line that names the columns, and .* numbers"),
+        ({"train.csv": ",a,y\n0,1,2\n"}, {}, "dataset must name each column once .* has a column without a name"),
+        ({"train.csv": "a,a,y\n0,1,2\n"}, {}, "dataset must name each column once .* has a twice"),
+        ({"train.csv": "a,b,y\n1,2,3\n1,2,3,4\n"}, {}, "dataset must have as many cells in every line, and .*line 3"),
+        ({"train.csv": "a,b,y\n1,2,3\n1,2\n"}, {}, "a finite number in every row of y, and .* has nothing in row 2"),
+        ({"train.csv": "a,b,y\n1,2,3\n2,3,3\n"}, {}, "target must vary over the training rows, and y is always 3"),
+        ({"train.csv": "y\n1\n2\n"}, {}, "target must leave a column of .*train.csv to learn from, which has y"),
+        ({}, {"target": ()}, "target must name the columns to learn of .*train.csv, which has a, b and y"),
+        ({}, {"target": ("y", "y")}, "target must name each column once, and names y twice"),
+        ({}, {"test_share": 0.2}, "test_share is for tables without test rows, and there is .*test.csv"),
+        ({"test.csv": None}, {}, "test_share must be given, such as 0.2, for .*, which has no test.csv"),
+        ({"test.csv": None}, {"test_share": 0.99}, "test_share must leave something to learn from, got 0.99"),
+        ({"train.csv": None}, {}, "dataset must have train.csv and test.csv, and .* has no train.csv"),
+        ({}, {"val_share": 0.99}, "val_share must leave something to learn from, got 0.99, and there are 3"),
+        ({}, {"task": "classification"}, "task must learn the targets of table:.*, and classification learns labels"),
+        ({}, {"model": "resnet"}, "model must be mlp or one of your own to learn the targets of rows of numbers"),
+        ({}, {"augment": "crop"}, "augment is for images, and table:.* has features"),
+        ({}, {"image_size": 64}, "image_size is for images, and a table has some with --image-column"),
+        ({}, {"stream": True}, "stream is for images, and a table has some with --image-column"),
+        ({}, {"image_column": "file"}, "image_column must be a column of .*, which has a, b and y, got 'file'"),
+        ({}, {"image_column": "y"}, "image_column must be another column than those to learn, got y"),
+        ({}, {"image_column": "a"}, "dataset must have an image for every row, and .*train.csv names .*1 in row 1"),
+        ({}, {"dataset": "table:/no/such"}, "dataset must name a CSV file or a folder that is there, and .*/no/such"),
+        ({}, {"dataset": "digits"}, "target is for --dataset table:PATH only, and the dataset is digits"),
+        ({}, {"global_batch_size": 4}, "global_batch_size must leave at least one step per epoch: .* 3 training rows"),
+    ],
+)
+def test_what_is_no_table_to_learn_from_is_refused(
+    files: dict[str, str | bytes | None], values: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    for name, text in {"train.csv": GOOD, "test.csv": "a,b,y\n1,2,3\n", **files}.items():
+        if text is not None:
+            (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=sentence):
+        resolved({**USUAL, "global_batch_size": 2}, **{"dataset": f"table:{tmp_path}", **values})
+
+
+def test_quotes_blank_lines_and_marks_of_editors_are_read(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_bytes(b'\xef\xbb\xbf"a, in m",y\r\n 1 ,2\r\n\r\n"1e-3",3\r\n')
+    (tmp_path / "test.csv").write_text('y,"a, in m"\n1,2\n')
+    dataset = data.read(resolved({**USUAL, "global_batch_size": 2}, dataset=f"table:{tmp_path}"))
+    assert dataset.spec.features == ("a, in m",)
+    assert dataset.train.inputs.tolist() == [[1.0], [pytest.approx(1e-3)]]
+    assert dataset.test["targets"].tolist() == [[1.0]]
+
+
+def test_one_row_of_a_test_has_no_r2_and_the_run_ends_all_the_same(folder: Path, tmp_path: Path) -> None:
+    rows(1, 3).to_csv(folder / "test.csv", index=False)
+    asked = resolved(USUAL, dataset=f"table:{folder}")
+    outcome = train_here(asked, data.read(asked), tmp_path / "run")
+    assert isinstance(outcome, Outcome)
+    assert np.isnan(outcome.metrics["test/r2"])
+    assert np.isfinite(outcome.metrics["test/mae"])
+    predictor.load(Path(outcome.checkpoint))
