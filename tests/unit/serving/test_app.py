@@ -25,7 +25,7 @@ from cifar_ray.config.sections import TextOptions
 from cifar_ray.data import SPECS, tokens
 from cifar_ray.serving import app as apps
 from cifar_ray.serving.app import Bodies
-from cifar_ray.tasks import segmentation
+from cifar_ray.tasks import regression, segmentation
 
 NAMES = tuple("0123456789")
 
@@ -268,3 +268,38 @@ def test_a_text_is_the_body_or_in_json(reader: FastAPI, body: bytes, headers: li
 def test_a_body_that_is_no_text_is_refused(reader: FastAPI, body: bytes, kind: bytes, sentence: str) -> None:
     status, said, _ = asyncio.run(asked(reader, body, headers=[(b"content-type", kind)]))
     assert (status, said) == (415 if kind.startswith(b"multi") else 400, {"error": sentence})
+
+
+@pytest.fixture
+def of_rows() -> FastAPI:
+    spec = DatasetSpec("t", 1, 9, 9, (), (), False, inputs="features", length=2, features=("age", "bmi"))
+    app = apps.build({"values": ("y",)}, regression.SPEC, spec, lambda rows: rows.sum(1, keepdim=True))
+    assert app.state.example == """'{"age": 0, "bmi": 0}'"""
+    return app
+
+
+def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
+    one = json.dumps({"age": 3, "bmi": 4.5, "other": "x"}).encode()
+    assert asyncio.run(asked(of_rows, one))[:2] == (200, {"values": {"y": 7.5}})
+    many = json.dumps([{"age": number, "bmi": 1} for number in range(70)]).encode()
+    _, said, _ = asyncio.run(asked(of_rows, many))
+    assert [row["values"]["y"] for row in said] == list(range(1, 71))
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"{age: 3}", "it must be JSON"),
+        (b"[]", "it must have 1 to 10,000 rows, and has 0"),
+        (b"[[1, 2]]", "it must be an object of numbers by name, or a list of such, and row 1 is none"),
+        (b'[{"age": 1, "bmi": 2}, {"age": 1}]', "it must have a finite number as bmi, and row 2 lacks it"),
+        (b'{"age": "old", "bmi": 2}', "it must have a finite number as age, and row 1 has 'old'"),
+        (b'{"age": true, "bmi": 2}', "it must have a finite number as age, and row 1 has True"),
+        (b'{"age": NaN, "bmi": 2}', "it must have a finite number as age, and row 1 has nan"),
+        (b'{"age": 1e39, "bmi": 2}', "it must have a finite number as age, and row 1 has 1e+39"),
+        (json.dumps([{}] * 10_001).encode(), "it must have 1 to 10,000 rows, and has 10,001"),
+    ],
+)
+def test_what_are_no_rows_is_refused(of_rows: FastAPI, body: bytes, sentence: str) -> None:
+    status, said, _ = asyncio.run(asked(of_rows, body))
+    assert (status, said) == (400, {"error": f"cannot read the rows: {sentence}"})
