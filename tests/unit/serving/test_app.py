@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cifar_ray import tasks
 from cifar_ray.config.sections import TextOptions
-from cifar_ray.data import SPECS, tokens
+from cifar_ray.data import SPECS, DatasetSpec, tokens
 from cifar_ray.serving import app as apps
 from cifar_ray.serving.app import Bodies
 from cifar_ray.tasks import regression, segmentation
