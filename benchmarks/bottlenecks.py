@@ -166,7 +166,7 @@ def train(given: argparse.Namespace, topology: str, case: str, step_s: float) ->
         if topology.startswith("2"):
             rate = f"{round(8 * gradient_bytes(given) / longer_s)}bit" if case == "link" else "none"
             network.shape(2, rate, None)
-        words = ["--dataset", given.dataset, "--model", given.model, "--epochs", "1", "--steps-per-epoch"]
+        words = ["--dataset", given.dataset, "--model", given.model, "--epochs", str(given.epochs), "--steps-per-epoch"]
         words += [str(given.steps), "--global-batch-size", str(given.images), "--cpus-per-worker", "1"]
         words += ["--precision", "fp32", "--device", "cpu", "--test-images", "100", "--storage", str(folder)]
         processes = stack.enter_context(started(topology, words, env, folder))
@@ -282,7 +282,8 @@ def main() -> int:
     parser.add_argument("--quiet", type=int, default=5, help="runs of each topology with nothing slow (%(default)s)")
     parser.add_argument("--slowed", type=int, default=10, help="runs of each case (%(default)s)")
     parser.add_argument("--slower", type=float, default=0.25, help="share by which a step gets longer (%(default)s)")
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of a run (%(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps of an epoch (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--dataset", default="cifar10", help="(%(default)s)")
     parser.add_argument("--model", default="resnet", help="(%(default)s)")
     parser.add_argument("--images", type=int, default=128, help="per step (%(default)s)")

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the benchmark needs Linux")
 def test_a_rank_that_is_stopped_time_and_again_is_named() -> None:
     """By the benchmark, which stops one of two ranks for half of the time."""
-    words = ["--only", "stopped", "--slowed", "1", "--slower", "1", "--dataset", "digits", "--images", "512", "--dry"]
+    words = ["--only", "stopped", "--slowed", "1", "--slower", "1", "--dry"]
+    words += ["--dataset", "digits", "--images", "64", "--steps", "22", "--epochs", "8"]
     command = [sys.executable, str(ROOT / "benchmarks" / "bottlenecks.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
