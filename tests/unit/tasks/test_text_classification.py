@@ -143,7 +143,7 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
         ({"normalise": "half"}, "normalise is for images, and text:.* has tokens"),
         ({"image_size": 64}, "image_size is for --dataset folder:PATH, .* only, and the dataset is text:"),
         ({"stream": True}, "stream is for --dataset folder:PATH, .* only, and the dataset is text:"),
-        ({"test_share": 0.2}, "test_share is for --dataset folder:PATH only, and the dataset is text:"),
+        ({"test_share": 0.2}, "test_share is for --dataset folder:PATH or table:PATH only, and the dataset is text:"),
         (
             {"model": "resnet", "textcnn": {}},
             "model must be textcnn, lstm, text_transformer or one of your own to learn",
