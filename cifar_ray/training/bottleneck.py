@@ -117,9 +117,8 @@ def explain(times: StepTimes) -> Verdict:
     problem = _problem(times)
     if problem:
         return Verdict("not enough evidence", problem)
-    if crowded := _crowded(times):
-        return crowded
-    causes = [cause for find in (_slow_ranks, _slow_data, _slow_link, _overhead) if (cause := find(times))]
+    every = (_crowded, _slow_ranks, _slow_data, _slow_link, _overhead)
+    causes = [cause for find in every if (cause := find(times))]
     if causes:
         return max(causes, key=lambda cause: cause.share or 0.0)
     if not times.synchronous and (waits := _share(times, _communication)) >= _LARGE:
@@ -248,7 +247,7 @@ def _slow_ranks(times: StepTimes) -> Verdict | None:
         [late for late in _late(times, _work) if late.lasts >= _MOST],
         "for forward, backward and the optimizer",
         "look at what else runs on {where} (top, nvidia-smi), at its clock, and at the CPUs that the rank may use",
-        "train without {where}, or give every rank a CPU of its own (fewer workers on a node)",
+        "give every rank CPUs of its own (fewer workers on a node), or leave a node that stays slow out",
     )
 
 
@@ -288,7 +287,8 @@ def _named(kind: Kind, times: StepTimes, late: Sequence[_Late], what: str, look:
     )
     also = "" if len(late) == 1 else f"; so {'do' if len(late) > 2 else 'does'} {_listed(late, slowest)}"
     rank = slowest.rank
-    crowded = f"; it waits for a CPU for {min(rank.cpu_wait, 1):.0%} of the time" * (rank.cpu_wait >= _CROWDED)
+    usual = statistics.median(other.cpu_wait for other in times.ranks if other is not rank)
+    crowded = f"; it waits for a CPU for {rank.cpu_wait:.0%} of the time" * (rank.cpu_wait - usual >= _CROWDED)
     return Verdict(
         kind,
         f"{_name(slowest.rank)} takes {_ms(slowest.its)} {what}, the others {_ms(slowest.others)}: "
@@ -338,7 +338,7 @@ def _waits(times: StepTimes) -> list[float]:
 
 
 def _crowded(times: StepTimes) -> Verdict | None:
-    """The verdict where every rank waits for CPUs: then nothing that takes long does so by itself."""
+    """The verdict where every rank waits for CPUs: what takes long by less than that does not do so by itself."""
     share = min(min(rank.cpu_wait for rank in times.ranks), 1.0)
     if share < _CROWDED:
         return None

@@ -39,6 +39,7 @@ def test_a_rank_that_others_leave_no_cpu_says_so() -> None:
     verdict = explain(run({}, {"forward": 40.0}, cpu_wait=(0.01, 0.28)))
     assert verdict.ranks == (1,)
     assert verdict.sentence.endswith("; it waits for a CPU for 28% of the time")
+    assert "for a CPU" not in explain(run({}, {"forward": 60.0}, cpu_wait=(0.2, 0.22))).sentence  # so do the others
 
 
 @pytest.mark.parametrize("slower", [0.0, 0.02, 0.05, 0.2, 0.25, 0.5])
@@ -114,10 +115,12 @@ def test_overhead_is_what_is_in_no_part_or_what_ranks_wait_in_turn() -> None:
     assert "others wait for rank 0 on node0 by 30% of a step, which does not show" in always.sentence
 
 
-def test_workers_that_share_too_few_cpus_are_told_so_and_nothing_else() -> None:
+def test_workers_that_share_too_few_cpus_are_told_so_unless_more_is_lost_to_one_rank() -> None:
     verdict = explain(run({}, {"backward": 60.0}, exchange=60.0, cpu_wait=(0.45, 0.5)))
     assert verdict.kind == "overhead"
     assert verdict.sentence.startswith("every rank waits for a CPU for 45% of the training or more")
+    assert explain(run({}, {"backward": 60.0}, cpu_wait=(0.2, 0.2))).ranks == (1,)
+    assert explain(run({}, {"backward": 20.0}, cpu_wait=(0.2, 0.2))).kind == "overhead"
     assert explain(run({}, cpu_wait=(0.2,))).sentence.startswith("the worker waits for a CPU for 20%")
 
 
