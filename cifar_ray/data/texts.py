@@ -182,6 +182,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
             has = "" if isinstance(value, str) else f"{brief(value)} as {name}"
             if value is None or (not has and not value.strip()):
                 has = f"an empty {name}"
+            elif not has and not tokens.is_unicode(value):
+                has = f"{brief(value)} as {name}, which is not Unicode"
             if has:
                 raise ConfigError(
                     "dataset", f"must have a text and the name of its class in each row, and {where} has {has}"
@@ -244,16 +246,21 @@ def given(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
     found = list(words)
     if "" in map(str.strip, words):
         raise ConfigError("text", "must not be empty")
+    if broken := next((text for text in words if not tokens.is_unicode(text)), None):
+        raise ConfigError("text", f"must be UTF-8, got {brief(broken)}")
     for path in paths:
         if path.suffix not in (*SUFFIXES, LINES):
             raise ConfigError("", f"a file of texts must be {one_of((*SUFFIXES, LINES))}, got {path}")
         if path.suffix == LINES:
-            found += (line.strip() for line in _content(path, "").splitlines() if line.strip())
+            # Not str.splitlines, for which a text may also end within a line, at a form feed or U+2028.
+            found += (line.strip() for line in _content(path, "").split("\n") if line.strip())
             continue
         for where, row in records(path, ""):
             text = row.get("text")
             if not isinstance(text, str) or not text.strip():
                 raise ConfigError("", f"each row must have a text in its column text, and {where} has none")
+            if not tokens.is_unicode(text):
+                raise ConfigError("", f"texts must be Unicode, and {where} has {brief(text)}")
             found.append(text)
     if not found:
         raise ConfigError("", "there is no text to classify; give --text, or a file with at least one")

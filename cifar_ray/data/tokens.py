@@ -10,6 +10,7 @@ A token is the tokenizer's own number plus 1: 0 is padding, and no text can cont
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from cifar_ray.config.sections import TextOptions
 PADDING = 0
 _AT_ONCE = 1024  # texts that are encoded together
 _SHORTEST = 16
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
 
 def check_installed() -> None:
@@ -40,6 +42,11 @@ def _library() -> Any:
             "dataset", "needs tokenizers for texts; install it with `pip install 'cifar-ray[text]'`"
         ) from None
     return tokenizers
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the library takes a text: JSON and a command line may have half of a surrogate pair."""
+    return _HALF.search(text) is None
 
 
 def train(texts: Sequence[str], options: TextOptions) -> str:
@@ -98,8 +105,8 @@ def cut(rows: np.ndarray) -> np.ndarray:
 def widths(rows: np.ndarray) -> np.ndarray:
     """What each row is padded to at least: int64, (N,).
 
-    That is 16, 24, 32, 48, 64, ... or the length of all rows, so that at most a third is padding where all texts of a
-    batch are padded to the same.
+    That is 16, 24, 32, 48, 64, ... or the length of all rows: of texts of 16 tokens and more, less than a third is
+    padding where all of a batch are padded to the same.
     """
     longest = rows.shape[1]
     steps = [_SHORTEST << doubled for doubled in range(longest.bit_length())]

@@ -179,6 +179,8 @@ def _encode(spec: DatasetSpec, encoding: str, body: bytes, is_json: bool) -> Ten
                 text, is_json = document["text"], False
         if is_json:
             raise HTTPException(400, 'cannot read the text: JSON must be an object with a text, {"text": "..."}')
+    if not tokens.is_unicode(text):
+        raise HTTPException(400, "cannot read the text: it has half of a surrogate pair")
     if not text.strip():
         raise HTTPException(400, "the text is empty; send one: curl --data-binary TEXT")
     return torch.from_numpy(tokens.encode(encoding, [text], spec.length)[0][0])

@@ -69,6 +69,7 @@ BAD = {
     "empty text": ("train.csv", 'text,label\nx,good\n"  \n ",bad\n', "a text and the name of its class in each row, and {}, line 4 has an empty text"),
     "no label": ("train.jsonl", '{"text": "x", "label": null}', "in each row, and {}, line 1 has an empty label"),
     "number for text": ("train.jsonl", '{"text": 5, "label": "a"}', "in each row, and {}, line 1 has 5 as text"),
+    "half a character": ("train.jsonl", '{"text": "x \\ud83d", "label": "a"}', "in each row, and {}, line 1 has 'x \\ud83d' as text, which is not Unicode"),
     "not UTF-8": ("train.csv", b"text,label\nx,good\n\xe9t\xe9,bad\n", "must be UTF-8, and {}, line 3 is not"),
     "one class": ("train.csv", "text,label\nx,good\ny,good\n", "at least two classes, and all labels of {} are 'good'"),
     "class of the test alone": ("test.jsonl", '{"text": "x", "label": "odd"}', "the same classes in all files; 'odd' is in {} and not in "),
@@ -120,10 +121,10 @@ def test_a_long_text_is_read_and_the_csv_modules_own_limit_stays(root: Path) -> 
 
 
 def test_texts_to_answer_for_are_words_columns_and_lines(root: Path) -> None:
-    (root / "lines.txt").write_text("one\n\n  two \n")
+    (root / "lines.txt").write_text("one\n\n  two \n3\u20283\n", encoding="utf-8")
     (root / "more.jsonl").write_text('{"text": "three"}\n')
     paths = [root / "lines.txt", root / "train.csv", root / "more.jsonl"]
-    assert texts.given(paths, ["zero"]) == ["zero", "one", "two", *(text for text, _ in ROWS), "three"]
+    assert texts.given(paths, ["zero"]) == ["zero", "one", "two", "3\u20283", *(text for text, _ in ROWS), "three"]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,7 @@ def test_texts_to_answer_for_are_words_columns_and_lines(root: Path) -> None:
     [
         ("a.csv", "words\nx\n", "each row must have a text in its column text, and {}, line 2 has none"),
         ("a.jsonl", '{"text": " "}', "each row must have a text in its column text, and {}, line 1 has none"),
+        ("a.jsonl", '{"text": "x \\ud83d"}', "texts must be Unicode, and {}, line 1 has 'x \\ud83d'"),
         ("a.jsonl", "text", "files of texts must have a JSON object on each line, and {}, line 1 is none"),
         ("a.txt", b"one\n\xff", "files of texts must be UTF-8, and {}, line 2 is not"),
         ("a.txt", "\n", "there is no text to classify; give --text, or a file with at least one"),
@@ -147,6 +149,8 @@ def test_a_file_without_texts_to_answer_for_is_refused(
     assert str(refused.value) == sentence.format(path)
     with pytest.raises(ConfigError, match="text must not be empty"):
         texts.given([], ["x", " "])
+    with pytest.raises(ConfigError, match=r"text must be UTF-8, got 'x\\udcff'"):
+        texts.given([], ["x\udcff"])
 
 
 def test_what_is_neither_an_image_nor_a_file_of_texts_is_refused(root: Path) -> None:

@@ -258,6 +258,7 @@ def test_a_text_is_the_body_or_in_json(reader: FastAPI, body: bytes, headers: li
     ("body", "kind", "sentence"),
     [
         (b"\xff\xfe", b"text/plain", "cannot read the text: it is not UTF-8"),
+        (b'{"text": "x \\ud83d"}', b"text/plain", "cannot read the text: it has half of a surrogate pair"),
         (b" \n", b"text/plain", "the text is empty; send one: curl --data-binary TEXT"),
         (b'{"text": ""}', b"application/json", "the text is empty; send one: curl --data-binary TEXT"),
         (b'["x"]', b"application/json", 'cannot read the text: JSON must be an object with a text, {"text": "..."}'),
