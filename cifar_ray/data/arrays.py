@@ -24,7 +24,7 @@ from cifar_ray.tasks.regression import Regression
 
 _RULE = (
     "must return (images, {target}) for training and for the test, and perhaps the {names}' names: uint8 images "
-    "(N, side, side, 3) or (N, side, side) of one size, or finite features or tokens from 0 (N, length), and {rule}"
+    "(N, side, side, 3) or (N, side, side) of one size, or finite features or tokens (N, length), and {rule}"
 )
 
 
@@ -103,6 +103,8 @@ def _half(half: Any, name: str, target: str) -> _Half:
     kind, checked = _of_kind(inputs)
     if checked is None or not inputs.size:
         raise ValueError(f"{name} {kind} of {inputs.dtype} {inputs.shape}")
+    if kind == "tokens" and ((checked[:, :-1] == 0) & (checked[:, 1:] != 0)).any():
+        raise ValueError(f"{name} tokens with a 0, which is padding, before others")
     if targets.shape[:1] != inputs.shape[:1]:
         raise ValueError(f"{name} {target} of {targets.dtype} {targets.shape} for {len(inputs)} {kind}")
     return _Half(kind, np.ascontiguousarray(checked), targets)

@@ -125,6 +125,11 @@ def test_a_trained_model_answers_for_inputs_as_they_are_stored(
         (ROWS, {"dataset": f"{OWN}:with_nan"}, r"dataset must return .*with_nan returns training features of float64"),
         (TEXTS, {"dataset": f"{OWN}:negative"}, "dataset must return .*negative returns test tokens of int64"),
         (
+            TEXTS,
+            {"dataset": f"{OWN}:padded_left"},
+            "padded_left returns training tokens with a 0, which is padding, be",
+        ),
+        (
             ROWS,
             {"dataset": f"{OWN}:mixed"},
             r"dataset must return .* returns features of \(4,\) for training and tokens",
@@ -134,6 +139,11 @@ def test_a_trained_model_answers_for_inputs_as_they_are_stored(
 def test_what_does_not_fit_is_refused(usual: dict[str, object], values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         resolved(usual, **values)
+
+
+def padded_left() -> object:
+    (inputs, labels), test = texts()  # type: ignore[misc]
+    return (inputs[:, ::-1], labels), test
 
 
 def with_nan() -> object:
