@@ -243,7 +243,7 @@ class TrainLoader:
         if self._widths is None or self._lengths is None:
             return None
         batch = self._config.global_batch_size
-        samples = order.bucketed(self._config.seed, 0, self._widths, batch)
+        samples = order.bucketed(self._config.seed, 0, self._widths, batch)[: self.steps_per_epoch * batch]
         widths = self._widths[samples].view(-1, batch).amax(1) if self._cuts else self._inputs.shape[1]
         computed = torch.as_tensor(widths).float().mean() * batch
         mean = self._lengths[samples].float().mean().item()

@@ -53,7 +53,7 @@ def rows(
         if of_class.all() or not of_class.any():
             side = "learn from" if of_class.all() else "validate with"
             has = f"class {name!r} has {len(of_class):,}" if name else f"there are {len(of_class):,}"
-            what = "an image of every class" if name else "something"
+            what = "a sample of every class" if name else "something"
             raise ConfigError("val_share", f"must leave {what} to {side}, got {share:g}, and {has}")
     return kept
 

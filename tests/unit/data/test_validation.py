@@ -117,7 +117,7 @@ def test_a_share_that_leaves_nothing_of_a_class_is_refused(
 ) -> None:
     refusals = list(filter(None, (refused(classes, contents, share, salt) for salt in range(20))))
     assert refusals
-    assert all(text == f"val_share must leave an image of every class {sentence}" for text in refusals)
+    assert all(text == f"val_share must leave a sample of every class {sentence}" for text in refusals)
 
 
 def test_a_folder_keeps_files_by_their_relative_paths(root: Path, tmp_path: Path) -> None:
