@@ -15,7 +15,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cifar_ray.display.run import duration
+from cifar_ray.config.limits import duration
 
 EPOCHS = {"simple_cnn": 10, "resnet": 10, "resnet18": 2, "resnet50": 3, "vgg11": 3, "vit": 3}
 

@@ -33,6 +33,16 @@ def seconds(text: str) -> float:
     return length
 
 
+def duration(length_s: float) -> str:
+    """``59 s``, ``3 min 05 s`` or ``2 h 07 min``."""
+    whole = round(length_s)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def _duration(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     seconds(text)

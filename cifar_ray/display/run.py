@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.text import Text
 
 from cifar_ray.config.errors import counted
+from cifar_ray.config.limits import duration
 from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
 from cifar_ray.tasks import LOSS, SUBSETS, USUAL, Subset, TaskSpec, measured_on
@@ -370,13 +371,3 @@ def shared_note(share: float) -> str:
 def dollars(usd: float) -> str:
     """``3.07 USD``; below one, ``0.0412 USD``."""
     return f"{usd:,.2f} USD" if usd >= 1 else f"{usd:.4f} USD"
-
-
-def duration(seconds: float) -> str:
-    """``59 s``, ``3 min 05 s`` or ``2 h 07 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

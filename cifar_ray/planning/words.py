@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from cifar_ray.config.errors import counted
+from cifar_ray.config.limits import duration
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import Means, Plan, Row, Work
 from cifar_ray.planning.span import Span
@@ -94,7 +95,7 @@ def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, 
 
 
 def _limits(means: Means) -> str:
-    time = _duration(means.deadline_s) if means.deadline_s else ""
+    time = duration(means.deadline_s) if means.deadline_s else ""
     return " and ".join(filter(None, [time, f"{means.budget_usd:g} USD" if means.budget_usd else ""]))
 
 
@@ -111,15 +112,8 @@ def _number(span: Span) -> str:
 
 
 def _time(span: Span) -> str:
-    return f"{_duration(span.mid)} ({_duration(span.low)} to {_duration(span.high)})"
+    return f"{duration(span.mid)} ({duration(span.low)} to {duration(span.high)})"
 
 
 def _usd(span: Span) -> str:
     return f"{span.mid:.3g} USD ({span.low:.3g} to {span.high:.3g})"
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -20,7 +20,8 @@ from cifar_ray.config import addresses, command_line, imports, servers
 from cifar_ray.config.background import Overdue, within
 from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
 from cifar_ray.config.errors import CommandFailedError, ConfigError
-from cifar_ray.display.run import Console, duration
+from cifar_ray.config.limits import duration
+from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import connection, optional
 from cifar_ray.orchestration.jobs.submission import Submission
 

@@ -10,7 +10,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.run import dollars, duration
+from cifar_ray.display.run import dollars
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
@@ -97,8 +97,8 @@ class Budget:
             return ""
         expected = max(expected - trial.spent.placed_s, 0.0)  # a run that goes on has done a part of it
         if self._max_s is not None and self.placed_s + expected > self._max_s:
-            left = duration(self._max_s - self.placed_s)
-            return f"expected to take {duration(expected)}, and {left} of {self.words('max_time')} are left"
+            left = limits.duration(self._max_s - self.placed_s)
+            return f"expected to take {limits.duration(expected)}, and {left} of {self.words('max_time')} are left"
         if self._max_usd is not None and self._price is not None:
             wanted = self._price.paid_for(trial.config.placement.nodes * expected)
             left_usd = self._max_usd - (self.usd or 0.0) - self._promised(finished, self._price)
@@ -123,5 +123,5 @@ class Budget:
             ConfigError: naming the limit, and what the sweep has used.
         """
         if key := self.reached:
-            used = duration(self.placed_s) if key == "max_time" else dollars(self.usd or 0.0)
+            used = limits.duration(self.placed_s) if key == "max_time" else dollars(self.usd or 0.0)
             raise ConfigError(key, f"must be more than the {used} of sweep {name} so far, got {self._given[key]}")

@@ -13,7 +13,7 @@ import pytest
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology, parse
-from cifar_ray.planning import measured, model
+from cifar_ray.planning import measured, model, words
 from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
@@ -170,6 +170,8 @@ def test_where_nothing_keeps_to_the_limits_the_nearest_is_named() -> None:
     late = planned(deadline_s=1.0)
     assert (late.fastest, late.cheapest, late.nearest) == ("", "", "8x1")
     assert planned(usd_per_hour=3.6, budget_usd=0.001).nearest == "1x1"
+    lead = next(words.findings(late, Means(deadline_s=90.0)))
+    assert lead.startswith("No topology keeps to 1 min 30 s. 8x1 comes nearest: ")
 
 
 def test_what_cannot_be_planned_is_said_with_the_reason() -> None:
