@@ -25,7 +25,7 @@ from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, Study, Trial
 _LEAST_RUNS = 2  # of one run, nobody knows the spread
 _SAME_WORK = ("model", "dataset", "global_batch_size")
 _SAME_MACHINE = {HARDWARE_TAG: "hardware", THREADS_TAG: "CPU threads per worker"}
-_CERTAIN = 0.001
+_CERTAIN, _LIKELY = 0.001, 0.99
 
 
 @dataclass(frozen=True)
@@ -239,4 +239,6 @@ def _differences(timed: Sequence[Sequence[Trial]]) -> dict[str, tuple[str, str]]
 
 
 def _percent(share: float) -> str:
+    if share > _LIKELY:
+        return f"more than {100 * _LIKELY:g} %"
     return f"less than {100 * _CERTAIN:g} %" if share < _CERTAIN else f"{100 * share:.2g} %"

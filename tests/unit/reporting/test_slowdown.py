@@ -96,6 +96,7 @@ def test_a_slower_step_ends_with_1_and_its_sentence(client: MlflowClient, capsys
     ("steps", "percent", "lead"),
     [
         (QUICK, "0", "is not too slow: its step takes 1.000 times"),
+        (QUICK, "50", "would be chance in more than 99 % of such comparisons"),
         (SLOW, "25", "is not too slow: its step takes 1.200 times"),
         ((0.090, 0.150, 0.110), "5", "may be too slow, but the runs differ too much to tell: its step takes 1.14"),
     ],
