@@ -15,7 +15,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,6 +108,8 @@ def _recording(state: TrainingState, observer: Observer, count: int) -> Iterator
         problem = _write(profiler, path, name)
     except (OSError, RuntimeError) as error:  # the profiler's own is a RuntimeError
         problem = f"{path} cannot be written: {getattr(error, 'strerror', None) or errors.first_line(error)}"
+        with suppress(OSError):
+            path.unlink()  # where the disk is full, it has the beginning
     observer.traced(Traced(worker.rank, path, _operators(profiler, worker.rank, count), problem))
     clock.start()
 
