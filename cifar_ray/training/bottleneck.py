@@ -54,7 +54,7 @@ class RankTimes:
         host: name of its machine.
         steps: how many were measured, in its last process; the first is not.
         cpu_wait: for how much of the time of its steps the thread that computes could run and waited for a CPU; 0 where
-            that is not known.
+            that is not known, and on a GPU.
         iteration: of whole steps.
         parts: of the parts of a step that the strategy measures, such as ``backward``.
         stretches: mean seconds per step in each stretch of the run: of every part, and of the ``iteration``.

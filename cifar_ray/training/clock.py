@@ -49,7 +49,7 @@ class Clock:
         self._parts: dict[str, float] = {}
         self._steps = array("d")  # of this process: each iteration and its parts, one after the other
         self._marks: list[tuple[str, Any]] = []
-        self._cpu_wait_s, self._waited_before = 0.0, 0.0
+        self._cpu_wait_s = self._waited_before = self._ran_s = 0.0  # of this process, in every step
         self._pauses = 0.0  # seconds of training in which no steps run
         self._fresh = True  # the first iteration of a process is not typical
 
@@ -97,6 +97,7 @@ class Clock:
         for part, mark in marks[1:]:
             if part == _STEP:
                 lap = seconds_between(begin, mark)
+                self._ran_s += lap
                 self.seconds["training"] += lap
                 if not (self._fresh or self.leaves_out):
                     self._iterations.append(lap)
@@ -121,9 +122,12 @@ class Clock:
         return torch.tensor(self._steps, dtype=torch.float64).view(-1, 1 + len(PARTS))
 
     @property
-    def cpu_wait_s(self) -> float:
-        """Seconds for which the thread that trains waited for a CPU while steps ran."""
-        return self._cpu_wait_s
+    def cpu_wait(self) -> float:
+        """For how much of the time of all steps of this process the thread that trains waited for a CPU.
+
+        0 on a GPU: the thread queues work ahead of it, so that its waiting need not make a step longer.
+        """
+        return self._cpu_wait_s / self._ran_s if self._ran_s and self._device.type != "cuda" else 0.0
 
     def iterations(self) -> dict[str, float]:
         """Mean, median and 95th percentile of the iteration times in seconds.

@@ -22,8 +22,7 @@ def gather(state: TrainingState) -> StepTimes:
     every = _everywhere(state, (worker.node, len(steps), float(steps[:, 0].sum())))
     least, shortest = min(count for _, count, _ in every), min(seconds for *_, seconds in every)
     stretches = max(min(MOST_STRETCHES, least, int(shortest / STRETCH_S)), 1)
-    waited = state.clock.cpu_wait_s / max(float(steps[:, 0].sum()), 1e-9)
-    mine = _everywhere(state, (waited, *_of_rank(steps, stretches)))
+    mine = _everywhere(state, (state.clock.cpu_wait, *_of_rank(steps, stretches)))
     nodes = list(dict.fromkeys(node for node, *_ in every))
     hosts = _everywhere(state, socket.gethostname())
     shown = len(set(hosts)) > 1  # else it tells nothing

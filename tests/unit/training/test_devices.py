@@ -62,6 +62,19 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return made
 
 
+def test_on_a_gpu_no_step_is_longer_because_its_thread_waits_for_a_cpu(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = iter([0.0, 4.0])
+    monkeypatch.setattr("cifar_ray.training.hardware.cpu_wait_s", lambda: next(waited))
+    clock = Clock(GPU, 0.0)
+    clock.start()
+    queue.run(5.0)
+    clock.lap()
+    clock.stop()
+    assert clock.cpu_wait == 0
+
+
 def test_steps_on_a_gpu_take_as_long_as_what_they_have_queued(queue: Queue) -> None:
     clock = Clock(GPU, 0.0)
     clock.start()

@@ -11,7 +11,7 @@ from cifar_ray import models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.training import optimizer, recipe, record
+from cifar_ray.training import hardware, optimizer, recipe, record
 from cifar_ray.training.clock import Clock
 
 CPU = torch.device("cpu")
@@ -151,6 +151,19 @@ def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyP
     assert clock.seconds["training"] == 11
     assert clock.state()["iterations"].tolist() == [1, 2, 3]
     assert clock.iterations() == pytest.approx({"iteration_mean_s": 2, "iteration_median_s": 2, "iteration_p95_s": 2.9})
+
+
+def test_a_share_of_waiting_for_cpus_is_of_all_steps_also_of_those_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waited = iter([0.0, 50.0, 90.0, 100.0]), iter([3.0, 23.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(hardware, "cpu_wait_s", lambda: next(waited))
+    clock = Clock(CPU, 0.0)
+    assert clock.cpu_wait == 0
+    clock.start()  # 0
+    for _ in range(3):
+        clock.lap()  # 50, which is left out, 90, 100
+    clock.stop()
+    assert clock.cpu_wait == pytest.approx(0.2)
 
 
 def test_the_pace_has_the_pauses_between_stretches_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
