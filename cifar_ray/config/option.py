@@ -33,7 +33,7 @@ FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH = (
 OWN, OF_TORCHVISION = "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
 
-SIZED = (FOLDER_PATH, MASKS_PATH, COCO_PATH, OF_TORCHVISION)
+SIZED = (FOLDER_PATH, MASKS_PATH, COCO_PATH, OF_TORCHVISION, TABLE_PATH)
 """Data sets whose images are brought to ``--image-size``."""
 
 LIBRARIES = ("torchvision", "timm")

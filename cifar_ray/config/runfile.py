@@ -44,8 +44,8 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     own is forgotten where others are given.
     """
     values = dict(values)
-    if base == TrainConfig():  # which names no model
-        values.setdefault("model", usual(values.get("dataset", base.dataset)))
+    if "dataset" in values and base.model == usual(base.dataset):  # a file need not name a model either
+        values.setdefault("model", usual(values["dataset"]))
     for field in dataclasses.fields(TrainConfig):
         of = {*(field.metadata.get("only") or {}), field.name.rpartition("_")[0]}
         of |= {*OF_DATA} if field.name in _FOUND_IN_DATA else set()

@@ -184,7 +184,7 @@ class Data:
     """Where data sets are read from, downloaded to, and where decoded images are cached (CIFAR_RAY_DATA_DIR, else
     ~/.cache/cifar_ray)."""
 
-    image_size: Count = option(32, weights=True, only={"dataset": (*SIZED, TABLE_PATH)})
+    image_size: Count = option(32, weights=True, only={"dataset": SIZED})
     """Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH, torchvision:NAME and table:PATH: the shorter
     side is resized to it, and the centre is cropped."""
 
@@ -207,13 +207,13 @@ class Data:
     chosen: by --log-models best or all, by --patience, or by --scheduler. A folder with val/ and test/ needs no
     share, nor a torchvision:NAME that has validation images."""
 
-    stream: bool = option(False, weights=False, only={"dataset": (*SIZED, TABLE_PATH)})
+    stream: bool = option(False, weights=False, only={"dataset": SIZED})
     """Keep the decoded images on disk, below --data-dir, which all nodes must share, and read them ahead of the steps.
     For data sets larger than memory."""
 
     text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
 
-    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, TABLE_PATH, OWN)}, recorded=True)
+    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, OWN)}, recorded=True)
     """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)

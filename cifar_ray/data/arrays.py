@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -153,7 +153,7 @@ def facts_of(
         inputs=train.kind,
         features=features,
     )
-    if (targets := train.columns.get(Regression.target)) is not None and targets.dtype == np.float64:
+    if _are_of_regression(targets := train.columns.get(Regression.target)):
         mean, std = standard(targets)
         facts = replace(facts, target_mean=mean, target_std=std)
     if train.kind == "tokens":
@@ -175,6 +175,13 @@ def facts_of(
         side=train.images.shape[1],
         mean=tuple(round(float(value), 4) for value in mean),
         std=tuple(max(round(float(value), 4), 1e-4) for value in std),  # a channel may be one colour
+    )
+
+
+def _are_of_regression(targets: np.ndarray | None) -> TypeGuard[np.ndarray]:
+    """Whether targets are as a regression has them: a task of the user's own may give others the same name."""
+    return (
+        targets is not None and targets.dtype == np.float64 and targets.ndim == 2 and bool(np.isfinite(targets).all())
     )
 
 

@@ -262,7 +262,7 @@ def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tens
         left, total = torch.cuda.mem_get_info(device)
         allowed = torch.cuda.get_per_process_memory_fraction(device) * total  # less where runs share the GPU
         free, needed = min(left, allowed) / 1e9, inputs.nbytes / 1e9
-    if chosen(config.dataset) in SIZED:
+    if chosen(config.dataset) in SIZED and config.images.inputs == "images":
         raise ConfigError(
             "stream",
             f"is needed: the training images take {needed:.1f} GB, and the GPU has {free:.1f} GB free; with it they "

@@ -203,6 +203,9 @@ def _table(
     for name, values in zip(targets, parts["train"].targets.T):
         if not np.ptp(values):
             raise ConfigError("target", f"must vary over the training rows, and {name} is always {values[0]:g}")
+    if "val" in parts and not np.ptp(parts["val"].targets, axis=0).any():
+        option, where = ("val_share", "") if val_share else ("dataset", f" in {files['val']}")
+        raise ConfigError(option, f"must give validation rows whose targets vary{where}: without, they have no R2")
     used = {*features, *targets, image_column}
     unused = [column for column in columns if column not in used]
     left_out = f"columns not used: {', '.join(unused)}" if unused else ""
@@ -211,6 +214,10 @@ def _table(
 
 def _features(path: Path, columns: Sequence[str], targets: Sequence[str], image_column: str | None) -> tuple[str, ...]:
     """The columns that are the features of a table; none where it has images."""
+    import pandas as pd
+
+    if pd.to_numeric(pd.Series(columns), errors="coerce").notna().all():
+        raise ConfigError("dataset", f"must begin with a line that names the columns, and {path} begins with numbers")
     if not targets:
         raise ConfigError("target", f"must name the columns to learn of {path}, which has {_some(columns)}")
     if twice := next((name for name in targets if list(targets).count(name) > 1), None):
@@ -251,8 +258,6 @@ def frame(path: Path) -> pd.DataFrame:
             "dataset", f"must have as many cells in every line, and {path} has not ({first_line(error)})"
         ) from None
     names = [str(name).strip() for name in cells.iloc[0]]
-    if pd.to_numeric(pd.Series(names), errors="coerce").notna().all():
-        raise ConfigError("dataset", f"must begin with a line that names the columns, and {path} begins with numbers")
     if not all(names) or len(set(names)) < len(names):
         what = "a column without a name" if not all(names) else f"{max(names, key=names.count)} twice"
         raise ConfigError("dataset", f"must name each column once in its first line, and {path} has {what}")
@@ -291,6 +296,8 @@ def features_of(path: Path, spec: DatasetSpec) -> np.ndarray:
     Raises:
         ConfigError: as :func:`frame` and :func:`numbers`.
     """
+    if path.is_dir():
+        raise ConfigError("", f"{path} is a folder, and the model takes CSV files")
     try:
         return numbers(frame(path), spec.feature_names, path).astype(np.float32)
     except ConfigError as error:
@@ -304,8 +311,8 @@ def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool
         ValueError: saying what it must be.
     """
     try:
-        given = json.loads(body)
-    except ValueError:
+        given = json.loads(body, parse_int=float)  # which takes whole numbers of any length
+    except (ValueError, RecursionError):
         raise ValueError("it must be JSON") from None
     rows = given if isinstance(given, list) else [given]
     names, values = spec.feature_names, np.empty((len(rows), spec.length))
@@ -316,8 +323,7 @@ def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool
             raise ValueError(f"it must be an object of numbers by name, or a list of such, and row {number} is none")
         for at, name in enumerate(names):
             value = row.get(name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            values[number - 1, at] = value if is_number else np.nan
+            values[number - 1, at] = value if isinstance(value, float) else np.nan
             if not np.abs(values[number - 1, at]) <= np.finfo(np.float32).max:
                 has = f"has {brief(value)}" if name in row else "lacks it"
                 raise ValueError(f"it must have a finite number as {name}, and row {number} {has}")

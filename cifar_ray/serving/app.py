@@ -118,10 +118,13 @@ def build(
     async def rows(body: bytes, top: int) -> JSONResponse:
         """The answers for rows: an object for one, a list for a list."""
         try:
-            features, is_list = tables.features_from_json(body, spec)
+            loop = asyncio.get_running_loop()
+            features, is_list = await loop.run_in_executor(decoders, tables.features_from_json, body, spec)
         except ValueError as error:
             raise HTTPException(400, f"cannot read the rows: {error}") from None
         answers = await asyncio.gather(*map(batches.answer, torch.from_numpy(features)))
+        if endless := next((number for number, (row, _) in enumerate(answers, 1) if not row.isfinite().all()), None):
+            raise HTTPException(400, f"cannot answer for row {endless}: its numbers are too large for the model")
         documents = [task.document(about[task.names], row.tolist(), top) for row, _ in answers]
         return JSONResponse(documents if is_list else documents[0])
 

@@ -161,7 +161,9 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
         )
     if chosen in MIXING and not (task.spec.answer == "classes" and task.target == "labels"):
         others = errors.one_of([name for name in names if name not in MIXING])
-        raise ConfigError("augment", f"must be {others} for {config.task}, which has no labels to mix, got {chosen}")
+        raise ConfigError(
+            "augment", f"must be {others} for {config.task or task.spec.name}, which has no labels to mix, got {chosen}"
+        )
     return chosen
 
 
@@ -301,8 +303,8 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     if config.images.digest not in (None, images.digest):
         raise ConfigError(
             "dataset",
-            f"must have the images that the run began with, and those of {config.dataset} have changed since; undo "
-            "that, or begin a new run",
+            f"must have the {tasks.spec(config).unit} that the run began with, and those of {config.dataset} have "
+            "changed since; undo that, or begin a new run",
         )
     checks.sizes(config, dataset.spec)
     return dataclasses.replace(config, images=images)

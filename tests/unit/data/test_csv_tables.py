@@ -14,6 +14,7 @@ from PIL import Image
 from cifar_ray import data
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.data import tables
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import digest, resolved, train_here
@@ -95,7 +96,7 @@ def test_a_run_goes_on_with_the_same_rows_only(folder: Path) -> None:
     kept = runfile.from_mapping(runfile.to_mapping(asked))
     assert kept.images == asked.images
     rows(81).to_csv(folder / "train.csv", index=False)
-    with pytest.raises(ConfigError, match="dataset must have the images that the run began with"):
+    with pytest.raises(ConfigError, match="dataset must have the rows that the run began with"):
         recipe.with_images(asked, data.read(asked))  # type: ignore[arg-type]
 
 
@@ -125,6 +126,10 @@ def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> Non
         "columns not used: by",
     )
     assert dataset.train["targets"][:, 0] == pytest.approx(dataset.train.images[:, 8, 8, 0])
+    with pytest.raises(ConfigError, match=r"augment must be none, .* for regression, which has no labels to mix"):
+        resolved({**USUAL, **values}, augment="mixup")
+    with pytest.raises(ConfigError, match="image_size must suit --model simple_cnn"):
+        resolved({**USUAL, **values}, image_size=2)
     streamed = data.read(replace(asked, stream=True))
     assert (streamed.digest, streamed.spec) == (dataset.digest, dataset.spec)
     more: dict[str, object] = {"strategy": "reproducible", "log_every": 1, "global_batch_size": 8, "val_share": 0.25}
@@ -172,6 +177,12 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
         ({"test.csv": None}, {"test_share": 0.99}, "test_share must leave something to learn from, got 0.99"),
         ({"train.csv": None}, {}, "dataset must have train.csv and test.csv, and .* has no train.csv"),
         ({}, {"val_share": 0.99}, "val_share must leave something to learn from, got 0.99, and there are 3"),
+        (
+            {"val.csv": "a,b,y\n1,2,3\n"},
+            {},
+            "dataset must give validation rows whose targets vary in .*val.csv: without",
+        ),
+        ({}, {"val_share": 0.1}, "val_share must give validation rows whose targets vary: without, they have no R2"),
         ({}, {"task": "classification"}, "task must learn the targets of table:.*, and classification learns labels"),
         ({}, {"model": "resnet"}, "model must be mlp or one of your own to learn the targets of rows of numbers"),
         ({}, {"augment": "crop"}, "augment is for images, and table:.* has features"),
@@ -202,6 +213,18 @@ def test_quotes_blank_lines_and_marks_of_editors_are_read(tmp_path: Path) -> Non
     assert dataset.spec.features == ("a, in m",)
     assert dataset.train.inputs.tolist() == [[1.0], [pytest.approx(1e-3)]]
     assert dataset.test["targets"].tolist() == [[1.0]]
+
+
+def test_a_model_of_rows_without_names_answers_for_columns_by_their_numbers(tmp_path: Path) -> None:
+    spec = replace(data.spec(resolved({**USUAL, "dataset": "digits", "model": "simple_cnn", "target": ()})), length=2)
+    path = tmp_path / "rows.csv"
+    path.write_text("1,0\n5,6\n")
+    assert tables.features_of(path, spec).tolist() == [[6, 5]]
+    path.write_text("5,6\n7,8\n")
+    with pytest.raises(ConfigError, match=r"a table must have the column 0, and .*rows.csv has not"):
+        tables.features_of(path, spec)
+    with pytest.raises(ConfigError, match=r"is a folder, and the model takes CSV files"):
+        tables.features_of(tmp_path, spec)
 
 
 def test_one_row_of_a_test_has_no_r2_and_the_run_ends_all_the_same(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cifar_ray.config import cells, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Split, arrays
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import digest, resolved, train_here
@@ -176,10 +177,18 @@ def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
     assert runfile.merge(TrainConfig(), {"dataset": "masks:x"}).model == "unet"
     assert runfile.merge(TrainConfig(), {"dataset": "masks:x", "model": "resnet"}).model == "resnet"
     assert runfile.from_mapping({"dataset": "masks:x"}).model == "unet"
+    assert runfile.merge(runfile.from_mapping({"epochs": 3}), {"dataset": "masks:x"}).model == "unet"
+    assert runfile.merge(runfile.from_mapping({"model": "segnet"}), {"dataset": "masks:x"}).model == "segnet"
     sweep = SweepConfig("s", train={"dataset": "masks:x", "unet": {"width": 3}}, grid=[{"lr": [0.1]}])  # type: ignore[arg-type]
     (cell,) = cells.cells(sweep, [{"lr": 0.1}])
     assert cell.config is not None
     assert (cell.config.model, cell.config.unet.width) == ("unet", 3)
+
+
+@pytest.mark.parametrize("targets", [np.zeros(4), np.full((4, 2), np.nan), np.zeros((4, 2), np.float32)])
+def test_targets_of_a_task_of_ones_own_are_not_standardised(targets: np.ndarray) -> None:
+    split = Split({"features": np.eye(4, dtype=np.float32), "targets": targets})
+    assert arrays.facts_of(split, split, 2).target_mean == ()
 
 
 def test_an_evaluation_of_rows_keeps_no_pictures_of_mistakes(tmp_path: Path) -> None:

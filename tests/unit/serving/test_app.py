@@ -285,6 +285,9 @@ def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
     many = json.dumps([{"age": number, "bmi": 1} for number in range(70)]).encode()
     _, said, _ = asyncio.run(asked(of_rows, many))
     assert [row["values"]["y"] for row in said] == list(range(1, 71))
+    large = json.dumps([{"age": 1, "bmi": 1}, {"age": 3e38, "bmi": 3e38}]).encode()
+    sentence = "cannot answer for row 2: its numbers are too large for the model"
+    assert asyncio.run(asked(of_rows, large))[:2] == (400, {"error": sentence})
 
 
 @pytest.mark.parametrize(
@@ -298,6 +301,8 @@ def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
         (b'{"age": true, "bmi": 2}', "it must have a finite number as age, and row 1 has True"),
         (b'{"age": NaN, "bmi": 2}', "it must have a finite number as age, and row 1 has nan"),
         (b'{"age": 1e39, "bmi": 2}', "it must have a finite number as age, and row 1 has 1e+39"),
+        (b'{"age": 1' + b"0" * 400 + b', "bmi": 2}', "it must have a finite number as age, and row 1 has inf"),
+        (b"[" * 100_000, "it must be JSON"),
         (json.dumps([{}] * 10_001).encode(), "it must have 1 to 10,000 rows, and has 10,001"),
     ],
 )
