@@ -124,8 +124,8 @@ def share_note(config: TrainConfig, asked: TrainConfig) -> str:
     if config.val_share is None or asked.val_share is not None:
         return ""
     return (
-        f"note: {config.val_share:.0%} of the training images are kept for validation, since something is chosen "
-        "(--val-share sets the share)"
+        f"note: {config.val_share:.0%} of the training {tasks.spec(config).unit} are kept for validation, since "
+        "something is chosen (--val-share sets the share)"
     )
 
 
@@ -195,9 +195,9 @@ def _global_batch(config: TrainConfig) -> int:
         example = max(images // ways, 1)
         raise ConfigError(
             "global_batch_size",
-            f"must be given where its default of {images} images cannot be shared equally by {config.world_size} "
-            f"workers x {config.accumulate} micro-batches, such as --global-batch-size {example * ways} or "
-            f"--batch-size {example}",
+            f"must be given where its default of {images} {tasks.spec(config).unit} cannot be shared equally by "
+            f"{config.world_size} workers x {config.accumulate} micro-batches, such as --global-batch-size "
+            f"{example * ways} or --batch-size {example}",
         )
     return images
 
