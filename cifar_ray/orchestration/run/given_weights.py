@@ -77,16 +77,13 @@ def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
     """The tokenizer of the run whose weights a run of texts starts from; empty of other data.
 
     Raises:
-        ConfigError: when the run has other options of texts, or has read its texts by another tokenizer already, as
-            those of a sweep have.
+        ConfigError: when the run has other options of texts.
     """
     if not theirs.encoding or data.spec(config).inputs != "tokens":
         return ""
     if theirs.config.text != config.text:
         rule = "must be those of a run with the same --text options, whose tokenizer is taken"
         raise ConfigError("weights", f"{rule}; {config.weights} has {theirs.config.text}")
-    if config.images.digest not in (None, theirs.config.images.digest):
-        raise ConfigError("weights", f"must be of a run on the same texts in a sweep; {config.weights} has others")
     return theirs.encoding
 
 

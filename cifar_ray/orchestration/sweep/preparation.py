@@ -62,7 +62,7 @@ class Preparation:
 
     def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
         """Read the weights that trials start from, whose configs then have their digests, or no config is left."""
-        self.weights |= shared_weights.find(trials, store, self._board.line, self._weights)
+        self.weights |= shared_weights.find(trials, store, self._board.line, self.datasets, self._weights)
 
     def place(self, trials: Sequence[PlannedTrial]) -> None:
         """Decide the device of trials; those that the cluster has no room for lose their config and get a reason."""

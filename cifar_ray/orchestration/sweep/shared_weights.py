@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import Dataset
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 
@@ -16,6 +17,7 @@ def find(
     trials: Sequence[PlannedTrial],
     store: str,
     note: Callable[[str], None],
+    datasets: Mapping[str, Dataset],
     known: dict[Any, ResolvedConfig | ConfigError],
 ) -> dict[str, bytes]:
     """Read the weights of every trial that has not begun; its config then has their digest.
@@ -26,6 +28,7 @@ def find(
         trials: to be changed in place.
         store: as for :func:`given_weights.find`.
         note: as for :func:`given_weights.find`.
+        datasets: those of the trials, which have been read, by ``dataset_key``; texts by a tokenizer of their own.
         known: what earlier calls have found, which is extended.
 
     Returns:
@@ -38,7 +41,10 @@ def find(
         which = _kind(trial.config)
         if which not in known:
             try:
-                read, content, _ = given_weights.find(trial.config, store, note)
+                read, content, encoding = given_weights.find(trial.config, store, note)
+                if encoding and encoding != datasets[trial.config.dataset_key].encoding:
+                    rule = "must be of a run with the same training texts in a sweep, whose runs share a tokenizer"
+                    raise ConfigError("weights", f"{rule}; {trial.config.weights} has others")
                 known[which], contents[str(read.weights_digest)] = read, content
             except ConfigError as error:
                 known[which] = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
+from cifar_ray.orchestration.sweep import shared_weights
 from cifar_ray.training import recipe
 
 
@@ -51,7 +53,24 @@ def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path
     with pytest.raises(ConfigError, match="weights must be those of a run with the same --text options, whose tok"):
         given_weights._encoding(other, theirs)
     read = recipe.with_images(config, data.read(config))
-    with pytest.raises(ConfigError, match="weights must be of a run on the same texts in a sweep; None has others"):
-        given_weights._encoding(read, theirs)
-    theirs.config = read
-    assert given_weights._encoding(read, theirs) == "their tokenizer"
+    assert given_weights._encoding(read, theirs) == "their tokenizer"  # of a run that begins again, on other texts
+
+
+@pytest.mark.parametrize("tokenizer", ["theirs", "another"])
+def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
+    tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = recipe.resolve(TrainConfig(weights="first"))
+    found = dataclasses.replace(config, weights_digest="digest")
+    monkeypatch.setattr(given_weights, "find", lambda *_: (found, b"weights", "theirs"))
+    trial: Any = SimpleNamespace(config=config, folder=None, reason="")
+    datasets: Any = {config.dataset_key: SimpleNamespace(encoding=tokenizer)}
+    contents = shared_weights.find([trial], "store", print, datasets, {})
+    if tokenizer == "theirs":
+        assert (contents, trial.config, trial.reason) == ({"digest": b"weights"}, found, "")
+    else:
+        assert (contents, trial.config) == ({}, None)
+        assert trial.reason == (
+            "weights must be of a run with the same training texts in a sweep, whose runs share a tokenizer; first has "
+            "others"
+        )
