@@ -110,6 +110,7 @@ def load(config: TrainConfig, root: Path, encoding: str = "") -> Dataset:
         rows, longer = tokens.encode(encoding, part.texts, length)
         splits[name] = Split({"tokens": rows, "labels": part.labels})
         cut += longer
+    listing.cache_clear()  # texts as strings take more memory than their tokens
     train, test, val = splits["train"], splits["test"], splits.get("val")
     facts = arrays.facts_of(train, test, len(found.classes), val)
     digest = hashlib.sha256(f"{facts.digest} {encoding}".encode()).hexdigest()[:16]

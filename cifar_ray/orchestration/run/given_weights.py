@@ -10,7 +10,7 @@ from torch import Tensor
 from cifar_ray import data, models
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, brief, one_of, suggestion
-from cifar_ray.config.option import library_of
+from cifar_ray.config.option import TEXT, library_of
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.datasets import CONSTANTS
@@ -55,6 +55,11 @@ def _read(
 ) -> tuple[ResolvedConfig, dict[str, Tensor], str]:
     text, model = str(config.weights), config.model
     if path := files.existing("weights", text):
+        if config.dataset.startswith(TEXT):
+            note(
+                f"weights of {path}: a file has no tokenizer; unless they were trained on the same texts, this run's "
+                "gives words other numbers than they know"
+            )
         return replace(config, weights=str(path)), initial_weights.read(path), ""
     known = libraries.weights(model) if library_of(model) else ()
     if text in known:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from cifar_ray import data
+from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
@@ -53,6 +54,11 @@ def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path
     with pytest.raises(ConfigError, match="weights must be those of a run with the same --text options, whose tok"):
         given_weights._encoding(other, theirs)
     read = recipe.with_images(config, data.read(config))
+    torch.save(models.build(read, data.spec(read)).state_dict(), tmp_path / "mine.pt")
+    notes: list[str] = []
+    found = given_weights.find(dataclasses.replace(config, weights=f"{tmp_path}/mine.pt"), "", notes.append)
+    assert (found[2], len(notes)) == ("", 2)
+    assert notes[0].startswith(f"weights of {tmp_path}/mine.pt: a file has no tokenizer; unless ")
     assert given_weights._encoding(read, theirs) == "their tokenizer"  # of a run that begins again, on other texts
 
 

@@ -14,7 +14,7 @@ from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import order, tokens
+from cifar_ray.data import order, texts, tokens
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.tracking import mistakes
 from cifar_ray.training import checkpoint, predictor, recipe
@@ -131,6 +131,7 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     asked = resolved(usual, text={"vocabulary": 400, "max_length": 12})
     dataset = data.read(asked)
     assert dataset.train.inputs.shape == (192, 12)
+    assert texts.listing.cache_info().currsize == 0
     sentence = dataset.contents("classes", tasks.spec(asked).unit)
     assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
     assert sentence.endswith(" texts longer than 12 tokens, cut there")
