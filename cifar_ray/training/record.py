@@ -33,6 +33,8 @@ def iteration(state: TrainingState, loss: Tensor, lr: float) -> Row:
         DivergedError: when a loss is not finite; on every rank alike, unless the strategy is asynchronous.
     """
     losses = state.strategy.losses(loss)
+    if state.strategy.synchronous and not state.strategy.may_pause:  # ranks have drifted apart: here they wait
+        state.clock.mark("communication")
     if not all(map(math.isfinite, losses)):
         raise DivergedError(state.step)
     metrics = {"train/loss": sum(losses) / len(losses), "train/lr": lr}

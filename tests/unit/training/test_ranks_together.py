@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, hardware, record, stopping
+from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import DivergedError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint
@@ -215,10 +217,35 @@ def test_one_ranks_loss_that_is_not_finite_ends_them_all() -> None:
 
 @pytest.mark.parametrize("seen", [[1.0, float("inf")], [float("nan"), 1.0]])
 def test_a_logged_loss_of_any_rank_that_is_not_finite_ends_the_run(seen: list[float]) -> None:
-    state: Any = SimpleNamespace(strategy=SimpleNamespace(losses=lambda loss: seen), step=3, history=[])
+    strategy = SimpleNamespace(losses=lambda loss: seen, synchronous=True, may_pause=True)
+    state: Any = SimpleNamespace(strategy=strategy, step=3, history=[])
     with pytest.raises(DivergedError, match="at step 3;"):
         record.iteration(state, torch.tensor(1.0), 0.1)
     assert state.history == []
+
+
+@pytest.mark.parametrize(("may_pause", "parts"), [(True, {}), (False, {"communication": 3.0})])
+def test_a_wait_for_losses_is_communication_where_ranks_have_drifted_apart(
+    may_pause: bool, parts: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+
+    def losses(loss: torch.Tensor) -> list[float]:
+        nonlocal now
+        now += 3.0
+        return [1.0, 2.0]
+
+    clock = Clock(torch.device("cpu"), 0.0)
+    strategy = SimpleNamespace(losses=losses, synchronous=True, may_pause=may_pause)
+    state: Any = SimpleNamespace(strategy=strategy, step=3, history=[], clock=clock)
+    clock.start()
+    clock.lap()  # the first does not count
+    record.iteration(state, torch.tensor(1.0), 0.1)
+    clock.lap()
+    clock.stop()
+    assert clock.iterations()["iteration_mean_s"] == 3
+    assert clock.parts() == parts
 
 
 @pytest.mark.parametrize(
