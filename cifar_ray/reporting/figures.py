@@ -13,7 +13,7 @@ from cifar_ray import tasks
 from cifar_ray.config.phases import PHASES
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import BOUND_SHARE, LOAD, Trial
+from cifar_ray.tracking.study import BOUND_SHARE, BOUND_TAG, LOAD, Trial
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""
@@ -171,6 +171,12 @@ def _not_split_ms(trial: Trial) -> float | None:
     return max(rest, 0.0) * 1000 if rest >= -_ROUNDING else None
 
 
+def _bound_percent(trial: Trial) -> float | None:
+    """What the bound costs; None where nothing is known of the whole run, though an earlier process may have told."""
+    unknown = trial.changed or trial.tags.get(BOUND_TAG, "").startswith("not enough evidence")
+    return None if unknown else metric(BOUND_SHARE, 100.0)(trial)
+
+
 def _load(trial: Trial, device: str) -> float | None:
     """Mean load in percent of the samples between the first and the last record of the training."""
     times = [point.timestamp_ms for name in ("train/loss", "epoch_s") for point in trial.history.get(name, ())]
@@ -234,7 +240,7 @@ PARTS = tuple(
 BOUND_COST = Figure(
     "bound_percent",
     "Costs (% of training)",
-    lambda trial: None if trial.changed else metric(BOUND_SHARE, 100.0)(trial),
+    _bound_percent,
     " %",
     0,
 )
