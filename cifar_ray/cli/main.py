@@ -325,7 +325,7 @@ COMMANDS: cluster.Commands = {
     "models": (models.show, ModelsCommand, "list the models of this package, torchvision and timm"),
     "strategies": (strategies, StrategiesCommand, "list the ways of keeping replicas in step, and what each costs"),
     "evaluate": (evaluate, EvaluateCommand, "evaluate a run's model on every test image"),
-    "predict": (predictions.show, PredictCommand, "classify image files with a run's model"),
+    "predict": (predictions.show, PredictCommand, "answer for images, texts or rows with a run's model"),
     "ui": (ui, UiCommand, "open MLflow's pages on the runs"),
     "doctor": (doctor, DoctorCommand, "look at what this machine offers, and what would stop a run"),
     **cluster.COMMANDS,

@@ -43,7 +43,7 @@ class OfModel:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand(ResultAsJson, TrainConfig):
-    """Train one image classifier on one topology, and record it in MLflow."""
+    """Train one model on one topology, and record it in MLflow."""
 
     USUAL = (
         "dataset",

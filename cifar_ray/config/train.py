@@ -31,7 +31,7 @@ from cifar_ray.training.options import Batch, Optimisation, OptimizerText, Sched
 @plainly
 @dataclass(frozen=True, config=STRICT)
 class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Model, Task, Data):
-    """Train one image classifier on one topology."""
+    """Train one model on one topology."""
 
     # What a person may choose is declared by its owners, which are listed from the last section to the first.
 

@@ -85,6 +85,7 @@ def provide(
     Raises:
         ConfigError: when an image cannot be read, the folder cannot be written, or there is no room.
     """
+    name = os.fsencode(name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
     home = folder(config.data_dir) / "folders"
     kept = home / f"{name}-{key}"
     try:

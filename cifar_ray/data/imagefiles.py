@@ -143,6 +143,16 @@ def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:
     return torch.from_numpy(to_model_size(spec, np.stack([np.asarray(image) for image in pixels])))
 
 
+def square(path: Path, side: int) -> np.ndarray:
+    """The image of a file as :func:`cropped` makes it.
+
+    Raises:
+        ConfigError: naming the file, as :func:`named`.
+    """
+    with named(path):
+        return cropped(read(path, side), side)
+
+
 def cropped(image: Image.Image, side: int) -> np.ndarray:
     """The centre of an image whose shorter side has been resized to ``side``: uint8, (side, side, 3)."""
     return np.asarray(ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR))

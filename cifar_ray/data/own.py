@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,9 +124,8 @@ def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset
         marks = (map(_mark, listed) for listed in listing.parts.values())
         how = f"{root} {config.ignore_value}" if config.dataset.startswith(MASKS) else str(root)
         key = decoded.key(config.image_size, how, listing.classes, marks)
-    name = os.fsencode(root.name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
     parts = {part: _part(listed, config, len(listing.classes)) for part, listed in listing.parts.items()}
-    made = decoded.provide(config, name, key, parts, listing.classes, progress)
+    made = decoded.provide(config, root.name, key, parts, listing.classes, progress)
     coco.forget()
     return dataclasses.replace(made, left_out=listing.left_out)
 
@@ -164,9 +162,5 @@ def _part(listed: folders.Files, config: TrainConfig, classes: int) -> decoded.P
             np.broadcast_to(np.uint8(0), (len(listed), side, side)), lambda row: pair(*map(str, listed[row]))
         )
 
-    def image(row: int) -> np.ndarray:
-        path = Path(listed[row][0])
-        with imagefiles.named(path):
-            return imagefiles.cropped(imagefiles.read(path, side), side)
-
-    return decoded.Part(np.array([label for _, label in listed], dtype=np.int64), image)
+    labels = np.array([label for _, label in listed], dtype=np.int64)
+    return decoded.Part(labels, lambda row: imagefiles.square(Path(listed[row][0]), side))

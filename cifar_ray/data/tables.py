@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,8 +116,7 @@ def load(config: TrainConfig, root: Path, progress: decoded.Progress) -> Dataset
     marks = (_marks(rows) for rows in table.parts.values())
     key = decoded.key(config.image_size, str(root), table.targets, marks)
     parts = {name: _part(rows, config.image_size) for name, rows in table.parts.items()}
-    name = os.fsencode(root.name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
-    made = decoded.provide(config, name, key, parts, table.targets, progress)
+    made = decoded.provide(config, root.name, key, parts, table.targets, progress)
     return replace(made, left_out=table.left_out)
 
 
@@ -127,12 +125,7 @@ def _marks(rows: Rows) -> list[bytes]:
 
 
 def _part(rows: Rows, side: int) -> decoded.Part:
-    def image(row: int) -> np.ndarray:
-        path = Path(str(rows.inputs[row]))
-        with imagefiles.named(path):
-            return imagefiles.cropped(imagefiles.read(path, side), side)
-
-    return decoded.Part(rows.targets, image)
+    return decoded.Part(rows.targets, lambda row: imagefiles.square(Path(str(rows.inputs[row])), side))
 
 
 def _dataset(config: TrainConfig, table: Table) -> Dataset:
