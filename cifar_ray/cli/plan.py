@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.cli import early, output
-from cifar_ray.config import command_line, errors, limits, schema
+from cifar_ray.config import command_line, errors, limits, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.plan_command import PlanCommand
 from cifar_ray.config.topology import Topology
@@ -162,5 +162,11 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
     test_images = int(trial.params.get("test_images", "0") or 0)
     evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
     return Work(
-        config.global_batch_size, config.accumulate, data.steps_per_epoch(config), config.epochs, sent, evaluated
+        config.global_batch_size,
+        config.accumulate,
+        data.steps_per_epoch(config),
+        config.epochs,
+        sent,
+        evaluated,
+        measured.sent(runfile.params(config)),
     )

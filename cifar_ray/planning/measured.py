@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cifar_ray.config import option, runfile
@@ -14,7 +14,11 @@ from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _PARTS = ("data", "forward", "backward", "optimizer")
-_KIND = ("model", "dataset", "precision", "device", "compile", *option.names_for(TrainConfig, "model"))
+_KIND = (
+    *("model", "dataset", "augment", "optimizer", "freeze", "precision", "device", "compile"),
+    *option.names_for(TrainConfig, "model"),
+)
+_SENT = ("ddp.bucket_cap_mb", "ddp.comm_hook", "local_sgd.sync_every")
 _FARTHEST = 2.0
 """Up to which multiple of what was measured a straight line is drawn on."""
 _P95 = 1.645  # standard deviations from a normal distribution's median to its 95th percentile
@@ -42,6 +46,7 @@ class Sample:
         checkpoint: of an epoch.
         once: of a run, everything that is in no epoch: start-up, data, the end.
         memory_mib: the largest worker's peak.
+        sent: what its strategy sends, as :func:`sent` has them.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Sample:
     checkpoint: float
     once: float
     memory_mib: float
+    sent: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -163,14 +169,14 @@ class Measured:
         return Span.of([sample.checkpoint for sample in self.samples])
 
     def once(self, nodes: int) -> Span:
-        """Seconds of a run in no epoch, by its nodes: a line through the runs that does not fall."""
+        """Seconds of a run in no epoch, by its nodes: a line through the runs that does not fall, nor below zero."""
         counts = [sample.nodes for sample in self.samples]
         times = [sample.once for sample in self.samples]
         mean_count, mean = _mean(counts), _mean(times)
         spread = sum((count - mean_count) ** 2 for count in counts)
         slope = sum((count - mean_count) * (time - mean) for count, time in zip(counts, times)) / (spread or 1)
         mid = mean + max(slope, 0.0) * (nodes - mean_count)
-        return Span(mid + min(times) - mean, mid, mid + max(times) - mean)
+        return Span(*(max(mid + time - mean, 0.0) for time in (min(times), mean, max(times))))
 
     def memory_mib(self, images: int, workers: int) -> float | None:
         """A worker's peak with so many images in a micro-batch; the next larger run's, None where there is none."""
@@ -215,6 +221,12 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
     measured = Measured(tuple(map(_sample, usable)), usable[0].tags.get(HARDWARE_TAG, ""), device, fixed)
     left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
     return measured, usable[0], left
+
+
+def sent(params: Mapping[str, str]) -> tuple[str, ...]:
+    """The options that tell what a strategy sends, of the parameters of a run, each as ``name=value``."""
+    values = {name: params.get(runfile.parameter(name)) for name in _SENT}
+    return tuple(f"{name}={value}" for name, value in values.items() if value)
 
 
 def faster(measured: Measured, speed: float) -> Measured:
@@ -268,6 +280,7 @@ def _sample(trial: Trial) -> Sample:
         checkpoint=metrics.get("time/checkpoint_s", 0.0) / epochs,
         once=once,
         memory_mib=metrics.get("peak_memory_mib", 0.0),
+        sent=sent(trial.params),
     )
 
 

@@ -30,6 +30,7 @@ class Work:
         epochs: in all.
         exchange: how gradients are exchanged.
         evaluated: images of an evaluation, as a multiple of the runs'.
+        sent: what the strategy sends, as :func:`cifar_ray.planning.measured.sent` has them.
     """
 
     global_batch_size: int
@@ -38,6 +39,7 @@ class Work:
     epochs: int
     exchange: Exchange
     evaluated: float = 1.0
+    sent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
 def _is_same(sample: Sample, topology: Topology, images: int, work: Work) -> bool:
     """Whether a run did what is planned; over which link it did, it has not recorded."""
     same = (sample.nodes, sample.workers) == (topology.nodes, topology.workers_per_node)
-    alike = sample.world_size == 1 or sample.strategy == work.exchange.strategy
+    alike = sample.world_size == 1 or (sample.strategy, sample.sent) == (work.exchange.strategy, work.sent)
     return same and alike and (sample.images, sample.micro_batches) == (images, work.micro_batches)
 
 

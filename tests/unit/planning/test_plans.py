@@ -124,6 +124,8 @@ def test_start_up_follows_the_nodes_where_runs_tell() -> None:
     assert starts == pytest.approx({"1x1": 20.0, "2x1": 26.0, "4x1": 38.0})
     falling = runs(sample(64), sample(16), sample(32, nodes=2, strategy="all_reduce", once=14.0))
     assert planned("4x1", on=falling).rows[0].parts["start-up"] == pytest.approx(18.0)
+    steep = [sample(64, nodes=nodes, strategy="all_reduce", once=once) for nodes, once in ((2, 10.0), (4, 40.0))]
+    assert planned("1x1", on=runs(*steep)).rows[0].parts["start-up"] == 0  # the line is at -5 there
 
 
 @pytest.mark.parametrize(("workers", "exact"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (4, 1.0294), (16, 1.7660)])
@@ -232,6 +234,16 @@ def test_runs_of_several_models_or_machines_are_not_mixed() -> None:
     machines = study(recorded(), recorded(seed=1, tags={"cifar_ray.hardware": "another"}))
     with pytest.raises(ConfigError, match="hardware is a processor in some, another in others"):
         measured.of_study(machines)
+    work_differs = study(recorded(params={"augment": "crop"}), recorded(seed=1, params={"augment": "none"}))
+    with pytest.raises(ConfigError, match="augment is crop in some, none in others"):
+        measured.of_study(work_differs)
+
+
+def test_a_measured_step_beside_a_row_is_that_of_runs_with_the_same_buckets() -> None:
+    usual, small = (measured.sent({"bucket_cap_mb": size, "comm_hook": "none"}) for size in ("25.0", "1.0"))
+    shared = [sample(32, nodes=2, sent=of, iteration=took) for of, took in ((usual, 0.5), (small, 0.9))]
+    asked = replace(work(strategy="ddp"), sent=usual)
+    assert planned("2x1", of=asked, on=runs(sample(64), sample(32), *shared)).rows[0].measured_s == 0.5
 
 
 def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_limit() -> None:
