@@ -136,16 +136,17 @@ _OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",), "convolution
 def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
-    if config.class_weights != "none" and (is_own(config.task) or task.spec.names != "classes"):
-        raise ConfigError(
-            "class_weights", f"is for image classification, and the task is {config.task or task.spec.name}"
-        )
+    has_classes = task.spec.names == "classes"
+    if config.class_weights != "none" and (is_own(config.task) or not has_classes):
+        raise ConfigError("class_weights", f"is for tasks of classes, and the task is {config.task or task.spec.name}")
+    if config.label_smoothing and not (is_own(config.task) or has_classes):
+        raise ConfigError("label_smoothing", f"is for tasks of classes, and the task is {task.spec.name}")
     if spec.inputs != "images":
         if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
             raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
         return "none"
     usual = "crop_flip" if spec.flip else "crop"
-    chosen = config.augment or (usual if task.spec.names == "classes" else "none")
+    chosen = config.augment or (usual if has_classes else "none")
     names = typing.get_args(AugmentName)
     if chosen == "crop_flip" and not spec.flip:
         others = errors.one_of([name for name in names if name != "crop_flip"])

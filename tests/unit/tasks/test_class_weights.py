@@ -111,7 +111,7 @@ def test_a_run_without_weights_is_written_as_before() -> None:
         ({"augment": "cutmix"}, "class_weights must be left out with --augment cutmix"),
         (
             {"task": "examples.own_task:Ink", "dataset": "examples.own_task:load"},
-            "class_weights is for image classification, and the task is examples.own_task:Ink",
+            "class_weights is for tasks of classes, and the task is examples.own_task:Ink",
         ),
     ],
 )

@@ -203,7 +203,8 @@ def wide(features: int, classes: int) -> nn.Module:
             "model must be mlp or one of your own to learn the targets of rows of numbers",
         ),
         ({"model": f"{OWN}:wide", "mlp": {}}, r"model must give float logits \(B, 2\).*gives shape \(2, 3\)"),
-        ({"class_weights": "balanced"}, "class_weights is for image classification, and the task is regression"),
+        ({"class_weights": "balanced"}, "class_weights is for tasks of classes, and the task is regression"),
+        ({"label_smoothing": 0.1}, "label_smoothing is for tasks of classes, and the task is regression"),
         ({"dataset": f"{OWN}:images"}, "model must be .* or one of your own to learn the targets of whole images"),
     ],
 )
