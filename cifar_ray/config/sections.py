@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors, torchvision_sets
@@ -272,9 +272,9 @@ class Placement:
 class ProfileOptions:
     """A look inside some steps."""
 
-    steps: Count | None = option(None, weights=False)
-    """Steps to profile on every rank, once the run has warmed up: a trace per rank for ui.perfetto.dev, and a table of
-    operators. Figures of times leave these steps out."""
+    steps: Annotated[Count, Field(le=100)] | None = option(None, weights=False)
+    """Steps to profile on every rank, 100 at most, once the run has warmed up: a trace per rank for ui.perfetto.dev,
+    and a table of operators. Figures of times leave these steps out."""
 
 
 @dataclasses.dataclass(frozen=True)

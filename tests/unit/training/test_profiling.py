@@ -63,6 +63,7 @@ def test_the_profiled_steps_are_in_one_epoch_after_the_first_step(
     ("wanted", "epochs", "sentence"),
     [
         (0, 1, "must be at least 1, got 0"),
+        (101, 1, "must be at most 100, got 101"),
         (12, 2, "must be at most 10 here: an epoch has 11 steps, and those before the profiled ones warm up, got 12"),
         (10, 1, "must be at most 9 here: an epoch has 11 steps, and those before the profiled ones warm up, got 10"),
     ],
