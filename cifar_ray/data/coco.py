@@ -28,7 +28,7 @@ BACKGROUND = "background"
 
 _FARTHEST = 100_000.0  # pixels; pycocotools walks along an outline pixel by pixel
 
-_Side = Annotated[int, Field(gt=0)]
+_Side = Annotated[int, Field(gt=0, le=65_535)]  # pixels; a JPEG file has no more
 _Position = Annotated[float, Field(ge=-_FARTHEST, le=_FARTHEST, allow_inf_nan=False)]
 _Outline = Annotated[list[_Position], Field(min_length=6)]
 

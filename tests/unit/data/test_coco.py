@@ -213,6 +213,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         f"must have masks as large as their images, and {TRAIN} has {{size}} pixels, "
         "{root}/train2017/000000000001.png 5x4",
     ),
+    "image of no size that there is": (
+        change("train", lambda content: content["images"][0].update(width=10**9, height=10**9)),
+        f"must be in COCO's format, and {TRAIN} is not: images.0.width: Input should be less than or equal to 65535",
+    ),
     "missing image": (
         lambda root: (root / "val2017" / "000000000003.png").unlink(),
         "must have every image that its annotations name, and there is no {root}/val2017/000000000003.png",
