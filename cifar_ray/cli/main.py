@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
-from cifar_ray.cli import cluster, early, explain, models, output, plan, predictions
+from cifar_ray.cli import cluster, comparison, early, explain, models, output, plan, predictions
 from cifar_ray.config import command_line, errors, files, flags, limits, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
@@ -222,38 +222,6 @@ def export(command: ExportCommand) -> int:
     return 0
 
 
-def compare(command: CompareCommand) -> int:
-    """``cifar-ray compare``."""
-    if command.max_slowdown is not None:
-        return _guard(command, command.max_slowdown)
-    cost.checked(command.price)
-    early.check_runs(command.runs, command.tracking_uri)
-    from cifar_ray.reporting import compare as side_by_side
-    from cifar_ray.reporting import data
-
-    with output.progress(command.json), early.loading("loading MLflow"):
-        import cifar_ray.tracking.reading  # noqa: F401
-    others = ("runs", "json", "max_slowdown")
-    options = {name: value for name, value in vars(command).items() if name not in others}
-    comparison = side_by_side.compare(*command.runs, **options)
-    if command.json:
-        output.show(data.whole(comparison), as_json=True)
-    else:
-        print(comparison)
-    return 0
-
-
-def _guard(command: CompareCommand, max_slowdown: float) -> int:
-    """``cifar-ray compare --max-slowdown``."""
-    sides = early.sides(command)
-    with output.progress(command.json), early.loading("loading MLflow"):
-        from cifar_ray.reporting.slowdown import slowdown
-
-        told = slowdown(sides, max_slowdown, command.tracking_uri)
-    output.show(told, command.json, lambda: print(told))
-    return told.status
-
-
 def evaluate(command: EvaluateCommand) -> int:
     """``cifar-ray evaluate``."""
     early.check_runs([command.run], command.tracking_uri)
@@ -318,7 +286,7 @@ COMMANDS: cluster.Commands = {
     "report": (report, ReportCommand, "write the results of sweeps or runs as a page, tables and charts"),
     "export": (export, ExportCommand, "write a sweep with its runs as one file"),
     "runs": (runs, RunsCommand, "list the runs and sweeps that MLflow has"),
-    "compare": (compare, CompareCommand, "show what differs between runs, and their results"),
+    "compare": (comparison.show, CompareCommand, "show what differs between runs, and their results"),
     "explain": (explain.show, ExplainCommand, "say what bounds a run: a slow rank, its data, the network"),
     "plan": (plan.show, PlanCommand, "say what a training would take on other machines"),
     "delete": (delete, DeleteCommand, "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
