@@ -34,6 +34,7 @@ __all__ = [
     "build",
     "column",
     "from_mapping",
+    "has_optional",
     "measured_on",
     "of",
     "recorded",
@@ -97,6 +98,11 @@ def spec(config: TrainConfig) -> TaskSpec:
         return facts
     figures = (dataclasses.replace(each, meaning=each.meaning.replace("images", unit)) for each in facts.figures)
     return dataclasses.replace(facts, unit=unit, figures=tuple(figures))
+
+
+def has_optional(task: TaskSpec, names: int) -> bool:
+    """Whether evaluations have the task's optional figures, where a model gives so many numbers for a sample."""
+    return task.name != USUAL.name or names > classification.MANY
 
 
 def to_record(task: TaskSpec) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import choosing, classification
+from cifar_ray.tasks import choosing
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.tracking.store import Client
@@ -202,7 +202,7 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
     if config.is_search and len({run.choose_by for run in runs}) > 1:
         raise ConfigError("choose_by", "must be the same in all runs of a search, here val and test")
     if goal := goal_of(config, runs):
-        has_optional = goal.task != tasks.USUAL or any(data.spec(run).num_classes > classification.MANY for run in runs)
+        has_optional = any(tasks.has_optional(goal.task, data.spec(run).num_classes) for run in runs)
         check_goal(goal, config, choosing.measured(runs[0]), has_optional)
     if config.scheduler == "none":
         return

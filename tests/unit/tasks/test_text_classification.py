@@ -167,3 +167,10 @@ def test_options_of_texts_are_for_texts() -> None:
         ConfigError, match=r"text.max_length is for --dataset text:PATH only, and the dataset is digits"
     ):
         resolved({}, dataset="digits", text={"max_length": 9})
+
+
+def test_top_five_of_two_classes_is_no_figure(usual: dict[str, object]) -> None:
+    asked = resolved(usual)
+    task = tasks.spec(asked)
+    assert task.unit == "texts"
+    assert [tasks.has_optional(task, classes) for classes in (2, 21)] == [False, True]
