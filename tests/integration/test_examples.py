@@ -23,6 +23,8 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
+from examples.segmentation import make_masks
+from examples.text import make_texts
 from tests.support import stores
 from tests.support.helpers import png
 from tests.support.person import Person
@@ -43,7 +45,11 @@ def test_a_file_is_a_run_that_can_be_started(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
-def test_a_file_is_a_sweep_whose_cells_can_be(file: Path) -> None:
+def test_a_file_is_a_sweep_whose_cells_can_be(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if file.stem == "tasks":
+        make_masks.make(Path("digits_masks"), 200)
+        make_texts.make(Path("reviews"), 200)
     sweep = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(file), {}, str(file)))
     cells = cells_of(sweep, sweeps.combinations(sweep))
     assert len(cells) > 1
