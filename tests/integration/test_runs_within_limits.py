@@ -52,11 +52,11 @@ def test_a_run_stops_at_its_limit_and_comes_to_the_same_weights_with_a_larger_on
 def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_with_a_larger_limit(
     person: Person,
 ) -> None:
-    """10,000 epochs are expected to take 10,000 times what one has taken; its patience ends the run long before."""
-    words = ["sweep", *SHORT, "--name", "grid", "--grid", "epochs=1,10000", "--max-concurrent", "1", "--price", "3600"]
+    """100,000 epochs are expected to take 100,000 times what one has taken; its patience ends the run long before."""
+    words = ["sweep", *SHORT, "--name", "grid", "--grid", "epochs=1,100000", "--max-concurrent", "1", "--price", "3600"]
     done = person.succeeds(*words, "--lr", "1e-9", "--patience", "1", "--max-time", "30m")
     reason = r"expected to take \d+ h \d\d min, and \d+ min \d\d s of the sweep's --max-time 30m are left"
-    assert re.search(rf"^epochs10000 bs32 1x1 seed0: skipped, {reason}$", done.stdout, flags=re.MULTILINE), done.stdout
+    assert re.search(rf"^epochs100000 bs32 1x1 seed0: skipped, {reason}$", done.stdout, flags=re.MULTILINE), done.stdout
     assert "the limits have left 1 run; `cifar-ray sweep --resume grid` with a larger one goes on" in done.stdout
     assert re.search(r"^runs +1 finished, 1 skipped$", done.stdout, flags=re.MULTILINE)
     own = person.run_named("grid")
@@ -64,7 +64,7 @@ def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_wit
     assert own.data.metrics["cost/usd"] == person.run_named("epochs1 bs32 1x1 seed0").data.metrics["cost/usd"]
     _, cell = json.loads(person.artifact("grid", "cells.json").read_text())["cells"]
     assert (cell["state"], re.fullmatch(reason, cell["reason"]) is not None) == ("SKIPPED", True)
-    on = person.succeeds("sweep", "--resume", "grid", "--max-time", "10000h")
+    on = person.succeeds("sweep", "--resume", "grid", "--max-time", "100000h")
     assert re.search(r"^runs +2 finished$", on.stdout, flags=re.MULTILINE)
     assert re.search(r"^cost, all runs +[\d,.]+ USD$", on.stdout, flags=re.MULTILINE)
     assert person.run_named("grid").data.metrics["cost/usd"] > own.data.metrics["cost/usd"] + 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]  # of a busy machine it cannot be told
 
 ROOT = Path(__file__).parents[2]
 
