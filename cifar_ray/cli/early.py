@@ -76,6 +76,21 @@ def check_sweep(
         raise absent(uri, name)
 
 
+def check_studies(names: Sequence[str], tracking_uri: str | None) -> list[str]:
+    """Refuse names of sweeps or runs that the tracking store does not have; those of exported files are not looked up.
+
+    Returns:
+        The names that are looked for in the store.
+
+    Raises:
+        ConfigError: when one certainly is not there.
+    """
+    in_store = [name for name in names if not name.endswith(EXPORTED)]
+    for name in in_store:
+        check_sweep(name, tracking_uri, stores.no_such_name)
+    return in_store
+
+
 def sides(command: CompareCommand) -> list[tuple[str, list[str]]]:
     """The two sides that ``compare --max-slowdown`` is given: what each is called, and its sweeps, runs or files.
 
@@ -91,9 +106,7 @@ def sides(command: CompareCommand) -> list[tuple[str, list[str]]]:
     for side, names in both:
         if not all(names):
             raise ConfigError("", f"{brief(side)} must be names with a comma between two of them")
-        for name in names:
-            if not name.endswith(EXPORTED):
-                check_sweep(name, command.tracking_uri, stores.no_such_name)
+        check_studies(names, command.tracking_uri)
     return both
 
 

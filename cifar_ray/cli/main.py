@@ -152,9 +152,7 @@ def report(command: ReportCommand) -> int:
     latex.chart_width(command.style, command.width)
     if command.format == "files":
         files.folder("out", command.out)
-    in_store = [name for name in command.sweeps if not name.endswith(EXPORTED)]
-    for name in in_store:
-        early.check_sweep(name, command.tracking_uri, stores.no_such_name)
+    in_store = early.check_studies(command.sweeps, command.tracking_uri)
     from cifar_ray.reporting import data, papers
     from cifar_ray.reporting import report as reports
     from cifar_ray.reporting.words import spoken

@@ -20,9 +20,8 @@ from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import Means, Plan, Work
-from cifar_ray.reporting import EXPORTED, cost
+from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Trial
 
 if TYPE_CHECKING:  # imports torch
@@ -51,9 +50,7 @@ def show(command: PlanCommand) -> int:
     link, host = _link("link", command.link), _link("host", command.host)
     if command.budget is not None and price is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
-    in_store = [name for name in command.from_ if not name.endswith(EXPORTED)]
-    for name in in_store:
-        early.check_sweep(name, command.tracking_uri, stores.no_such_name)
+    in_store = early.check_studies(command.from_, command.tracking_uri)
     with output.progress(command.json), early.loading("loading PyTorch" + " and MLflow" * bool(in_store)):
         from cifar_ray.reporting import exported, report
         from cifar_ray.training import probe
