@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 
 from cifar_ray import tasks
+from cifar_ray.config import option
 from cifar_ray.display.run import Console, dollars
 from cifar_ray.tracking.listing import Listed
 
@@ -37,7 +37,6 @@ def _cells(run: Listed, is_named: bool, has_cost: bool) -> tuple[str, ...]:
         begun = "" if run.runs == run.planned else f"{run.runs} of "
         name = f"{name} (sweep of {begun}{run.planned} run{'s' * (run.planned != 1)})"
         state = f"{run.failed} of {run.planned} failed" if run.failed and state == "failed" else state
-    # The name of a folder of images is its whole path.
-    dataset = ", ".join(re.sub(r"^(folder|masks|coco):.*/", r"\1:", each) for each in run.dataset.split(", "))
+    dataset = ", ".join(map(option.short, run.dataset.split(", ")))
     started = f"{local:%Y-%m-%d %H:%M}"
     return started, state, dataset, run.model, run.topology, f"{score:>8}", f"{speed:>8}", *cost, name

@@ -27,9 +27,8 @@ TORCHVISION = "torchvision:"
 TABLE = "table:"
 """What precedes the path of a table in ``--dataset``: a CSV file, or a folder of some."""
 
-FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH = (
-    f"{kind}PATH" for kind in (FOLDER, MASKS, COCO, TEXT, TABLE)
-)
+_FILES = (FOLDER, MASKS, COCO, TEXT, TABLE)
+FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH = (f"{kind}PATH" for kind in _FILES)
 OWN, OF_TORCHVISION = "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
 
@@ -102,12 +101,17 @@ def is_function(name: str | None) -> bool:
 
 def is_folder(dataset: str) -> bool:
     """Whether a data set is files below a path."""
-    return dataset.startswith((FOLDER, MASKS, COCO, TEXT, TABLE))
+    return dataset.startswith(_FILES)
 
 
 def path_of(dataset: str) -> str:
     """The path of a data set that is files below one; of others, their name."""
     return dataset.partition(":")[2] if is_folder(dataset) else dataset
+
+
+def short(dataset: str) -> str:
+    """A data set without the folders that its path goes through: ``folder:flowers``."""
+    return f"{dataset.partition(':')[0]}:{path_of(dataset).rpartition('/')[2]}" if is_folder(dataset) else dataset
 
 
 def or_own(names: tuple[str, ...], *own: str) -> AfterValidator:
