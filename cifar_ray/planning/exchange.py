@@ -40,11 +40,6 @@ class Gradients:
         """Bytes of all."""
         return sum(self.sizes)
 
-    @classmethod
-    def evenly(cls, sizes: Sequence[int]) -> Gradients:
-        """Gradients of which nothing but their order is known: one is ready as long after the other."""
-        return cls(tuple(sizes), tuple((at + 1) / len(sizes) for at in range(len(sizes))))
-
 
 @dataclass(frozen=True)
 class Exchange:

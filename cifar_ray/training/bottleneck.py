@@ -131,10 +131,10 @@ def explain(times: StepTimes) -> Verdict:
             "not enough evidence",
             f"the exchange takes {share:.0%} of a step, but some workers share their CPUs with other programs",
         )
-    if unsteady := [name for late in _late(times, _work) if late.lasts < _MOST for name in [_name(late.rank)]]:
+    if unsteady := next((late.rank for late in _late(times, _work) if late.lasts < _MOST), None):
         return Verdict(
             "not enough evidence",
-            f"{unsteady[0]} computes longer than the others, but only in a part of the run",
+            f"{_name(unsteady)} computes longer than the others, but only in a part of the run",
         )
     computing = _share(times, _work)
     by_rank = _waits(times)

@@ -87,8 +87,8 @@ class Meter:
     def place(self, nodes: int, ago_s: float = 0.0) -> None:
         """The first worker of an attempt on so many nodes was placed ``ago_s`` seconds ago, and so were the others.
 
-        A short run may have ended by the time the driver hears of it. Clocks of machines may differ: it counts no
-        seconds from before the attempt.
+        A short run may be over when the driver hears of it. Clocks of machines may differ, so seconds before the
+        attempt do not count.
         """
         if not self._before.nodes:
             self._hold(nodes, min(max(ago_s, 0.0), time.monotonic() - self._since))

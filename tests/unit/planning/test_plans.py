@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,13 @@ def runs(*samples: Sample, fixed: bool = True, device: str = "cpu") -> Measured:
     return Measured(samples or (sample(64), sample(16)), "a processor", device, fixed)
 
 
+def evenly(sizes: Sequence[int]) -> Gradients:
+    """One gradient is ready as long after the other."""
+    return Gradients(tuple(sizes), tuple((at + 1) / len(sizes) for at in range(len(sizes))))
+
+
 def work(batch: int = 64, **changes: Any) -> Work:
-    made = Exchange(changes.pop("strategy", "all_reduce"), Gradients.evenly([1_000_000] * 10), **changes)
+    made = Exchange(changes.pop("strategy", "all_reduce"), evenly([1_000_000] * 10), **changes)
     return Work(batch, 1, steps=100, epochs=2, exchange=made)
 
 
@@ -257,7 +263,7 @@ def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_li
     known, unlimited = (measured.of_study(each)[0] for each in (limited, free))
     errors = []
     for strategy in ("all_reduce", "gather_scatter", "send_recv"):
-        made = Exchange(strategy, Gradients.evenly(sizes))
+        made = Exchange(strategy, evenly(sizes))
         means = Means(link=Link(125e6), host=model.host(unlimited, made, Link(math.inf)))
         for topology in (Topology(2, 1), Topology(4, 1)):
             (row,) = model.plan(known, Work(256, 1, 20, 1, made), [topology], means).rows
