@@ -95,7 +95,8 @@ def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
 def _config(sweep: SweepConfig, values: Mapping[str, Any]) -> TrainConfig:
     flat = merged(sweep, values)
     choice = {kind: flat.get(kind, getattr(TrainConfig, kind)) for kind in choices(TrainConfig)}
-    others = left_out(TrainConfig, {**choice, "model": flat.get("model", usual(choice["dataset"]))})
+    model = flat.get("model", usual(choice["dataset"], flat.get("image_column")))
+    others = left_out(TrainConfig, {**choice, "model": model})
     # What all runs share may be meant for the models and strategies of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     return schema.build(TrainConfig, schema.nest(flat))

@@ -44,8 +44,9 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     own is forgotten where others are given.
     """
     values = dict(values)
-    if "dataset" in values and base.model == usual(base.dataset):  # a file need not name a model either
-        values.setdefault("model", usual(values["dataset"]))
+    of_data = {"dataset": base.dataset, "image_column": base.image_column}
+    if values.keys() & of_data.keys() and base.model == usual(**of_data):  # a file need not name a model either
+        values.setdefault("model", usual(**{name: values.get(name, of) for name, of in of_data.items()}))
     for field in dataclasses.fields(TrainConfig):
         of = {*(field.metadata.get("only") or {}), field.name.rpartition("_")[0]}
         of |= {*OF_DATA} if field.name in _FOUND_IN_DATA else set()

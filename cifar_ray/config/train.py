@@ -41,7 +41,7 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
         """Name the model that is usual for the data set where none is named."""
         given = values.kwargs if isinstance(values, ArgsKwargs) else values
         if isinstance(given, dict) and "dataset" in given and "model" not in given:
-            given = {**given, "model": usual(given["dataset"])}
+            given = {**given, "model": usual(given["dataset"], given.get("image_column"))}
             return ArgsKwargs(values.args, given) if isinstance(values, ArgsKwargs) else given
         return values
 

@@ -34,7 +34,7 @@ _LAYOUT = 2  # of the decoded files; it changes when older ones would mean somet
 _CHUNK = 256  # images that a thread decodes before it reports
 _DECODED = re.compile(r"-[0-9a-f]{16}$")
 _UNUSED_S = 30 * 86400
-_MEMORY = 0.5  # share of the free memory that the images may take: the object store has its own copy
+_MEMORY = 0.5  # share of the free memory that a data set may take: the object store has its own copy
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,16 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
         raise
 
 
-def _check_room(what: str, images: int, labels: int, config: TrainConfig, home: Path) -> None:
-    """Refuse what would not fit into the memory, or on the disk: so many bytes of images, and of labels or masks."""
+def memory() -> float:
+    """Bytes of memory that a data set may take."""
     import psutil  # not at the top: the loop alone, on a machine with torch and little else, does without it
 
-    room = _MEMORY * psutil.virtual_memory().available
+    return _MEMORY * psutil.virtual_memory().available
+
+
+def _check_room(what: str, images: int, labels: int, config: TrainConfig, home: Path) -> None:
+    """Refuse what would not fit into the memory, or on the disk: so many bytes of images, and of labels or masks."""
+    room = memory()
     held = labels if config.stream else images + labels
     if held > room:
         remedy, of = ("", f"the masks of {what}") if config.stream else (", or come with --stream", what)

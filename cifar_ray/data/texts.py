@@ -23,12 +23,16 @@ import numpy as np
 from cifar_ray.config.errors import ConfigError, brief, counted, one_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, imagefiles, tokens, validation
+from cifar_ray.data import arrays, decoded, imagefiles, tokens, validation
 from cifar_ray.data.datasets import Dataset, Split
 
 SUFFIXES = (".csv", ".jsonl")
 LINES = ".txt"
 """Ends of the names of files of texts, and of those with a text on each line, which a model can answer for."""
+
+_MOST_CLASSES, _FEWEST_OF_A_CLASS = 1_000, 10
+"""Classes above which each must have so many training texts on average: labels that hardly repeat are something else,
+such as a number of each text, and a confusion matrix has their square."""
 
 _COLUMNS = ("text", "label")
 _LONGEST = 2**31 - 1  # characters of a field of CSV; the csv module's own limit is 131,072
@@ -104,8 +108,16 @@ def load(config: TrainConfig, root: Path, encoding: str = "") -> Dataset:
         ConfigError: as :func:`look`.
     """
     found = listing(root, config.val_share or 0.0, stamp(root))
-    encoding = encoding or tokens.train(found.parts["train"].texts, config.text)
     length, cut, splits = config.text.max_length, 0, {}
+    count = sum(len(part.texts) for part in found.parts.values())
+    held, room = 4 * count * length, decoded.memory()  # int32
+    if held > room:
+        raise ConfigError(
+            "text.max_length",
+            f"must be smaller for {config.dataset}: its {count:,} texts of {length:,} tokens take "
+            f"{held / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB may be used here, half of the free memory",
+        )
+    encoding = encoding or tokens.train(found.parts["train"].texts, config.text)
     for name, part in found.parts.items():
         rows, longer = tokens.encode(encoding, part.texts, length)
         splits[name] = Split({"tokens": rows, "labels": part.labels})
@@ -149,6 +161,14 @@ def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listin
     if len(classes) < 2:
         raise ConfigError(
             "dataset", f"must have at least two classes, and all labels of {found['train']} are {brief(classes[0])}"
+        )
+    texts = len(rows["train"])
+    if len(classes) > _MOST_CLASSES and len(classes) > texts // _FEWEST_OF_A_CLASS:
+        raise ConfigError(
+            "dataset",
+            f"must have names of classes in the column label, and that of {found['train']} has {len(classes):,} "
+            f"different ones for {texts:,} texts: above {_MOST_CLASSES:,}, a class must have {_FEWEST_OF_A_CLASS} "
+            "texts on average",
         )
     numbers = {name: number for number, name in enumerate(classes)}
     for part, path in found.items():

@@ -144,9 +144,10 @@ OF_DATA = {MASKS_PATH: "unet", COCO_PATH: "unet", TEXT_PATH: "textcnn", TABLE_PA
 """The usual model of data sets that the one of all others does not take."""
 
 
-def usual(dataset: Any) -> str:
-    """The model of a data set for which none is named."""
-    return OF_DATA.get(chosen(dataset) or "", Model.model) if isinstance(dataset, str) else Model.model
+def usual(dataset: Any, image_column: Any = None) -> str:
+    """The model of a data set for which none is named; a table with an ``image_column`` has images."""
+    has_own = isinstance(dataset, str) and image_column is None
+    return OF_DATA.get(chosen(dataset) or "", Model.model) if has_own else Model.model
 
 
 @plainly
@@ -312,8 +313,8 @@ class Model:
     model: Annotated[str, or_own(get_args(ModelName), *_OTHERS), ModelName] = option("resnet", weights=True)
     """Architecture: one of this package; torchvision:NAME or timm:NAME, a network of these libraries (`cifar-ray
     models` lists them); or MODULE:FUNCTION, a function of your own that is called as build(image_size, channels,
-    classes) and returns an nn.Module. Default: resnet; unet with masks:PATH and coco:PATH, mlp with
-    table:PATH."""
+    classes) and returns an nn.Module. Default: resnet; unet with masks:PATH and coco:PATH, textcnn with text:PATH, mlp
+    with table:PATH, but for one with --image-column."""
 
     model_options: Options = option(dict, weights=True, only={"model": _OTHERS})
     """Keyword arguments of a library's network or of your own function, such as --model-options.depth 4."""

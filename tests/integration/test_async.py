@@ -18,6 +18,7 @@ import torch
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint, manifest
+from examples.regression import make_table
 from tests.support.helpers import AUTHKEY, ServerHost, small_config, train_at_own_pace, wait_for_the_dead
 from tests.support.person import Person
 
@@ -70,6 +71,16 @@ def test_it_learns(strategy: str, topology: str, host: ServerHost, tmp_path: Pat
     times = results[0][0].times
     measured = {"data", "forward", "backward", "communication"} | ({"optimizer"} if strategy == "hogwild" else set())
     assert {name for name in times if name.startswith("time/step_")} == {f"time/step_{part}_s" for part in measured}
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("parameter_server", marks=pytest.mark.extended), "hogwild"])
+def test_numbers_of_a_table_are_learned(strategy: str, host: ServerHost, tmp_path: Path) -> None:
+    """Better than by the mean of the training rows, whose R2 is 0."""
+    make_table.make(tmp_path / "made")
+    of_table: dict[str, Any] = {"dataset": f"table:{tmp_path / 'made'}", "target": (make_table.TARGET,), "model": "mlp"}
+    results = train_at_own_pace(config(strategy, "1x2", **of_table, epochs=20), tmp_path, host)
+    assert metrics(results)["test/r2"] > 0.3
+    assert metrics(results)["staleness/mean"] > 0
 
 
 def test_the_fastest_worker_is_not_further_ahead_than_it_may_be(host: ServerHost, tmp_path: Path) -> None:

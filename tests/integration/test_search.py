@@ -10,6 +10,7 @@ import time
 import pytest
 
 from cifar_ray.config import command_line
+from examples.text import make_texts
 from tests.integration.test_sweep import SMALL, children
 from tests.support.person import Person
 
@@ -48,6 +49,31 @@ def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(perso
     config = command_line.train(command.split()).config
     assert (config.epochs, config.lr) == (4, float(runs[winner].data.params["lr"]))
     assert f"The best run is {winner}: " in person.run_named("tpe").data.tags["mlflow.note.content"]
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_search_over_texts_goes_by_their_validation_accuracy_and_patience_ends_its_runs(person: Person) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `optuna`")
+    make_texts.make(person.home / "reviews", 400)
+    words = ["--dataset", "text:reviews", "--text.vocabulary", "400", "--text.max-length", "40", "--val-share", "0.25"]
+    words += ["--textcnn.dim", "16", "--textcnn.filters", "16", "--global-batch-size", "16", "--precision", "fp32"]
+    words += ["--search", "optuna", "--samples", "4", "--max-concurrent", "1", "--epochs", "8", "--patience", "1"]
+    output = person.succeeds("sweep", "--name", "liked", *words, "--grid", "lr=loguniform:1e-9:0.03").stdout
+    runs = children(person, "liked")
+    measured = {
+        name: [point.value for point in person.mlflow.get_metric_history(run.info.run_id, "val/accuracy")]
+        for name, run in runs.items()
+    }
+    assert len(measured) == 4
+    for name, values in measured.items():
+        behind = [value <= max(values[:epoch]) for epoch, value in enumerate(values) if epoch]
+        assert not any(behind[:-1])
+        assert behind[-1] or len(values) == 8
+        assert runs[name].data.metrics["best/accuracy"] == max(values)
+    assert min(map(len, measured.values())) < 8
+    top = max(map(max, measured.values()))
+    assert [name for name in runs if f"best run    {name}: validation accuracy {top:.2%}, " in output]
 
 
 @pytest.mark.fault

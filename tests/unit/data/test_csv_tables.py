@@ -14,6 +14,7 @@ from PIL import Image
 from cifar_ray import data
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import tables
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
@@ -117,6 +118,9 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> None:
     values: dict[str, object] = {"dataset": f"table:{pictures}", "image_column": "file", "target": ("light", "dark")}
+    assert runfile.merge(TrainConfig(), values).model == "resnet" == runfile.from_mapping(values).model
+    assert runfile.merge(TrainConfig(dataset="table:x"), values).model == "resnet"
+    assert runfile.merge(TrainConfig(**values), {"image_column": None}).model == "mlp"  # type: ignore[arg-type]
     values |= {"model": "simple_cnn", "image_size": 16, "data_dir": str(tmp_path / "cache"), "epochs": 2}
     asked = resolved({**USUAL, **values}, val_share=0.25)
     dataset = data.read(asked)

@@ -95,6 +95,22 @@ def test_what_cannot_be_learned_from_is_refused(case: str, root: Path) -> None:
     assert sentence.format(path) in str(refused.value)
 
 
+def test_labels_that_hardly_repeat_are_no_classes(root: Path) -> None:
+    def label(classes: int, count: int) -> texts.Listing:
+        write(root / "train.csv", [(f"text {number}", f"{number % classes}") for number in range(count)])
+        write(root / "test.jsonl", [("another", "0")])
+        return listed(root)
+
+    assert len(label(1000, 1000).classes) == 1000
+    assert len(label(1001, 10_010).classes) == 1001
+    with pytest.raises(ConfigError) as refused:
+        label(1001, 10_009)
+    assert str(refused.value) == (
+        f"dataset must have names of classes in the column label, and that of {root / 'train.csv'} has 1,001 different "
+        "ones for 10,009 texts: above 1,000, a class must have 10 texts on average"
+    )
+
+
 def test_each_part_is_one_file_and_there_is_a_test(root: Path) -> None:
     write(root / "train.jsonl", ROWS)
     with pytest.raises(ConfigError, match=r"one file of each part, and .* has train.csv and train.jsonl"):

@@ -56,6 +56,7 @@ def alone(model: str) -> list[float]:
         {"strategy": "gpipe"},
         {"strategy": "one_f_one_b"},
         {"strategy": "model_parallel"},
+        {"strategy": "local_sgd", "local_sgd": {"sync_every": 1}},  # so that the mean of the weights is a plain step
     ],
     ids=lambda values: values["strategy"],
 )
@@ -70,6 +71,13 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(model: s
     reproducible = partial(resolved, config(model), strategy="reproducible", ema=0.9)
     snapshots = train_everywhere(reproducible, tmp_path, stop_after=3)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
+
+
+@pytest.mark.parametrize("model", ["lstm", "text_transformer"])
+def test_replicas_that_go_their_own_way_for_some_steps_learn_texts(model: str, tmp_path: Path) -> None:
+    asked = resolved(config(model, epochs=3, optimizer="adamw", lr=0.02), strategy="local_sgd", topology="1x2")
+    first, *_, last = losses_of_steps(asked, tmp_path)
+    assert last < 0.8 * first
 
 
 def test_a_pipeline_has_at_most_as_many_workers_as_layers() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -85,6 +87,14 @@ def test_other_strategies_train_it(values: dict[str, object], usual: dict[str, o
     assert 0 < outcome.times["padding_share"] < (0.3 if values["strategy"] != "gpipe" else 0.7)
 
 
+def test_a_run_of_texts_ends_when_its_validation_gets_no_better(usual: dict[str, object], tmp_path: Path) -> None:
+    asked = resolved(usual, val_share=0.2, patience=2, epochs=40)
+    outcome = train_here(asked, data.read(asked), tmp_path)
+    assert (outcome.stopped_by, outcome.metrics["chosen/epoch"]) == ("patience", outcome.epochs - 2)
+    values = [row.metrics["val/accuracy"] for row in outcome.history if row.kind == "epoch"]
+    assert outcome.metrics["best/accuracy"] == values[-3] == max(values)
+
+
 def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> None:
     asked = resolved(usual)
     dataset = data.read(asked)
@@ -135,6 +145,17 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     sentence = dataset.contents("classes", tasks.spec(asked).unit)
     assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
     assert sentence.endswith(" texts longer than 12 tokens, cut there")
+
+
+def test_tokens_that_do_not_fit_into_the_memory_are_refused(
+    usual: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, taken = resolved(usual), 4 * 240 * 40
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * taken - 2))
+    with pytest.raises(ConfigError, match=r"^text.max_length must be smaller for text:.*: its 240 texts of 40 tokens"):
+        data.read(asked)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * taken))
+    assert len(data.read(asked).train) == 192
 
 
 @pytest.mark.parametrize(
