@@ -365,7 +365,7 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
     if "seed" in axes and sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
-        if name in (*OWN, *runfile.UPKEEP, *limits.KEYS):
+        if name.partition(".")[0] in (*OWN, *runfile.UPKEEP, *limits.KEYS):
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
         if isinstance(values, Range):
             if sweep.search == "grid":

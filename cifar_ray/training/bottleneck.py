@@ -34,6 +34,13 @@ _LARGE = 0.15
 _CROWDED = 0.10
 """Share of its time for which a worker on a shared CPU waits for it: it delays an exchange as a slow link does."""
 
+_EXCHANGING_LESS = {
+    "ddp": "--accumulate, --ddp.comm-hook bf16, or --strategy local_sgd",
+    "local_sgd": "a larger --local-sgd.sync-every",
+}
+_ANYWHERE = "--accumulate, --strategy ddp with --ddp.comm-hook bf16, or --strategy local_sgd"
+"""What makes an exchange smaller or rarer, by strategy, and with the others."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -80,12 +87,14 @@ class StepTimes:
             the step: the last to come, which waits for no other; empty where ranks are not in step.
         synchronous: whether all ranks take each step together.
         incomparable: why times of computing cannot be compared between ranks, as a clause; empty where they can.
+        strategy: its name; empty in records of earlier versions.
     """
 
     ranks: tuple[RankTimes, ...]
     exchange: tuple[float, ...] = ()
     synchronous: bool = True
     incomparable: str = ""
+    strategy: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,12 +133,12 @@ def explain(times: StepTimes) -> Verdict:
     if not times.synchronous and (waits := _share(times, _communication)) >= _LARGE:
         return Verdict(
             "not enough evidence",
-            f"{waits:.0%} of a step passes in its exchange, which has the server, the link and any wait in it",
+            f"{_percent(waits)} of a step passes in its exchange, which has the server, the link and any wait in it",
         )
     if times.exchange and (share := _exchanging(times)) >= _LARGE:
         return Verdict(
             "not enough evidence",
-            f"the exchange takes {share:.0%} of a step, but some workers share their CPUs with other programs",
+            f"the exchange takes {_percent(share)} of a step, but some workers share their CPUs with other programs",
         )
     if unsteady := next((late.rank for late in _late(times, _work) if late.lasts < _MOST), None):
         return Verdict(
@@ -141,13 +150,13 @@ def explain(times: StepTimes) -> Verdict:
     if by_rank and (more := max(by_rank) - min(by_rank)) >= _LATE:
         return Verdict(
             "not enough evidence",
-            f"others wait for {_name(times.ranks[by_rank.index(min(by_rank))])} by {more:.0%} of a step, which "
+            f"others wait for {_name(times.ranks[by_rank.index(min(by_rank))])} by {_percent(more)} of a step, which "
             "does not show in its computing or its data",
         )
-    among = "" if len(times.ranks) == 1 else f", and no rank waits for another for {_LATE:.0%} of it"
+    among = "" if len(times.ranks) == 1 else f", and no rank waits for another for {_percent(_LATE)} of it"
     return Verdict(
         "balanced",
-        f"computing takes {computing:.0%} of a step{among}",
+        f"computing takes {_percent(computing)} of a step{among}",
         ("more workers, --precision bf16 or --compile would make a step shorter",),
     )
 
@@ -268,7 +277,7 @@ def _slow_data(times: StepTimes) -> Verdict | None:
     data, step = (_typical(times, measure) for measure in (_data, lambda rank: _of(rank, "iteration")))
     return Verdict(
         "slow data",
-        f"making the batches takes {_ms(data)} of a step of {_ms(step)}: {share:.0%} of the training",
+        f"making the batches takes {_ms(data)} of a step of {_ms(step)}: {_percent(share)} of the training",
         ("a cheaper --augment, or none", "more CPUs for a worker (--cpus-per-worker)"),
         share,
     )
@@ -288,11 +297,11 @@ def _named(kind: Kind, times: StepTimes, late: Sequence[_Late], what: str, look:
     also = "" if len(late) == 1 else f"; so {'do' if len(late) > 2 else 'does'} {_listed(late, slowest)}"
     rank = slowest.rank
     usual = statistics.median(other.cpu_wait for other in times.ranks if other is not rank)
-    crowded = f"; it waits for a CPU for {rank.cpu_wait:.0%} of the time" * (rank.cpu_wait - usual >= _CROWDED)
+    crowded = f"; it waits for a CPU for {_percent(rank.cpu_wait)} of the time" * (rank.cpu_wait - usual >= _CROWDED)
     return Verdict(
         kind,
         f"{_name(slowest.rank)} takes {_ms(slowest.its)} {what}, the others {_ms(slowest.others)}: "
-        f"{wait}, {slowest.share:.0%} of the training{also}{crowded}",
+        f"{wait}, {_percent(slowest.share)} of the training{also}{crowded}",
         tuple(advice.format(where=f"node{slowest.rank.node}") for advice in (look, otherwise)),
         slowest.share,
         tuple(each.rank.rank for each in late),
@@ -310,9 +319,9 @@ def _slow_link(times: StepTimes) -> Verdict | None:
         "slow link" if between else "overhead",
         f"the exchange {'between the nodes' if between else 'within the node'} takes "
         f"{_ms(statistics.median(times.exchange))} of a step of {_ms(statistics.median(steps))} once the last rank has "
-        f"come: {share:.0%} of the training",
+        f"come: {_percent(share)} of the training",
         (
-            "exchange less: --accumulate, --ddp.comm-hook bf16, or --strategy local_sgd",
+            f"exchange less: {_EXCHANGING_LESS.get(times.strategy, _ANYWHERE)}",
             "measure the network (iperf3), and see which interface is used (placement.json)"
             if between
             else "fewer workers with more CPUs each",
@@ -345,7 +354,7 @@ def _crowded(times: StepTimes) -> Verdict | None:
     who = "every rank waits" if len(times.ranks) > 1 else "the worker waits"
     return Verdict(
         "overhead",
-        f"{who} for a CPU for {share:.0%} of the training or more: more runs there than there are CPUs for",
+        f"{who} for a CPU for {_percent(share)} of the training or more: more runs there than there are CPUs for",
         ("fewer workers on a node", "nothing else on the nodes (top)"),
         share,
     )
@@ -357,7 +366,7 @@ def _overhead(times: StepTimes) -> Verdict | None:
         return Verdict(
             "overhead",
             f"{_ms(_typical(times, _rest))} of a step of {_ms(_typical(times, lambda rank: _of(rank, 'iteration')))} "
-            f"are in no part of it, such as the record of its loss: {share:.0%} of the training",
+            f"are in no part of it, such as the record of its loss: {_percent(share)} of the training",
             ("a larger --log-every", "a larger global batch, which has fewer steps"),
             share,
         )
@@ -367,7 +376,7 @@ def _overhead(times: StepTimes) -> Verdict | None:
         return None
     return Verdict(
         "overhead",
-        f"the ranks wait {share:.0%} of the training for whichever is the last, which is another one each time",
+        f"the ranks wait {_percent(share)} of the training for whichever is the last, which is another one each time",
         ("not more workers on a node than it has CPUs", "nothing else on the nodes"),
         share,
     )
@@ -385,6 +394,10 @@ def _name(rank: RankTimes) -> str:
 def _listed(late: Sequence[_Late], but: _Late) -> str:
     numbers = [str(each.rank.rank) for each in late if each is not but]
     return f"rank{'s' * (len(numbers) > 1)} {' and '.join(filter(None, (', '.join(numbers[:-1]), numbers[-1])))}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _ms(seconds: float) -> str:

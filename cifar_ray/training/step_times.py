@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,27 +20,28 @@ _COLUMNS = ("iteration", *PARTS)
 def gather(state: TrainingState) -> StepTimes:
     """The times of all ranks, on every rank; call it after the last step."""
     worker, steps = state.worker, state.clock.steps()
-    every = _everywhere(state, (worker.node, len(steps), float(steps[:, 0].sum())))
-    least, shortest = min(count for _, count, _ in every), min(seconds for *_, seconds in every)
+    every = _everywhere(state, (worker.node, socket.gethostname(), len(steps), float(steps[:, 0].sum())))
+    of_nodes, hosts, counts, seconds = zip(*every)
+    least, shortest = min(counts), min(seconds)
     stretches = max(min(MOST_STRETCHES, least, int(shortest / STRETCH_S)), 1)
     mine = _everywhere(state, (state.clock.cpu_wait, *_of_rank(steps, stretches)))
-    nodes = list(dict.fromkeys(node for node, *_ in every))
-    hosts = _everywhere(state, socket.gethostname())
+    nodes = list(dict.fromkeys(of_nodes))
     shown = len(set(hosts)) > 1  # else it tells nothing
     ranks = [
-        RankTimes(rank, nodes.index(every[rank][0]), host * shown, every[rank][1], *of)
-        for rank, (host, of) in enumerate(zip(hosts, mine))
+        RankTimes(rank, nodes.index(node), host * shown, count, *of)
+        for rank, (node, host, count, of) in enumerate(zip(of_nodes, hosts, counts, mine))
     ]
-    aligned = state.strategy.synchronous and worker.world_size > 1 and len({count for _, count, _ in every}) == 1
+    aligned = state.strategy.synchronous and worker.world_size > 1 and len(set(counts)) == 1
     exchange = _exchange(state, steps, stretches) if aligned and least else ()
-    return StepTimes(tuple(ranks), exchange, state.strategy.synchronous, state.strategy.incomparable)
+    strategy = state.strategy
+    return StepTimes(tuple(ranks), exchange, strategy.synchronous, strategy.incomparable, state.config.strategy)
 
 
 def _of_rank(steps: Tensor, stretches: int) -> tuple[Spread, dict[str, Spread], dict[str, tuple[float, ...]]]:
     """Spreads and stretches of a rank's steps: float64, (steps, columns)."""
     if not len(steps):
         return Spread(0.0, 0.0, 0.0), {}, {"iteration": (0.0,)}
-    middle, high = steps.quantile(torch.tensor([0.5, 0.95], dtype=steps.dtype), dim=0).tolist()
+    middle, high = np.quantile(steps.numpy(), [0.5, 0.95], axis=0).tolist()  # torch's takes 16 million numbers at most
     spreads = [Spread(*of) for of in zip(steps.mean(0).tolist(), middle, high)]
     means = torch.stack([part.mean(0) for part in steps.tensor_split(stretches)]).T.tolist()
     measured = [at for at, seconds in enumerate(steps.any(0).tolist()) if seconds]

@@ -245,6 +245,10 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"hang_timeout_s": [1, 2]}},
             "--grid must not have hang_timeout_s, which is the same for all runs of a sweep",
         ),
+        (
+            {"grid": {"profile.steps": [1, 2]}},
+            "--grid must not have profile.steps, which is the same for all runs of a sweep",
+        ),
         ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both in one grid"),
         ({"grid": {"batch_size": [8]}, "train": {"global_batch_size": 8}, "hold": "batch"}, "--hold must be global_batch where global_batch_size is given"),
         ({"grid": {"epochs": {"uniform": [1, 5]}}, "search": "random", "samples": 1}, "--grid must list the values of epochs or have a range of the form int:LOW:HIGH"),

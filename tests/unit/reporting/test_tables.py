@@ -537,7 +537,7 @@ def test_what_bounds_each_configuration_is_one_table() -> None:
         return replace(one, tags={**one.tags, "cifar_ray.bound": bound}, metrics=metrics)
 
     runs = study(
-        bounded("1x1", "balanced: computing takes 95% of a step", share=0.0),
+        bounded("1x1", "balanced: computing takes 95 % of a step", share=0.0),
         bounded("1x2", "slow rank: rank 1 on node0 takes 92 ms, the others 66: ...", share=0.18),
         bounded("2x2", "not enough evidence: too short", share=0.3),  # the share of a process before a resume
     )

@@ -16,7 +16,7 @@ def test_a_slow_rank_is_named_with_what_the_others_wait() -> None:
     assert verdict.ranks == (3,)
     assert verdict.sentence == (
         "rank 3 on node1 takes 118 ms for forward, backward and the optimizer, the others 92 ms: they wait 26 ms in "
-        "every step, 20% of the training"
+        "every step, 20 % of the training"
     )
     assert verdict.share == pytest.approx(26 / 127)
     assert "node1" in verdict.advice[0]
@@ -38,7 +38,7 @@ def test_two_slow_ranks_of_four_are_both_named() -> None:
 def test_a_rank_that_others_leave_no_cpu_says_so() -> None:
     verdict = explain(run({}, {"forward": 40.0}, cpu_wait=(0.01, 0.28)))
     assert verdict.ranks == (1,)
-    assert verdict.sentence.endswith("; it waits for a CPU for 28% of the time")
+    assert verdict.sentence.endswith("; it waits for a CPU for 28 % of the time")
     assert "for a CPU" not in explain(run({}, {"forward": 60.0}, cpu_wait=(0.2, 0.22))).sentence  # so do the others
 
 
@@ -68,7 +68,7 @@ def test_a_rank_that_computes_longer_while_nobody_waits_is_not_named() -> None:
 def test_slow_data_is_named_everywhere_or_on_its_rank() -> None:
     everywhere = explain(run({"data": 30.0}, {"data": 30.0}))
     assert (everywhere.kind, everywhere.ranks) == ("slow data", ())
-    assert everywhere.sentence == "making the batches takes 34 ms of a step of 131 ms: 26% of the training"
+    assert everywhere.sentence == "making the batches takes 34 ms of a step of 131 ms: 26 % of the training"
     one = explain(run({}, {"data": 30.0}))
     assert (one.kind, one.ranks) == ("slow data", (1,))
     assert one.sentence.startswith(
@@ -82,8 +82,12 @@ def test_a_slow_link_is_what_the_last_rank_waits_for() -> None:
     verdict = explain(run({}, {}, {}, {}, exchange=40.0))
     assert verdict.kind == "slow link"
     assert verdict.sentence == (
-        "the exchange between the nodes takes 40 ms of a step of 137 ms once the last rank has come: 29% of the training"
+        "the exchange between the nodes takes 40 ms of a step of 137 ms once the last rank has come: 29 % of the training"
     )
+    assert "--ddp" in verdict.advice[0]
+    kept = replace(run({}, {}, {}, {}, exchange=40.0), strategy="local_sgd")
+    assert explain(kept).advice[0] == "exchange less: a larger --local-sgd.sync-every"
+    assert "--strategy ddp with --ddp" in explain(replace(kept, strategy="all_reduce")).advice[0]
     inside = explain(run({}, {}, exchange=40.0))
     assert inside.kind == "overhead"  # there is no link
     assert "the exchange within the node takes 40 ms" in inside.sentence
@@ -92,7 +96,7 @@ def test_a_slow_link_is_what_the_last_rank_waits_for() -> None:
 def test_an_exchange_between_busy_cpus_is_no_slow_link() -> None:
     verdict = explain(run({}, {}, exchange=40.0, workers_per_node=1, cpu_wait=(0.0, 0.3)))
     assert verdict.kind == "not enough evidence"
-    assert "29%" in verdict.sentence
+    assert "29 %" in verdict.sentence
 
 
 def test_the_larger_of_two_causes_is_the_verdict() -> None:
@@ -112,23 +116,23 @@ def test_overhead_is_what_is_in_no_part_or_what_ranks_wait_in_turn() -> None:
     one = replace(ranks[0], stretches={**ranks[0].stretches, "communication": (EXCHANGE / 1000,) * 20})
     always = explain(replace(times, ranks=(one, ranks[1])))
     assert always.kind == "not enough evidence"
-    assert "others wait for rank 0 on node0 by 30% of a step, which does not show" in always.sentence
+    assert "others wait for rank 0 on node0 by 30 % of a step, which does not show" in always.sentence
 
 
 def test_workers_that_share_too_few_cpus_are_told_so_unless_more_is_lost_to_one_rank() -> None:
     verdict = explain(run({}, {"backward": 60.0}, exchange=60.0, cpu_wait=(0.45, 0.5)))
     assert verdict.kind == "overhead"
-    assert verdict.sentence.startswith("every rank waits for a CPU for 45% of the training or more")
+    assert verdict.sentence.startswith("every rank waits for a CPU for 45 % of the training or more")
     assert explain(run({}, {"backward": 60.0}, cpu_wait=(0.2, 0.2))).ranks == (1,)
     assert explain(run({}, {"backward": 20.0}, cpu_wait=(0.2, 0.2))).kind == "overhead"
-    assert explain(run({}, cpu_wait=(0.2,))).sentence.startswith("the worker waits for a CPU for 20%")
+    assert explain(run({}, cpu_wait=(0.2,))).sentence.startswith("the worker waits for a CPU for 20 %")
 
 
 def test_a_balanced_run_has_nothing_to_say() -> None:
     several, alone = explain(run({}, {}, {}, {}, noise=0.03)), explain(run({}))
     assert (several.kind, several.is_news, several.share) == ("balanced", False, None)
-    assert several.sentence == "computing takes 89% of a step, and no rank waits for another for 10% of it"
-    assert alone.sentence == "computing takes 95% of a step"
+    assert several.sentence == "computing takes 89 % of a step, and no rank waits for another for 10 % of it"
+    assert alone.sentence == "computing takes 95 % of a step"
 
 
 def test_ranks_with_a_pace_each() -> None:
