@@ -320,5 +320,6 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         work(sys.argv[2:])
+        torchrun.end_process(0)
     else:
         sys.exit(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,12 +74,14 @@ class Table:
         features: names of the features; none with images.
         targets: names of the targets.
         left_out: columns that are not used, in words.
+        facts: of a table of features; None with images, which are to be decoded first.
     """
 
     parts: dict[str, Rows]
     features: tuple[str, ...]
     targets: tuple[str, ...]
     left_out: str = ""
+    facts: Images | None = None
 
 
 def look(config: TrainConfig, root: Path) -> Images:
@@ -89,9 +91,9 @@ def look(config: TrainConfig, root: Path) -> Images:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
     table = _read(config, root)
+    if table.facts is not None:
+        return table.facts
     train, test, val = (table.parts.get(part) for part in ("train", "test", "val"))
-    if table.features:
-        return arrays.described(_dataset(config, table))
     assert train is not None
     assert test is not None
     mean, std = arrays.standard(train.targets)
@@ -111,8 +113,11 @@ def load(config: TrainConfig, root: Path, progress: decoded.Progress) -> Dataset
         ConfigError: when it cannot be read; the sentence names the file.
     """
     table = _read(config, root)
-    if table.features:
-        return _dataset(config, table)
+    if table.facts is not None:
+        splits = _splits(table.parts)
+        return arrays.made(
+            config.dataset, splits["train"], splits["test"], table.targets, table.facts, splits.get("val")
+        )
     marks = (_marks(rows) for rows in table.parts.values())
     key = decoded.key(config.image_size, str(root), table.targets, marks)
     parts = {name: _part(rows, config.image_size) for name, rows in table.parts.items()}
@@ -128,13 +133,9 @@ def _part(rows: Rows, side: int) -> decoded.Part:
     return decoded.Part(rows.targets, lambda row: imagefiles.square(Path(str(rows.inputs[row])), side))
 
 
-def _dataset(config: TrainConfig, table: Table) -> Dataset:
-    splits = {
-        name: Split({"features": rows.inputs, Regression.target: rows.targets}) for name, rows in table.parts.items()
-    }
-    train, test, val = splits["train"], splits["test"], splits.get("val")
-    facts = arrays.facts_of(train, test, len(table.targets), val, table.features)
-    return arrays.made(config.dataset, train, test, table.targets, facts, val)
+def _splits(parts: Mapping[str, Rows]) -> dict[str, Split]:
+    """The parts of a table of features."""
+    return {name: Split({"features": rows.inputs, Regression.target: rows.targets}) for name, rows in parts.items()}
 
 
 def _read(config: TrainConfig, root: Path) -> Table:
@@ -202,7 +203,11 @@ def _table(
     used = {*features, *targets, image_column}
     unused = [column for column in columns if column not in used]
     left_out = f"columns not used: {', '.join(unused)}" if unused else ""
-    return Table(parts, features, targets, left_out)
+    if image_column is not None:
+        return Table(parts, features, targets, left_out)
+    splits = _splits(parts)
+    facts = arrays.facts_of(splits["train"], splits["test"], len(targets), splits.get("val"), features)
+    return Table(parts, features, targets, left_out, facts)
 
 
 def _features(path: Path, columns: Sequence[str], targets: Sequence[str], image_column: str | None) -> tuple[str, ...]:

@@ -134,11 +134,17 @@ def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[
 
 
 def _fail(sentence: str, status: int) -> None:
-    """Print a sentence, or the traceback without one, and end at once.
-
-    With a process group, the interpreter's own end may wait for ranks that wait for this one.
-    """
+    """Print a sentence, or the traceback without one, and end."""
     print(f"error: {sentence}" if sentence else traceback.format_exc(), file=sys.stderr)
+    end_process(status)
+
+
+def end_process(status: int) -> None:
+    """End at once, without the interpreter's own end.
+
+    After an error that may wait for ranks that wait for this one. After a run, threads of gloo live on though the
+    process group is destroyed; one that still lets go of a tensor while the interpreter ends aborts the process.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -155,3 +161,4 @@ if __name__ == "__main__":
         _fail(str(error), 1)
     except Exception:
         _fail("", 1)
+    end_process(0)
