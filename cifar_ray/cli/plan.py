@@ -20,6 +20,7 @@ from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import Means, Plan, Work
+from cifar_ray.planning.pipeline import PIPELINES, Pipeline
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Trial
@@ -130,6 +131,10 @@ def training(
         "steps_per_epoch": None,
         "precision": trial.params.get("precision", asked.precision),
     }
+    if strategy in PIPELINES:
+        changes |= {"topology": "1x2", "accumulate": 1}  # no pipeline has fewer workers
+        if strategy != "model_parallel" and asked.accumulate > 1:  # the run computed micro-batches of that size
+            changes["pipeline"] = dataclasses.replace(asked.pipeline, micro_batches=asked.accumulate)
     config = recipe.resolve(dataclasses.replace(asked, **changes))
     unknown = {  # what they exchange is not in the model
         "--freeze": bool(config.freeze),
@@ -143,7 +148,8 @@ def training(
 
 def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:
     """What a training does in a step and in all; ``trial`` is a run that was measured, and ``device`` its device."""
-    from cifar_ray import data
+    from cifar_ray import data, strategies
+    from cifar_ray.strategies import stages
 
     gradients = Gradients(readiness.sizes, readiness.ready)
     states = 2 if config.optimizer in _ADAMS else 1
@@ -154,16 +160,23 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
         compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
         sync_every=config.local_sgd.sync_every,
         state_bytes=states * gradients.size + readiness.buffer_bytes,
+        groups=readiness.groups,
+        micro_batches=config.accumulate,
         has_trees=device == "cuda",
     )
+    pipeline = None
+    if config.strategy in PIPELINES:
+        micro_batches = strategies.of(config).micro_batches(config)
+        pipeline = Pipeline(readiness.units, stages.cut, micro_batches, by_turns=config.strategy == "one_f_one_b")
     test_images = int(trial.params.get("test_images", "0") or 0)
     evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
     return Work(
         config.global_batch_size,
-        config.accumulate,
+        pipeline.micro_batches if pipeline else config.accumulate,
         data.steps_per_epoch(config),
         config.epochs,
         sent,
         evaluated,
         measured.sent(runfile.params(config)),
+        pipeline,
     )

@@ -11,7 +11,17 @@ from cifar_ray.config.commands import ResultAsJson
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, Counts, Positive
 
-PlannedName = Literal["ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd"]
+PlannedName = Literal[
+    "ddp",
+    "all_reduce",
+    "gather_scatter",
+    "send_recv",
+    "local_sgd",
+    "fsdp",
+    "gpipe",
+    "one_f_one_b",
+    "model_parallel",
+]
 """The strategies that can be planned."""
 
 

@@ -9,15 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import get_args
 
-from cifar_ray.config.plan_command import PlannedName
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning.link import Route, Traffic
 from cifar_ray.planning.span import Span
 
-STRATEGIES = get_args(PlannedName)
-"""Those that can be planned. Each trains plainly with one worker, so that they share what is measured of the passes."""
+WHOLE = ("ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd")
+"""Those whose workers have the whole model and optimizer, so that their runs tell what a plan of any strategy needs."""
 
 AFTER = ("all_reduce", "gather_scatter", "send_recv")
 """Those whose exchange begins after the backward pass: what they wait is all that they exchange."""
@@ -46,12 +44,15 @@ class Exchange:
     """How a model's gradients are exchanged.
 
     Attributes:
-        strategy: one of :data:`STRATEGIES`.
+        strategy: one of those that can be planned.
         gradients: what is exchanged.
         bucket_bytes: of DDP; at how many bytes a bucket is closed.
         compression: of DDP; which part of a gradient's bytes is sent.
         sync_every: of local SGD; the steps from one average to the next.
         state_bytes: of local SGD; the optimizer's state and batch norm's statistics, which are averaged, too.
+        groups: of FSDP; bytes of the parts of the model that are gathered for each pass. What is in none is gathered
+            once for both.
+        micro_batches: of FSDP, which gathers weights for each.
         has_trees: whether the backend chooses between a ring and a tree, as NCCL does; gloo has rings.
     """
 
@@ -61,6 +62,8 @@ class Exchange:
     compression: float = 1.0
     sync_every: int = 1
     state_bytes: int = 0
+    groups: tuple[int, ...] = ()
+    micro_batches: int = 1
     has_trees: bool = False
 
 
@@ -126,6 +129,8 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
     if exchange.strategy == "local_sgd":
         whole = all_reduce(gradients.size + exchange.state_bytes, topology, route, exchange.has_trees)
         return whole.times(1 / exchange.sync_every)
+    if exchange.strategy == "fsdp":
+        return _sharded(exchange, topology)
     sizes: Sequence[float] = gradients.sizes
     if exchange.strategy == "ddp":
         sizes = [size * exchange.compression for size, _ in buckets(exchange)]
@@ -133,27 +138,43 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
     return Traffic(*(sum(values) for values in zip(*((part.messages, part.size, part.wire) for part in parts))))
 
 
-def exposed(exchange: Exchange, topology: Topology, route: Route, backward: Span) -> Span:
-    """Seconds of a step that an exchange adds to the passes, of which only the last backward pass may hide any.
+def exposed(exchange: Exchange, topology: Topology, route: Route, passes: Span) -> Span:
+    """Seconds of a step that an exchange adds to the passes that may hide any: the last backward pass of DDP, and all
+    of FSDP on a GPU.
 
     At best, the buckets of DDP pass behind it and cost it nothing. At worst, the host's work takes from the pass as
-    much as it takes by itself, as on a CPU that computes both, and the link alone works beside it.
+    much as it takes by itself, as on a CPU that computes both, and the link alone works beside it. Of FSDP's exchange,
+    a GPU hides all or nothing, and a CPU waits for it.
     """
     if topology.world_size == 1:
         return Span.exactly(0.0)
     if exchange.strategy != "ddp":
-        return route.seconds(traffic(exchange, topology, route))
+        whole = route.seconds(traffic(exchange, topology, route))
+        if exchange.strategy == "fsdp" and exchange.has_trees:
+            low = max(whole.low - passes.mid, 0.0)
+            return Span(low, (low + whole.high) / 2, whole.high)
+        return whole
     of_buckets = [
         (ready, all_reduce(size * exchange.compression, topology, route, exchange.has_trees))
         for size, ready in buckets(exchange)
     ]
-    ready = tuple(at * backward.mid for at, _ in of_buckets)
+    ready = tuple(at * passes.mid for at, _ in of_buckets)
     shortest = tuple(route.seconds(part).low for _, part in of_buckets)
     of_link = tuple(route.network_s(part) for _, part in of_buckets)
     of_host = sum(route.host_s(part) for _, part in of_buckets)
-    low = Timeline(ready, shortest).end - backward.mid
-    high = max(Timeline(ready, of_link).end - backward.mid + of_host, low)
+    low = Timeline(ready, shortest).end - passes.mid
+    high = max(Timeline(ready, of_link).end - passes.mid + of_host, low)
     return Span(low, (low + high) / 2, high)
+
+
+def _sharded(exchange: Exchange, topology: Topology) -> Traffic:
+    """FSDP's rings: two all-gathers and a reduce-scatter of each group, which over gloo is an all-reduce."""
+    groups, whole, others = exchange.groups, exchange.gradients.size, topology.world_size - 1
+    rest = whole - sum(groups)
+    scatter = 1 if exchange.has_trees else 2
+    rings = exchange.micro_batches * (2 * len(groups) + bool(rest)) + scatter * (len(groups) + bool(rest))
+    size = exchange.micro_batches * (2 * sum(groups) + rest) + scatter * whole
+    return _alike(rings * others, size * others / topology.world_size, topology)
 
 
 def _alike(messages: float, size: float, topology: Topology) -> Traffic:

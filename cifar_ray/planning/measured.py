@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cifar_ray.config import option, runfile
 from cifar_ray.config.errors import ConfigError, counted, one_of
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.planning.exchange import AFTER, STRATEGIES
+from cifar_ray.planning.exchange import AFTER, WHOLE
 from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
@@ -86,9 +86,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Passes:
-    """One micro-batch of some size on one worker: its seconds, and the backward pass's part of them."""
+    """One micro-batch of some size on one worker: its seconds, and the parts of them that it takes to make it and that
+    the backward pass takes."""
 
     seconds: Span
+    data: float
     backward: float
 
 
@@ -143,8 +145,12 @@ class Measured:
             return f"the runs with {one_of(map(str, sizes))} images do not tell what {images} take"
         low = min(span.low / span.mid for span in spans)
         high = max(span.high / span.mid for span in spans)
-        backward = _mean([sample.backward / sample.micro_batches / sample.computing for sample in at[near[-1]]])
-        return Passes(Span(low * mid, mid, high * mid).times(1 / self.speed), backward)
+        whole = [sample.computing * sample.micro_batches for sample in at[near[-1]]]
+        data, backward = (
+            _mean([getattr(sample, part) / took for sample, took in zip(at[near[-1]], whole)])
+            for part in ("data", "backward")
+        )
+        return Passes(Span(low * mid, mid, high * mid).times(1 / self.speed), data, backward)
 
     def jitter(self, workers: int) -> float:
         """The standard deviation of a step's computing, as a share of it, where no worker waits for another."""
@@ -152,13 +158,20 @@ class Measured:
         alone = [sample for sample in runs if sample.world_size == 1] or runs
         return _mean([sample.jitter / sample.iteration for sample in alone])
 
-    def optimizer(self, workers: int) -> Span:
-        """Seconds of the optimizer's step, and of a step's rest such as its record."""
+    def optimizer(self, workers: int, least: float = 1.0, most: float = 1.0) -> Span:
+        """Seconds of the optimizer's step, and of a step's rest such as its record.
+
+        Args:
+            workers: on a machine.
+            least: the share of the parameters that a worker's optimizer has at least.
+            most: likewise, at most.
+        """
         rests = []
         for sample in self.on(workers):
             parts = sample.data + sample.forward + sample.backward + sample.exchange
-            rests.append(max(sample.iteration - parts, sample.optimizer))
-        return Span.of(rests).times(1 / self.speed)
+            rests.append((max(sample.iteration - parts - sample.optimizer, 0.0), sample.optimizer))
+        low, high = (Span.of([rest + share * step for rest, step in rests]) for share in (least, most))
+        return Span(low.low, (low.mid + high.mid) / 2, high.high).times(1 / self.speed)
 
     def evaluation(self, topology_workers: int, world_size: int) -> Span:
         """Seconds of an evaluation that so many workers share."""
@@ -242,8 +255,8 @@ def _why_not(trial: Trial) -> str:
         return "was not made for its times" if not trial.timed else f"changed its {trial.changed[0]} while it trained"
     if trial.tags.get("times_are_a_clusters") == "false":
         return "had more workers than CPUs, or several nodes on one machine, so its times are not a cluster's"
-    if trial.strategy not in STRATEGIES:
-        return f"was trained with {trial.strategy}; a plan needs one of {one_of(STRATEGIES)}"
+    if trial.strategy not in WHOLE:
+        return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
     needed = [f"time/step_{part}_s" for part in _PARTS] + ["time/iteration_mean_s", "time/iteration_p95_s"]
     if any(name not in trial.metrics for name in needed):
         return "has not recorded the parts of its steps, which takes two steps at least"

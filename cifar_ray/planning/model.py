@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from cifar_ray.config.errors import counted
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange as exchanges
-from cifar_ray.planning.exchange import AFTER, Exchange
+from cifar_ray.planning import pipeline as pipelines
+from cifar_ray.planning.exchange import AFTER, WHOLE, Exchange
 from cifar_ray.planning.link import Link, Route, Traffic, fitted
 from cifar_ray.planning.measured import Measured, Sample
+from cifar_ray.planning.pipeline import Pipeline
 from cifar_ray.planning.span import Span
 
 KNEE = 1.2
@@ -31,6 +34,7 @@ class Work:
         exchange: how gradients are exchanged.
         evaluated: images of an evaluation, as a multiple of the runs'.
         sent: what the strategy sends, as :func:`cifar_ray.planning.measured.sent` has them.
+        pipeline: what is computed in stages; None where every worker computes the whole model.
     """
 
     global_batch_size: int
@@ -40,6 +44,7 @@ class Work:
     exchange: Exchange
     evaluated: float = 1.0
     sent: tuple[str, ...] = ()
+    pipeline: Pipeline | None = None
 
 
 @dataclass(frozen=True)
@@ -153,36 +158,29 @@ def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: 
 def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Row | str:
     """A topology's row, or why it has none."""
     world, per_node = topology.world_size, topology.workers_per_node
-    images, rest = divmod(work.global_batch_size, world * work.micro_batches)
-    if rest:
-        ways = f"{world} workers" + (f" x {work.micro_batches} micro-batches" if work.micro_batches > 1 else "")
-        return f"the global batch of {work.global_batch_size} is no multiple of {ways}"
+    if reason := _uneven(work, world):
+        return reason
+    images = work.global_batch_size // (work.micro_batches * (1 if work.pipeline else world))
     if means.gpus is not None and per_node > means.gpus:
         return f"the machine has {means.gpus} GPU{'s' * (means.gpus != 1)} for {per_node} workers"
     if topology.nodes > 1 and means.link is None:
         return "needs --link, the rate between nodes"
-    passes = measured.passes(images, per_node)
-    if isinstance(passes, str):
-        return passes
-    memory = measured.memory_mib(images, per_node)
+    step = _step(measured, work, topology, Route(means.link if topology.nodes > 1 else None, means.host), images)
+    if isinstance(step, str):
+        return step
+    memory = measured.memory_mib(images, per_node) if work.exchange.strategy in WHOLE else None
     if means.memory_mib is not None and memory is not None and memory > means.memory_mib:
         return f"a worker takes {memory:,.0f} MiB, and the GPU has {means.memory_mib:,.0f}"
-
-    route = Route(means.link if topology.nodes > 1 else None, means.host)
-    computing = passes.seconds.times(work.micro_batches)
-    exchange = exchanges.exposed(work.exchange, topology, route, passes.seconds.times(passes.backward))
-    waiting = _waiting(measured, work, topology, computing.mid)
-    optimizer = measured.optimizer(per_node)
-    step = computing + exchange + waiting + optimizer
 
     steps = work.steps * work.epochs
     evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
     checkpoint, once = measured.checkpoint().times(work.epochs), measured.once(topology.nodes)
-    total = step.times(steps) + evaluation + checkpoint + once
+    total = step.whole.times(steps) + evaluation + checkpoint + once
     parts = {
-        "computing": steps * (computing.mid + optimizer.mid),
-        "exchange": steps * exchange.mid,
-        "waiting": steps * waiting.mid,
+        "computing": steps * (step.computing.mid - step.bubble + step.optimizer.mid),
+        **({"bubble": steps * step.bubble} if work.pipeline else {}),
+        "exchange": steps * step.exchange.mid,
+        "waiting": steps * step.waiting.mid,
         "evaluation": evaluation.mid,
         "checkpoints": checkpoint.mid,
         "start-up": once.mid,
@@ -191,8 +189,67 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     bound = max(parts, key=lambda name: parts[name])
     same = [each.iteration for each in measured.samples if _is_same(each, topology, images, work)]
     known = sum(same) / len(same) if same and measured.speed == 1 else None
-    rate = step.under(work.global_batch_size)
-    return Row(str(topology), world, images, step, rate, 1.0, total, usd, parts, bound, known)
+    rate = step.whole.under(work.global_batch_size)
+    return Row(str(topology), world, images, step.whole, rate, 1.0, total, usd, parts, bound, known)
+
+
+def _uneven(work: Work, world: int) -> str:
+    """Why a global batch cannot be shared; empty when it can. A pipeline's micro-batches are of all of it."""
+    micro = f"{work.micro_batches} micro-batches"
+    ways = {counted(world, "worker") + f" x {micro}" * (work.micro_batches > 1): world * work.micro_batches}
+    if work.pipeline:
+        ways = {counted(world, "worker"): world, micro: work.micro_batches}
+    words = next((words for words, count in ways.items() if work.global_batch_size % count), "")
+    return words and f"the global batch of {work.global_batch_size} is no multiple of {words}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """The parts of a step in seconds; the ``bubble`` of a pipeline is how long its stages wait within ``computing``."""
+
+    computing: Span
+    exchange: Span
+    waiting: Span
+    optimizer: Span
+    bubble: float = 0.0
+
+    @property
+    def whole(self) -> Span:
+        """The whole step."""
+        return self.computing + self.exchange + self.waiting + self.optimizer
+
+
+def _step(measured: Measured, work: Work, topology: Topology, route: Route, images: int) -> Step | str:
+    """A step with so many images in a micro-batch, or why it is not known."""
+    world, per_node = topology.world_size, topology.workers_per_node
+    stages = work.pipeline.stages(world) if work.pipeline else None
+    if isinstance(stages, str):
+        return stages
+    passes = measured.passes(images, per_node)
+    if isinstance(passes, str):
+        return passes
+    if work.pipeline is None or stages is None:
+        is_sharded = work.exchange.strategy == "fsdp"
+        computing = passes.seconds.times(work.micro_batches)
+        hiding = computing if is_sharded else passes.seconds.times(passes.backward)
+        exchange = exchanges.exposed(work.exchange, topology, route, hiding)
+        waiting = _waiting(measured, work, topology, computing.mid)
+        # A sharded optimizer has a W-th of the parameters, but takes as many of them.
+        return Step(computing, exchange, waiting, measured.optimizer(per_node, 1 / world if is_sharded else 1.0))
+    of_all = passes.seconds.mid
+    data, backward = passes.data * of_all, passes.backward * of_all
+    forward = of_all - data - backward
+    schedule, exchange = pipelines.seconds(work.pipeline, stages, topology, route, images, forward, backward)
+    busy = work.micro_batches * (forward + backward)
+    return Step(
+        # The first stage's worker makes the whole global batch before its first pass.
+        passes.seconds.times((work.micro_batches * data + schedule) / of_all),
+        exchange,
+        _waiting(measured, work, topology, busy * max(stages.shares)),
+        # The first stage ends last, and then takes its own parameters' step; others have made theirs, or need longer.
+        measured.optimizer(per_node, stages.sizes[0], max(stages.sizes)),
+        schedule - busy / world,
+    )
 
 
 def _is_same(sample: Sample, topology: Topology, images: int, work: Work) -> bool:

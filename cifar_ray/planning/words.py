@@ -85,6 +85,9 @@ def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, 
         sentences.append("What an exchange costs the workers themselves is not known, and left out: give --host.")
     if exchange.strategy == "ddp":
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
+    if work.pipeline:
+        measured_here = "What share of the passes each stage has was measured on this machine's CPU"
+        sentences.append(f"{measured_here}; micro-batches of a step: {work.micro_batches}.")
     most = max(sample.nodes for sample in measured.samples)
     if nodes > most:
         more = f"Start-up is as measured on {counted(most, 'node')} at most; on more it takes longer, which is left out"

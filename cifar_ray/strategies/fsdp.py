@@ -146,18 +146,22 @@ def _sharded(context: StrategyContext) -> nn.Module:
     model = copy.deepcopy(context.model).to(memory_format=torch.contiguous_format)
     _share_buffers(context.model, model)
     mesh = init_device_mesh(context.worker.device.type, (context.worker.world_size,))
-    units = list(_units(model))
-    held = Counter(id(parameter) for unit in units for parameter in unit.parameters())
-    held.update(map(id, model.parameters(recurse=False)))
-    for unit in units:
-        if all(held[id(parameter)] == 1 for parameter in unit.parameters()):
-            fully_shard(unit, mesh=mesh)
+    for part in parts(model):
+        fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)  # what is left, and weights that several units have
     if dist.get_backend() == "gloo":  # it has no mean
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def parts(model: nn.Module) -> list[nn.Module]:
+    """The parts of a model that are gathered by themselves: those that share no weight with another."""
+    units = list(_units(model))
+    held = Counter(id(parameter) for unit in units for parameter in unit.parameters())
+    held.update(map(id, model.parameters(recurse=False)))
+    return [unit for unit in units if all(held[id(parameter)] == 1 for parameter in unit.parameters())]
 
 
 def _share_buffers(source: nn.Module, target: nn.Module) -> None:

@@ -124,6 +124,40 @@ def test_what_the_model_knows_nothing_of_is_refused(tmp_path: Path, capsys: pyte
     assert whole(f"--from {path} --strategy all_reduce --nodes 1", capsys)["plan"]["rows"]
 
 
+@pytest.mark.parametrize(("strategy", "images"), [("gpipe", 16), ("one_f_one_b", 16), ("model_parallel", 64)])
+def test_a_pipeline_is_planned_from_runs_of_one_worker(
+    strategy: str, images: int, runs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = whole(f"--from {runs} --strategy {strategy} --nodes 1,2 --link 10gbit", capsys)["plan"]
+    assert found["skipped"] == {"1x1": "a pipeline of one worker is plain training"}
+    (row,) = found["rows"]
+    assert row["images"] == images
+    # Two stages take half as long as one worker at best, and as long as it where one waits for the other.
+    alone = 64 / 1000
+    least, most = (1, 1.1) if strategy == "model_parallel" else (5 / 8, 1.3)
+    assert least * alone <= row["step_s"]["mid"] < most * alone
+    assert row["parts"]["bubble"] > 0
+
+
+def test_micro_batches_of_a_pipeline_are_those_that_the_runs_have_accumulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, made = tmp_path / "accumulated.json", run(8, accumulate="8", global_batch_size="64")
+    command = f"{COMMAND} --global-batch-size 64 --accumulate 8"
+    path.write_text(exported.text(study(replace(made, tags={**made.tags, "cifar_ray.command": command}))))
+    for strategy in ("gpipe", "one_f_one_b"):
+        found = whole(f"--from {path} --strategy {strategy} --nodes 2 --link 10gbit", capsys)["plan"]
+        assert [row["images"] for row in found["rows"]] == [8]
+
+
+def test_a_model_that_no_pipeline_can_train_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, made = tmp_path / "whole.json", run(64, model="speednet")
+    command = made.tags["cifar_ray.command"].replace("simple_cnn", "speednet")
+    path.write_text(exported.text(study(replace(made, tags={**made.tags, "cifar_ray.command": command}))))
+    _, err = planned(f"--from {path} --strategy gpipe", capsys, status=2)
+    assert err.startswith("error: --strategy must keep the model whole for --model speednet, ")
+
+
 def test_the_price_of_the_machine_that_was_measured_needs_no_factor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

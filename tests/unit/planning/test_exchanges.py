@@ -9,7 +9,7 @@ import pytest
 from cifar_ray import strategies
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange, link
-from cifar_ray.planning.exchange import STRATEGIES, Exchange, Gradients, Timeline
+from cifar_ray.planning.exchange import WHOLE, Exchange, Gradients, Timeline
 from cifar_ray.planning.link import Link, Route, Traffic
 from cifar_ray.planning.span import Span
 
@@ -43,7 +43,7 @@ def test_another_link_is_refused_with_what_it_may_be(text: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_bytes_are_those_that_the_strategy_states(name: str, world_size: int) -> None:
     stated = strategies.about(name).bytes.replace("G", "G * 1")
     # DDP and all_reduce hand G to a ring, local SGD all that it averages; the others state what they send.
@@ -56,8 +56,42 @@ def test_the_bytes_are_those_that_the_strategy_states(name: str, world_size: int
     assert sent.size == pytest.approx(factor * eval(stated, {}, variables))
 
 
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_what_fsdp_sends_is_what_it_states(world_size: int) -> None:
+    about = strategies.about("fsdp")
+    variables = {"W": world_size, "G": GRADIENTS.size, "L": 3}
+    over_nccl = of("fsdp", groups=GRADIENTS.sizes, has_trees=True)
+    sent = exchange.traffic(over_nccl, Topology(world_size, 1), Route(GIGABIT, None))
+    assert sent.messages == (world_size - 1) * eval(about.messages, {}, variables)
+    # Of what is handed over, a gathered part goes to W - 1 others, and of gradients a rank keeps a W-th.
+    handed = eval(about.bytes, {}, variables)
+    assert sent.size == sent.wire == pytest.approx(handed * 3 * (world_size - 1) / (world_size + 2))
+    over_gloo = exchange.traffic(of("fsdp", groups=GRADIENTS.sizes), Topology(world_size, 1), Route(GIGABIT, None))
+    assert over_gloo.size == pytest.approx(4 / 3 * sent.size)  # it scatters by an all-reduce
+
+
+def test_fsdp_gathers_weights_for_every_micro_batch_and_those_of_no_group_once() -> None:
+    groups, pair = GRADIENTS.sizes[:2], Topology(2, 1)
+    one, four = (
+        exchange.traffic(of("fsdp", groups=groups, micro_batches=count, has_trees=True), pair, Route(GIGABIT, None))
+        for count in (1, 4)
+    )
+    # Half of 9 MB twice and of 1 MB once are gathered, and half of 10 MB of gradients scattered once.
+    assert (one.messages, one.size) == (2 * 2 + 1 + 3, 9_500_000 + 5_000_000)
+    assert (four.messages, four.size) == (4 * (2 * 2 + 1) + 3, 4 * 9_500_000 + 5_000_000)
+
+
+def test_a_gpu_hides_what_fsdp_exchanges_or_not_and_a_cpu_waits_for_it() -> None:
+    route, pair, passes = Route(GIGABIT, None), Topology(2, 1), Span.exactly(0.1)
+    gpu = exchange.exposed(of("fsdp", groups=GRADIENTS.sizes, has_trees=True), pair, route, passes)
+    # 15 MB take 120 ms.
+    assert (gpu.low, gpu.mid, gpu.high) == pytest.approx((0.02, 0.07, 0.12))
+    cpu = exchange.exposed(of("fsdp", groups=GRADIENTS.sizes), pair, route, passes)
+    assert (cpu.low, cpu.high) == pytest.approx((0.16, 0.16))
+
+
 def test_a_worker_alone_and_workers_of_one_node_send_nothing_over_the_network() -> None:
-    for name in STRATEGIES:
+    for name in WHOLE:
         assert exchange.traffic(of(name), Topology(1, 1), Route(None, None)) == Traffic(0, 0, 0)
         together = exchange.traffic(of(name), Topology(1, 4), Route(None, None))
         assert together.wire == 0 < together.size, name

@@ -19,6 +19,7 @@ from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Work
+from cifar_ray.planning.pipeline import Pipeline
 from cifar_ray.reporting import exported
 from tests.support.studies import study, trial
 
@@ -188,6 +189,55 @@ def test_what_cannot_be_planned_is_said_with_the_reason() -> None:
     assert planned("1x2", gpus=1).skipped["1x2"] == "the machine has 1 GPU for 2 workers"
     assert planned("1x1", memory_mib=1063.0).skipped["1x1"] == "a worker takes 1,064 MiB, and the GPU has 1,063"
     assert planned("2x1", memory_mib=1064.0).rows, "a smaller share of the batch takes no more"
+
+
+def piped(micro_batches: int = 4, by_turns: bool = False) -> Work:
+    """Two units as slow, of which the second has nine tenths of the parameters; each hands on 1 kB for an image."""
+
+    def cut(seconds: Sequence[float], stages: int) -> list[slice]:
+        return [slice(0, 1), slice(1, 2)]
+
+    made = Pipeline(((1.0, 1000.0, 10), (1.0, 1000.0, 90)), cut, micro_batches, by_turns)
+    return replace(work(strategy="gpipe"), micro_batches=micro_batches, pipeline=made)
+
+
+def test_a_pipeline_computes_all_images_in_stages_and_waits_in_between() -> None:
+    (row,) = planned("2x1", of=piped(), link=Link(16e6)).rows
+    assert (row.images, row.workers) == (16, 2)
+    # Passes of 16 images take 18 ms: 9 on each of two stages, 4 + 1 times; a message takes 1 ms. The last of the four
+    # activations, and a gradient, are waited for; by turns, all that the second stage receives, and then the first.
+    assert row.parts["computing"] == pytest.approx(200 * (0.036 + (0.1 + 0.9) / 2 * 0.001))
+    assert row.parts["bubble"] == pytest.approx(200 * 0.009)
+    assert row.parts["exchange"] == pytest.approx(200 * (0.002 + 0.008) / 2, rel=0.01)
+    assert row.step_s.mid == pytest.approx(sum(row.parts[part] for part in ("computing", "bubble", "exchange")) / 200)
+    one_node = planned("1x2", of=piped(), link=None)
+    assert rows(one_node)["1x2"].parts["exchange"] == 0
+
+
+def test_a_pipeline_makes_the_whole_batch_before_its_first_pass() -> None:
+    # A quarter of a micro-batch's 72 ms is making it: four times 18, and five times half of the other 54.
+    slow = sample(16, data=0.018, forward=0.018, backward=0.036, iteration=0.073)
+    (row,) = planned("2x1", of=piped(), on=runs(slow)).rows
+    assert row.step_s.mid == pytest.approx(4 * 0.018 + 5 * 0.027 + 0.0005, abs=0.001)
+
+
+def test_a_pipeline_that_cannot_be_is_said_with_the_reason() -> None:
+    skipped = planned("1x1", "2x1", "4x1", "3x1", of=piped()).skipped
+    assert skipped == {
+        "1x1": "a pipeline of one worker is plain training",
+        "3x1": "the global batch of 64 is no multiple of 3 workers",
+        "4x1": "the model has 2 layers with parameters to cut into 4 stages",
+    }
+    assert planned("2x1", of=piped(5)).skipped["2x1"] == "the global batch of 64 is no multiple of 5 micro-batches"
+    # What a stage holds is not known, so it is not compared.
+    assert planned("2x1", of=piped(), memory_mib=1.0).rows
+
+
+def test_a_sharded_optimizer_takes_a_share_of_its_time_or_all_of_it() -> None:
+    made = replace(work(strategy="fsdp"), exchange=replace(work().exchange, strategy="fsdp", groups=(1_000_000,) * 10))
+    whole, sharded = (planned("2x1", of=each).rows[0] for each in (work(), made))
+    assert whole.parts["computing"] - sharded.parts["computing"] == pytest.approx(200 * 0.00025)
+    assert sharded.parts["exchange"] == pytest.approx(2 * whole.parts["exchange"])
 
 
 def recorded(topology: str = "1x1", batch: int = 64, seed: int = 0, **changes: Any) -> Any:
