@@ -78,7 +78,8 @@ def work(words: list[str]) -> None:
         assert outcome.steps is not None
         found = {"verdict": asdict(explain(outcome.steps)), "step_s": outcome.times["time/iteration_mean_s"]}
         found["cpu_wait"] = [rank.cpu_wait for rank in outcome.steps.ranks]
-        (folder / "verdict.json").write_text(json.dumps(found))
+        (folder / "made.json").write_text(json.dumps(found))
+        (folder / "made.json").rename(folder / "verdict.json")
 
 
 @contextlib.contextmanager
@@ -170,8 +171,9 @@ def train(given: argparse.Namespace, topology: str, case: str, step_s: float) ->
         words += [str(given.steps), "--global-batch-size", str(given.images), "--cpus-per-worker", "1"]
         words += ["--precision", "fp32", "--device", "cpu", "--test-images", "100", "--storage", str(folder)]
         processes = stack.enter_context(started(topology, words, env, folder))
-        while (ends := [process.poll() for process in processes]) != [0] * len(processes):
-            if any(ends):
+        # The verdict comes from all ranks. After it, a torchrun may complain that another left first.
+        while not (folder / "verdict.json").exists():
+            if any(process.poll() is not None for process in processes) and not (folder / "verdict.json").exists():
                 raise ChildProcessError(network.last_words((folder / "0.txt").read_text(errors="replace")))
             time.sleep(0.1)
         return {**json.loads((folder / "verdict.json").read_text()), "load": load}

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Literal
 import pandas as pd
 
 from cifar_ray import __version__, tracking
-from cifar_ray.config import commands, files, flags
+from cifar_ray.config import commands, files, flags, option
 from cifar_ray.config.commands import ReportCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import (
@@ -149,17 +150,19 @@ def _build(study: Study, baseline: str | None, price: Price | None, targets: Seq
 
 
 def _together(study: Study, tasks: Sequence[Report]) -> Report:
-    """One report of all runs of a study, from those by task."""
+    """One report of all runs of a study, from those by task; tasks of one name are told apart by their data sets."""
+    times = Counter(each.study.task.name for each in tasks)
+    labels = [each.study.task.name + f" of {_data(each.study)}" * (times[each.study.task.name] > 1) for each in tasks]
     charts = [
-        [replace(chart, key=f"{name}_{chart.key}", title=f"{chart.title} ({name})") for chart in each.charts]
-        for each, name in ((each, re.sub(r"\W", "_", each.study.task.name)) for each in tasks)
+        [replace(chart, key=f"{key}_{chart.key}", title=f"{chart.title} ({label})") for chart in each.charts]
+        for each, label, key in ((each, label, re.sub(r"\W", "_", label)) for each, label in zip(tasks, labels))
     ]
     return replace(
         tasks[0],
         study=study,
         findings=[
-            replace(finding, title=f"{each.study.task.name}: {finding.title}")
-            for each in tasks
+            replace(finding, title=f"{label}: {finding.title}")
+            for each, label in zip(tasks, labels)
             for finding in each.findings
         ],
         cautions=list(dict.fromkeys(caution for each in tasks for caution in each.cautions)),
@@ -168,6 +171,10 @@ def _together(study: Study, tasks: Sequence[Report]) -> Report:
         data={name: pd.concat([each.data[name] for each in tasks], ignore_index=True) for name in tasks[0].data},
         charts=[chart for row in zip_longest(*charts) for chart in row if chart is not None],
     )
+
+
+def _data(study: Study) -> str:
+    return " and ".join(dict.fromkeys(option.short(trial.dataset) for trial in study.trials))
 
 
 def results(

@@ -33,5 +33,6 @@ def test_its_files_make_the_report_again(folder: Path) -> None:
     study = exported.together([exported.read(EXPORTED[name]) for name in files], hold)
     made = replace(report.build(study, baseline, targets=targets), written=written[1], version=written[2])
     assert pages.markdown(made) == committed
+    assert sorted(chart.key for chart in made.charts) == sorted(path.stem for path in folder.glob("charts/*.png"))
     assert data.csv_text(made.data["figures"]) == (folder / "figures.csv").read_text()
     assert data.csv_text(made.data["runs"]) == (folder / "runs.csv").read_text()
