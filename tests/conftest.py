@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def pytest_collection_finish() -> None:
-    """What is imported stays: passes of the garbage collector leave it out until this process ends."""
-    gc.freeze()
-    atexit.register(gc.unfreeze)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays: passes of the garbage collector leave it out, now and until this process ends."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,4 +96,5 @@ def small() -> TrainConfig:
     from cifar_ray.training import recipe
 
     usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 2, "precision": "fp32", "log_every": 5}
+    usual |= {"global_batch_size": 32, "steps_per_epoch": 11, "lr": 0.05}
     return recipe.resolve(TrainConfig(**usual, cpus_per_worker=1))

@@ -29,6 +29,7 @@ SHORT["cpus_per_worker"] = 1  # several threads are slow where other tests run b
 CASES = [(name, precision) for name in sorted(ARCHITECTURES) for precision in ("fp32", "bf16")]
 CASES += [("simple_cnn", "fp16"), ("resnet", "fp16")]
 LONG = {("speednet", "bf16"), ("simple_cnn", "fp16"), ("resnet", "fp16")}  # minutes where a processor lacks them
+LONG |= {("simple_cnn", "bf16"), ("vit", "bf16")}  # as resnet in bf16
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def named_like_libraries(folder: Path) -> None:
         (folder / f"{name}.py").write_text("raise SystemExit(3)\n")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_files_named_like_libraries_hide_nothing_from_the_workers_of_a_ray_started_here(person: Person) -> None:
     named_like_libraries(person.home)

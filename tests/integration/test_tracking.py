@@ -316,7 +316,9 @@ def test_the_models_that_are_asked_for_are_logged(
     assert asked == logged
 
 
-@pytest.mark.parametrize("harm", [away, pytest.param(locked, marks=pytest.mark.slow)])  # each try of one takes 20 s
+@pytest.mark.parametrize(
+    "harm", [away, pytest.param(locked, marks=[pytest.mark.slow, pytest.mark.extended])]
+)  # each try of one takes 20 s
 def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
     harm: Callable[[MlflowClient], AbstractContextManager[None]],
     client: MlflowClient,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ def room_of(parts: tuple[str, ...]) -> str:
     return ".".join(parts[: 2 if parts[0] == "orchestration" else 1])
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports anywhere, dotted."""
     found = set()

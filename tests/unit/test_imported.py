@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 LIBRARIES = {
     "jsonschema", "matplotlib", "mlflow", "numpy", "pandas", "pyarrow", "ray", "scipy", "sklearn", "torch", "torchmetrics", "torchvision",
 }  # fmt: skip
@@ -32,6 +34,7 @@ assert "cifar_ray.training.loop" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_process_imports_only_the_libraries_that_it_needs() -> None:
     code = f"LIBRARIES = {LIBRARIES!r}{IMPORTS}"
     words = [sys.executable, "-c", code, json.dumps(list(IMPORTED))]

@@ -42,6 +42,7 @@ def test_other_files_hide_nothing(here: Path) -> None:
     imports.refuse_hiding(Path(pytest.__file__).parents[1])
 
 
+@pytest.mark.slow
 def test_helpers_and_modules_of_the_users_do_not_take_libraries_from_the_working_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_damaged_or_missing_file_is_named_with_what_to_do(real: Path, name: st
         data.load(name, str(real))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_what_an_old_torchvision_has_left_is_not_read(real: Path) -> None:
     processed = real / "MNIST" / "processed"

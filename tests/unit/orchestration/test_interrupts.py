@@ -2,6 +2,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 TWICE_THREE_SIGNALS = """
 import os, signal, time
 from cifar_ray.orchestration.run import interrupts
@@ -15,6 +17,7 @@ for apart in (0, 1.1):
 """
 
 
+@pytest.mark.slow
 def test_signals_that_come_together_are_one_and_the_third_after_a_while_ends_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", TWICE_THREE_SIGNALS], capture_output=True, text=True)
     assert ended.returncode == 128 + signal.SIGTERM

@@ -62,7 +62,13 @@ def test_a_run_says_what_is_in_a_folder_of_images(
     folder_of_digits(tmp_path / "images", 100)
     (tmp_path / "images" / "train" / "3" / "1.heic").touch()
     own = recipe.resolve(
-        replace(config, dataset=f"folder:{tmp_path}/images", data_dir=str(tmp_path), global_batch_size=10)
+        replace(
+            config,
+            dataset=f"folder:{tmp_path}/images",
+            data_dir=str(tmp_path),
+            global_batch_size=10,
+            steps_per_epoch=None,
+        )
     )
     with Console() as console:
         driver._read(own, console)
@@ -98,8 +104,8 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     ],
 )
 def test_the_room_for_a_checkpoint_is_known_beforehand(values: dict, digits: Dataset, tmp_path: Path) -> None:
-    usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "batch_size": 718, "precision": "fp32"}
-    config = resolved(usual, **values)
+    usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "batch_size": 16, "precision": "fp32"}
+    config = resolved(usual, steps_per_epoch=2, **values)
     outcome = train_here(config, digits, tmp_path)
     taken = sum(file.stat().st_size for file in Path(outcome.checkpoint).iterdir())
     assert preflight.checkpoint_bytes(config) <= taken <= preflight.checkpoint_bytes(config) + 200_000

@@ -20,6 +20,7 @@ def test_there_are_some() -> None:
     assert len(EXPORTED) == len(list(STUDIES.glob("*/*.json")))  # a report names its files without their folders
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_its_files_make_the_report_again(folder: Path) -> None:
     committed = (folder / "report.md").read_text()

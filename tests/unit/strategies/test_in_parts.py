@@ -36,11 +36,11 @@ def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
     ("strategy", "values", "bubble"),
     [
         ("model_parallel", {}, 1 / 2),
-        ("model_parallel", {**RESNET, "precision": "bf16"}, 1 / 2),
+        pytest.param("model_parallel", {**RESNET, "precision": "bf16"}, 1 / 2, marks=pytest.mark.slow),
         ("gpipe", {"pipeline": {"micro_batches": 4}}, 1 / 5),
         ("one_f_one_b", {"pipeline": {"micro_batches": 2}, **ADAM}, 1 / 3),
         ("fsdp", ADAM, None),
-        ("fsdp", {"accumulate": 2}, None),
+        pytest.param("fsdp", {"accumulate": 2}, None, marks=pytest.mark.slow),
     ],
 )
 def test_a_model_in_parts_learns_what_one_worker_learns(

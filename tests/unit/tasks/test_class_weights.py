@@ -65,6 +65,7 @@ def test_the_loss_is_the_weighted_mean_over_a_global_batch(values: dict[str, obj
     assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "labels", weighted_mean), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     reproducible = partial(config, strategy="reproducible", model="resnet", resnet=ResNetOptions((1, 1), 8))
     digests = {digest(snapshot) for snapshot in train_everywhere(reproducible, tmp_path, stop_after=3)}

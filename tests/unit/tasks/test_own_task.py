@@ -61,6 +61,7 @@ def test_the_loss_is_the_mean_over_all_that_counts_in_a_global_batch(values: dic
     assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "ink", mean_of_known), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     reproducible = partial(config, strategy="reproducible", **RESNET, log_every=1, steps_per_epoch=4)
     snapshots = train_everywhere(reproducible, tmp_path, stop_after=3)
@@ -80,7 +81,7 @@ def test_figures_are_those_of_all_workers_together() -> None:
 
 
 def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -> None:
-    asked = config(**RESNET, epochs=4, keep_checkpoints=1, lr=0.1, val_share=0.2)
+    asked = config(**RESNET, epochs=4, steps_per_epoch=8, keep_checkpoints=1, lr=0.1, val_share=0.2)
     outcome = train_here(asked, data.read(asked), tmp_path, recorder := Recorder())
     errors = [epoch.row.metrics["val/rmse"] for epoch in recorder.epochs]
     assert outcome.metrics["best/rmse"] == min(errors)

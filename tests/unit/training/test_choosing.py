@@ -84,6 +84,7 @@ def test_no_choice_reads_the_test_images(tmp_path: Path) -> None:
         assert first[name] != other[name]
 
 
+@pytest.mark.slow
 def test_the_same_bits_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     dataset = data.read(validated("1x1"))
     outcomes = [train_here(validated("1x1"), dataset, tmp_path / "1x1")]

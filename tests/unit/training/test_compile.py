@@ -35,6 +35,9 @@ from tests.unit.strategies.test_exchange import BATCH, backward, micro_batches, 
 SMALL = {"dataset": "digits", "model": "resnet", "resnet": ResNetOptions((1,), 4), "augment": "none"}
 SHORT = {"precision": "fp32", "global_batch_size": 64, "epochs": 2, "steps_per_epoch": 4, "log_every": 1}
 config = partial(resolved, {**SMALL, **SHORT})
+DEEP = dict.fromkeys(("resnet50", "vgg11", "vit", "unet", "segnet"), (pytest.mark.slow,))
+DEEP["resnet18"] = (pytest.mark.slow, pytest.mark.extended)  # more of the blocks that resnet has
+"""Networks whose graph takes torch more than a second."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +81,7 @@ def losses(recorder: Recorder) -> list[float]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ())
+        pytest.param(name, marks=DEEP.get(name, ()))
         for name in get_args(ModelName)
         if name != "lstm"  # torch.compile takes no recurrent layers
     ],

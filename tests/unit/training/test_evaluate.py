@@ -122,7 +122,7 @@ def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
     assert torch.equal(model.norm.running_mean, before)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_figures_are_those_of_the_saved_model_in_float32(
     precision: Literal["bf16", "fp16"],
     small: TrainConfig,

@@ -143,7 +143,7 @@ def test_an_evaluation_leaves_the_trunk_in_evaluation_mode(digits: Dataset, tmp_
 @pytest.mark.parametrize(
     ("values", "interrupted"),
     [
-        ({"optimizer": "sgd"}, ((3, 7),)),
+        pytest.param({"optimizer": "sgd"}, ((3, 7),), marks=pytest.mark.slow),
         ({"optimizer": "adamw", "ema": 0.9, "lr_scale": ("[0-3]=0.1",)}, ((4,),)),
         pytest.param({"optimizer": "sgd"}, ((2,), (4,), (5,), (11,)), marks=LONG),
         pytest.param({"model": "speednet", "freeze": ("2", "4")}, ((3, 7),), marks=LONG),

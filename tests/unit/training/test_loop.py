@@ -27,7 +27,7 @@ from tests.support.helpers import Recorder, Stopped, forge, train_here
 
 
 def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    config = replace(small, epochs=5, global_batch_size=32)
+    config = replace(small, epochs=5, steps_per_epoch=None)
     outcome = train_here(config, digits, tmp_path, recorder := Recorder())
     assert outcome.metrics["test/accuracy"] > 0.8
     assert recorder.begun == [
@@ -96,7 +96,7 @@ def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: P
         for step in range(11):
             for group in sgd.param_groups:
                 group["lr"] = 0.05 * min((11 * epoch + step + 1) / 5.5, 1.0)
-            batch = order.global_batch(order.permutation(0, epoch, 1437), step, 128)
+            batch = order.global_batch(order.permutation(0, epoch, 1437), step, 32)
             inputs = augment.Normalise(digits.spec)(augment.crop_and_flip(images[batch], batch, 0, epoch, False))
             loss = torch.nn.functional.cross_entropy(model(inputs), labels[batch], label_smoothing=0.1)
             sgd.zero_grad()
@@ -172,7 +172,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_kept(
         train_here(wild, digits, tmp_path)
     with pytest.raises(DivergedError, match="at step 11"):
         train_here(replace(wild, log_every=1000), digits, tmp_path)
-    whole = replace(wild, global_batch_size=1437, log_every=1000, epochs=1)  # one step: its loss is that of before it
+    whole = replace(
+        wild, global_batch_size=1437, steps_per_epoch=1, log_every=1000, epochs=1
+    )  # one step: its loss is that of before it
     with pytest.raises(DivergedError, match="at step 1"):
         train_here(whole, digits, tmp_path)
     assert checkpoint.every(tmp_path) == []
@@ -282,7 +284,7 @@ def test_every_second_is_in_its_phase(
             "time/epoch_mean_s": times["time/training_s"],
         }
     )
-    assert times["images_per_s"] == pytest.approx(128 / (1 + 8 * 4_001))
+    assert times["images_per_s"] == pytest.approx(32 / (1 + 8 * 4_001))
 
 
 def test_the_wall_time_of_a_resumed_run_is_that_at_its_checkpoint_and_the_new_process(
@@ -315,7 +317,7 @@ def test_an_epochs_throughput_counts_the_images_of_all_workers(
 ) -> None:
     train_here(replace(small, epochs=1, **values), digits, tmp_path, recorder := Recorder())  # type: ignore[arg-type]
     figures = recorder.epochs[0].row.metrics
-    assert figures["epoch_images_per_s"] == pytest.approx(11 * 128 / figures["epoch_s"])
+    assert figures["epoch_images_per_s"] == pytest.approx(11 * 32 / figures["epoch_s"])
 
 
 def test_only_one_process_trains_into_a_folder(

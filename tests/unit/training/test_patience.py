@@ -76,6 +76,7 @@ def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_pat
         assert first.metrics[name] != other.metrics[name]
 
 
+@pytest.mark.slow
 def test_the_same_end_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     config = impatient("1x2", patience=2)
     dataset = data.read(config)

@@ -31,6 +31,7 @@ def words(folder: Path, *more: str) -> list[str]:
     return [*given.split(), "--storage", str(folder), *more]
 
 
+@pytest.mark.slow
 def test_one_worker_trains_prints_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun = time.time() - 100
     first = torchrun.main(words(tmp_path, "--epochs", "1"), begun)
@@ -154,6 +155,7 @@ runpy.run_module("cifar_ray.training", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "status", "told"),
     [
