@@ -73,7 +73,9 @@ def test_a_search_over_texts_goes_by_their_validation_accuracy_and_patience_ends
         assert runs[name].data.metrics["best/accuracy"] == max(values)
     assert min(map(len, measured.values())) < 8
     top = max(map(max, measured.values()))
-    assert [name for name in runs if f"best run    {name}: validation accuracy {top:.2%}, " in output]
+    named = re.search(rf"^best run +(.*): validation accuracy {top:.2%}, ", output, flags=re.MULTILINE)
+    assert named
+    assert max(measured[named[1]]) == top
 
 
 @pytest.mark.fault
