@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cifar_ray import models, strategies
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.strategies.options import PipelineOptions
-from cifar_ray.training import checkpoint
+from cifar_ray.training import checkpoint, probe
 from tests.support.helpers import Recorder, Steps, small_config, steps_on_ranks, train_on_ranks
 
 NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
@@ -143,3 +144,7 @@ def test_a_step_costs_what_the_strategy_says(strategy: str) -> None:
     assert ranks[0].activations > 0
     assert sum(rank.messages for rank in ranks) == eval(about.messages, values)
     assert sum(rank.bytes for rank in ranks) == eval(about.bytes, values)
+    # Those that a plan takes, wherever this run was cut.
+    sent = [unit.sent for unit in probe.readiness(wanted, 4, 1).units[:-1]]
+    at_once = wanted.global_batch_size // values["M"]
+    assert ranks[0].activations in {at_once * sum(cuts) for cuts in itertools.combinations(sent, 2)}
