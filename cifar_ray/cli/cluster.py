@@ -24,7 +24,7 @@ from cifar_ray.display.run import Console
 Commands = Mapping[str, tuple[Callable[[Any], int], Any, str]]
 """Name -> what runs it, the dataclass of its options or the commands below it, and a summary."""
 
-BY_WORDS = ("train", "resume", "sweep", "submit", "cluster")
+BY_WORDS = ("train", "resume", "sweep", "plan", "submit", "cluster")
 """The commands that read their words themselves; the others are called with a dataclass."""
 
 

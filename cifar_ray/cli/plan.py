@@ -1,21 +1,23 @@
-"""``cifar-ray plan``: what a training would take, from finished runs, a link and a price."""
+"""``cifar-ray plan``: what a training would take, from short runs or finished ones, a link and a price."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray.cli import early, output
-from cifar_ray.config import command_line, errors, limits, runfile, schema
+from cifar_ray.cli import early, output, probe
+from cifar_ray.config import command_line, errors, flags, limits, runfile, schema
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.plan_command import PlanCommand
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.run import Console
+from cifar_ray.planning import chart, measured, model
 from cifar_ray.planning import link as links
-from cifar_ray.planning import measured, model, words
+from cifar_ray.planning import words as words_of
 from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured
@@ -23,6 +25,7 @@ from cifar_ray.planning.model import Means, Plan, Work
 from cifar_ray.planning.pipeline import PIPELINES, Pipeline
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Trial
 
 if TYPE_CHECKING:  # imports torch
@@ -45,22 +48,34 @@ class Planned:
     notes: tuple[str, ...]
 
 
-def show(command: PlanCommand) -> int:
+def show(words: Sequence[str]) -> int:
     """``cifar-ray plan``."""
+    asked = command_line.plan(words)
+    command = asked.options
     price = cost.checked(command.price)
     link, host = _link("link", command.link), _link("host", command.host)
     if command.budget is not None and price is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
+    picture = None if command.chart is None else chart.file(command.chart)
+    topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     in_store = early.check_studies(command.from_, command.tracking_uri)
-    with output.progress(command.json), early.loading("loading PyTorch" + " and MLflow" * bool(in_store)):
-        from cifar_ray.reporting import exported, report
-        from cifar_ray.training import probe
+    with output.progress(command.json):
+        trained = None
+        if asked.training is not None:
+            refuse = partial(_refuse, price=price, speed=command.speed_factor)
+            trained = probe.run(asked, asked.training, topologies, words, refuse)
+        with early.loading("loading PyTorch" + " and MLflow" * bool(in_store)):
+            from cifar_ray.reporting import exported, report
+            from cifar_ray.training import probe as passes
 
-        study = exported.together(report.read(command.from_, command.tracking_uri), "global_batch")
-        runs, trial, notes = measured.of_study(study, command.model)
-        runs = _on(runs, price, command.speed_factor)
-        config = training(trial, command.strategy, command.epochs, command.global_batch_size)
-        readiness = probe.readiness(config, _IMAGES, config.cpus_reserved)
+            read = (command.from_, command.tracking_uri) if trained is None else ((trained.name,), trained.tracking_uri)
+            runs, trial, notes = measured.of_study(exported.together(report.read(*read), "global_batch"), command.model)
+            runs = _on(runs, price, command.speed_factor)
+            if trained is None:
+                config = training(trial, command.strategy, command.epochs, command.global_batch_size)
+            else:
+                config = dataclasses.replace(trained.training, precision=trial.params["precision"])
+            readiness = passes.readiness(config, _IMAGES, config.cpus_reserved)
     work = work_of(config, readiness, runs.device, trial)
     host = host or model.host(runs, work.exchange)
     has_gpus = price is not None and price.gpu != ""
@@ -73,15 +88,34 @@ def show(command: PlanCommand) -> int:
         deadline_s=limits.seconds(command.deadline) if command.deadline else None,
         budget_usd=command.budget,
     )
-    topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     plan = model.plan(runs, work, topologies, means)
+    title, unit = f"{config.model} on {config.dataset}", trial.task.unit
     words_of_price, most = price.words if price else "", max(command.nodes)
-    notes += words.notes(runs, work, means, most, words_of_price, config.model, config.dataset)
+    notes += words_of.notes(runs, work, means, most, words_of_price, title, unit)
     if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
+    if trained is not None:
+        same = f"--strategy {config.strategy} --global-batch-size {config.global_batch_size} --epochs {config.epochs}"
+        again = f"cifar-ray plan --from {trained.name} {same}{stores.flag(trained.tracking_uri)}"
+        notes.append(f"The runs are sweep {trained.name}; `{again}` plans from them again.")
     planned = Planned(plan, tuple(notes))
-    output.show(planned, command.json, lambda: words.show(planned.plan, means, planned.notes, Console()))
+    output.show(planned, command.json, lambda: words_of.show(plan, means, notes, Console(), unit))
+    if picture is not None and plan.rows:
+        chart.write(picture, plan, means, f"{title}, {config.strategy}")
+        flags.note(str(picture))
     return 0 if plan.rows else 1
+
+
+def _refuse(planned: ResolvedConfig, here: Measured | None, price: Price | None, speed: float | None) -> None:
+    """Refuse what cannot be planned, before anything is trained ``here``, which is None where it is trained elsewhere.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if has := _unknown(planned):
+        raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
+    if here is not None:
+        _on(here, price, speed)
 
 
 def _link(key: str, text: str | None) -> Link | None:
@@ -136,14 +170,19 @@ def training(
         if strategy != "model_parallel" and asked.accumulate > 1:  # the run computed micro-batches of that size
             changes["pipeline"] = dataclasses.replace(asked.pipeline, micro_batches=asked.accumulate)
     config = recipe.resolve(dataclasses.replace(asked, **changes))
-    unknown = {  # what they exchange is not in the model
+    if has := _unknown(config):
+        raise ConfigError("from_", f"must name runs without {has}, and {trial.name} has it")
+    return config
+
+
+def _unknown(config: ResolvedConfig) -> str:
+    """The option of a training whose exchange is not in the model; empty where it has none."""
+    given = {
         "--freeze": bool(config.freeze),
         "--sync-batchnorm": config.sync_batchnorm,
         "--ddp.comm-hook powersgd": config.ddp.comm_hook == "powersgd",
     }
-    if has := [flag for flag, is_given in unknown.items() if is_given]:
-        raise ConfigError("from_", f"must name runs without {has[0]}, and {trial.name} has it")
-    return config
+    return next((flag for flag, is_given in given.items() if is_given), "")
 
 
 def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:

@@ -14,9 +14,17 @@ from cifar_ray import __version__
 from cifar_ray.config import addresses, flags, runfile, schema, sweepfile
 from cifar_ray.config.commands import ResumeCommand, SweepCommand, TrainCommand
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.plan_command import PlanCommand, PlanOptions
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 
+_NOT_PROBED = {
+    **dict.fromkeys(("topology", "elastic"), "give --nodes and --workers"),
+    "batch_size": "give --global-batch-size",
+    "steps_per_epoch": "it plans whole epochs",
+    "run_name": "give --name",
+    **dict.fromkeys(("max_time", "max_cost"), "give --deadline and --budget"),
+}  # option of a run -> what to do instead to plan one
 _NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
 
 SUBMITTED_WITH = "CIFAR_RAY_SUBMITTED_WITH"
@@ -64,6 +72,21 @@ class SweepRequest:
     quiet: bool = False
     retry_failed: bool = False
     limits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What ``cifar-ray plan`` is asked for.
+
+    Attributes:
+        options: what to plan, and for which machines.
+        train: options of the runs that are to be trained here, by field.
+        training: what is planned, where it is trained here; None where finished runs are given.
+    """
+
+    options: PlanOptions
+    train: Mapping[str, Any]
+    training: TrainConfig | None
 
 
 def greet() -> None:
@@ -155,3 +178,27 @@ def sweep(words: Sequence[str]) -> SweepRequest:
             raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None
         raise
     return SweepRequest(config, config.name, file, is_named="name" in values, quiet=quiet)
+
+
+def plan(words: Sequence[str]) -> PlanRequest:
+    """The plan that ``cifar-ray plan`` is asked for.
+
+    Raises:
+        ConfigError: on an option or a value that there is not, or on options that do not go together.
+    """
+    values = flags.parse(PlanCommand, words, "cifar-ray plan")
+    own = {field.name for field in dataclasses.fields(PlanOptions)}
+    options: PlanOptions = schema.build(PlanOptions, {name: value for name, value in values.items() if name in own})
+    train = {name: value for name, value in values.items() if name not in own}
+    if options.from_:
+        if other := next(iter([*schema.flatten(train), *(["name"] if options.name else [])]), None):
+            raise ConfigError(
+                other, "is for runs that are trained here, and --from names others; leave out one of both"
+            )
+        return PlanRequest(options, {}, None)
+    if unfit := next((name for name in train if name in _NOT_PROBED), None):
+        raise ConfigError(unfit, f"is not for cifar-ray plan: {_NOT_PROBED[unfit]}")
+    shared = {name: value for name in ("model", "tracking_uri") if (value := getattr(options, name)) is not None}
+    asked = {name: getattr(options, name) for name in ("strategy", "global_batch_size", "epochs")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return PlanRequest(options, {**train, **shared}, runfile.merge(TrainConfig(), {**train, **shared, **given}))

@@ -194,7 +194,7 @@ def _section(name: str) -> str:
 
 def _belongs(field: dataclasses.Field[Any]) -> str:
     """For which choice a field of a run is, as a sentence; for which it is not, if they are fewer."""
-    for kind, owners in (field.metadata["only"] or {}).items():
+    for kind, owners in (field.metadata.get("only") or {}).items():
         others = [name for name in _choices(schema.field_types(TrainConfig)[kind]) if name not in owners]
         if len(others) < len(owners):
             return f"Not with --{kind} {one_of(others)}."

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator
 from cifar_ray.config.commands import ResultAsJson
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, Counts, Positive
+from cifar_ray.config.sections import Name
+from cifar_ray.config.train import TrainConfig
 
 PlannedName = Literal[
     "ddp",
@@ -31,32 +33,28 @@ def _commas(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCommand(ResultAsJson):
-    """Say what a training would take on other machines, from what finished runs have measured.
+class PlanOptions(ResultAsJson):
+    """What to plan, for which machines, and from which runs."""
 
-    A run tells how long its passes take with as many images per worker and micro-batch as it had. With fewer, as more
-    workers have of one global batch, it takes runs of two sizes at least.
-    """
+    from_: tuple[str, ...] = ()
+    """Plan from these instead of training: names of finished runs or sweeps of one model on one kind of machine, or
+    .json files of cifar-ray export."""
 
-    EXAMPLES = (
-        "  cifar-ray plan --from sizes --nodes 1,2,4,8 --link 10gbit --price 0.80\n"
-        "  cifar-ray plan --from sizes --nodes 1,2,4,8 --link 10gbit --price 0.80 --deadline 1h --budget 2",
-    )
-
-    from_: tuple[str, ...]
-    """Names of finished runs or sweeps of one model on one kind of machine, or .json files of cifar-ray export."""
+    name: Name | None = None
+    """Name of the sweep that is trained here, to plan from again with --from. Default: one made from the model and the
+    time."""
 
     model: str | None = None
-    """Which of their models to plan. Default: the one that they have."""
+    """Model to plan. Default: as cifar-ray train has it; with --from, the one that the runs have."""
 
     strategy: PlannedName | None = None
-    """Default: that of the first run."""
+    """Strategy to plan. Default: as cifar-ray train has it; with --from, that of the first run."""
 
     global_batch_size: Count | None = None
-    """Images per step over all workers. Default: that of the first run."""
+    """Images per step over all workers. Default: as cifar-ray train has it; with --from, that of the first run."""
 
     epochs: Count | None = None
-    """Epochs to train. Default: those of the first run."""
+    """Epochs to train. Default: as cifar-ray train has it; with --from, those of the first run."""
 
     nodes: Annotated[Counts, BeforeValidator(_commas)] = (1, 2, 4, 8)
     """Numbers of machines, such as 1,2,4."""
@@ -78,7 +76,7 @@ class PlanCommand(ResultAsJson):
     cluster file."""
 
     speed_factor: Positive | None = None
-    """How many times as fast as in the runs a worker computes on the machine of --price."""
+    """How many times as fast as where it was measured a worker computes on the machine of --price."""
 
     deadline: DurationText | None = None
     """What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m."""
@@ -86,4 +84,25 @@ class PlanCommand(ResultAsJson):
     budget: Positive | None = None
     """What the whole run may cost in USD, at --price."""
 
+    chart: str | None = None
+    """Also draw the plan: a file that ends in .svg or .png. An earlier file is overwritten."""
+
     tracking_uri: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand(PlanOptions, TrainConfig):  # type: ignore[misc]  # here, what is not given is not the usual
+    """Say what a training would take on other machines: train a few short runs on this one, or take finished ones.
+
+    Without --from, options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is
+    measured by itself, in some 40 steps.
+    """
+
+    USUAL = (
+        *("model", "dataset", "global_batch_size", "epochs", "strategy", "nodes", "workers", "link", "host", "price"),
+        *("speed_factor", "deadline", "budget", "from_", "name", "chart", "json"),
+    )
+    EXAMPLES = (
+        "  cifar-ray plan --model vit --global-batch-size 512 --nodes 1,2,4,8 --link 10gbit --price 0.80\n"
+        "  cifar-ray plan --from sizes --nodes 1,2,4,8 --link 10gbit --price 0.80 --deadline 1h --budget 2",
+    )

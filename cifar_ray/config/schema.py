@@ -101,7 +101,7 @@ def summary(cls: type) -> str:
 
 def docstrings(kind: type) -> dict[str, str]:
     """Dotted field name -> the docstring below the field, read from the source."""
-    docs = {name: doc for cls in kind.__mro__[:-1] for name, doc in _own_docstrings(cls)}
+    docs = {name: doc for cls in reversed(kind.__mro__[:-1]) for name, doc in _own_docstrings(cls)}
     for name, hint in field_types(kind).items():
         if dataclasses.is_dataclass(hint):
             docs |= {f"{name}.{inner}": doc for inner, doc in docstrings(typing.cast(type, hint)).items()}

@@ -22,19 +22,19 @@ class Printer(Protocol):
         """A table."""
 
 
-def show(plan: Plan, means: Means, notes: Sequence[str], printer: Printer) -> None:
-    """Print a plan."""
-    for line in findings(plan, means):
+def show(plan: Plan, means: Means, notes: Sequence[str], printer: Printer, unit: str) -> None:
+    """Print a plan; ``unit`` is what the task calls its samples, such as ``images``."""
+    for line in findings(plan, means, unit):
         printer.line(line)
     if plan.rows:
-        printer.columns(*table(plan))
+        printer.columns(*table(plan, unit))
     for topology, reason in plan.skipped.items():
         printer.line(f"{topology}: not planned, {reason}")
     for note in notes:
         printer.line(note)
 
 
-def findings(plan: Plan, means: Means) -> Iterator[str]:
+def findings(plan: Plan, means: Means, unit: str) -> Iterator[str]:
     """What is fastest and cheapest within the limits, or what comes nearest to them, and the knee."""
     rows = {row.topology: row for row in plan.rows}
     if plan.nearest:
@@ -48,12 +48,12 @@ def findings(plan: Plan, means: Means) -> Iterator[str]:
         row = rows[plan.cheapest]
         yield f"Cheapest{within}: {row.topology}, {_whole(row)}."
     if plan.knee is not None:
-        yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more images per second."
+        yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {unit} per second."
 
 
-def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
+def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
     """The header and a line for each topology."""
-    header = ["topology", "images", "step", "images/s", "efficiency", "whole run"]
+    header = ["topology", unit, "step", f"{unit}/s", "efficiency", "whole run"]
     header += ["cost"] * any(row.usd for row in plan.rows)
     header += ["step measured"] * any(row.measured_s is not None for row in plan.rows)
     lines = []
@@ -67,13 +67,23 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     return [*header, "bound by"], lines
 
 
-def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, model: str, dataset: str) -> list[str]:
-    """What the figures rest on, of a plan for up to so many nodes."""
+def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, of: str, unit: str) -> list[str]:
+    """What the figures rest on, of a plan for up to so many nodes.
+
+    Args:
+        measured: the runs.
+        work: what is planned.
+        means: on what, and within which limits.
+        nodes: the most that are planned.
+        price: of a node, in words.
+        of: the model and its data set.
+        unit: what the task calls its samples.
+    """
     speed = f", taken as {measured.speed:g} times as fast (--speed-factor)" if measured.speed != 1 else ""
     exchange = work.exchange
     sentences = [
-        f"{model} on {dataset}, {counted(work.epochs, 'epoch')} of {counted(work.steps, 'step')} with "
-        f"{work.global_batch_size:,} images, {exchange.strategy}; measured in {counted(len(measured.samples), 'run')} "
+        f"{of}, {counted(work.epochs, 'epoch')} of {counted(work.steps, 'step')} with "
+        f"{work.global_batch_size:,} {unit}, {exchange.strategy}; measured in {counted(len(measured.samples), 'run')} "
         f"on {measured.hardware or 'unknown hardware'}{speed}. The global batch is held; accuracy is not predicted.",
         "Ranges are those of the runs and of what passes may hide, not of a network or machine that is not as stated.",
     ]

@@ -304,14 +304,20 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], un
 
 
 def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write ``KEY.png`` and ``KEY.svg``, both on white, with the title in the picture; return the two paths."""
-    figure, look = chart.draw("light"), LOOKS["light"]
+    """Write ``KEY.png`` and ``KEY.svg``; return the two paths."""
     paths = [folder / f"{chart.key}.png", folder / f"{chart.key}.svg"]
+    write(chart, paths)
+    return paths
+
+
+def write(chart: Chart, paths: Sequence[Path]) -> None:
+    """Write a chart as PNG or SVG, as each file's name ends, on white, with the title in the picture."""
+    figure, look = chart.draw("light"), LOOKS["light"]
     with settings(look):
         figure.suptitle(plain(chart.title), fontsize=12)
-        figure.savefig(paths[0], dpi=_DOTS_PER_INCH, facecolor=look.page)
-        figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
-    return paths
+        for path in paths:
+            how = {"metadata": _NO_METADATA} if path.suffix == ".svg" else {"dpi": _DOTS_PER_INCH}
+            figure.savefig(path, facecolor=look.page, **how)
 
 
 def svg(chart: Chart, theme: Theme) -> str:

@@ -26,7 +26,7 @@ BELOW = {
     "storage": {"config"},
     "tracking": {"config", "data", "tasks", "training"},
     "reporting": {"config", "tasks", "tracking"},
-    "planning": {"config", "tracking"},
+    "planning": {"config", "reporting", "tracking"},
     "display": {"config", "strategies", "tasks"},
     "orchestration.cluster": {*DOMAIN, "storage"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "reporting", "storage", "tracking"},

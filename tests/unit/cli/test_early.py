@@ -60,6 +60,11 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "plan --from nosuch --link fast",
         "plan --from nosuch.json --budget 1",
         "plan --from nosuch.json --price nosuch",
+        "plan --from nosuch.json --dataset digits",
+        "plan --dataset nosuch",
+        "plan --topology 1x2",
+        "plan --address 127.0.0.1:9",
+        "plan --chart plan.pdf",
         "explain nosuch",
         "explain",
         "evaluate nosuch",
@@ -106,6 +111,7 @@ main.main(sys.argv[1:])
             "run mine: resnet on digits, 1x2, ddp: loading PyTorch and Ray\n",
         ),
         ("sweep --grid batch_size=16,32 --name grid", "sweep grid: loading PyTorch and Ray\n"),
+        ("plan --dataset digits --name sizes", "sweep sizes: loading PyTorch and Ray\n"),
     ],
 )
 def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path: Path) -> None:

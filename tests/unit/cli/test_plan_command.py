@@ -14,6 +14,7 @@ from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
 from tests.support.studies import study, trial
 
+FOR_RUNS = "is for runs that are trained here, and --from names others; leave out one of both"
 COMMAND = "cifar-ray train --dataset digits --model simple_cnn --bucket-cap-mb 25 --cpus-per-worker 1"
 
 
@@ -96,6 +97,11 @@ def test_a_plan_without_a_row_says_why_and_fails(runs: str, capsys: pytest.Captu
         ("--budget 2", "--budget needs --price, the price of a node, such as 2.49 USD per hour"),
         ("--deadline 0s", "--deadline must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m, got '0s'"),
         ("--nodes 1,0", "--nodes must be at least 1, got 0"),
+        ("--chart plan.pdf", "--chart must be a file that ends in .svg or .png, got 'plan.pdf'"),
+        ("--chart nosuch/plan.svg", "--chart must be a file that can be written, got 'nosuch/plan.svg'"),
+        ("--dataset digits", f"--dataset {FOR_RUNS}"),
+        ("--vit.depth 4", f"--vit.depth {FOR_RUNS}"),
+        ("--name sizes", f"--name {FOR_RUNS}"),
         ("--model vit", "--model must be that of the runs to plan from, simple_cnn, got 'vit'"),
         (
             "--price g6.xlarge",
@@ -111,7 +117,29 @@ def test_mistakes_are_told(words: str, sentence: str, runs: str, capsys: pytest.
 def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     _, err = planned("--from nosuch.json --price nosuch", capsys, status=2)
     assert err.startswith("error: --price must be USD per hour, c7i.large, ")
-    assert planned("--nodes 1", capsys, status=2)[1].startswith("error: --from must be given")
+    _, err = planned("--dataset digits --price nosuch", capsys, status=2)
+    assert err.startswith("error: --price must be USD per hour, c7i.large, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--topology 1x2", "--topology is not for cifar-ray plan: give --nodes and --workers"),
+        ("--batch-size 16", "--batch-size is not for cifar-ray plan: give --global-batch-size"),
+        ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
+        ("--epochs 0", "--epochs must be at least 1, got 0"),
+        ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv or local_sgd"),
+        ("--local-sgd.sync-every 4", "--local-sgd.sync-every is for --strategy local_sgd only"),
+        ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),
+        ("--global-batch-size 64 --nodes 3", "--global-batch-size must be a multiple of the workers of one topology"),
+        ("--device cpu --price g6.xlarge", "--price must come with --speed-factor, how many times as fast as "),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, err = planned(f"--model simple_cnn --dataset digits {words}", capsys, status=2)
+    assert err.startswith(f"error: {sentence}")
 
 
 def test_what_the_model_knows_nothing_of_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,8 +179,16 @@ def test_where_nothing_keeps_to_the_limits_the_nearest_is_named() -> None:
     late = planned(deadline_s=1.0)
     assert (late.fastest, late.cheapest, late.nearest) == ("", "", "8x1")
     assert planned(usd_per_hour=3.6, budget_usd=0.001).nearest == "1x1"
-    lead = next(words.findings(late, Means(deadline_s=90.0)))
+    lead = next(words.findings(late, Means(deadline_s=90.0), "images"))
     assert lead.startswith("No topology keeps to 1 min 30 s. 8x1 comes nearest: ")
+
+
+def test_samples_have_the_name_that_the_task_gives_them() -> None:
+    header, (line, *_) = words.table(planned("1x1", "2x1"), "texts")
+    assert header[:4] == ["topology", "texts", "step", "texts/s"]
+    assert line[:2] == ["1x1", "64"]
+    slow = planned("1x1", "2x1", "4x1", "8x1", link=Link(500e6))
+    assert list(words.findings(slow, Means(), "texts"))[-1].endswith("bring less than 20 % more texts per second.")
 
 
 def test_what_cannot_be_planned_is_said_with_the_reason() -> None:

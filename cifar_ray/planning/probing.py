@@ -1,0 +1,81 @@
+"""The short runs that a plan is made from where no finished ones are given."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cifar_ray.config import sweepfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import ResolvedConfig
+
+STEPS = 40
+"""Of each run, at least."""
+
+_MOST = 4  # sizes for each number of workers on a node; between them lie straight lines
+_OF_WHOLE_RUN = ("warmup_epochs",)  # options that may not fit a run of one epoch, and change no step's time
+
+
+def sizes(images: Iterable[int]) -> list[int]:
+    """At most four of these sizes: the smallest, the largest, and those nearest to equal ratios between the two."""
+    known = sorted(set(images))
+    if len(known) <= _MOST:
+        return known
+    steps = [known[0] * (known[-1] / known[0]) ** (at / (_MOST - 1)) for at in range(_MOST)]
+    return sorted({min(known, key=lambda size: abs(math.log(size / step))) for step in steps})
+
+
+def cells(
+    config: ResolvedConfig, topologies: Sequence[Topology], images: int, cpus: int | None
+) -> list[dict[str, list[Any]]]:
+    """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
+
+    Where each node is to have one worker, one run of two workers tells what an exchange costs the workers themselves.
+
+    Args:
+        config: the training.
+        topologies: what is planned.
+        images: in the training set.
+        cpus: of this machine, which its workers share; None where each worker's are given.
+
+    Raises:
+        ConfigError: when no topology can share the global batch.
+    """
+    shares: dict[int, list[int]] = defaultdict(list)
+    for topology in topologies:
+        share, rest = divmod(config.global_batch_size, topology.world_size * config.accumulate)
+        if not rest:
+            shares[topology.workers_per_node].append(share)
+    if not shares:
+        problem = "must be a multiple of the workers of one topology at least"
+        raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
+    if max(shares) == 1 and len(shares[1]) > 1:
+        shares[2] = [min(shares[1])]
+    made = []
+    for workers, wanted in sorted(shares.items()):
+        for size in sizes(wanted):
+            whole = images // (size * workers * config.accumulate)
+            cell = {"topology": [f"1x{workers}"], "batch_size": [size], "steps_per_epoch": [min(whole, STEPS)]}
+            cell["epochs"] = [math.ceil(STEPS / whole)]
+            if cpus is not None:
+                cell["cpus_per_worker"] = [max(cpus // workers, 1)]
+            made.append(cell)
+    return made
+
+
+def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]) -> SweepConfig:
+    """These cells as a sweep that trains one after the other, and leaves out what this machine has no room for.
+
+    Args:
+        name: its name.
+        train: options that all runs share, as text or values.
+        grid: what :func:`cells` made.
+    """
+    shared = {key: value for key, value in train.items() if key not in _OF_WHOLE_RUN}
+    shared["strategy"] = "all_reduce"  # its passes hide no exchange
+    values = {"name": name, "grid": grid, "train": shared, "measure": "times"}
+    return sweepfile.from_mapping({**values, "skip_infeasible": True, "max_concurrent": 1})

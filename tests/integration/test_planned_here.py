@@ -1,0 +1,31 @@
+"""``cifar-ray plan`` that trains what it plans from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.person import Person
+
+PLAN = ["--nodes", "1,2,4", "--link", "10gbit", "--price", "3.6", "--json"]
+TRAINING = ["--global-batch-size", "64", "--epochs", "2", "--strategy", "ddp"]
+
+
+@pytest.mark.slow
+def test_a_plan_without_runs_trains_short_ones_that_it_can_be_made_from_again(resident: Person) -> None:
+    words = ["--model", "simple_cnn", "--dataset", "digits", "--device", "cpu", "--augment", "none"]
+    done = resident.succeeds("plan", *words, *TRAINING, *PLAN, "--name", "sizes", "--chart", "plan.svg")
+    planned = json.loads(done.stdout)
+    rows = planned["plan"]["rows"]
+    assert [row["topology"] for row in rows] == ["1x1", "2x1", "4x1"]
+    assert all(0 < row["step_s"]["low"] <= row["step_s"]["mid"] <= row["step_s"]["high"] for row in rows)
+    assert rows[0]["measured_s"] == pytest.approx(rows[0]["step_s"]["mid"], rel=0.1)
+    assert any("Exchanges cost the workers themselves" in note for note in planned["notes"])
+    assert "cifar-ray plan --from sizes --strategy ddp --global-batch-size 64 --epochs 2" in planned["notes"][-1]
+    assert "simple_cnn on digits, ddp" in (resident.home / "plan.svg").read_text()
+
+    again = json.loads(resident.succeeds("plan", "--from", "sizes", *TRAINING, *PLAN).stdout)["plan"]["rows"]
+    assert [row["parts"]["computing"] for row in again] == [row["parts"]["computing"] for row in rows]
+    taken = resident.refused("plan", *words, *TRAINING, "--name", "sizes")
+    assert taken.startswith("--name must be new, and 'sizes' is in ")

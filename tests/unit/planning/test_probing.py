@@ -1,0 +1,72 @@
+"""Which short runs a plan trains for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.topology import parse
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.planning import probing
+from cifar_ray.training import recipe
+
+IMAGES = 1437
+
+
+def planned(batch: int, **changes: Any) -> ResolvedConfig:
+    return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", global_batch_size=batch, **changes))
+
+
+def shapes(batch: int, *topologies: str, cpus: int | None = None, **changes: Any) -> list[tuple[Any, ...]]:
+    """Topology, batch, steps and epochs of each run, and its CPUs if they are chosen."""
+    cells = probing.cells(planned(batch, **changes), [parse(each) for each in topologies], IMAGES, cpus)
+    return [tuple(value for (value,) in cell.values()) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("images", "chosen"),
+    [
+        ([64], [64]),
+        ([512, 256, 128, 64], [64, 128, 256, 512]),
+        ([512, 256, 128, 64, 32, 32], [32, 64, 256, 512]),
+        ([1, 2, 3, 5, 100, 1000], [1, 5, 100, 1000]),
+    ],
+)
+def test_four_sizes_at_most_are_measured_in_equal_ratios(images: list[int], chosen: list[int]) -> None:
+    assert probing.sizes(images) == chosen
+
+
+def test_a_run_has_forty_steps_in_as_many_epochs_as_they_take() -> None:
+    assert shapes(64, "1x1") == [("1x1", 64, 22, 2)]
+    assert shapes(32, "1x1") == [("1x1", 32, 40, 1)]
+
+
+def test_workers_of_a_node_are_measured_together_at_the_sizes_that_they_will_have() -> None:
+    found = shapes(64, "1x1", "2x1", "1x2", "2x2", cpus=4)
+    assert [(topology, batch, cpus) for topology, batch, _, _, cpus in found] == [
+        ("1x1", 32, 4),
+        ("1x1", 64, 4),
+        ("1x2", 16, 2),
+        ("1x2", 32, 2),
+    ]
+    assert shapes(64, "1x2", "2x2", accumulate=2)[0][:2] == ("1x2", 8)
+
+
+def test_two_workers_tell_what_an_exchange_costs_where_nodes_have_one() -> None:
+    assert [found[:2] for found in shapes(64, "1x1", "4x1")] == [("1x1", 16), ("1x1", 64), ("1x2", 16)]
+
+
+def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:
+    with pytest.raises(ConfigError, match="must be a multiple of the workers of one topology at least, got 64"):
+        shapes(64, "3x1", "6x1")
+    assert [found[:2] for found in shapes(64, "1x1", "3x1")] == [("1x1", 64)]
+
+
+def test_the_sweep_hides_no_exchange_and_keeps_the_options_of_the_runs() -> None:
+    train = {"dataset": "digits", "ddp": {"bucket_cap_mb": "5"}, "warmup_epochs": "5", "lr": "0.05"}
+    made = probing.sweep("sizes", train, [{"topology": ["1x2"], "batch_size": [16], "epochs": [1]}])
+    assert (made.measure, made.held, made.max_concurrent, made.train["strategy"]) == ("times", "batch", 1, "all_reduce")
+    assert "warmup_epochs" not in made.train, "five of them are more than a short run has"
+    assert made.train["lr"] == 0.05
