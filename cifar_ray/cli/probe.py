@@ -68,7 +68,7 @@ def run(
         device = torch.device("cuda" if torch.cuda.is_available() and training.device != "cpu" else "cpu")
         here = Measured((), hardware.describe(device), device.type, is_fixed=False)
         check(planned, here if is_here else None)
-        shares_cpus = is_here and training.cpus_per_worker is None
+        shares_cpus = is_here and not servers.is_made_up(training) and training.cpus_per_worker is None
         cpus = hardware.allowed_cpus() if shares_cpus else None
         grid = probing.cells(planned, topologies, data.spec(planned).train_size, cpus)
         config = probing.sweep(name, asked.train, grid)

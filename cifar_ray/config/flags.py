@@ -165,14 +165,14 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    of_run = schema.field_types(TrainConfig) if issubclass(kind, TrainConfig) else {}
     section: Any = result
     if hasattr(kind, "USUAL"):
         result.add_argument("--help-all", action="help", help="Describe all options.")
     fields = {field.name: field for field in dataclasses.fields(kind) if not field.metadata.get("recorded")}
     for field in [fields[name] for name in usual] or fields.values():
         hint = hints[field.name]
-        if field.name in of_run and not usual and (title := _section(field.name)) != getattr(section, "title", None):
+        is_of_run = issubclass(kind, TrainConfig) and "only" in field.metadata  # and not the command's own
+        if is_of_run and not usual and (title := _section(field.name)) != getattr(section, "title", None):
             section = result.add_argument_group(title)
         if dataclasses.is_dataclass(hint):
             inner = typing.cast(type, hint)
@@ -180,8 +180,8 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
             for name, of in schema.field_types(inner).items():
                 _add(group, f"{field.name}.{name}", of, getattr(inner, name), docs.get(f"{field.name}.{name}", ""))
         else:
-            belongs = _belongs(field) if field.name in of_run else ""
-            place = section if field.name in of_run else result
+            belongs = _belongs(field) if is_of_run else ""
+            place = section if is_of_run else result
             _add(place, field.name, hint, field.default, docs.get(field.name, ""), belongs)
     return result
 
@@ -194,7 +194,7 @@ def _section(name: str) -> str:
 
 def _belongs(field: dataclasses.Field[Any]) -> str:
     """For which choice a field of a run is, as a sentence; for which it is not, if they are fewer."""
-    for kind, owners in (field.metadata.get("only") or {}).items():
+    for kind, owners in (field.metadata["only"] or {}).items():
         others = [name for name in _choices(schema.field_types(TrainConfig)[kind]) if name not in owners]
         if len(others) < len(owners):
             return f"Not with --{kind} {one_of(others)}."
