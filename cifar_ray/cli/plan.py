@@ -74,7 +74,8 @@ def show(words: Sequence[str]) -> int:
             if trained is None:
                 config = training(trial, command.strategy, command.epochs, command.global_batch_size)
             else:
-                config = dataclasses.replace(trained.training, precision=trial.params["precision"])
+                precision: Any = trial.params["precision"]
+                config = dataclasses.replace(trained.training, precision=precision)
             readiness = passes.readiness(config, _IMAGES, config.cpus_reserved)
     work = work_of(config, readiness, runs.device, trial)
     host = host or model.host(runs, work.exchange)

@@ -59,8 +59,8 @@ def cells(
     for workers, wanted in sorted(shares.items()):
         for size in sizes(wanted):
             whole = images // (size * workers * config.accumulate)
-            cell = {"topology": [f"1x{workers}"], "batch_size": [size], "steps_per_epoch": [min(whole, STEPS)]}
-            cell["epochs"] = [math.ceil(STEPS / whole)]
+            cell: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
+            cell |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
             if cpus is not None:
                 cell["cpus_per_worker"] = [max(cpus // workers, 1)]
             made.append(cell)
