@@ -56,6 +56,9 @@ def show(words: Sequence[str]) -> int:
     link, host = _link("link", command.link), _link("host", command.host)
     if command.budget is not None and price is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
+    if asked.training is not None and asked.training.strategy in PIPELINES:
+        problem = "must be planned --from runs, whose batch per worker is that of its micro-batches"
+        raise ConfigError("strategy", f"{problem}, where it is {asked.training.strategy}")
     picture = None if command.chart is None else chart.file(command.chart)
     topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     in_store = early.check_studies(command.from_, command.tracking_uri)

@@ -128,7 +128,11 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
         ("--batch-size 16", "--batch-size is not for cifar-ray plan: give --global-batch-size"),
         ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
         ("--epochs 0", "--epochs must be at least 1, got 0"),
-        ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv or local_sgd"),
+        ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv, "),
+        (
+            "--strategy gpipe",
+            "--strategy must be planned --from runs, whose batch per worker is that of its micro-batches",
+        ),
         ("--local-sgd.sync-every 4", "--local-sgd.sync-every is for --strategy local_sgd only"),
         ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),
         ("--global-batch-size 64 --nodes 3", "--global-batch-size must be a multiple of the workers of one topology"),
