@@ -112,8 +112,8 @@ class Share:
         """Processes that were added."""
         return len(self._made)
 
-    def add(self, pid: int) -> None:
-        """Hold a process, with all its threads and those to come."""
+    def group(self) -> Path:
+        """A new control group with this part of a CPU."""
         group = self._root / str(len(self._made))
         group.mkdir()
         self._made.append(group)
@@ -122,7 +122,11 @@ class Share:
             (group / "cpu.cfs_quota_us").write_text(str(self._quota))
         else:
             (group / "cpu.max").write_text(f"{self._quota} {PERIOD_US}")
-        (group / "cgroup.procs").write_text(str(pid))
+        return group
+
+    def add(self, pid: int) -> None:
+        """Hold a process, with all its threads and those to come."""
+        (self.group() / "cgroup.procs").write_text(str(pid))
 
     @contextlib.contextmanager
     def workers(self, network: hosts.Network) -> Iterator[None]:

@@ -1,0 +1,148 @@
+"""Train on emulated nodes with workers that are forked, so that none of them spends seconds on imports.
+
+The process that forks has imported torch and has started no thread. A node is a network namespace as slow_network.py
+makes it, and every worker has the same share of a CPU, at any number of workers, as in emulated_cluster.py. It is held
+to its share from the first step on, of which no clock tells. Import this before torch: it sets one thread.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read by torch when it is imported
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import itertools
+import json
+import multiprocessing
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import emulated_cluster
+import slow_network as network
+import torch
+import torch._dynamo  # as the first optimizer of a process does, which takes seconds
+
+from cifar_ray import data
+from cifar_ray.config import command_line, runfile
+from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.tracking.study import HARDWARE_TAG, Trial
+from cifar_ray.training import __main__ as torchrun
+from cifar_ray.training import hardware, loop, recipe
+from cifar_ray.training.setup import TrainingState
+
+NODES, WORKERS = 4, 4
+"""At most."""
+_CLONE_NEWNET = 0x40000000
+_ports = itertools.count(29500)
+
+
+@contextlib.contextmanager
+def nodes(share: float) -> Iterator[list[Path]]:
+    """Context manager: namespaces for the nodes, and a control group for each worker, which has this share of a CPU."""
+    for number in network.ENDINGS:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(network.check_machine())
+        network.remove_all()
+        stack.callback(network.remove_all)
+        network.build(NODES)
+        held = stack.enter_context(emulated_cluster.Share(share))
+        yield [held.group() for _ in range(WORKERS)]
+
+
+def resolved(words: list[str], topology: Topology) -> ResolvedConfig:
+    """What the workers train."""
+    return recipe.resolve(dataclasses.replace(command_line.train(words).config, topology=str(topology)))
+
+
+def train(groups: list[Path], topology: Topology, rate: str, words: list[str], limit_s: float) -> Trial:
+    """Train once, and return the run as a study has it.
+
+    Args:
+        groups: of :func:`nodes`.
+        topology: the workers.
+        rate: of every link, as ``tc`` writes it, or ``none``.
+        words: of the command line, without the topology.
+        limit_s: seconds that it may take.
+
+    Raises:
+        ChildProcessError: with the last lines of the worker that failed, or when it took longer than ``limit_s``.
+    """
+    network.shape(topology.nodes, rate, None)
+    config, port = resolved(words, topology), next(_ports)
+    _read(config.dataset)
+    with tempfile.TemporaryDirectory(prefix=network.PREFIX) as name:
+        folder = Path(name)
+        fork = multiprocessing.get_context("fork")
+        workers = [
+            fork.Process(target=_work, args=(rank, topology, port, words, groups[rank], folder), daemon=True)
+            for rank in range(topology.world_size)
+        ]
+        end = time.monotonic() + limit_s
+        try:
+            for worker in workers:
+                worker.start()
+            while any(worker.is_alive() for worker in workers) and not any(worker.exitcode for worker in workers):
+                if time.monotonic() > end:
+                    raise ChildProcessError(f"took longer than {limit_s:.0f} s")
+                time.sleep(0.1)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.join()
+        # One that was killed just now, because another failed, has nothing to say.
+        status, rank = max((worker.exitcode or 0, rank) for rank, worker in enumerate(workers))
+        if status or any(worker.exitcode for worker in workers):
+            said = (folder / f"{rank}.txt").read_text(errors="replace")
+            raise ChildProcessError(f"rank {rank} failed:\n{network.last_words(said)}")
+        figures = json.loads((folder / "figures.json").read_text())
+    tags = {"cifar_ray.command": shlex.join(["cifar-ray", "train", *words])}
+    tags[HARDWARE_TAG] = f"{hardware.describe(torch.device('cpu'))}, emulated"
+    return Trial(" ".join(words), "-", "FINISHED", params=runfile.params(config), tags=tags, metrics=figures)
+
+
+@functools.cache
+def _read(name: str) -> data.Dataset:
+    """A data set, which the workers find in the memory that they have from their parent."""
+    return data.read(TrainConfig(dataset=name))
+
+
+def _work(rank: int, topology: Topology, port: int, words: list[str], group: Path, folder: Path) -> None:
+    """Train as one worker; rank 0 leaves the figures."""
+    node, local_rank = divmod(rank, topology.workers_per_node)
+    with (folder / f"{rank}.txt").open("wb") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    for number in network.ENDINGS:
+        signal.signal(number, signal.SIG_DFL)
+    with Path("/run/netns", network.node(node)).open() as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
+    place = {"RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node, "WORLD_SIZE": topology.world_size}
+    place |= {"LOCAL_WORLD_SIZE": topology.workers_per_node, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ |= {"MASTER_ADDR": f"{network.SUBNET}.1", "GLOO_SOCKET_IFNAME": "eth0"}
+    prepare, dataset = loop.prepare, _read(resolved(words, topology).dataset)
+
+    def held(*args: Any) -> TrainingState:
+        state = prepare(*args)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        return state
+
+    loop.prepare = held
+    data.read = lambda _: dataset
+    outcome = torchrun.main([*words, "--storage", str(folder)], time.time())
+    if rank == 0:
+        figures = outcome.times | {"peak_memory_mib": outcome.metrics["peak_memory_mib"]}
+        (folder / "figures.json").write_text(json.dumps(figures))

@@ -1,0 +1,335 @@
+"""Hold `cifar-ray plan` against runs that are made after it has predicted them.
+
+    python benchmarks/validated.py probe      # short runs of each model alone and with two workers on one node
+    python benchmarks/validated.py predict    # from these alone, what a step takes in every cell; then commit the file
+    python benchmarks/validated.py run        # train the cells, in rounds; goes on where it was interrupted
+    python benchmarks/validated.py compare    # the table
+
+A cell is a model, a strategy, a topology and the rate of the links between nodes. All of a model's cells have one
+global batch, in fp32. Of the whole cross (``--all``), a fixed part is run: every pair of model and strategy, model and
+topology, strategy and topology, rate and strategy, rate and topology stands in it at least three times, if it does in
+the cross. With one worker all strategies train alike, so that ``1x1`` stands once for each model.
+
+Workers are forked and held to equal shares of a CPU at any number of workers; nodes are network namespaces, see
+forked.py. Nothing is fitted to a cell: 1x1 is the probe's own run again, and so is 1x2 with ``all_reduce``, which the
+table therefore counts apart. ``run`` refuses predictions that are not committed. A cell whose own runs differ by more
+than 10 % is listed and not counted. Needs root, Linux with iproute2, an idle machine of 2 CPUs, and CIFAR-10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import forked
+import record
+
+from cifar_ray.cli import plan
+from cifar_ray.config.topology import Topology, parse
+from cifar_ray.planning import link as links
+from cifar_ray.planning import measured, model
+from cifar_ray.planning.link import Link
+from cifar_ray.planning.model import Means
+from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.training import probe as passes
+
+MODELS = {"vgg11": 32, "resnet": 128, "simple_cnn": 512, "vit": 32}
+"""Images of a step."""
+STRATEGIES = ("ddp", "all_reduce", "gather_scatter", "local_sgd", "gpipe")
+TOPOLOGIES = ("1x1", "1x2", "2x1", "2x2", "4x1")
+RATES = ("300mbit", "1gbit", "none")
+SHARE = 0.45
+SYNC_EVERY = 4
+COVERED = 3
+"""How often each pair stands in the part that is run."""
+MEDIAN, LARGEST, SPREAD = 10, 25, 10
+"""In %: errors that half of the predictions, and none, may exceed; and by how much the runs of a cell may differ."""
+LEAST_S, MOST_S = 6.0, 40.0
+"""Seconds of steps that a run should have."""
+STARTUP_S = 6.0
+"""Of a run, about, to say how long all of them take."""
+
+
+class Cell(NamedTuple):
+    """One configuration."""
+
+    model: str
+    strategy: str
+    topology: str
+    rate: str
+
+    @property
+    def name(self) -> str:
+        """Of the row."""
+        return f"{self.model} {self.strategy} {self.topology}" + (f" {self.rate}" * (parse(self.topology).nodes > 1))
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether the probe has trained just this."""
+        return self.topology == "1x1" or (self.topology, self.strategy) == ("1x2", "all_reduce")
+
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        """What is to be covered."""
+        found = {(self.model, self.strategy), (self.model, self.topology), (self.strategy, self.topology)}
+        if parse(self.topology).nodes > 1:
+            found |= {(self.rate, self.strategy), (self.rate, self.topology)}
+        return found
+
+
+def cells(is_all: bool) -> list[Cell]:
+    """The whole cross, or the part that covers its pairs: always the cell that covers most that is still lacking."""
+    every = [
+        cell
+        for cell in itertools.starmap(Cell, itertools.product(MODELS, STRATEGIES, TOPOLOGIES, RATES))
+        if (cell.topology != "1x1" or cell.strategy == "all_reduce")
+        and (parse(cell.topology).nodes > 1 or cell.rate == "none")
+    ]
+    if is_all:
+        return every
+    left = random.Random(0).sample(every, len(every))
+    lacking = {
+        pair: min(count, COVERED) for pair, count in Counter(pair for cell in every for pair in cell.pairs).items()
+    }
+    chosen = []
+    while any(lacking.values()):
+        best = max(left, key=lambda cell: sum(lacking[pair] > 0 for pair in cell.pairs))
+        left.remove(best)
+        chosen.append(best)
+        for pair in best.pairs:
+            lacking[pair] = max(lacking[pair] - 1, 0)
+    return sorted(chosen, key=every.index)
+
+
+def words(name: str, strategy: str, images: int, steps: int) -> list[str]:
+    """Of a training; a small learning rate, so that none diverges in its first steps."""
+    found = ["--dataset", "cifar10", "--model", name, "--global-batch-size", str(images), "--precision", "fp32"]
+    found += ["--epochs", "1", "--steps-per-epoch", str(steps), "--lr", "0.001", "--test-images", "100"]
+    found += ["--device", "cpu", "--cpus-per-worker", "1", "--strategy", strategy]
+    return [*found, "--local-sgd.sync-every", str(SYNC_EVERY)] if strategy == "local_sgd" else found
+
+
+def steps_of(step_s: float, strategy: str = "") -> int:
+    """Steps of a run; the first does not count, and local SGD ends with an average."""
+    steps = max(min(max(12, math.ceil(LEAST_S / step_s)), int(MOST_S / step_s)), 4)
+    return 1 + (-(-steps // SYNC_EVERY) * SYNC_EVERY if strategy == "local_sgd" else steps)
+
+
+def now() -> str:
+    """The moment, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def write(path: Path, found: Any) -> None:
+    """Replace a file of JSON at once."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def probe(folder: Path, names: list[str]) -> None:
+    """Train each model with the images per worker that its cells have: alone, and with two workers on one node."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trials: list[Trial] = []
+    with forked.nodes(SHARE) as groups:
+
+        def train(name: str, topology: Topology, images: int, steps: int) -> Trial:
+            trial = forked.train(groups, topology, "none", words(name, "all_reduce", images, steps), 300)
+            print(f"{name} {topology}, {images} images: {1000 * step_s(trial.metrics):.1f} ms", flush=True)
+            return trial
+
+        for name in names:
+            images = MODELS[name]
+            one = step_s(train(name, Topology(1, 1), images // 4, 5).metrics) / (images // 4)
+            for topology, size in ((1, images), (1, images // 2), (1, images // 4), (2, images), (2, images // 2)):
+                steps = steps_of(one * size / topology)
+                trials.append(train(name, Topology(1, topology), size, steps))
+    write(
+        folder / "probe.json",
+        {"commit": record.commit(), "moment": now(), "trials": list(map(dataclasses.asdict, trials))},
+    )
+
+
+def step_s(metrics: Any) -> float:
+    """Seconds of a step, of a run's figures."""
+    return metrics["time/iteration_mean_s"]
+
+
+def predict(folder: Path, names: list[str], is_all: bool) -> None:
+    """What a step takes in each cell, from the probe alone."""
+    probed = json.loads((folder / "probe.json").read_text())
+    trials = [Trial(**trial) for trial in probed["trials"]]
+    ready: dict[tuple[str, str], passes.Readiness] = {}
+    predictions: list[dict[str, Any]] = []
+    for cell in cells(is_all):
+        if cell.model not in names:
+            continue
+        runs, trial, _ = measured.of_study(Study("", [each for each in trials if each.model == cell.model], "", ""))
+        topology = parse(cell.topology)
+        config = forked.resolved(words(cell.model, cell.strategy, MODELS[cell.model], 1), topology)
+        if cell[:2] not in ready:
+            ready[cell[:2]] = passes.readiness(config, 16, 1)
+        work = plan.work_of(config, ready[cell[:2]], runs.device, trial)
+        link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
+        planned = model.plan(runs, work, [topology], Means(link=link, host=model.host(runs, work.exchange)))
+        if planned.skipped:
+            sys.exit(f"{cell.name}: {planned.skipped[cell.topology]}")
+        span = planned.rows[0].step_s
+        steps = steps_of(span.mid, cell.strategy)
+        predictions.append({**cell._asdict(), **dataclasses.asdict(span), "steps": steps})
+        print(f"{cell.name}: {1000 * span.mid:.1f} ms ({1000 * span.low:.1f} to {1000 * span.high:.1f})", flush=True)
+    found = {"commit": record.commit(), "moment": now(), "probe": {key: probed[key] for key in ("commit", "moment")}}
+    write(folder / "predictions.json", {**found, "cells": predictions})
+    minutes = sum(each["steps"] * each["mid"] + STARTUP_S for each in predictions) / 60
+    print(
+        f"{len(predictions)} cells; a round of all takes about {minutes:.0f} minutes; commit {folder / 'predictions.json'}"
+    )
+
+
+def committed(path: Path) -> str:
+    """The commit that has a file as it is; empty when none has."""
+    git = ["git", "-C", str(path.parent)]
+    if subprocess.run([*git, "status", "--porcelain", "--", path.name], capture_output=True, text=True).stdout:
+        return ""
+    return subprocess.run(
+        [*git, "log", "-1", "--format=%h %cI", "--", path.name], capture_output=True, text=True
+    ).stdout.strip()
+
+
+def run(folder: Path, rounds: int, dry: bool) -> int:
+    """Train what has not been trained yet: every cell once, then every cell again."""
+    predictions, runs = folder / "predictions.json", folder / "runs.json"
+    commit = committed(predictions)
+    if not commit and not dry:
+        sys.exit(f"{predictions} must be committed before anything is run")
+    done = json.loads(runs.read_text()) if runs.exists() else {"predictions": commit, "runs": []}
+    if done["predictions"] != commit:
+        sys.exit(f"{runs} has runs of other predictions ({done['predictions']}); move it away")
+    failed = 0
+    with forked.nodes(SHARE) as groups:
+        for turn, each in itertools.product(range(rounds), json.loads(predictions.read_text())["cells"]):
+            cell = Cell(*(each[name] for name in Cell._fields))
+            if any((of["cell"], of["round"]) == (cell.name, turn) for of in done["runs"]):
+                continue
+            train = words(cell.model, cell.strategy, MODELS[cell.model], each["steps"])
+            load, limit_s = os.getloadavg()[0], 60 + 4 * each["steps"] * each["mid"]
+            try:
+                trial = forked.train(groups, parse(cell.topology), cell.rate, train, limit_s)
+            except ChildProcessError as problem:
+                failed += 1
+                print(f"{cell.name}: {problem}", flush=True)
+                continue
+            took = {"cell": cell.name, "round": turn, "step_s": step_s(trial.metrics)}
+            done["runs"].append({**took, "moment": now(), "load": load, "metrics": trial.metrics})
+            write(runs, done)
+            error = 100 * (each["mid"] / took["step_s"] - 1)
+            print(f"round {turn + 1}: {cell.name}: {1000 * took['step_s']:.1f} ms, error {error:+.1f} %", flush=True)
+    return int(failed > 0)
+
+
+class Compared(NamedTuple):
+    """A cell's prediction, and its runs, in seconds."""
+
+    cell: Cell
+    low: float
+    mid: float
+    high: float
+    took: list[float]
+
+    @property
+    def error(self) -> float:
+        """In %."""
+        return 100 * (self.mid / statistics.mean(self.took) - 1)
+
+    @property
+    def spread(self) -> float:
+        """By how much the runs differ, in %."""
+        return 100 * (max(self.took) - min(self.took)) / statistics.mean(self.took)
+
+
+def summary(what: str, compared: list[Compared]) -> record.Row:
+    """The errors of some cells as one line."""
+    errors = sorted(abs(each.error) for each in compared)
+    within = sum(each.low <= statistics.mean(each.took) <= each.high for each in compared)
+    return record.Row(
+        what,
+        f"median <= {MEDIAN} %, largest <= {LARGEST} %",
+        f"median {statistics.median(errors):.1f} %, largest {errors[-1]:.1f} %",
+        len(errors),
+        f"n is of cells; {within} of the means lie in the predicted range",
+    )
+
+
+def line(of: Compared) -> record.Row:
+    """One cell."""
+    took = statistics.mean(of.took)
+    note = f"error {of.error:+.1f} %; its runs differ by {of.spread:.1f} %" + "; not counted" * (of.spread > SPREAD)
+    predicted = f"{of.mid:.4f} s ({of.low:.4f} to {of.high:.4f})"
+    return record.Row(of.cell.name, f"predicted {predicted}", f"{took:.4f} s", len(of.took), note)
+
+
+def compare(folder: Path, dry: bool) -> None:
+    """The table."""
+    predictions, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("predictions", "runs"))
+    compared = []
+    for each in predictions["cells"]:
+        cell = Cell(*(each[name] for name in Cell._fields))
+        if took := [of["step_s"] for of in runs["runs"] if of["cell"] == cell.name]:
+            compared.append(Compared(cell, each["low"], each["mid"], each["high"], took))
+    counted = [each for each in compared if each.spread <= SPREAD and len(each.took) > 1]
+    groups = {"all cells that count": counted}
+    groups["those that were not probed"] = [each for each in counted if not each.cell.is_probed]
+    for at, values in enumerate((MODELS, STRATEGIES, TOPOLOGIES, RATES)):
+        groups |= {value: [of for of in counted if of.cell[at] == value and not of.cell.is_probed] for value in values}
+    made = [summary(what, of) for what, of in groups.items() if of]
+    left = len(compared) - len(counted)
+    apart = f"{left} of {len(compared)}"
+    made.insert(
+        1, record.Row("cells whose own runs differ too much", f"at most {len(compared) // 5}", apart, len(compared))
+    )
+    made += map(line, compared)
+    title = "A step as `cifar-ray plan` predicted it before it was run"
+    raw = {"predictions": runs["predictions"], "cells": [{**of._asdict(), "cell": of.cell.name} for of in compared]}
+    record.save("validated", title, made, raw, dry=dry)
+
+
+def main() -> int:
+    """Do one of the four."""
+    parser = record.parser(__doc__)
+    parser.add_argument("verb", choices=("probe", "predict", "run", "compare"))
+    parser.add_argument("--folder", type=Path, default=record.ROOT / "benchmarks" / "validation", help="(%(default)s)")
+    parser.add_argument("--models", default=",".join(MODELS), help="to probe and to predict (%(default)s)")
+    parser.add_argument("--all", action="store_true", help="predict the whole cross, not a part of it")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each cell (%(default)s)")
+    given = parser.parse_args()
+    names = given.models.split(",")
+    if unknown := [name for name in names if name not in MODELS]:
+        parser.error(f"--models may have {', '.join(MODELS)}; not {', '.join(unknown)}")
+    try:
+        if given.verb == "run":
+            return run(given.folder, given.rounds, given.dry)
+        if given.verb == "probe":
+            probe(given.folder, names)
+        elif given.verb == "predict":
+            predict(given.folder, names, given.all)
+        else:
+            compare(given.folder, given.dry)
+    except forked.network.Refused as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
