@@ -30,7 +30,8 @@ from typing import Any
 import emulated_cluster
 import slow_network as network
 import torch
-import torch._dynamo  # as the first optimizer of a process does, which takes seconds
+import torch._dynamo  # as the first optimizer of a process does
+import torchmetrics  # noqa: F401  # and the first evaluation: both take seconds
 
 from cifar_ray import data
 from cifar_ray.config import command_line, runfile
