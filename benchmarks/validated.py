@@ -57,6 +57,8 @@ MEDIAN, LARGEST, SPREAD = 10, 25, 10
 """In %: errors that half of the predictions, and none, may exceed; and by how much the runs of a cell may differ."""
 LEAST_S, MOST_S = 6.0, 40.0
 """Seconds of steps that a run should have."""
+EPOCH = 50_000
+"""Images."""
 STARTUP_S = 6.0
 """Of a run, about, to say how long all of them take."""
 
@@ -120,10 +122,10 @@ def words(name: str, strategy: str, images: int, steps: int) -> list[str]:
     return [*found, "--local-sgd.sync-every", str(SYNC_EVERY)] if strategy == "local_sgd" else found
 
 
-def steps_of(step_s: float, strategy: str = "") -> int:
-    """Steps of a run; the first does not count, and local SGD ends with an average."""
-    steps = max(min(max(12, math.ceil(LEAST_S / step_s)), int(MOST_S / step_s)), 4)
-    return 1 + (-(-steps // SYNC_EVERY) * SYNC_EVERY if strategy == "local_sgd" else steps)
+def steps_of(step_s: float, images: int, strategy: str = "") -> int:
+    """Steps of a run, an epoch at most; the first does not count, and local SGD ends with an average."""
+    steps = max(min(max(12, math.ceil(LEAST_S / step_s)), int(MOST_S / step_s), EPOCH // images - 1), SYNC_EVERY)
+    return 1 + (steps // SYNC_EVERY * SYNC_EVERY if strategy == "local_sgd" else steps)
 
 
 def now() -> str:
@@ -153,7 +155,7 @@ def probe(folder: Path, names: list[str]) -> None:
             images = MODELS[name]
             one = step_s(train(name, Topology(1, 1), images // 4, 5).metrics) / (images // 4)
             for topology, size in ((1, images), (1, images // 2), (1, images // 4), (2, images), (2, images // 2)):
-                steps = steps_of(one * size / topology)
+                steps = steps_of(one * size / topology, size)
                 trials.append(train(name, Topology(1, topology), size, steps))
     write(
         folder / "probe.json",
@@ -186,7 +188,7 @@ def predict(folder: Path, names: list[str], is_all: bool) -> None:
         if planned.skipped:
             sys.exit(f"{cell.name}: {planned.skipped[cell.topology]}")
         span = planned.rows[0].step_s
-        steps = steps_of(span.mid, cell.strategy)
+        steps = steps_of(span.mid, MODELS[cell.model], cell.strategy)
         predictions.append({**cell._asdict(), **dataclasses.asdict(span), "steps": steps})
         print(f"{cell.name}: {1000 * span.mid:.1f} ms ({1000 * span.low:.1f} to {1000 * span.high:.1f})", flush=True)
     found = {"commit": record.commit(), "moment": now(), "probe": {key: probed[key] for key in ("commit", "moment")}}
