@@ -1,12 +1,12 @@
 """How often `cifar-ray explain` names what really slows a run, how often it names what does not, and what it costs.
 
-    python benchmarks/bottlenecks.py                       # all of it, about 25 minutes on 2 idle cores
+    python benchmarks/bottlenecks.py                       # all of it, about 15 minutes on 2 idle cores
     python benchmarks/bottlenecks.py --only quiet          # false alarms: 5 runs of each of 1x1, 1x2, 2x1 and 2x2
     python benchmarks/bottlenecks.py --only stopped,link --slowed 3 --dry
     python benchmarks/bottlenecks.py --only overhead --before ../at-an-earlier-commit
 
-torchrun starts the workers, each of one thread, over gloo; two nodes are two network namespaces with links that
-``tc`` shapes, as in slow_network.py, which needs root. Every case slows one thing by about ``--slower`` of a step:
+The workers are forked, each of one thread, over gloo; nodes are network namespaces with links that ``tc`` shapes, see
+forked.py, which needs root. Every case slows one thing by about ``--slower`` of a step:
 
 - ``stopped``: rank 1 is stopped and continued (SIGSTOP, SIGCONT) 20 times in a second, so that it has a share of a CPU;
 - ``competitor``: a busy loop on the CPU to which rank 1 is bound, at a lower priority (nice 5: a quarter of the CPU);
@@ -22,28 +22,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import multiprocessing
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked  # before torch
 import record
 import slow_network as network
 import torch
 
+from cifar_ray.config.topology import parse
 from cifar_ray.data.loader import TrainLoader
-from cifar_ray.training import __main__ as torchrun
 from cifar_ray.training.bottleneck import PARTS, explain
 from cifar_ray.training.clock import Clock
+from cifar_ray.training.observer import Outcome
 
 QUIET = ("1x1", "1x2", "2x1", "2x2")
 CASES = {"stopped": "1x2", "competitor": "1x2", "loader": "1x2", "loaders": "1x2", "link": "2x1"}
@@ -55,128 +57,83 @@ WANTED = {
     "link": ("slow link", []),
 }
 ALARMS = ("slow rank", "slow data", "slow link")
-FOLDER, SLEEPS, BOUND = "BOTTLENECKS_FOLDER", "BOTTLENECKS_SLEEPS", "BOTTLENECKS_BOUND"  # what a worker is told
 _PERIOD_S = 0.05
 
 
-def work(words: list[str]) -> None:
-    """Train as one worker; rank 0 leaves the verdict in the folder."""
-    folder, rank = Path(os.environ[FOLDER]), int(os.environ["RANK"])
-    sleep_s = json.loads(os.environ[SLEEPS]).get(str(rank), 0.0)
-    if os.environ.get(BOUND):
+def begin(rank: int, folder: Path, sleeps: dict[int, float], is_bound: bool) -> None:
+    """What a worker does first: make its batches slowly, say when it makes one, and keep to one CPU."""
+    if is_bound:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
     micro_batches = TrainLoader.micro_batches
 
     def slowly(self: TrainLoader, epoch: int, step: int) -> Any:
-        (folder / f"pid{rank}").write_text(str(os.getpid()))
-        time.sleep(sleep_s)
+        if not (begun := folder / f"pid{rank}").exists():
+            begun.write_text(str(os.getpid()))
+        time.sleep(sleeps.get(rank, 0.0))
         return micro_batches(self, epoch, step)
 
     TrainLoader.micro_batches = slowly  # type: ignore[method-assign]
-    outcome = torchrun.main(words, time.time())
-    if rank == 0:
-        assert outcome.steps is not None
-        found = {"verdict": asdict(explain(outcome.steps)), "step_s": outcome.times["time/iteration_mean_s"]}
-        found["cpu_wait"] = [rank.cpu_wait for rank in outcome.steps.ranks]
-        (folder / "made.json").write_text(json.dumps(found))
-        (folder / "made.json").rename(folder / "verdict.json")
+
+
+def tell(outcome: Outcome) -> dict[str, Any]:
+    """The verdict on a run, and what it says of the machine."""
+    assert outcome.steps is not None
+    found = {"verdict": asdict(explain(outcome.steps)), "step_s": outcome.times["time/iteration_mean_s"]}
+    return found | {"cpu_wait": [rank.cpu_wait for rank in outcome.steps.ranks]}
 
 
 @contextlib.contextmanager
-def started(
-    topology: str, words: list[str], env: dict[str, str], folder: Path
-) -> Iterator[list[subprocess.Popen[Any]]]:
-    """A torchrun on each node, whose output goes to a file in ``folder``; two nodes are network namespaces."""
-    nodes, workers = map(int, topology.split("x"))
-    usual = {"OMP_NUM_THREADS": "1", FOLDER: str(folder), SLEEPS: "{}", "TMPDIR": str(folder)}
-    processes: list[subprocess.Popen[Any]] = []
-    try:
-        for node in range(nodes):
-            line = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={workers}"]
-            if nodes > 1:
-                address = f"{network.SUBNET}.{node + 1}"
-                line = ["ip", "netns", "exec", network.node(node), *line, f"--node-rank={node}"]
-                line += [f"--local-addr={address}", f"--master-addr={network.SUBNET}.1", "--master-port=29500"]
-                usual["GLOO_SOCKET_IFNAME"] = "eth0"
-            else:
-                line += ["--standalone"]
-            with (folder / f"{node}.txt").open("wb") as out:
-                own: dict[str, Any] = {"cwd": network.ROOT, "env": os.environ | usual | env, "start_new_session": True}
-                processes.append(subprocess.Popen([*line, __file__, "--worker", *words], stdout=out, stderr=out, **own))
-        yield processes
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for node in range(nodes) if nodes > 1 else ():
-            network.end_processes(network.node(node))
-
-
-@contextlib.contextmanager
-def stopping(folder: Path, share: float) -> Iterator[None]:
-    """Context manager: rank 1 is stopped for a share of the time from its first step on."""
-    done = threading.Event()
-
-    def run() -> None:
-        while not (folder / "pid1").exists() and not done.wait(0.1):
-            pass
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
-            pid = int((folder / "pid1").read_text())
-            while not done.wait((1 - share) * _PERIOD_S):
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(share * _PERIOD_S)
-                os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def competing() -> Iterator[None]:
-    """Context manager: a busy loop on the second CPU, at a lower priority."""
-    loop = f"import os\nos.nice(5)\nos.sched_setaffinity(0, {{{sorted(os.sched_getaffinity(0))[1]}}})\nwhile True: pass"
-    process = subprocess.Popen([sys.executable, "-c", loop])
+def beside(work: Callable[..., None], *args: Any) -> Iterator[None]:
+    """Context manager: a process that does something until it is killed."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=args, daemon=True)
+    process.start()
     try:
         yield
     finally:
         process.kill()
-        process.wait()
+        process.join()
+
+
+def stop(folder: Path, share: float) -> None:
+    """Stop rank 1 for a share of the time from its first step on."""
+    while not (begun := folder / "pid1").exists() or not begun.read_text():
+        time.sleep(0.1)
+    pid = int(begun.read_text())
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            time.sleep((1 - share) * _PERIOD_S)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(share * _PERIOD_S)
+            os.kill(pid, signal.SIGCONT)
+
+
+def compete() -> None:
+    """Keep the second CPU busy, at a lower priority."""
+    os.nice(5)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[1]})
+    while True:
+        pass
 
 
 def train(given: argparse.Namespace, topology: str, case: str, step_s: float) -> dict[str, Any]:
     """One run with one thing slow, or none: its verdict, and the load of the machine before it."""
-    share = given.slower / (1 + given.slower)
     longer_s = given.slower * step_s
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix=network.PREFIX) as name, contextlib.ExitStack() as stack:
-        folder, env = Path(name), {}
+        folder, sleeps, rate = Path(name), {}, "none"
         if case == "stopped":
-            stack.enter_context(stopping(folder, share))
+            stack.enter_context(beside(stop, folder, given.slower / (1 + given.slower)))
         elif case == "competitor":
-            stack.enter_context(competing())
-            env[BOUND] = "1"
+            stack.enter_context(beside(compete))
         elif case in ("loader", "loaders"):
-            ranks = [1] if case == "loader" else range(2)
-            env[SLEEPS] = json.dumps({str(rank): longer_s for rank in ranks})
-        if topology.startswith("2"):
-            rate = f"{round(8 * gradient_bytes(given) / longer_s)}bit" if case == "link" else "none"
-            network.shape(2, rate, None)
+            sleeps = dict.fromkeys([1] if case == "loader" else range(2), longer_s)
+        elif case == "link":
+            rate = f"{round(8 * gradient_bytes(given) / longer_s)}bit"
         words = ["--dataset", given.dataset, "--model", given.model, "--epochs", str(given.epochs), "--steps-per-epoch"]
         words += [str(given.steps), "--global-batch-size", str(given.images), "--cpus-per-worker", "1"]
-        words += ["--precision", "fp32", "--device", "cpu", "--test-images", "100", "--storage", str(folder)]
-        processes = stack.enter_context(started(topology, words, env, folder))
-        # The verdict comes from all ranks. After it, a torchrun may complain that another left first.
-        while not (folder / "verdict.json").exists():
-            if any(process.poll() is not None for process in processes) and not (folder / "verdict.json").exists():
-                raise ChildProcessError(network.last_words((folder / "0.txt").read_text(errors="replace")))
-            time.sleep(0.1)
-        return {**json.loads((folder / "verdict.json").read_text()), "load": load}
+        words += ["--precision", "fp32", "--device", "cpu", "--test-images", "100"]
+        first = partial(begin, folder=folder, sleeps=sleeps, is_bound=case == "competitor")
+        return {**forked.run(parse(topology), rate, words, 300, tell, first), "load": load}
 
 
 def gradient_bytes(given: argparse.Namespace) -> int:
@@ -298,20 +255,14 @@ def main() -> int:
     parts: list[Callable[[argparse.Namespace], tuple[list[record.Row], dict[str, Any]]]] = []
     parts += [overhead] * ("overhead" in given.only)
     runs = set(given.only) - {"overhead"}
-    for number in network.ENDINGS:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as stack:
         if runs:
             parts.append(measure)
-        try:
-            if runs & {"quiet", "link"}:
-                stack.enter_context(network.check_machine())
-                network.remove_all()
-                stack.callback(network.remove_all)
-                network.build(2)
-        except network.Refused as problem:
-            print(f"error: {problem}", file=sys.stderr)
-            return 2
+            try:
+                stack.enter_context(forked.nodes())
+            except network.Refused as problem:
+                print(f"error: {problem}", file=sys.stderr)
+                return 2
         results = [part(given) for part in parts]
     rows = [row for found, _ in results for row in found]
     raw = {name: figures for _, of in results for name, figures in of.items()}
@@ -320,8 +271,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        work(sys.argv[2:])
-        torchrun.end_process(0)
-    else:
-        sys.exit(main())
+    sys.exit(main())

@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.tracking.study import HARDWARE_TAG, Trial
 from cifar_ray.training import __main__ as torchrun
 from cifar_ray.training import hardware, loop, recipe
+from cifar_ray.training.observer import Outcome
 from cifar_ray.training.setup import TrainingState
 
 NODES, WORKERS = 4, 4
@@ -49,8 +50,11 @@ _ports = itertools.count(29500)
 
 
 @contextlib.contextmanager
-def nodes(share: float) -> Iterator[list[Path]]:
-    """Context manager: namespaces for the nodes, and a control group for each worker, which has this share of a CPU."""
+def nodes(share: float | None = None) -> Iterator[list[Path]]:
+    """Context manager: namespaces for the nodes, and a control group for each worker, which has this share of a CPU.
+
+    Without a share there are no groups.
+    """
     for number in network.ENDINGS:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as stack:
@@ -58,8 +62,11 @@ def nodes(share: float) -> Iterator[list[Path]]:
         network.remove_all()
         stack.callback(network.remove_all)
         network.build(NODES)
-        held = stack.enter_context(emulated_cluster.Share(share))
-        yield [held.group() for _ in range(WORKERS)]
+        if share is None:
+            yield []
+        else:
+            held = stack.enter_context(emulated_cluster.Share(share))
+            yield [held.group() for _ in range(WORKERS)]
 
 
 def resolved(words: list[str], topology: Topology) -> ResolvedConfig:
@@ -68,14 +75,41 @@ def resolved(words: list[str], topology: Topology) -> ResolvedConfig:
 
 
 def train(groups: list[Path], topology: Topology, rate: str, words: list[str], limit_s: float) -> Trial:
-    """Train once, and return the run as a study has it.
+    """Train once on :func:`nodes`, each worker in one of their groups, and return the run as a study has it.
+
+    The other arguments, and what is raised, are those of :func:`run`.
+    """
+    figures = run(topology, rate, words, limit_s, lambda of: of.times | _memory(of), groups=groups)
+    tags = {"cifar_ray.command": shlex.join(["cifar-ray", "train", *words])}
+    tags[HARDWARE_TAG] = f"{hardware.describe(torch.device('cpu'))}, emulated"
+    return Trial(
+        " ".join(words), "-", "FINISHED", params=runfile.params(resolved(words, topology)), tags=tags, metrics=figures
+    )
+
+
+def _memory(outcome: Outcome) -> dict[str, float]:
+    return {"peak_memory_mib": outcome.metrics["peak_memory_mib"]}
+
+
+def run(
+    topology: Topology,
+    rate: str,
+    words: list[str],
+    limit_s: float,
+    tell: Callable[[Outcome], Any],
+    begin: Callable[[int], None] = lambda rank: None,
+    groups: list[Path] | None = None,
+) -> Any:
+    """Train once, and return what rank 0 tells.
 
     Args:
-        groups: of :func:`nodes`.
         topology: the workers.
         rate: of every link, as ``tc`` writes it, or ``none``.
         words: of the command line, without the topology.
         limit_s: seconds that it may take.
+        tell: what is to be returned of how it ended, as JSON has it.
+        begin: called in every worker first.
+        groups: the control group of each rank; None where workers may use all CPUs.
 
     Raises:
         ChildProcessError: with the last lines of the worker that failed, or when it took longer than ``limit_s``.
@@ -86,8 +120,11 @@ def train(groups: list[Path], topology: Topology, rate: str, words: list[str], l
     with tempfile.TemporaryDirectory(prefix=network.PREFIX) as name:
         folder = Path(name)
         fork = multiprocessing.get_context("fork")
+        place = functools.partial(
+            _work, topology=topology, port=port, words=words, folder=folder, tell=tell, begin=begin
+        )
         workers = [
-            fork.Process(target=_work, args=(rank, topology, port, words, groups[rank], folder), daemon=True)
+            fork.Process(target=place, args=(rank, groups[rank] if groups else None), daemon=True)
             for rank in range(topology.world_size)
         ]
         end = time.monotonic() + limit_s
@@ -107,10 +144,7 @@ def train(groups: list[Path], topology: Topology, rate: str, words: list[str], l
         if status or any(worker.exitcode for worker in workers):
             said = (folder / f"{rank}.txt").read_text(errors="replace")
             raise ChildProcessError(f"rank {rank} failed:\n{network.last_words(said)}")
-        figures = json.loads((folder / "figures.json").read_text())
-    tags = {"cifar_ray.command": shlex.join(["cifar-ray", "train", *words])}
-    tags[HARDWARE_TAG] = f"{hardware.describe(torch.device('cpu'))}, emulated"
-    return Trial(" ".join(words), "-", "FINISHED", params=runfile.params(config), tags=tags, metrics=figures)
+        return json.loads((folder / "told.json").read_text())
 
 
 @functools.cache
@@ -119,8 +153,17 @@ def _read(name: str) -> data.Dataset:
     return data.read(TrainConfig(dataset=name))
 
 
-def _work(rank: int, topology: Topology, port: int, words: list[str], group: Path, folder: Path) -> None:
-    """Train as one worker; rank 0 leaves the figures."""
+def _work(
+    rank: int,
+    group: Path | None,
+    topology: Topology,
+    port: int,
+    words: list[str],
+    folder: Path,
+    tell: Callable[[Outcome], Any],
+    begin: Callable[[int], None],
+) -> None:
+    """Train as one worker; rank 0 leaves what it has to tell."""
     node, local_rank = divmod(rank, topology.workers_per_node)
     with (folder / f"{rank}.txt").open("wb") as out:
         os.dup2(out.fileno(), 1)
@@ -138,12 +181,13 @@ def _work(rank: int, topology: Topology, port: int, words: list[str], group: Pat
 
     def held(*args: Any) -> TrainingState:
         state = prepare(*args)
-        (group / "cgroup.procs").write_text(str(os.getpid()))
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
         return state
 
     loop.prepare = held
     data.read = lambda _: dataset
+    begin(rank)
     outcome = torchrun.main([*words, "--storage", str(folder)], time.time())
     if rank == 0:
-        figures = outcome.times | {"peak_memory_mib": outcome.metrics["peak_memory_mib"]}
-        (folder / "figures.json").write_text(json.dumps(figures))
+        (folder / "told.json").write_text(json.dumps(tell(outcome)))
