@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
