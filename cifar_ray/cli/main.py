@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
-from cifar_ray.cli import cluster, comparison, early, explain, models, output, plan, predictions
+from cifar_ray.cli import cluster, comparison, dry_run, early, explain, models, output, plan, predictions
 from cifar_ray.config import command_line, errors, files, flags, limits, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
@@ -104,6 +104,8 @@ def sweep(words: Sequence[str]) -> int:
     else:
         cost.checked(asked.config.base.price)
         servers.reach_chosen(asked.config.base.address)
+    if asked.dry_run:
+        return dry_run.show(asked)
     with output.progress(as_json=False, quiet=asked.quiet):
         base = early.known_config(asked.name) if asked.config is None else asked.config.base
         with early.loading(f"sweep {asked.name}: {_LIBRARIES}", always=True), servers.before_ray(base):

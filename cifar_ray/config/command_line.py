@@ -62,6 +62,9 @@ class SweepRequest:
         quiet: whether its result alone is printed.
         retry_failed: whether its failed runs go on, too, when it is to be continued.
         limits: its new ``max_time`` and ``max_cost``, when it is to be continued.
+        dry_run: whether it is only to be shown.
+        plan_from: names or files of finished runs that tell times, when it is only to be shown.
+        json: whether that is printed as JSON.
     """
 
     config: SweepConfig | None
@@ -72,6 +75,9 @@ class SweepRequest:
     quiet: bool = False
     retry_failed: bool = False
     limits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    dry_run: bool = False
+    plan_from: tuple[str, ...] = ()
+    json: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,11 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         ConfigError: on an option or a value that there is not.
     """
     options = flags.parse(SweepCommand, words, "cifar-ray sweep")
-    file, quiet, again = options.pop("file", None), options.pop("quiet", False), options.pop("retry_failed", False)
+    file, again = options.pop("file", None), options.pop("retry_failed", False)
+    shown = {key: options.pop(key) for key in ("dry_run", "plan_from", "json") if key in options}
+    if "dry_run" not in shown and (key := next(iter(shown), "")):
+        raise ConfigError(key, "is for --dry-run, which shows the sweep and trains nothing")
+    shown |= {"quiet": options.pop("quiet", False), "plan_from": tuple(shown.get("plan_from", ()))}
     if "resume" in options:
         known = ("resume", "tracking_uri", *_NEW_LIMITS)
         other = next((key for key in schema.flatten(options) if key not in known), None)
@@ -166,7 +176,7 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         addresses.check("tracking_uri", options.get("tracking_uri"))
         new = {key: schema.field(SweepConfig, key, options[key]) for key in _NEW_LIMITS if key in options}
         uri = options.get("tracking_uri")
-        return SweepRequest(None, options["resume"], None, uri, quiet=quiet, retry_failed=again, limits=new)
+        return SweepRequest(None, options["resume"], None, uri, retry_failed=again, limits=new, **shown)
     if again:
         raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
     base = sweepfile.load(file) if file else {}
@@ -177,7 +187,7 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         if file is not None and (error.key == "train" or (error.key == "grid" and "grid" not in options)):
             raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None
         raise
-    return SweepRequest(config, config.name, file, is_named="name" in values, quiet=quiet)
+    return SweepRequest(config, config.name, file, is_named="name" in values, **shown)
 
 
 def plan(words: Sequence[str]) -> PlanRequest:

@@ -136,6 +136,16 @@ class SweepCommand(TrainConfig):
     retry_failed: Switch = False
     """With --resume: runs that have failed go on, too, from their newest checkpoints."""
 
+    dry_run: Switch = False
+    """Train and write nothing: print the runs, those that are skipped, and their time and cost where finished runs tell
+    them."""
+
+    plan_from: tuple[str, ...] = ()
+    """With --dry-run: names of finished sweeps or runs that tell times, or .json files of cifar-ray export."""
+
+    json: Switch = False
+    """With --dry-run: print it as one JSON document on standard output."""
+
     seeds: Count = 1
     hold: Literal["batch", "global_batch"] | None = None
     measure: Measure = "all"

@@ -35,6 +35,7 @@ BELOW = {
         "display",
         "orchestration.cluster",
         "orchestration.run",
+        "planning",
         "reporting",
         "storage",
         "tracking",

@@ -14,7 +14,7 @@ from ray.tune.schedulers import TrialScheduler
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
@@ -92,7 +92,7 @@ class Driver:
             proposals.check_installed()
             self._probes = planner.planned(config)
             planner.refuse(config, [*trials, *self._probes])
-        self._base = self._session_config()
+        self._base = preparation.session(config.base, [*trials, *self._probes])
         self._board = Board([trial.cell.name for trial in trials], begun)
         self._ready = Preparation(self._base, self._board)
         self._population = Population(config, folder, trials) if config.scheduler == "pbt" else None
@@ -177,14 +177,6 @@ class Driver:
             f"stopped after {ended} of {planned} runs; "
             f"continue with `cifar-ray sweep --resume {self._config.name}{store_flag}`"
         )
-
-    def _session_config(self) -> TrainConfig:
-        """The Ray that all runs share: where it is, and how large when it is started here."""
-        waiting = [config for _, config in preparation.configured([*self._trials, *self._probes])]
-        nodes = max(config.placement.nodes for config in waiting)
-        workers = max(config.placement.workers_per_node for config in waiting)
-        cpus = max(config.cpus_reserved for config in waiting)
-        return dataclasses.replace(self._config.base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
 
     def _waiting(self) -> list[tuple[PlannedTrial, ResolvedConfig]]:
         """Trials to train, with their configs; without those whose values are still to be proposed."""

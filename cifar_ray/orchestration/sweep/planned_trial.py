@@ -135,8 +135,13 @@ class PlannedTrial:
         values.setdefault("global_batch_size", values["batch_size"] * per_step)
         return {runfile.parameter(name): str(value) for name, value in values.items()}
 
-    def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial]) -> None:
+    def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial], read_only: bool = False) -> None:
         """Read from its folder and from MLflow what an earlier driver has done.
+
+        Args:
+            folder: the sweep's.
+            earlier: what MLflow knows of each run, by its key.
+            read_only: whether a folder that was left half-made stays.
 
         Raises:
             ConfigError: when its folder is damaged, cannot be read, or is gone although MLflow has the run; nothing
@@ -149,7 +154,8 @@ class PlannedTrial:
             if any(known.name == self.cell.name for known in earlier.values()):
                 problem = "which is gone, or has the name of an earlier version: start another sweep"
                 raise ConfigError("resume", f"needs the folder of the run {self.cell.name}, {home.address}, {problem}")
-            home.remove()
+            if not read_only:
+                home.remove()
             return
         self.folder, self.spent = run_folder.reopen(home), recorded(home)
         known = earlier.get(self.folder.key)

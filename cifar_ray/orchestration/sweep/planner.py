@@ -32,7 +32,7 @@ from cifar_ray.storage import Folder, Lock
 from cifar_ray.tasks import choosing
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
-from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.store import Client, connect
 from cifar_ray.training import recipe
 
 _CONFIG, _CELLS = run_names.SWEEP, "cells.json"
@@ -232,6 +232,21 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
         contents = {_CONFIG: sweepfile.to_yaml(config)}
         taken = partial(_taken, folder, config.name, client.tracking_uri, above.address)
         return folder, storage.claim(folder, contents, taken, _busy(config.name))
+
+
+def refuse_taken(config: SweepConfig, address: str) -> None:
+    """Refuse the name of a new sweep as :func:`create` does, and write nothing; ``address`` is the tracking store.
+
+    Raises:
+        ConfigError: when there is a sweep of that name, or the store or the folder cannot be read.
+    """
+    above = storage.at(config.base.storage)
+    folder = above.below(config.name)
+    with storage.refusing(above):
+        if folder.exists():
+            raise _taken(folder, config.name, address, above.address)
+    if uri.exists(address) and parent.find(connect(address), config.name) is not None:
+        raise _taken(folder, config.name, address, address)
 
 
 def _taken(folder: Folder, name: str, store: str, where: str) -> ConfigError:

@@ -13,6 +13,7 @@ from cifar_ray.config import runfile, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own, value_of
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.sweep import Board
@@ -33,10 +34,11 @@ class Preparation:
         weights: what runs start from, by digest.
     """
 
-    def __init__(self, base: TrainConfig, board: Board) -> None:
+    def __init__(self, base: TrainConfig, board: Board, nodes: Sequence[Node] | None = None) -> None:
+        """Prepare for these ``nodes``, on which nothing is stored, or for those of the cluster when None."""
         self.datasets: dict[str, Dataset] = {}
         self.weights: dict[str, bytes] = {}
-        self._base, self._board = base, board
+        self._base, self._board, self._nodes = base, board, nodes
         self._read: dict[tuple[object, ...], Dataset] = {}
         self._cpus = 1
         self._computing: dict[Any, arithmetic.Choice] = {}
@@ -68,7 +70,7 @@ class Preparation:
         """Decide the device of trials; those that the cluster has no room for lose their config and get a reason."""
         for trial, asked in configured(trials):
             try:
-                chosen = allocation.at_topology(asked)
+                chosen = allocation.at_topology(asked, self._nodes)
                 cost.check_device(cost.checked(asked.price), chosen.config.device)
                 trial.config, trial.unused_gpus = chosen.config, chosen.unused_gpus
             except ConfigError as error:
@@ -79,9 +81,10 @@ class Preparation:
         configs = [config for _, config in configured(trials)]
         if not configs:  # what an earlier driver left cannot run here
             return 1
-        preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
+        if self._nodes is None:
+            preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
         gpus = max(config.gpus_reserved for config in configs)
-        room = topology.copies(self._base.placement, connection.nodes(), self._base.cpus_reserved, gpus)
+        room = topology.copies(self._base.placement, self._all_nodes(), self._base.cpus_reserved, gpus)
         if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
             needed = self._base.world_size * self._base.cpus_reserved
             room = min(room, hardware.allowed_cpus() // needed)
@@ -95,7 +98,7 @@ class Preparation:
         With the same number in every run, their times tell what the workers do, and not what the threads do. The
         sweep's folder keeps it: a sweep that is continued goes on with it, ``before``.
         """
-        self._cpus = before or _fair_share(trials, at_once)
+        self._cpus = before or _fair_share(trials, at_once, self._all_nodes())
         self.share_cpus(trials)
 
     def share_cpus(self, trials: Sequence[PlannedTrial]) -> None:
@@ -103,6 +106,9 @@ class Preparation:
         for trial, config in configured(trials):
             if config.cpus_follow:
                 trial.config = dataclasses.replace(config, cpus_per_worker=self._cpus, cpus_follow=False)
+
+    def _all_nodes(self) -> Sequence[Node]:
+        return connection.nodes() if self._nodes is None else self._nodes
 
     def decide_arithmetic(self, trials: Sequence[PlannedTrial], earlier: Sequence[PlannedTrial] = ()) -> None:
         """Decide precision and convolutions, as for trials of the same model before, or of an ``earlier`` driver."""
@@ -126,9 +132,18 @@ def configured(trials: Sequence[PlannedTrial]) -> list[tuple[PlannedTrial, Resol
     return [(trial, trial.config) for trial in trials if trial.config is not None]
 
 
-def _fair_share(trials: Sequence[PlannedTrial], at_once: int) -> int:
+def session(base: TrainConfig, trials: Sequence[PlannedTrial]) -> TrainConfig:
+    """The Ray that all runs share: where it is, and how large when it is started here."""
+    configs = [config for _, config in configured(trials)]
+    nodes = max(config.placement.nodes for config in configs)
+    workers = max(config.placement.workers_per_node for config in configs)
+    cpus = max(config.cpus_reserved for config in configs)
+    return dataclasses.replace(base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
+
+
+def _fair_share(trials: Sequence[PlannedTrial], at_once: int, nodes: Sequence[Node]) -> int:
     """The most CPUs that every worker can have while ``at_once`` trials train."""
-    nodes, sharing = connection.nodes(), [config for _, config in configured(trials) if config.cpus_follow]
+    sharing = [config for _, config in configured(trials) if config.cpus_follow]
     cpus = min((config.cpus_reserved for config in sharing), default=1)
     while cpus > 1 and any(
         topology.copies(config.placement, nodes, cpus, config.gpus_reserved) < at_once for config in sharing

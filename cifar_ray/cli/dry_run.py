@@ -1,0 +1,72 @@
+"""``cifar-ray sweep --dry-run``: what a sweep would train, as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cifar_ray.cli import early, output
+from cifar_ray.config.command_line import SweepRequest
+from cifar_ray.config.errors import counted
+from cifar_ray.config.limits import duration
+from cifar_ray.display.run import Console, dollars
+from cifar_ray.planning.span import Span
+
+if TYPE_CHECKING:  # imports torch, Ray and MLflow
+    from cifar_ray.orchestration.sweep.dry_run import DryRow, DryRun
+
+
+def show(asked: SweepRequest) -> int:
+    """Print the runs, and what they take; Ray is not started."""
+    uri = asked.tracking_uri if asked.config is None else asked.config.base.tracking_uri
+    early.check_studies(asked.plan_from, uri)
+    with output.progress(asked.json, asked.quiet), early.loading("loading PyTorch and Ray"):
+        from cifar_ray.orchestration.sweep import dry_run
+
+        if asked.config is None:
+            found = dry_run.of_begun(asked.name, uri, asked.plan_from, asked.retry_failed, asked.limits)
+        else:
+            found = dry_run.of_new(asked.config, asked.plan_from)
+    output.show(found, asked.json, lambda: _print(found, asked.quiet))
+    return 0
+
+
+def _print(found: DryRun, is_brief: bool) -> None:
+    console = Console()
+    if not is_brief:
+        has_cost = found.usd is not None
+        header = ["run", "state", "time on its nodes", *["cost"] * has_cost, ""]
+        console.columns(header, [_cells(row, has_cost) for row in found.rows])
+        for note in found.notes:
+            console.line(note)
+    console.line(f"sweep {found.name}: {_summary(found)}")
+
+
+def _cells(row: DryRow, has_cost: bool) -> list[str]:
+    time = "" if row.seconds is None else _time(row.seconds)
+    return [row.name, row.state, time, *["" if row.usd is None else _usd(row.usd)] * has_cost, row.reason]
+
+
+def _summary(found: DryRun) -> str:
+    """How many runs there are, and what all whose time is known take."""
+    left = [row for row in found.rows if row.state == "waiting"]
+    others: dict[str, int] = {}
+    for row in found.rows:
+        if row.state != "waiting":
+            others[row.state] = others.get(row.state, 0) + 1
+    counts = [counted(len(left), "run"), *(f"{number} {state}" for state, number in others.items())]
+    if found.at_once:
+        counts.append(f"{found.at_once} at once")
+    known = [row for row in left if row.seconds is not None]
+    if found.seconds is None or not known:
+        return f"{', '.join(counts)}; time unknown"
+    of = "" if len(known) == len(left) else f" for the {counted(len(known), 'run')} whose time is known"
+    paid = "" if found.usd is None else f", {_usd(found.usd)}"
+    return f"{', '.join(counts)}; about {_time(found.seconds)} one after the other{paid}{of}"
+
+
+def _time(span: Span) -> str:
+    return f"{duration(span.mid)} ({duration(span.low)} to {duration(span.high)})"
+
+
+def _usd(span: Span) -> str:
+    return f"{dollars(span.mid)} ({dollars(span.low)} to {dollars(span.high)})"
