@@ -37,6 +37,7 @@ class RowState:
         took_s: seconds that it took; None before its end.
         resumed: whether an earlier driver did a part of it, so that its time is no estimate for others.
         no_room_since: ``time.monotonic()`` since when it waits for room in the cluster; None when it does not.
+        expected_s: seconds that it is expected to take from its beginning; None when only other runs' times tell.
     """
 
     name: str
@@ -47,6 +48,7 @@ class RowState:
     took_s: float | None = None
     resumed: bool = False
     no_room_since: float | None = None
+    expected_s: float | None = None
 
 
 class Board(Display):
@@ -127,20 +129,22 @@ class Board(Display):
         self.line(f"{self.rows[index].name}: skipped, {reason}")
 
     def left_s(self) -> float:
-        """Estimated seconds until the end, by the runs that have finished; 0 when unknown, or when none is left.
+        """Estimated seconds until the end, by what runs are expected to take, and where that is unknown, by the mean of
+        those that have finished; 0 when unknown, or when none is left.
 
         While a run waits for room in the cluster, nobody knows.
         """
         if any(row.state == RUNNING and row.no_room_since is not None for row in self.rows):
             return 0.0
         times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s and not row.resumed]
-        if not times:
-            return 0.0
-        usual = sum(times) / len(times)
-        now = time.monotonic()
-        running = sum(max(usual - (now - row.begun), 0.0) for row in self.rows if row.state == RUNNING)
-        waiting = usual * sum(row.state == WAITING for row in self.rows)
-        return (running + waiting) / self._at_once
+        usual = sum(times) / len(times) if times else None
+        now, left = time.monotonic(), 0.0
+        for row in (row for row in self.rows if row.state in (RUNNING, WAITING)):
+            whole = usual if row.expected_s is None else row.expected_s
+            if whole is None:
+                return 0.0
+            left += max(whole - (now - row.begun if row.state == RUNNING else 0.0), 0.0)
+        return left / self._at_once
 
     def _ended(self) -> int:
         return sum(row.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)

@@ -274,6 +274,7 @@ class Driver:
         admit = recorder.admit if self._budget.limited else None
         trials = (self._specs(turn, pause_after), self._ready.datasets, mailbox, notes, at_once)
         tuning = Tuning(*trials, scheduler, proposer, proposed, admit)
+        recorder.expect()
         self._board.start(at_once)
         looked = time.monotonic()
         try:

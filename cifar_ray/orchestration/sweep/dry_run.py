@@ -174,7 +174,8 @@ def _row(trial: PlannedTrial, finished: Sequence[Trial]) -> DryRow:
     if trial.is_open:
         return DryRow(trial.cell.name, "", trial.state, "time unknown: Optuna proposes its values as the sweep goes on")
     if trial.config is None or trial.state != boards.WAITING:
-        topology = trial.config.topology if trial.config else ""
+        config = trial.config or trial.cell.config
+        topology = config.topology if config else ""
         return DryRow(trial.cell.name, topology, trial.state, trial.reason)
     takes = expected.seconds(trial.config, finished)
     if isinstance(takes, str):

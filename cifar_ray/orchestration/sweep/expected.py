@@ -14,7 +14,7 @@ from cifar_ray.planning.exchange import AFTER, STRATEGIES, Exchange, Gradients
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.planning.span import Span
 from cifar_ray.strategies.gradients import learning
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 UNKNOWN = "no finished run tells it"
 
@@ -38,7 +38,11 @@ def seconds(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
     names = [runfile.parameter(name) for name in _WORK]
     same = [run for run in _alike(config, runs) if all(run.params.get(name) == params.get(name) for name in names)]
     took = [seconds for run in same if (seconds := run.metrics.get("time/placed_s", run.metrics.get("time/wall_s")))]
-    return Span.of(took) if took else planned(config, runs)
+    if not took:
+        return planned(config, runs)
+    if len(machines := {run.tags.get(HARDWARE_TAG) or "unknown hardware" for run in same}) > 1:
+        return f"finished runs tell it of several machines: {'; '.join(sorted(machines))}"
+    return Span.of(took)
 
 
 def planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:

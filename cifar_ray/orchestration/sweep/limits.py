@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 from cifar_ray import data
 from cifar_ray.config import limits
@@ -11,31 +13,62 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import dollars
+from cifar_ray.orchestration.sweep import expected
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking.study import Trial
+
+_WORK = (
+    *("dataset", "augment", "optimizer", "freeze", "compile", "precision", "strategy"),
+    *("global_batch_size", "accumulate", "epochs", "steps_per_epoch"),
+)
+"""What tells runs of one model, topology and device apart in time."""
 
 
-def expected_seconds(config: ResolvedConfig, finished: Sequence[PlannedTrial]) -> float | None:
-    """Seconds that a run is expected to take on its nodes: those of the slowest finished run, by images.
+class Expectation:
+    """What runs of a sweep are expected to take on their nodes, by those that have finished."""
 
-    Args:
-        config: of the run.
-        finished: runs that have finished; those of the same model, topology and device count.
+    def __init__(self, finished: Sequence[PlannedTrial]) -> None:
+        self._finished = [(trial, trial.config) for trial in finished if trial.config and trial.spent.placed_s]
+        self._known: dict[tuple[Any, ...], float | None] = {}
 
-    Returns:
-        None when there is no such run.
-    """
-    paces = [
-        trial.spent.placed_s / _images(trial.config, trial.epoch)  # its patience may have ended it
-        for trial in finished
-        if trial.config is not None and _kind(trial.config) == _kind(config) and trial.spent.placed_s
-    ]
-    return max(paces) * _images(config, config.epochs) if paces else None
+    def seconds(self, config: ResolvedConfig) -> float | None:
+        """Seconds of a run: those of the slowest one of the same work; without one, by the planner's model.
+
+        Where that knows nothing, the slowest finished run of the same model, topology and device counts, by images.
+
+        Returns:
+            None when there is no such run.
+        """
+        key = _kind(config), _work(config)
+        if key not in self._known:
+            self._known[key] = self._seconds(config)
+        return self._known[key]
+
+    def _seconds(self, config: ResolvedConfig) -> float | None:
+        alike = [(trial, run) for trial, run in self._finished if _kind(run) == _kind(config)]
+        same = [(trial, run) for trial, run in alike if _work(run) == _work(config)]
+        if not same:
+            takes = expected.planned(config, self._measured)
+            if not isinstance(takes, str):
+                return takes.mid
+        paces = [trial.spent.placed_s / _images(run, trial.epoch) for trial, run in same or alike]  # or its patience's
+        return max(paces) * _images(config, config.epochs) if paces else None
+
+    @cached_property
+    def _measured(self) -> list[Trial]:
+        """The newest finished run of each work, which is enough for the model, and few where there are many runs."""
+        newest = {(_kind(run), _work(run)): trial for trial, run in self._finished}
+        return [trial.measured for trial in newest.values()]
 
 
 def _kind(config: ResolvedConfig) -> tuple[tuple[str, ...], str, str]:
     return config.model_key, config.topology, config.device
+
+
+def _work(config: ResolvedConfig) -> tuple[Any, ...]:
+    return tuple(getattr(config, name) for name in _WORK)
 
 
 def _images(config: ResolvedConfig, epochs: int) -> int:
@@ -91,28 +124,28 @@ class Budget:
         assert trial.config is not None
         if reached := self.reached:
             return f"{self.words(reached)} is reached"
-        finished = [other for other in self._trials if other.completed]
-        expected = expected_seconds(trial.config, finished)
-        if expected is None:
+        expectation = Expectation([other for other in self._trials if other.completed])
+        whole = expectation.seconds(trial.config)
+        if whole is None:
             return ""
-        expected = max(expected - trial.spent.placed_s, 0.0)  # a run that goes on has done a part of it
-        if self._max_s is not None and self.placed_s + expected > self._max_s:
+        yet = max(whole - trial.spent.placed_s, 0.0)  # a run that goes on has done a part of it
+        if self._max_s is not None and self.placed_s + yet > self._max_s:
             left = limits.duration(self._max_s - self.placed_s)
-            return f"expected to take {limits.duration(expected)}, and {left} of {self.words('max_time')} are left"
+            return f"expected to take {limits.duration(yet)}, and {left} of {self.words('max_time')} are left"
         if self._max_usd is not None and self._price is not None:
-            wanted = self._price.paid_for(trial.config.placement.nodes * expected)
-            left_usd = self._max_usd - (self.usd or 0.0) - self._promised(finished, self._price)
+            wanted = self._price.paid_for(trial.config.placement.nodes * yet)
+            left_usd = self._max_usd - (self.usd or 0.0) - self._promised(expectation, self._price)
             if wanted > left_usd:
                 left = dollars(max(left_usd, 0.0))
                 return f"expected to cost {dollars(wanted)}, and {left} of {self.words('max_cost')} are left"
         return ""
 
-    def _promised(self, finished: Sequence[PlannedTrial], price: Price) -> float:
+    def _promised(self, expectation: Expectation, price: Price) -> float:
         """US dollars that the runs that have been started are expected to cost yet."""
         promised = 0.0
         for trial in (trial for trial in self._trials if trial.admitted and not trial.reported):
-            if trial.config is not None and (expected := expected_seconds(trial.config, finished)) is not None:
-                left = max(expected - trial.spent.placed_s, 0.0)
+            if trial.config is not None and (whole := expectation.seconds(trial.config)) is not None:
+                left = max(whole - trial.spent.placed_s, 0.0)
                 promised += price.paid_for(trial.config.placement.nodes * left)
         return promised
 

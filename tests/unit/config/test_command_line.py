@@ -57,6 +57,12 @@ def test_a_sweep_is_new_or_goes_on(tmp_path: Path) -> None:
     assert command_line.sweep([str(file), "--epochs", "2", "--seeds", "3", "--quiet"]) == (
         dataclasses.replace(asked, quiet=True)
     )
+    shown = {"dry_run": True, "plan_from": ("a", "b.json"), "json": True}
+    words = ["--dry-run", "--json", "--plan-from", "a", "b.json"]
+    assert command_line.sweep([str(file), "--epochs", "2", "--seeds", "3", *words]) == (
+        dataclasses.replace(asked, **shown)
+    )
+    assert command_line.sweep(["--resume", "s", *words]) == SweepRequest(None, "s", **shown)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +72,7 @@ def test_a_sweep_is_new_or_goes_on(tmp_path: Path) -> None:
         ("--vit.depth 3 --resume s", "--resume goes on as the sweep was begun, and takes no vit.depth beside it"),
         ("--resume s --tracking-uri http://me@h", "--tracking-uri must not have a user, password or token in it; "),
         ("--zzz", "unknown flag --zzz"),
+        ("--grid lr=0.1 --json", "--json is for --dry-run, which shows the sweep and trains nothing"),
         ("--samples", "--samples: expected one argument; `cifar-ray sweep --help` tells what it takes"),
     ],
 )

@@ -288,6 +288,20 @@ def test_while_a_run_waits_for_room_the_board_shows_for_how_long_and_no_time_lef
     assert board.left_s() > 25
 
 
+def test_the_time_left_is_what_the_runs_left_are_expected_to_take(capsys: pytest.CaptureFixture[str]) -> None:
+    made = recorder(grid={"epochs": [1, 5]})
+    made.board.start(1)
+    made.trials[1].state = boards.WAITING
+    made.board.begin(0)
+    spent = Spent(20.0, 20.0)
+    made.catch_up(Filled(TrialEvent(0, spent), TrialEvent(0, TrialFinished(outcome(2.0)))), [(0, False)])
+    assert made.board.left_s() == pytest.approx(100.0), "five times as long as one epoch took on its nodes"
+    assert "(1 of 2 runs; about 1 min 40 s left)" in capsys.readouterr().out
+    made.trials[1].spent = Spent(30.0, 30.0)
+    made.expect()
+    assert made.board.left_s() == pytest.approx(70.0), "a run that goes on has done a part of it"
+
+
 def test_the_boards_clock_counts_through_all_drivers_and_does_not_start_again() -> None:
     board = Board(["one"], time.time() - 7200)
     board.start(1)

@@ -23,7 +23,7 @@ from cifar_ray.orchestration.run.events import Joined, Mailbox, Stopped
 from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.orchestration.sweep import planner
-from cifar_ray.orchestration.sweep.limits import Budget, expected_seconds
+from cifar_ray.orchestration.sweep.limits import Budget, Expectation
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import _Queue
@@ -155,15 +155,35 @@ def finish(trial: PlannedTrial, seconds: float) -> None:
 def test_a_run_is_expected_to_take_what_the_slowest_like_it_has_taken_by_images() -> None:
     _, (first, second, other) = planned({"seed": [1, 2, 3]})
     assert other.config is not None
-    assert expected_seconds(other.config, []) is None
+    assert Expectation([]).seconds(other.config) is None
     finish(first, 10.0)
     finish(second, 14.0)
+    known = Expectation([first, second])
     longer = replace(other.config, epochs=3)
-    assert expected_seconds(longer, [first, second]) == pytest.approx(42.0)
+    assert known.seconds(longer) == pytest.approx(42.0)
     shorter = replace(other.config, steps_per_epoch=11)  # of 22
-    assert expected_seconds(shorter, [first, second]) == pytest.approx(7.0)
+    assert known.seconds(shorter) == pytest.approx(7.0)
     for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}):
-        assert expected_seconds(replace(other.config, **different), [first, second]) is None  # type: ignore[arg-type]
+        assert known.seconds(replace(other.config, **different)) is None  # type: ignore[arg-type]
+
+
+def test_a_run_of_another_batch_is_expected_by_the_parts_of_the_steps_of_others() -> None:
+    _, (small, large, between) = planned({"global_batch_size": [16, 64, 32]})
+    assert between.config is not None
+    for trial, step in ((small, 0.018), (large, 0.066)):
+        assert trial.config is not None
+        training = (1437 // trial.config.global_batch_size) * step
+        finish(trial, training + 5.0)
+        parts = {"data": 0.0, "forward": step / 3, "backward": 2 * step / 3, "communication": 0.0, "optimizer": 0.0}
+        trial.figures = {f"time/step_{part}_s": seconds for part, seconds in parts.items()}
+        trial.figures |= {f"time/iteration_{name}_s": step for name in ("mean", "median", "p95")}
+        trial.figures |= {"time/training_s": training}
+    known = Expectation([small, large])
+    assert known.seconds(between.config) == pytest.approx(44 * 0.034 + 5.0)
+    assert large.config is not None
+    assert known.seconds(large.config) == large.spent.placed_s, "the same work takes what it took"
+    large.figures = {}  # only its whole time is known
+    assert Expectation([large]).seconds(between.config) == pytest.approx(large.spent.placed_s)
 
 
 def test_a_run_is_left_out_that_would_not_end_within_the_time_of_the_sweep() -> None:
