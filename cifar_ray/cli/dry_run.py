@@ -33,17 +33,18 @@ def show(asked: SweepRequest) -> int:
 def _print(found: DryRun, is_brief: bool) -> None:
     console = Console()
     if not is_brief:
-        has_cost = found.usd is not None
-        header = ["run", "state", "time on its nodes", *["cost"] * has_cost, ""]
-        console.columns(header, [_cells(row, has_cost) for row in found.rows])
+        titles = ["run", "state", "time on its nodes", "cost", "note"]
+        columns = list(zip(titles, *map(_cells, found.rows)))
+        header, *lines = zip(*(column for column in columns if any(column[1:])))
+        console.columns(header, lines)
         for note in found.notes:
             console.line(note)
     console.line(f"sweep {found.name}: {_summary(found)}")
 
 
-def _cells(row: DryRow, has_cost: bool) -> list[str]:
-    time = "" if row.seconds is None else _time(row.seconds)
-    return [row.name, row.state, time, *["" if row.usd is None else _usd(row.usd)] * has_cost, row.reason]
+def _cells(row: DryRow) -> tuple[str, ...]:
+    time, usd = "" if row.seconds is None else _time(row.seconds), "" if row.usd is None else _usd(row.usd)
+    return row.name, row.state, time, usd, row.reason
 
 
 def _summary(found: DryRun) -> str:

@@ -107,7 +107,8 @@ def of_begun(
         trial.find_again(folder, earlier, read_only=True)
         if retry_failed and trial.state == boards.FAILED:
             trial.state, trial.reason = boards.WAITING, ""
-    Budget(config, trials, known.placed_s).refuse_reached(name)
+    if any(trial.state == boards.WAITING for trial in trials):
+        Budget(config, trials, known.placed_s).refuse_reached(name)
     return _of(config, trials, _finished([name, *names], client.tracking_uri))
 
 

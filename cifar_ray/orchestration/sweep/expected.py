@@ -10,7 +10,7 @@ from cifar_ray.config import option, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.planning import measured, model
-from cifar_ray.planning.exchange import AFTER, STRATEGIES, Exchange, Gradients
+from cifar_ray.planning.exchange import AFTER, Exchange, Gradients
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.planning.span import Span
 from cifar_ray.strategies.gradients import learning
@@ -18,6 +18,8 @@ from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 UNKNOWN = "no finished run tells it"
 
+_NOT_THE_SAME = "no finished run did the same"
+_PLANNED = (*AFTER, "ddp", "local_sgd")
 _KIND = (
     *("model", "dataset", "augment", "optimizer", "freeze", "compile", "precision", "device"),
     *option.names_for(TrainConfig, "model"),
@@ -46,18 +48,19 @@ def seconds(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
 
 
 def planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
-    """As :func:`seconds`, by the model alone, which takes one node and a strategy that can be planned."""
+    """As :func:`seconds`, by the model alone, which takes one node and workers that have the whole model each."""
     alike = _alike(config, runs)
     if not alike:
         return UNKNOWN
-    if config.strategy not in STRATEGIES:
-        return f"no finished run did the same, and {config.strategy} cannot be planned"
     if config.placement.nodes > 1:
-        return "no finished run did the same, and the link between nodes is not known"
+        return f"{_NOT_THE_SAME}, and the link between nodes is not known"
+    odd = config.sync_batchnorm or config.freeze or config.ddp.comm_hook == "powersgd"
+    if config.strategy not in _PLANNED or (odd and config.world_size > 1):
+        return f"{_NOT_THE_SAME}, and what it exchanges cannot be planned here"
     try:
         known, first, _ = measured.of_study(Study("", [_on_nodes(run) for run in alike], "", ""))
     except ConfigError as error:
-        return f"{UNKNOWN}: it {error.problem}"
+        return f"{UNKNOWN}: --plan-from {error.problem}"
     known = replace(known, is_fixed=known.device == "cuda" or _is_given(config))
     exchange = _exchange(config, known)
     work = Work(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.config import runfile
+from cifar_ray.config import runfile, schema
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.sweep import expected
 from cifar_ray.planning.span import Span
@@ -15,11 +15,12 @@ from cifar_ray.tracking.study import HARDWARE_TAG, Trial
 from cifar_ray.training import recipe
 
 DIGITS = 1437  # images for training
+EXCHANGED = "no finished run did the same, and what it exchanges cannot be planned here"
 
 
 def config(batch: int = 64, **changes: Any) -> ResolvedConfig:
     usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 2, "precision": "fp32", "device": "cpu"}
-    return recipe.resolve(TrainConfig(**{**usual, "batch_size": batch, "cpus_per_worker": 1, **changes}))
+    return recipe.resolve(schema.build(TrainConfig, {**usual, "batch_size": batch, "cpus_per_worker": 1, **changes}))
 
 
 def run(of: ResolvedConfig, exchange: float = 0.0, machine: str = "a processor", **metrics: float) -> Trial:
@@ -76,7 +77,8 @@ def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
         ({"augment": "none"}, expected.UNKNOWN),
         ({"cpus_per_worker": 2}, expected.UNKNOWN),
         ({"topology": "2x1"}, "no finished run did the same, and the link between nodes is not known"),
-        ({"topology": "1x2", "strategy": "fsdp"}, "no finished run did the same, and fsdp cannot be planned"),
+        ({"topology": "1x2", "strategy": "fsdp"}, EXCHANGED),
+        ({"topology": "1x2", "ddp": {"comm_hook": "powersgd"}}, EXCHANGED),
         ({"batch": 32}, "needs a run with about 32 images per worker and micro-batch; those given have 64"),
     ],
 )
@@ -88,7 +90,7 @@ def test_runs_that_have_not_finished_or_have_no_times_tell_nothing() -> None:
     failed = replace(run(config(64)), status="FAILED")
     assert expected.seconds(config(64), [failed]) == expected.UNKNOWN
     bare = replace(run(config(64)), metrics={})
-    assert str(expected.seconds(config(64), [bare])).startswith(f"{expected.UNKNOWN}: it must name a run that ")
+    assert str(expected.seconds(config(64), [bare])).startswith(f"{expected.UNKNOWN}: --plan-from must name a run that ")
 
 
 def test_fewer_test_images_are_evaluated_faster() -> None:
