@@ -83,7 +83,7 @@ def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
     ],
 )
 def test_what_no_run_tells_is_unknown_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    assert expected.seconds(config(**changes), [run(config(64, augment="crop_flip"))]) == reason
+    assert expected.seconds(config(**changes), [run(config(64))]) == reason
 
 
 def test_runs_that_have_not_finished_or_have_no_times_tell_nothing() -> None:

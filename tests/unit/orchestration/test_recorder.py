@@ -289,7 +289,7 @@ def test_while_a_run_waits_for_room_the_board_shows_for_how_long_and_no_time_lef
 
 
 def test_the_time_left_is_what_the_runs_left_are_expected_to_take(capsys: pytest.CaptureFixture[str]) -> None:
-    made = recorder(grid={"epochs": [1, 5]})
+    made = recorder(grid={"epochs": [1, 5]}, train={"dataset": "digits"})
     made.board.start(1)
     made.trials[1].state = boards.WAITING
     made.board.begin(0)

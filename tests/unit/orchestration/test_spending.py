@@ -168,16 +168,18 @@ def test_a_run_is_expected_to_take_what_the_slowest_like_it_has_taken_by_images(
 
 
 def test_a_run_of_another_batch_is_expected_by_the_parts_of_the_steps_of_others() -> None:
-    _, (small, large, between) = planned({"global_batch_size": [16, 64, 32]})
-    assert between.config is not None
-    for trial, step in ((small, 0.018), (large, 0.066)):
+    _, trials = planned({"seed": [1, 2, 3]})
+    for trial, batch in zip(trials, (16, 64, 32)):
         assert trial.config is not None
-        training = (1437 // trial.config.global_batch_size) * step
-        finish(trial, training + 5.0)
+        trial.config = replace(trial.config, global_batch_size=batch)
+    small, large, between = trials
+    assert between.config is not None
+    for trial, steps, step in ((small, 89, 0.018), (large, 22, 0.066)):
+        finish(trial, steps * step + 5.0)
         parts = {"data": 0.0, "forward": step / 3, "backward": 2 * step / 3, "communication": 0.0, "optimizer": 0.0}
-        trial.figures = {f"time/step_{part}_s": seconds for part, seconds in parts.items()}
-        trial.figures |= {f"time/iteration_{name}_s": step for name in ("mean", "median", "p95")}
-        trial.figures |= {"time/training_s": training}
+        figures = {f"time/step_{part}_s": seconds for part, seconds in parts.items()}
+        figures |= {f"time/iteration_{name}_s": step for name in ("mean", "median", "p95")}
+        trial.figures = {**figures, "time/training_s": steps * step}
     known = Expectation([small, large])
     assert known.seconds(between.config) == pytest.approx(44 * 0.034 + 5.0)
     assert large.config is not None
