@@ -164,7 +164,8 @@ def sweep(words: Sequence[str]) -> SweepRequest:
     """
     options = flags.parse(SweepCommand, words, "cifar-ray sweep")
     file, again = options.pop("file", None), options.pop("retry_failed", False)
-    shown = {key: options.pop(key) for key in ("dry_run", "plan_from", "json") if key in options}
+    dry = ("dry_run", "plan_from", "json")
+    shown: dict[str, Any] = {key: options.pop(key) for key in dry if key in options}
     if "dry_run" not in shown and (key := next(iter(shown), "")):
         raise ConfigError(key, "is for --dry-run, which shows the sweep and trains nothing")
     shown |= {"quiet": options.pop("quiet", False), "plan_from": tuple(shown.get("plan_from", ()))}

@@ -79,7 +79,9 @@ def test_cells_that_cannot_run_are_skipped_with_their_reason_or_refused(
     monkeypatch.setattr(hardware, "allowed_cpus", lambda: 2)
     grid = f"{WORDS} --grid batch_size=16 topology=1x1,1x4000,1x64"
     sentence = shown(grid, capsys, status=2)[1]
-    assert sentence.startswith("error: --grid must have cells that can run here, or go with --skip-infeasible; bs16 1x4")
+    assert sentence.startswith(
+        "error: --grid must have cells that can run here, or go with --skip-infeasible; bs16 1x4"
+    )
     one, split, placed = whole(f"{grid} --skip-infeasible", capsys)["rows"]
     assert (one["state"], split["state"], placed["state"]) == ("waiting", "skipped", "skipped")
     assert split["reason"].startswith("batch_size must leave at least one step per epoch")

@@ -65,8 +65,8 @@ def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
     two = config(32, topology="1x2", strategy="all_reduce")
     computing = 2 * (DIGITS // 64) * 0.034 + 20 + 5 - 2  # they share the evaluation
     assert mid(expected.seconds(two, alone)) == pytest.approx(computing)
-    beside = run(config(16, topology="1x2", strategy="all_reduce"), exchange=0.01)
-    exchanged = mid(expected.seconds(two, [*alone, beside])) - computing
+    beside = [run(config(batch, topology="1x2", strategy="all_reduce"), exchange=0.01) for batch in (16, 64)]
+    exchanged = mid(expected.seconds(two, [*alone, *beside])) - (computing + 2)  # their own evaluation took 4 s
     assert exchanged == pytest.approx(2 * (DIGITS // 64) * 0.01, rel=0.1), "as many bytes at any batch"
 
 
@@ -90,7 +90,9 @@ def test_runs_that_have_not_finished_or_have_no_times_tell_nothing() -> None:
     failed = replace(run(config(64)), status="FAILED")
     assert expected.seconds(config(64), [failed]) == expected.UNKNOWN
     bare = replace(run(config(64)), metrics={})
-    assert str(expected.seconds(config(64), [bare])).startswith(f"{expected.UNKNOWN}: --plan-from must name a run that ")
+    assert str(expected.seconds(config(64), [bare])).startswith(
+        f"{expected.UNKNOWN}: --plan-from must name a run that "
+    )
 
 
 def test_fewer_test_images_are_evaluated_faster() -> None:

@@ -183,7 +183,7 @@ def test_a_run_of_another_batch_is_expected_by_the_parts_of_the_steps_of_others(
     known = Expectation([small, large])
     assert known.seconds(between.config) == pytest.approx(44 * 0.034 + 5.0)
     assert large.config is not None
-    assert known.seconds(large.config) == large.spent.placed_s, "the same work takes what it took"
+    assert known.seconds(large.config) == pytest.approx(large.spent.placed_s), "the same work takes what it took"
     large.figures = {}  # only its whole time is known
     assert Expectation([large]).seconds(between.config) == pytest.approx(large.spent.placed_s)
 
