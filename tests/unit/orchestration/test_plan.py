@@ -25,7 +25,7 @@ from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep import tuning
 from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
-from cifar_ray.orchestration.sweep.limits import expected_seconds
+from cifar_ray.orchestration.sweep.limits import Expectation
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
 from cifar_ray.training import recipe
@@ -199,7 +199,7 @@ def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_pa
     assert second.config is not None
     steps = 3 * data.steps_per_epoch(first.config)
     first.find_again(storage.at(str(tmp_path)), {"k": KnownTrial("id", "FINISHED", False, {}, steps=steps)})
-    assert expected_seconds(second.config, [first]) == pytest.approx(90.0)
+    assert Expectation([first]).seconds(second.config) == pytest.approx(90.0)
 
 
 def test_a_run_whose_folder_is_gone_is_not_trained_anew_beside_its_record(tmp_path: Path) -> None:
