@@ -186,9 +186,7 @@ def predict(folder: Path, names: list[str], is_all: bool) -> None:
             ready[cell[:2]] = passes.readiness(config, 16, 1)
         work = plan.work_of(config, ready[cell[:2]], runs.device, trial)
         link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
-        # Of both strategies of the probe, whose messages differ in size: one alone does not tell latency from rate.
-        host = model.host(runs, dataclasses.replace(work.exchange, strategy="local_sgd"))
-        planned = model.plan(runs, work, [topology], Means(link=link, host=host))
+        planned = model.plan(runs, work, [topology], Means(link=link, host=model.host(runs, work.exchange)))
         if planned.skipped:
             sys.exit(f"{cell.name}: {planned.skipped[cell.topology]}")
         span = planned.rows[0].step_s

@@ -275,20 +275,19 @@ def slowest(workers: int) -> float:
 
 
 def host(measured: Measured, work: Exchange, link: Link | None = None) -> Link | None:
-    """What the exchanges of the runs cost their workers, with those of the same strategy if there are any.
+    """What the exchanges of the runs cost their workers.
+
+    Runs of strategies whose messages differ in size tell what a message costs from what its bytes cost.
 
     Args:
         measured: the runs; those count whose exchange no pass hides.
-        work: what they exchanged, and the strategy that is planned.
+        work: what they exchanged.
         link: between the nodes of the runs; None counts runs on one node alone.
     """
     open_ones = [sample for sample in measured.samples if sample.world_size > 1 and sample.strategy in AFTER]
     open_ones = [sample for sample in open_ones if sample.nodes == 1 or link is not None]
-    same = [sample for sample in open_ones if sample.strategy == work.strategy]
-    if work.strategy == "ddp":
-        same = [sample for sample in open_ones if sample.strategy == "all_reduce"]
     points: list[tuple[Traffic, float]] = []
-    for sample in same or open_ones:
+    for sample in open_ones:
         topology = Topology(sample.nodes, sample.workers)
         of_run = replace(work, strategy=sample.strategy)
         route = Route(link if sample.nodes > 1 else None, None)

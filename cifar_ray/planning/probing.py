@@ -12,6 +12,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.planning.exchange import AFTER
 
 STEPS = 40
 """Of each run, at least."""
@@ -34,7 +35,8 @@ def cells(
 ) -> list[dict[str, list[Any]]]:
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
-    Where each node is to have one worker, one run of two workers tells what an exchange costs the workers themselves.
+    Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
+    with many. Where each node is to have one worker, they have two.
 
     Args:
         config: the training.
@@ -59,11 +61,14 @@ def cells(
     for workers, wanted in sorted(shares.items()):
         for size in sizes(wanted):
             whole = images // (size * workers * config.accumulate)
-            cell: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
+            cell: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size], "strategy": [AFTER[0]]}
             cell |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
             if cpus is not None:
                 cell["cpus_per_worker"] = [max(cpus // workers, 1)]
             made.append(cell)
+    if (most := max(shares)) > 1:
+        largest = next(cell for cell in reversed(made) if cell["topology"] == [f"1x{most}"])
+        made.append({**largest, "strategy": ["send_recv"]})
     return made
 
 
@@ -76,6 +81,6 @@ def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]
         grid: what :func:`cells` made.
     """
     shared = {key: value for key, value in train.items() if key not in _OF_WHOLE_RUN}
-    shared["strategy"] = "all_reduce"  # its passes hide no exchange
+    shared.pop("strategy", None)
     values = {"name": name, "grid": grid, "train": shared, "measure": "times"}
     return sweepfile.from_mapping({**values, "skip_infeasible": True, "max_concurrent": 1})
