@@ -61,11 +61,11 @@ def cells(
     for workers, wanted in sorted(shares.items()):
         for size in sizes(wanted):
             whole = images // (size * workers * config.accumulate)
-            cell: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size], "strategy": [AFTER[0]]}
+            cell: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
             cell |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
             if cpus is not None:
                 cell["cpus_per_worker"] = [max(cpus // workers, 1)]
-            made.append(cell)
+            made.append({**cell, "strategy": [AFTER[0]]})
     if (most := max(shares)) > 1:
         largest = next(cell for cell in reversed(made) if cell["topology"] == [f"1x{most}"])
         made.append({**largest, "strategy": ["send_recv"]})

@@ -20,7 +20,7 @@ def planned(batch: int, **changes: Any) -> ResolvedConfig:
 
 
 def shapes(batch: int, *topologies: str, cpus: int | None = None, **changes: Any) -> list[tuple[Any, ...]]:
-    """Topology, batch, steps and epochs of each run, and its CPUs if they are chosen."""
+    """Topology, batch, steps and epochs of each run, its CPUs if they are chosen, and its strategy."""
     cells = probing.cells(planned(batch, **changes), [parse(each) for each in topologies], IMAGES, cpus)
     return [tuple(value for (value,) in cell.values()) for cell in cells]
 
@@ -39,23 +39,27 @@ def test_four_sizes_at_most_are_measured_in_equal_ratios(images: list[int], chos
 
 
 def test_a_run_has_forty_steps_in_as_many_epochs_as_they_take() -> None:
-    assert shapes(64, "1x1") == [("1x1", 64, 22, 2)]
-    assert shapes(32, "1x1") == [("1x1", 32, 40, 1)]
+    assert shapes(64, "1x1") == [("1x1", 64, 22, 2, "all_reduce")]
+    assert shapes(32, "1x1") == [("1x1", 32, 40, 1, "all_reduce")]
 
 
 def test_workers_of_a_node_are_measured_together_at_the_sizes_that_they_will_have() -> None:
     found = shapes(64, "1x1", "2x1", "1x2", "2x2", cpus=4)
-    assert [(topology, batch, cpus) for topology, batch, _, _, cpus in found] == [
+    assert [(topology, batch, cpus) for topology, batch, _, _, cpus, _ in found] == [
         ("1x1", 32, 4),
         ("1x1", 64, 4),
         ("1x2", 16, 2),
         ("1x2", 32, 2),
+        ("1x2", 32, 2),
     ]
+    assert [each[-1] for each in found] == ["all_reduce"] * 4 + ["send_recv"]
     assert shapes(64, "1x2", "2x2", accumulate=2)[0][:2] == ("1x2", 8)
 
 
 def test_two_workers_tell_what_an_exchange_costs_where_nodes_have_one() -> None:
-    assert [found[:2] for found in shapes(64, "1x1", "4x1")] == [("1x1", 16), ("1x1", 64), ("1x2", 16)]
+    found = [(topology, batch, strategy) for topology, batch, *_, strategy in shapes(64, "1x1", "4x1")]
+    assert found[:2] == [("1x1", 16, "all_reduce"), ("1x1", 64, "all_reduce")]
+    assert found[2:] == [("1x2", 16, "all_reduce"), ("1x2", 16, "send_recv")]
 
 
 def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:
@@ -65,8 +69,9 @@ def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_p
 
 
 def test_the_sweep_hides_no_exchange_and_keeps_the_options_of_the_runs() -> None:
-    train = {"dataset": "digits", "ddp": {"bucket_cap_mb": "5"}, "warmup_epochs": "5", "lr": "0.05"}
+    train = {"dataset": "digits", "ddp": {"bucket_cap_mb": "5"}, "warmup_epochs": "5", "lr": "0.05", "strategy": "ddp"}
     made = probing.sweep("sizes", train, [{"topology": ["1x2"], "batch_size": [16], "epochs": [1]}])
-    assert (made.measure, made.held, made.max_concurrent, made.train["strategy"]) == ("times", "batch", 1, "all_reduce")
+    assert (made.measure, made.held, made.max_concurrent) == ("times", "batch", 1)
     assert "warmup_epochs" not in made.train, "five of them are more than a short run has"
     assert made.train["lr"] == 0.05
+    assert "strategy" not in made.train, "each run has its own"
