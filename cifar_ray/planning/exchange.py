@@ -92,7 +92,7 @@ def buckets(exchange: Exchange) -> list[tuple[int, float]]:
         if held >= exchange.bucket_bytes:
             filled.append((held, ready))
             held = 0
-    if held:
+    if held or not filled:
         filled.append((held, 1.0))
     filled[-1] = filled[-1][0], 1.0
     return filled

@@ -10,6 +10,7 @@ import pytest
 from cifar_ray.config import runfile, schema
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.sweep import expected
+from cifar_ray.planning.exchange import WHOLE
 from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Trial
 from cifar_ray.training import recipe
@@ -58,6 +59,13 @@ def test_the_same_work_takes_what_it_took() -> None:
     assert expected.seconds(config(64), [other, runs[1]]) == (
         "finished runs tell it of several machines: a processor; another"
     )
+
+
+@pytest.mark.parametrize("strategy", WHOLE)
+def test_two_workers_are_expected_by_runs_of_one_alone(strategy: str) -> None:
+    two = config(64, topology="1x2", strategy=strategy)
+    computing = 2 * (DIGITS // 128) * 0.066 + 20 + 5 - 2  # they share the evaluation
+    assert mid(expected.seconds(two, [run(config(64))])) == pytest.approx(computing)
 
 
 def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:

@@ -56,6 +56,14 @@ def test_the_bytes_are_those_that_the_strategy_states(name: str, world_size: int
     assert sent.size == pytest.approx(factor * eval(stated, {}, variables))
 
 
+@pytest.mark.parametrize("name", WHOLE)
+def test_an_exchange_of_no_bytes_sends_none(name: str) -> None:
+    """As of runs that do not tell what an exchange costs."""
+    nothing = Exchange(name, Gradients((0,), (1.0,)))
+    assert exchange.traffic(nothing, Topology(1, 2), Route(None, None)).size == 0
+    assert exchange.exposed(nothing, Topology(1, 2), Route(None, None), Span.exactly(1.0)) == Span.exactly(0.0)
+
+
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_what_fsdp_sends_is_what_it_states(world_size: int) -> None:
     about = strategies.about("fsdp")
