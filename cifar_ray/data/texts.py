@@ -166,9 +166,8 @@ def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listin
     if len(classes) > _MOST_CLASSES and len(classes) > texts // _FEWEST_OF_A_CLASS:
         raise ConfigError(
             "dataset",
-            f"must have names of classes in the column label, and that of {found['train']} has {len(classes):,} "
-            f"different ones for {texts:,} texts: above {_MOST_CLASSES:,}, a class must have {_FEWEST_OF_A_CLASS} "
-            "texts on average",
+            f"must have classes in the column label, and {found['train']} has {len(classes):,} different labels for "
+            f"{texts:,} texts: above {_MOST_CLASSES:,}, a class must have {_FEWEST_OF_A_CLASS} texts on average",
         )
     numbers = {name: number for number, name in enumerate(classes)}
     for part, path in found.items():

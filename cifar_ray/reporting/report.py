@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ import pandas as pd
 from cifar_ray import __version__, tracking
 from cifar_ray.config import commands, files, flags, option
 from cifar_ray.config.commands import ReportCommand
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.reporting import (
     EXPORTED,
     cautions,
@@ -49,6 +48,7 @@ from cifar_ray.tracking.study import Study
 
 _MANIFEST = ".report.json"
 """Lists the charts and tables of the report in a folder, for the next one to remove."""
+_NAMED = 2  # data sets of a task, at most, that a title names
 
 
 @tracking.unchanged()
@@ -150,9 +150,8 @@ def _build(study: Study, baseline: str | None, price: Price | None, targets: Seq
 
 
 def _together(study: Study, tasks: Sequence[Report]) -> Report:
-    """One report of all runs of a study, from those by task; tasks of one name are told apart by their data sets."""
-    times = Counter(each.study.task.name for each in tasks)
-    labels = [each.study.task.name + f" of {_data(each.study)}" * (times[each.study.task.name] > 1) for each in tasks]
+    """One report of all runs of a study, from those by task."""
+    labels = _labels([each.study for each in tasks])
     charts = [
         [replace(chart, key=f"{key}_{chart.key}", title=f"{chart.title} ({label})") for chart in each.charts]
         for each, label, key in ((each, label, re.sub(r"\W", "_", label)) for each, label in zip(tasks, labels))
@@ -173,8 +172,19 @@ def _together(study: Study, tasks: Sequence[Report]) -> Report:
     )
 
 
+def _labels(studies: Sequence[Study]) -> list[str]:
+    """What the tasks are called: those of one name after their data sets, and if these are the same, by number."""
+    names = [study.task.name for study in studies]
+    labels = [f"{name} of {_data(study)}" if names.count(name) > 1 else name for name, study in zip(names, studies)]
+    return [
+        f"{label} ({labels[:at].count(label) + 1})" if labels.count(label) > 1 else label
+        for at, label in enumerate(labels)
+    ]
+
+
 def _data(study: Study) -> str:
-    return " and ".join(dict.fromkeys(option.short(trial.dataset) for trial in study.trials))
+    names = list(dict.fromkeys(option.short(trial.dataset) for trial in study.trials))
+    return " and ".join(names) if len(names) <= _NAMED else counted(len(names), "data set")
 
 
 def results(

@@ -8,6 +8,7 @@ torchrun starts. Checkpoints go to ``--storage``, and the same command continues
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -145,8 +146,9 @@ def end_process(status: int) -> None:
     After an error that may wait for ranks that wait for this one. After a run, threads of gloo live on though the
     process group is destroyed; one that still lets go of a tensor while the interpreter ends aborts the process.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            stream.flush()
     os._exit(status)
 
 

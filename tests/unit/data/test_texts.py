@@ -106,8 +106,8 @@ def test_labels_that_hardly_repeat_are_no_classes(root: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         label(1001, 10_009)
     assert str(refused.value) == (
-        f"dataset must have names of classes in the column label, and that of {root / 'train.csv'} has 1,001 different "
-        "ones for 10,009 texts: above 1,000, a class must have 10 texts on average"
+        f"dataset must have classes in the column label, and {root / 'train.csv'} has 1,001 different labels for "
+        "10,009 texts: above 1,000, a class must have 10 texts on average"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from cifar_ray.reporting import cautions, compare, exported, pages, report, task
 from cifar_ray.reporting.figures import Statistic
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import TASK_TAG, Study, Trial
 from tests.support.studies import DEPTH, grid, of_another_task, study, trial, twice
 
 FIGURES = TaskFigures(tasks.recorded(DEPTH))
@@ -128,6 +129,29 @@ def test_runs_of_different_tasks_are_each_compared_with_those_of_their_own(tmp_p
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "classification: " in page
     assert "nets:Depth: " in page
+
+
+def test_tasks_of_one_name_are_told_apart_by_data_sets_or_by_number() -> None:
+    def depth(dataset: str, unit: str = "rows") -> Trial:
+        one = of_another_task(trial("1x1", 16))
+        task = json.dumps({**json.loads(one.tags[TASK_TAG]), "unit": unit})
+        return replace(one, params={**one.params, "dataset": dataset}, tags={**one.tags, TASK_TAG: task})
+
+    def labels(*runs: Trial) -> list[str]:
+        made = report.build(study(*runs))
+        assert len({chart.key for chart in made.charts}) == len(made.charts)
+        return [finding.title.rpartition(": ")[0] for finding in made.findings]
+
+    assert labels(depth("wells", "images"), depth("folder:/far/away/lakes")) == [
+        "nets:Depth of wells",
+        "nets:Depth of folder:lakes",
+    ]
+    assert labels(depth("wells", "images"), depth("wells")) == [
+        "nets:Depth of wells (1)",
+        "nets:Depth of wells (2)",
+    ]
+    several = [depth(name) for name in ("wells", "lakes", "seas")]
+    assert set(labels(*several, depth("wells", "images"))) == {"nets:Depth of wells", "nets:Depth of 3 data sets"}
 
 
 def test_a_run_that_has_not_begun_counts_among_those_of_its_data_set() -> None:
