@@ -14,11 +14,16 @@ from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
 _PARTS = ("data", "forward", "backward", "optimizer")
-_KIND = (
+KIND = (
     *("model", "dataset", "augment", "optimizer", "freeze", "precision", "device", "compile"),
+    *("image_size", "text.max_length", "stream", "val_share", "test_images"),
     *option.names_for(TrainConfig, "model"),
 )
-_SENT = ("ddp.bucket_cap_mb", "ddp.comm_hook", "local_sgd.sync_every")
+"""Options that tell the work of a step or of an evaluation from others."""
+
+SENT = ("ddp.bucket_cap_mb", "ddp.comm_hook", "local_sgd.sync_every")
+"""Options that tell what a strategy sends."""
+
 _FARTHEST = 2.0
 """Up to which multiple of what was measured a straight line is drawn on."""
 _P95 = 1.645  # standard deviations from a normal distribution's median to its 95th percentile
@@ -121,6 +126,7 @@ class Measured:
         """One micro-batch of so many images with so many workers on a machine, or why it is not known.
 
         Between two sizes that were measured, and up to twice beyond, lies a straight line; there is none through one.
+        Beyond, it keeps between the time of the nearest size and as much of it as there are images.
         """
         runs = [sample for sample in self.on(workers) if sample.is_plain]
         if not runs and self.is_fixed:
@@ -141,8 +147,10 @@ class Measured:
         spans = [_passes(at[size]) for size in near]
         share = (images - near[0]) / (near[1] - near[0]) if len(near) > 1 else 0.0
         mid = _between([span.mid for span in spans], share)
-        if mid <= 0:
-            return f"the runs with {one_of(map(str, sizes))} images do not tell what {images} take"
+        if not sizes[0] <= images <= sizes[-1]:
+            size, span = (near[0], spans[0]) if images < sizes[0] else (near[-1], spans[-1])
+            least, most = sorted((span.mid, span.mid * images / size))
+            mid = min(max(mid, least), most)
         low = min(span.low / span.mid for span in spans)
         high = max(span.high / span.mid for span in spans)
         whole = [sample.computing * sample.micro_batches for sample in at[near[-1]]]
@@ -212,7 +220,7 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
     if not trials:
         has = one_of(dict.fromkeys(trial.model for trial in study.trials))
         raise ConfigError("model", f"must be that of the runs to plan from, {has}, got {model!r}")
-    reasons = {trial.name: _why_not(trial) for trial in trials}
+    reasons = {trial.name: why_not(trial) for trial in trials}
     usable = [trial for trial in trials if not reasons[trial.name]]
     if not usable:
         name, reason = next(iter(reasons.items()))
@@ -238,7 +246,7 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
 
 def sent(params: Mapping[str, str]) -> tuple[str, ...]:
     """The options that tell what a strategy sends, of the parameters of a run, each as ``name=value``."""
-    values = {name: params.get(runfile.parameter(name)) for name in _SENT}
+    values = {name: params.get(runfile.parameter(name)) for name in SENT}
     return tuple(f"{name}={value}" for name, value in values.items() if value)
 
 
@@ -247,7 +255,7 @@ def faster(measured: Measured, speed: float) -> Measured:
     return replace(measured, speed=speed)
 
 
-def _why_not(trial: Trial) -> str:
+def why_not(trial: Trial) -> str:
     """Why a run tells a plan nothing; empty when it does."""
     if not trial.finished:
         return f"has not finished ({trial.status})"
@@ -266,7 +274,7 @@ def _why_not(trial: Trial) -> str:
 def _kind(trial: Trial) -> dict[str, str]:
     """What tells the work of one step, and the machine, from others."""
     return {
-        **{name: trial.params.get(runfile.parameter(name), "") for name in _KIND},
+        **{name: trial.params.get(runfile.parameter(name), "") for name in KIND},
         "hardware": trial.tags.get(HARDWARE_TAG, ""),
     }
 

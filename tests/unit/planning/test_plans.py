@@ -105,6 +105,16 @@ def test_passes_are_not_scaled_from_one_size_nor_far_beyond_two() -> None:
     assert list(planned("8x1", "16x1").skipped) == ["16x1"]
 
 
+def test_beyond_measured_sizes_a_time_is_at_most_that_of_the_nearest_and_at_least_its_share() -> None:
+    """A size of which the machine was busy makes the line fall or rise more steeply than images can."""
+    falling = runs(sample(64, forward=0.01, backward=0.02), sample(32, forward=0.04, backward=0.08))
+    steep = runs(sample(64, forward=0.1, backward=0.2), sample(32, forward=0.01, backward=0.02))
+    for images, on, expected in ((128, falling, 0.03), (16, falling, 0.12), (128, steep, 0.6), (16, steep, 0.015)):
+        passes = on.passes(images, 1)
+        assert isinstance(passes, measured.Passes)
+        assert passes.seconds.mid == pytest.approx(expected)
+
+
 def test_a_worker_with_other_cpus_needs_a_run_of_its_own() -> None:
     alone = runs(fixed=False)
     assert planned("1x2", on=alone).skipped["1x2"].startswith("needs a run with 2 workers on a node and --strategy")
@@ -298,9 +308,16 @@ def test_runs_of_several_models_or_machines_are_not_mixed() -> None:
     machines = study(recorded(), recorded(seed=1, tags={"cifar_ray.hardware": "another"}))
     with pytest.raises(ConfigError, match="hardware is a processor in some, another in others"):
         measured.of_study(machines)
-    work_differs = study(recorded(params={"augment": "crop"}), recorded(seed=1, params={"augment": "none"}))
-    with pytest.raises(ConfigError, match="augment is crop in some, none in others"):
-        measured.of_study(work_differs)
+    for name, of_one, of_other in (
+        ("augment", "crop", "none"),
+        ("image_size", "32", "64"),
+        ("text.max_length", "64", "256"),
+        ("stream", "False", "True"),
+        ("test_images", "36", "360"),
+    ):
+        differs = study(recorded(params={name: of_one}), recorded(seed=1, params={name: of_other}))
+        with pytest.raises(ConfigError, match=f"{name} is {of_one} in some, {of_other} in others"):
+            measured.of_study(differs)
 
 
 def test_a_measured_step_beside_a_row_is_that_of_runs_with_the_same_buckets() -> None:
