@@ -57,6 +57,8 @@ def _summary(found: DryRun) -> str:
     counts = [counted(len(left), "run"), *(f"{number} {state}" for state, number in others.items())]
     if found.at_once:
         counts.append(f"{found.at_once} at once")
+    if not left:
+        return ", ".join(counts)
     known = [row for row in left if row.seconds is not None]
     if found.seconds is None or not known:
         return f"{', '.join(counts)}; time unknown"

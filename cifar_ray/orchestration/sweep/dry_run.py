@@ -137,16 +137,21 @@ def _of(config: SweepConfig, trials: list[PlannedTrial], finished: Sequence[Tria
             at_once = ready.at_once(config, storage.at(base.storage), waiting, left)
             ready.divide_cpus(waiting, at_once)
     price = cost.checked(config.base.price)
-    rows = []
+    rows: list[DryRow] = []
+    hardware: set[str] = set()
     for trial in trials:
         row = _row(trial, finished)
-        if price is not None and row.seconds is not None and trial.config is not None:
-            usd = row.seconds.times(price.paid_for(trial.config.placement.nodes))
-            row = dataclasses.replace(row, usd=usd)
+        if row.seconds is not None and trial.config is not None:
+            told = expected.telling(trial.config, finished)
+            hardware |= {run.tags.get(HARDWARE_TAG) or "unknown hardware" for run in told}
+            if price is not None:
+                usd = row.seconds.times(price.paid_for(trial.config.placement.nodes))
+                row = dataclasses.replace(row, usd=usd)
         rows.append(row)
     if any(row.seconds for row in rows):
-        hardware = sorted({trial.tags.get(HARDWARE_TAG) or "unknown hardware" for trial in finished})
-        notes.append(f"Times are those of whole runs on {' and '.join(hardware)}, from placement to the last figure.")
+        notes.append(
+            f"Times are those of whole runs on {' and '.join(sorted(hardware))}, from placement to the last figure."
+        )
         if config.scheduler in ("asha", "median"):
             notes.append(f"--scheduler {config.scheduler} stops some earlier.")
     if config.repeat:

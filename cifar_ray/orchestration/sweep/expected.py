@@ -6,27 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cifar_ray import data, models
-from cifar_ray.config import option, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning import measured, model
-from cifar_ray.planning.exchange import AFTER, Exchange, Gradients
+from cifar_ray.planning.exchange import AFTER, WHOLE, Exchange, Gradients
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.planning.span import Span
 from cifar_ray.strategies.gradients import learning
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, Study, Trial
 
 UNKNOWN = "no finished run tells it"
 
-_NOT_THE_SAME = "no finished run did the same"
-_PLANNED = (*AFTER, "ddp", "local_sgd")
-_KIND = (
-    *("model", "dataset", "augment", "optimizer", "freeze", "compile", "precision", "device"),
-    *option.names_for(TrainConfig, "model"),
+WORK = (
+    *("topology", "batch_size", "accumulate", "strategy", "sync_batchnorm", *measured.SENT),
+    *("epochs", "steps_per_epoch", "test_images"),
 )
-_WORK = ("topology", "batch_size", "accumulate", "strategy", "epochs", "steps_per_epoch")
+"""Options that tell runs of one kind (:data:`cifar_ray.planning.measured.KIND`) apart in time."""
+
+_NOT_THE_SAME = "no finished run did the same"
 _UNDECIDED = (None, "auto")
 _WITHIN = ("training", "evaluation", "checkpoint")  # phases of which the model makes more than what happens once
+_ONCE = ("startup", "data", "other")
+_ADAMS = ("adam", "adamw")
+
+_outlined: dict[tuple[str, ...], tuple[tuple[int, ...], int]] = {}
 
 
 def seconds(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
@@ -36,18 +40,39 @@ def seconds(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
         config: of the run.
         runs: finished ones; what those of the same work took counts first, then the planner's model.
     """
-    params = runfile.params(config)
-    names = [runfile.parameter(name) for name in _WORK]
-    same = [run for run in _alike(config, runs) if all(run.params.get(name) == params.get(name) for name in names)]
-    took = [seconds for run in same if (seconds := run.metrics.get("time/placed_s", run.metrics.get("time/wall_s")))]
-    if not took:
-        return planned(config, runs)
+    if not (same := of_same_work(config, runs)):
+        return _planned(config, runs)
     if len(machines := {run.tags.get(HARDWARE_TAG) or "unknown hardware" for run in same}) > 1:
         return f"finished runs tell it of several machines: {'; '.join(sorted(machines))}"
-    return Span.of(took)
+    return Span.of([_took(run) for run in same])
 
 
-def planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
+def of_same_work(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
+    """The finished runs whose whole time is that of a run, since they did the same, each to its last epoch."""
+    params = runfile.params(config)
+    names = [runfile.parameter(name) for name in WORK]
+    return [
+        run
+        for run in _alike(config, runs)
+        if all(run.params.get(name) == params.get(name) for name in names)
+        and run.timed
+        and not run.changed
+        and STOPPED_BY_TAG not in run.tags
+        and _took(run)
+    ]
+
+
+def telling(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
+    """The finished runs that :func:`seconds` rests on."""
+    return of_same_work(config, runs) or [run for run in _alike(config, runs) if not measured.why_not(run)]
+
+
+def _took(run: Trial) -> float:
+    """Seconds of a whole run on its nodes; 0 when not recorded."""
+    return run.metrics.get("time/placed_s", run.metrics.get("time/wall_s", 0.0))
+
+
+def _planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
     """As :func:`seconds`, by the model alone, which takes one node and workers that have the whole model each."""
     alike = _alike(config, runs)
     if not alike:
@@ -55,10 +80,10 @@ def planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
     if config.placement.nodes > 1:
         return f"{_NOT_THE_SAME}, and the link between nodes is not known"
     odd = config.sync_batchnorm or config.freeze or config.ddp.comm_hook == "powersgd"
-    if config.strategy not in _PLANNED or (odd and config.world_size > 1):
+    if config.strategy not in WHOLE or (odd and config.world_size > 1):
         return f"{_NOT_THE_SAME}, and what it exchanges cannot be planned here"
     try:
-        known, first, _ = measured.of_study(Study("", [_on_nodes(run) for run in alike], "", ""))
+        known, _, _ = measured.of_study(Study("", [_as_planned(run, config) for run in alike], "", ""))
     except ConfigError as error:
         return f"{UNKNOWN}: --plan-from {error.problem}"
     known = replace(known, is_fixed=known.device == "cuda" or _is_given(config))
@@ -69,8 +94,7 @@ def planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
         data.steps_per_epoch(config),
         config.epochs,
         exchange,
-        _evaluated(config, first),
-        measured.sent(runfile.params(config)),
+        sent=measured.sent(runfile.params(config)),
     )
     host = model.host(known, exchange) if config.world_size > 1 else None
     plan = model.plan(known, work, [config.placement], Means(host=host))
@@ -80,12 +104,15 @@ def planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
 def _alike(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
     """The finished runs of the same model, data and arithmetic, as far as these are decided."""
     params = runfile.params(config)
-    names = [*map(runfile.parameter, _KIND), *["cpus_per_worker"] * (_is_given(config) and config.device != "cuda")]
+    kind = [runfile.parameter(name) for name in measured.KIND if name != "test_images"]  # its evaluation is scaled
+    names = [*kind, *["cpus_per_worker"] * (_is_given(config) and config.device != "cuda")]
     asked = {name: params[name] for name in names if params.get(name) not in _UNDECIDED}
     return [
         run
         for run in runs
-        if run.finished and all(run.params.get(name) in (None, value) for name, value in asked.items())
+        if run.finished
+        and run.params.get("val_share") == params.get("val_share")  # none is a decision, too
+        and all(run.params.get(name) in (None, value) for name, value in asked.items())
     ]
 
 
@@ -94,13 +121,20 @@ def _is_given(config: ResolvedConfig) -> bool:
     return config.cpus_per_worker is not None and not config.cpus_follow
 
 
-def _on_nodes(run: Trial) -> Trial:
-    """A run with that alone as its start-up which passed on its nodes, where that was recorded."""
-    if "time/placed_s" not in run.metrics:
-        return run
-    within = sum(run.metrics.get(f"time/{phase}_s", 0.0) for phase in _WITHIN)
-    once = {"time/startup_s": max(run.metrics["time/placed_s"] - within, 0.0), "time/data_s": 0.0, "time/other_s": 0.0}
-    return replace(run, metrics={**run.metrics, **once})
+def _as_planned(run: Trial, config: ResolvedConfig) -> Trial:
+    """A run as if it had evaluated the images of a config, and with that alone as its start-up which passed on its
+    nodes, where that was recorded; steps that were lost at a restart are none of it."""
+    metrics, params = dict(run.metrics), dict(run.params)
+    if "time/placed_s" in metrics:
+        once = [metrics["time/placed_s"] - sum(metrics.get(f"time/{phase}_s", 0.0) for phase in _WITHIN)]
+        if recorded := [metrics[name] for phase in _ONCE if (name := f"time/{phase}_s") in metrics]:
+            once.append(sum(recorded))
+        metrics |= {"time/startup_s": max(min(once), 0.0), "time/data_s": 0.0, "time/other_s": 0.0}
+    if not config.validated and "time/evaluation_s" in metrics:  # validation images are all measured
+        whole = data.spec(config).test_size
+        metrics["time/evaluation_s"] *= (config.test_images or whole) / int(params.get("test_images", whole))
+    params.pop("test_images", None)
+    return replace(run, metrics=metrics, params=params)
 
 
 def _exchange(config: ResolvedConfig, known: measured.Measured) -> Exchange:
@@ -109,22 +143,23 @@ def _exchange(config: ResolvedConfig, known: measured.Measured) -> Exchange:
     When each gradient is ready is not measured here, where others train: all are taken to be ready after the pass.
     """
     tells = any(sample.world_size > 1 and sample.strategy in AFTER for sample in known.samples)
-    sizes: tuple[int, ...] = (0,)
-    if tells and config.world_size > 1:
-        outline = models.outline(config, data.spec(config))
-        sizes = tuple(parameter.nbytes for parameter in reversed(learning(outline)))
+    sizes, buffers = _sizes(config) if tells and config.world_size > 1 else ((0,), 0)
     return Exchange(
         config.strategy,
         Gradients(sizes, (1.0,) * len(sizes)),
         bucket_bytes=int(config.ddp.bucket_cap_mb * 2**20),
         compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
         sync_every=config.local_sgd.sync_every,
+        state_bytes=(2 if config.optimizer in _ADAMS else 1) * sum(sizes) + buffers,
+        has_trees=known.device == "cuda",
     )
 
 
-def _evaluated(config: ResolvedConfig, run: Trial) -> float:
-    """Images of an evaluation, as a multiple of a run's; with validation images, both have all of them."""
-    if config.validated:
-        return 1.0
-    whole = data.spec(config).test_size
-    return (config.test_images or whole) / int(run.params.get("test_images", whole))
+def _sizes(config: ResolvedConfig) -> tuple[tuple[int, ...], int]:
+    """Bytes of each gradient, in the order of a backward pass, and of the model's buffers; looked at once."""
+    key = (*config.model_key, config.dataset_key, str(config.image_size))
+    if key not in _outlined:  # it may call the user's own function, which may be slow
+        outline = models.outline(config, data.spec(config))
+        sizes = tuple(parameter.nbytes for parameter in reversed(learning(outline)))
+        _outlined[key] = sizes, sum(buffer.nbytes for buffer in outline.buffers() if buffer.is_floating_point())
+    return _outlined[key]

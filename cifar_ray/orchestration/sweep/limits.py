@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from cifar_ray import data
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import dollars
+from cifar_ray.display.sweep import RowState
 from cifar_ray.orchestration.sweep import expected
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.planning.measured import KIND
+from cifar_ray.planning.span import Span
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Trial
 
-_WORK = (
-    *("dataset", "augment", "optimizer", "freeze", "compile", "precision", "strategy"),
-    *("global_batch_size", "accumulate", "epochs", "steps_per_epoch"),
-)
-"""What tells runs of one model, topology and device apart in time."""
+_SEEDS = 3  # finished runs of the same work that count, the newest: enough for a range
 
 
 class Expectation:
@@ -31,44 +32,74 @@ class Expectation:
 
     def __init__(self, finished: Sequence[PlannedTrial]) -> None:
         self._finished = [(trial, trial.config) for trial in finished if trial.config and trial.spent.placed_s]
-        self._known: dict[tuple[Any, ...], float | None] = {}
+        self._known: dict[tuple[str, ...], Span | None] = {}
 
-    def seconds(self, config: ResolvedConfig) -> float | None:
-        """Seconds of a run: those of the slowest one of the same work; without one, by the planner's model.
+    def seconds(self, config: ResolvedConfig) -> Span | None:
+        """Seconds of a run: those of the same work; without any, by the planner's model.
 
-        Where that knows nothing, the slowest finished run of the same model, topology and device counts, by images.
+        Where that knows nothing, finished runs of the same kind and topology count, by images. The low end is the least
+        that the model and they tell.
 
         Returns:
             None when there is no such run.
         """
-        key = _kind(config), _work(config)
+        key = _key(config)
         if key not in self._known:
             self._known[key] = self._seconds(config)
         return self._known[key]
 
-    def _seconds(self, config: ResolvedConfig) -> float | None:
-        alike = [(trial, run) for trial, run in self._finished if _kind(run) == _kind(config)]
-        same = [(trial, run) for trial, run in alike if _work(run) == _work(config)]
-        if not same:
-            takes = expected.planned(config, self._measured)
-            if not isinstance(takes, str):
-                return takes.mid
-        paces = [trial.spent.placed_s / _images(run, trial.epoch) for trial, run in same or alike]  # or its patience's
-        return max(paces) * _images(config, config.epochs) if paces else None
+    def _seconds(self, config: ResolvedConfig) -> Span | None:
+        takes: Span | str = ""
+        # A sweep does not end for want of an estimate, which may call a model function of the user's.
+        with suppress(Exception):
+            takes = expected.seconds(config, self._measured)
+            if isinstance(takes, Span) and expected.of_same_work(config, self._measured):
+                return takes
+        alike = [(trial, run) for trial, run in self._finished if _pace_key(run) == _pace_key(config)]
+        paces = [trial.spent.placed_s / _images(run, trial.epoch) for trial, run in alike]  # or its patience's epochs
+        by_pace = Span.of(paces).times(_images(config, config.epochs)) if paces else None
+        if isinstance(takes, str):
+            return by_pace
+        return takes if by_pace is None else replace(takes, low=min(takes.low, by_pace.low))
 
     @cached_property
     def _measured(self) -> list[Trial]:
-        """The newest finished run of each work, which is enough for the model, and few where there are many runs."""
-        newest = {(_kind(run), _work(run)): trial for trial, run in self._finished}
-        return [trial.measured for trial in newest.values()]
+        """Finished runs of each work, few where there are many."""
+        newest: dict[tuple[str, ...], list[PlannedTrial]] = {}
+        for trial, run in self._finished:
+            newest.setdefault(_key(run), []).append(trial)
+        return [trial.measured for trials in newest.values() for trial in trials[-_SEEDS:]]
 
 
-def _kind(config: ResolvedConfig) -> tuple[tuple[str, ...], str, str]:
-    return config.model_key, config.topology, config.device
+def expect(trials: Sequence[PlannedTrial], rows: Sequence[RowState], ended: PlannedTrial | None = None) -> None:
+    """Have a board's rows know what each run that is to end yet is expected to take.
+
+    What is known stays where the run that has ``ended``, if one has, tells nothing new of it.
+    """
+    expectation = Expectation([trial for trial in trials if trial.completed])
+    new = ended.config.model_key if ended is not None and ended.completed and ended.config is not None else None
+    for trial, row in zip(trials, rows):
+        is_new = trial.state == boards.RUNNING and row.expected_s is None
+        if trial.config is None or not (trial.state == boards.WAITING or is_new):
+            continue
+        if ended is None or row.expected_s is None or trial.config.model_key == new:
+            whole = expectation.seconds(trial.config)
+            before = trial.spent.placed_s if trial.state == boards.WAITING else 0.0
+            row.expected_s = None if whole is None else max(whole.mid - before, 0.0)
 
 
-def _work(config: ResolvedConfig) -> tuple[Any, ...]:
-    return tuple(getattr(config, name) for name in _WORK)
+def _key(config: ResolvedConfig) -> tuple[str, ...]:
+    """What tells runs of a sweep apart in time."""
+    return _values(config, (*KIND, *expected.WORK, "global_batch_size", "cpus_per_worker"))
+
+
+def _pace_key(config: ResolvedConfig) -> tuple[str, ...]:
+    """What tells the seconds of an image apart, as far as another batch is no matter."""
+    return _values(config, (*KIND, "topology", "cpus_per_worker"))
+
+
+def _values(config: ResolvedConfig, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(repr(value_of(config, name)) for name in names)
 
 
 def _images(config: ResolvedConfig, epochs: int) -> int:
@@ -128,7 +159,8 @@ class Budget:
         whole = expectation.seconds(trial.config)
         if whole is None:
             return ""
-        yet = max(whole - trial.spent.placed_s, 0.0)  # a run that goes on has done a part of it
+        # Only what does not fit at the low end is refused. A run that goes on has done a part of it.
+        yet = max(whole.low - trial.spent.placed_s, 0.0)
         if self._max_s is not None and self.placed_s + yet > self._max_s:
             left = limits.duration(self._max_s - self.placed_s)
             return f"expected to take {limits.duration(yet)}, and {left} of {self.words('max_time')} are left"
@@ -141,11 +173,11 @@ class Budget:
         return ""
 
     def _promised(self, expectation: Expectation, price: Price) -> float:
-        """US dollars that the runs that have been started are expected to cost yet."""
+        """US dollars that the runs that have been started are expected to cost yet, at the low end."""
         promised = 0.0
         for trial in (trial for trial in self._trials if trial.admitted and not trial.reported):
             if trial.config is not None and (whole := expectation.seconds(trial.config)) is not None:
-                left = max(whole - trial.spent.placed_s, 0.0)
+                left = max(whole.low - trial.spent.placed_s, 0.0)
                 promised += price.paid_for(trial.config.placement.nodes * left)
         return promised
 

@@ -22,7 +22,7 @@ from cifar_ray.display.sweep import Board, RunView
 from cifar_ray.orchestration.run.events import Mailbox, Moved
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.orchestration.sweep.limits import Budget, Expectation
+from cifar_ray.orchestration.sweep.limits import Budget, expect
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.population import Taken
 from cifar_ray.orchestration.sweep.trial import (
@@ -263,7 +263,7 @@ class SweepRecorder:
     def close(self, trial: PlannedTrial, state: str, note: str, stopped_by: str = "") -> None:
         """Display and record a run's end; ``note`` is its result, or why it has none, ``stopped_by`` its limit."""
         trial.state, trial.reason = state, "" if state == boards.FINISHED else note
-        self.expect()
+        self.expect(trial)
         self.board.end(trial.index, state, note)
         if trial.session is not None:
             if trial.outcome is not None:
@@ -279,15 +279,9 @@ class SweepRecorder:
                 _end_session(trial, trial.session, status, trial.reason)
         self.record.figures(self.figures())
 
-    def expect(self) -> None:
+    def expect(self, ended: PlannedTrial | None = None) -> None:
         """Have the board know what each run that is to end yet is expected to take, as far as finished ones tell."""
-        expectation = Expectation([trial for trial in self.trials if trial.completed])
-        for trial, row in zip(self.trials, self.board.rows):
-            is_new = trial.state == boards.RUNNING and row.expected_s is None
-            if trial.config is not None and (trial.state == boards.WAITING or is_new):
-                whole = expectation.seconds(trial.config)
-                before = trial.spent.placed_s if trial.state == boards.WAITING else 0.0
-                row.expected_s = None if whole is None else max(whole - before, 0.0)
+        expect(self.trials, self.board.rows, ended)
 
     def catch_up(self, mailbox: Mailbox, ended: Sequence[tuple[int, bool]]) -> None:
         """Handle new events, and close trials that have not reported their own end.

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from cifar_ray.cli import main
+from cifar_ray.cli.dry_run import _summary
+from cifar_ray.orchestration.sweep.dry_run import DryRow, DryRun
 from cifar_ray.reporting import exported
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Trial
 from cifar_ray.training import hardware
 from tests.support import mlflow_store
 from tests.support.studies import study, trial
@@ -33,7 +35,9 @@ def run(batch: int) -> Trial:
 def runs(tmp_path: Path) -> str:
     """The file of runs with 64 and with 16 images."""
     path = tmp_path / "runs.json"
-    path.write_text(exported.text(study(run(64), run(16))))
+    other = run(16)  # of another model, on another machine: it tells nothing here
+    other = replace(other, params={**other.params, "model": "vit"}, tags={**other.tags, HARDWARE_TAG: "another"})
+    path.write_text(exported.text(study(run(64), run(16), other)))
     return str(path)
 
 
@@ -87,6 +91,11 @@ def test_cells_that_cannot_run_are_skipped_with_their_reason_or_refused(
     assert split["reason"].startswith("batch_size must leave at least one step per epoch")
     assert placed["reason"].startswith("topology 1x64 needs 1 node with 64 CPUs each, but the cluster has 1 node")
     assert not (home / ".cifar_ray").exists()
+
+
+def test_a_sweep_with_nothing_left_says_no_time() -> None:
+    done = DryRow("bs16", "1x1", "finished")
+    assert _summary(DryRun("s", (done, done), None, None, None, ())) == "0 runs, 2 finished"
 
 
 def test_runs_that_are_proposed_later_are_not_known(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

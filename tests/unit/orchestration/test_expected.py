@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,7 @@ def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
         ({"model": "resnet"}, expected.UNKNOWN),
         ({"augment": "none"}, expected.UNKNOWN),
         ({"cpus_per_worker": 2}, expected.UNKNOWN),
+        ({"val_share": 0.1}, expected.UNKNOWN),
         ({"topology": "2x1"}, "no finished run did the same, and the link between nodes is not known"),
         ({"topology": "1x2", "strategy": "fsdp"}, EXCHANGED),
         ({"topology": "1x2", "ddp": {"comm_hook": "powersgd"}}, EXCHANGED),
@@ -107,3 +109,61 @@ def test_fewer_test_images_are_evaluated_faster() -> None:
     runs = [run(config(64, test_images=36)), run(config(16, test_images=36))]
     whole, few = (mid(expected.seconds(config(32, test_images=images), runs)) for images in (None, 36))
     assert whole - few == pytest.approx(9 * 4.0), "digits has 360 test images"
+
+
+def test_runs_that_evaluated_different_numbers_of_images_are_told_apart() -> None:
+    small = run(config(16, test_images=36))
+    took = {"time/evaluation_s": 0.4, "time/placed_s": small.metrics["time/placed_s"] - 3.6}
+    small = replace(small, metrics={**small.metrics, **took})
+    assert mid(expected.seconds(config(32), [run(config(64)), small])) == pytest.approx(2 * (DIGITS // 32) * 0.034 + 25)
+
+
+def test_steps_that_were_lost_at_a_restart_are_no_start_up() -> None:
+    lost = {"time/startup_s": 15.0, "time/data_s": 3.0, "time/other_s": 2.0, "time/placed_s": 400.0}
+    longer = expected.seconds(config(64, epochs=20), [run(config(64), **lost)])
+    assert mid(longer) == pytest.approx(20 * (DIGITS // 64) * 0.066 + 20 * 2.5 + 20)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"cifar_ray.stopped_by": "patience"},
+        {"cifar_ray.measure": "accuracy"},
+        {"cifar_ray.earlier.cifar_ray.hardware": "another processor"},
+    ],
+)
+def test_runs_that_were_not_whole_or_not_timed_are_not_the_same_work(tags: dict[str, str]) -> None:
+    whole = run(config(64, seed=1), **{"time/placed_s": 10.0})
+    other = replace(whole, tags={**whole.tags, **tags}, metrics={**whole.metrics, "time/placed_s": 2.0})
+    assert expected.seconds(config(64), [whole, other]) == Span.exactly(10.0)
+
+
+def test_local_sgd_sends_the_optimizers_state_as_well() -> None:
+    beside = [
+        run(config(64, topology="1x2", strategy="all_reduce", optimizer=name), exchange=0.01)
+        for name in ("sgd", "adam")
+    ]
+    often: dict[str, Any] = {"topology": "1x2", "strategy": "local_sgd", "local_sgd": {"sync_every": 1}}
+    alone = 2 * (DIGITS // 128) * 0.066 + 25
+    sgd, adam = (mid(expected.seconds(config(64, **often, optimizer=name), beside)) - alone for name in ("sgd", "adam"))
+    exchanged = 2 * (DIGITS // 128) * 0.01
+    assert sgd > 1.9 * exchanged
+    assert adam > 2.9 * exchanged
+
+
+def test_a_models_shapes_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counted.py").write_text(
+        "from torch import nn\n"
+        "calls = []\n"
+        "def build(image_size, channels, classes):\n"
+        "    calls.append(classes)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    two = replace(config(64, topology="1x2", strategy="all_reduce"), model="counted:build")
+    runs = [run(two, exchange=0.01)]
+    found = [expected.seconds(replace(two, epochs=epochs), runs) for epochs in (3, 4)]
+    assert mid(found[0]) < mid(found[1])
+    import counted  # type: ignore[import-not-found]
+
+    assert counted.calls == [10]

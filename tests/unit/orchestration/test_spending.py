@@ -22,11 +22,12 @@ from cifar_ray.orchestration.run.attempt import Attempt
 from cifar_ray.orchestration.run.events import Joined, Mailbox, Stopped
 from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
-from cifar_ray.orchestration.sweep import planner
-from cifar_ray.orchestration.sweep.limits import Budget, Expectation
+from cifar_ray.orchestration.sweep import expected, planner
+from cifar_ray.orchestration.sweep.limits import Budget, Expectation, expect
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import _Queue
+from cifar_ray.planning.span import Span
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
 
@@ -152,40 +153,90 @@ def finish(trial: PlannedTrial, seconds: float) -> None:
     trial.state, trial.reported, trial.completed = boards.FINISHED, True, True
 
 
-def test_a_run_is_expected_to_take_what_the_slowest_like_it_has_taken_by_images() -> None:
+def timed(trial: PlannedTrial, batch: int, step: float, start: float = 5.0, **changes: Any) -> None:
+    """Have it finish with a global batch, whose steps take so long."""
+    assert trial.config is not None
+    trial.config = replace(trial.config, global_batch_size=batch, **changes)
+    steps = 1437 // batch
+    finish(trial, steps * step + start)
+    parts = {"data": 0.0, "forward": step / 3, "backward": 2 * step / 3, "communication": 0.0, "optimizer": 0.0}
+    figures = {f"time/step_{part}_s": seconds for part, seconds in parts.items()}
+    figures |= {f"time/iteration_{name}_s": step for name in ("mean", "median", "p95")}
+    trial.figures = {**figures, "time/training_s": steps * step}
+
+
+def test_a_run_is_expected_to_take_what_those_like_it_have_taken_by_images() -> None:
     _, (first, second, other) = planned({"seed": [1, 2, 3]})
     assert other.config is not None
     assert Expectation([]).seconds(other.config) is None
     finish(first, 10.0)
     finish(second, 14.0)
     known = Expectation([first, second])
-    longer = replace(other.config, epochs=3)
-    assert known.seconds(longer) == pytest.approx(42.0)
-    shorter = replace(other.config, steps_per_epoch=11)  # of 22
-    assert known.seconds(shorter) == pytest.approx(7.0)
-    for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}):
+    assert known.seconds(other.config) == Span(10.0, 12.0, 14.0)
+    longer = known.seconds(replace(other.config, epochs=3))
+    assert longer is not None
+    assert (longer.low, longer.mid, longer.high) == pytest.approx((30.0, 36.0, 42.0))
+    shorter = known.seconds(replace(other.config, steps_per_epoch=11))  # of 22
+    assert shorter is not None
+    assert shorter.mid == pytest.approx(6.0)
+    for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}, {"val_share": 0.5}):
         assert known.seconds(replace(other.config, **different)) is None  # type: ignore[arg-type]
 
 
 def test_a_run_of_another_batch_is_expected_by_the_parts_of_the_steps_of_others() -> None:
-    _, trials = planned({"seed": [1, 2, 3]})
-    for trial, batch in zip(trials, (16, 64, 32)):
-        assert trial.config is not None
-        trial.config = replace(trial.config, global_batch_size=batch)
-    small, large, between = trials
-    assert between.config is not None
-    for trial, steps, step in ((small, 89, 0.018), (large, 22, 0.066)):
-        finish(trial, steps * step + 5.0)
-        parts = {"data": 0.0, "forward": step / 3, "backward": 2 * step / 3, "communication": 0.0, "optimizer": 0.0}
-        figures = {f"time/step_{part}_s": seconds for part, seconds in parts.items()}
-        figures |= {f"time/iteration_{name}_s": step for name in ("mean", "median", "p95")}
-        trial.figures = {**figures, "time/training_s": steps * step}
+    _, (small, large, between) = planned({"seed": [1, 2, 3]})
+    timed(small, 16, 0.018)
+    timed(large, 64, 0.066)
     known = Expectation([small, large])
-    assert known.seconds(between.config) == pytest.approx(44 * 0.034 + 5.0)
+    assert between.config is not None
+    takes = known.seconds(replace(between.config, global_batch_size=32))
+    assert takes is not None
+    assert takes.mid == pytest.approx(44 * 0.034 + 5.0)
+    assert takes.low < takes.mid, "by the images of the large one it would take less"
     assert large.config is not None
-    assert known.seconds(large.config) == pytest.approx(large.spent.placed_s), "the same work takes what it took"
+    assert known.seconds(large.config) == Span.exactly(large.spent.placed_s), "the same work takes what it took"
     large.figures = {}  # only its whole time is known
-    assert Expectation([large]).seconds(between.config) == pytest.approx(large.spent.placed_s)
+    told = Expectation([large]).seconds(replace(between.config, global_batch_size=32))
+    assert told is not None
+    assert told.mid == pytest.approx(large.spent.placed_s)
+
+
+def test_a_model_that_cannot_be_built_here_leaves_an_estimate_and_ends_nothing() -> None:
+    _, (first, other) = planned({"seed": [1, 2]})
+    two: dict[str, Any] = {"model": "no_such_module:build", "topology": "1x2", "strategy": "all_reduce"}
+    timed(first, 64, 0.066, **two)
+    assert other.config is not None
+    longer = replace(other.config, **two, epochs=2)
+    with pytest.raises(ConfigError, match="no_such_module"):
+        expected.seconds(longer, [first.measured])
+    takes = Expectation([first]).seconds(longer)
+    assert takes is not None
+    assert takes.mid == pytest.approx(2 * first.spent.placed_s)
+
+
+def test_only_what_a_run_tells_that_has_just_ended_is_expected_anew() -> None:
+    _, trials = planned({"model": ["simple_cnn", "resnet"], "seed": [1, 2]})
+    rows = [boards.RowState(trial.cell.name) for trial in trials]
+    first = trials[0]
+    for row in rows:
+        row.expected_s = 7.0
+    finish(first, 10.0)
+    expect(trials, rows, first)
+    like = [trial.config is not None and trial.config.model == "simple_cnn" for trial in trials[1:]]
+    assert sorted(like) == [False, False, True]
+    assert [row.expected_s for row in rows[1:]] == [10.0 if same else 7.0 for same in like]
+    expect(trials, rows)
+    assert [row.expected_s for row in rows[1:]] == [10.0 if same else None for same in like]
+
+
+def test_a_wide_estimate_leaves_no_run_out_that_would_fit_at_its_low_end() -> None:
+    config, (first, second, third) = planned({"seed": [1, 2, 3]}, max_time="52s")
+    finish(first, 10.0)
+    finish(second, 30.0)
+    budget = Budget(config, [first, second, third], placed_s=40.0)
+    assert budget.refusal(third) == ""
+    budget.placed_s = 43.0
+    assert budget.refusal(third) == "expected to take 10 s, and 9 s of the sweep's --max-time 52s are left"
 
 
 def test_a_run_is_left_out_that_would_not_end_within_the_time_of_the_sweep() -> None:
