@@ -28,7 +28,6 @@ _NOT_THE_SAME = "no finished run did the same"
 _UNDECIDED = (None, "auto")
 _WITHIN = ("training", "evaluation", "checkpoint")  # phases of which the model makes more than what happens once
 _ONCE = ("startup", "data", "other")
-_ADAMS = ("adam", "adamw")
 
 _outlined: dict[tuple[str, ...], tuple[tuple[int, ...], int]] = {}
 
@@ -150,7 +149,7 @@ def _exchange(config: ResolvedConfig, known: measured.Measured) -> Exchange:
         bucket_bytes=int(config.ddp.bucket_cap_mb * 2**20),
         compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
         sync_every=config.local_sgd.sync_every,
-        state_bytes=(2 if config.optimizer in _ADAMS else 1) * sum(sizes) + buffers,
+        state_bytes=(2 if config.optimizer == "adamw" else 1) * sum(sizes) + buffers,
         has_trees=known.device == "cuda",
     )
 
