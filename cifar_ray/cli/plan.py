@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.cli import early, output, probe
 from cifar_ray.config import command_line, errors, flags, limits, runfile, schema
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.command_line import PlanRequest
+from cifar_ray.config.errors import CommandFailedError, ConfigError
+from cifar_ray.config.plan_command import PlanOptions
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.run import Console
@@ -26,7 +28,7 @@ from cifar_ray.planning.pipeline import PIPELINES, Pipeline
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking import uri as stores
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Study, Trial
 
 if TYPE_CHECKING:  # imports torch
     from cifar_ray.training.probe import Readiness
@@ -59,6 +61,8 @@ def show(words: Sequence[str]) -> int:
     if asked.training is not None and asked.training.strategy in PIPELINES:
         problem = "must be planned --from runs, whose batch per worker is that of its micro-batches"
         raise ConfigError("strategy", f"{problem}, where it is {asked.training.strategy}")
+    if asked.training is not None and link is None and max(command.nodes) > 1:
+        raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
     picture = None if command.chart is None else chart.file(command.chart)
     topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     in_store = early.check_studies(command.from_, command.tracking_uri)
@@ -72,10 +76,11 @@ def show(words: Sequence[str]) -> int:
             from cifar_ray.training import probe as passes
 
             read = (command.from_, command.tracking_uri) if trained is None else ((trained.name,), trained.tracking_uri)
-            runs, trial, notes = measured.of_study(exported.together(report.read(*read), "global_batch"), command.model)
+            study = exported.together(report.read(*read), "global_batch")
+            runs, trial, notes = usable(study, command.model, trained.name if trained else "")
             runs = _on(runs, price, command.speed_factor)
             if trained is None:
-                config = training(trial, command.strategy, command.epochs, command.global_batch_size)
+                config = training(trial, command.strategy, command.epochs, command.global_batch_size, asked.train)
             else:
                 precision: Any = trial.params["precision"]
                 config = dataclasses.replace(trained.training, precision=precision)
@@ -99,15 +104,45 @@ def show(words: Sequence[str]) -> int:
     if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
     if trained is not None:
-        same = f"--strategy {config.strategy} --global-batch-size {config.global_batch_size} --epochs {config.epochs}"
-        again = f"cifar-ray plan --from {trained.name} {same}{stores.flag(trained.tracking_uri)}"
-        notes.append(f"The runs are sweep {trained.name}; `{again}` plans from them again.")
+        notes.append(f"The runs are sweep {trained.name}; `{again(asked, trained)}` plans from them again.")
     planned = Planned(plan, tuple(notes))
     output.show(planned, command.json, lambda: words_of.show(plan, means, notes, Console(), unit))
     if picture is not None and plan.rows:
         chart.write(picture, plan, means, f"{title}, {config.strategy}")
         flags.note(str(picture))
     return 0 if plan.rows else 1
+
+
+def usable(study: Study, model: str | None, sweep: str) -> tuple[Measured, Trial, list[str]]:
+    """As :func:`cifar_ray.planning.measured.of_study`, of finished runs or of the ``sweep`` that a plan has trained.
+
+    Raises:
+        ConfigError: when finished runs that were named tell nothing.
+        CommandFailedError: when those of the sweep do.
+    """
+    try:
+        return measured.of_study(study, model)
+    except ConfigError as error:
+        if not sweep or error.key != "from_":
+            raise
+        raise CommandFailedError(f"sweep {sweep} must have {error.problem.removeprefix('must name ')}") from None
+
+
+def again(asked: PlanRequest, trained: probe.Probe) -> str:
+    """The command that plans the same from the runs that have been trained."""
+    config, usual = trained.training, PlanOptions()
+    given: dict[str, Any] = {name: getattr(config, name) for name in ("strategy", "global_batch_size", "epochs")}
+    sent = {name: value for name, value in asked.train.items() if name in command_line.OF_EXCHANGE}
+    given |= schema.flatten(sent)
+    for field in dataclasses.fields(usual):
+        value = getattr(asked.options, field.name)
+        if field.name not in (*given, "name", "tracking_uri") and value != getattr(usual, field.name):
+            given[field.name] = value
+    words = ["cifar-ray", "plan", "--from", trained.name]
+    for name, value in given.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += [errors.flag_of(name)] + [text] * (value is not True)
+    return shlex.join(words) + stores.flag(trained.tracking_uri)
 
 
 def _refuse(planned: ResolvedConfig, here: Measured | None, price: Price | None, speed: float | None) -> None:
@@ -146,9 +181,20 @@ def _on(runs: Measured, price: Price | None, speed: float | None) -> Measured:
 
 
 def training(
-    trial: Trial, strategy: str | None = None, epochs: int | None = None, global_batch_size: int | None = None
+    trial: Trial,
+    strategy: str | None = None,
+    epochs: int | None = None,
+    global_batch_size: int | None = None,
+    sent: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
     """The training to plan: that of a run, with whole epochs and what else is given.
+
+    Args:
+        trial: the run.
+        strategy: None for the run's.
+        epochs: likewise.
+        global_batch_size: likewise.
+        sent: options of the strategy, by section, beside the run's.
 
     Raises:
         ConfigError: when it cannot be planned.
@@ -173,7 +219,16 @@ def training(
         changes |= {"topology": "1x2", "accumulate": 1}  # no pipeline has fewer workers
         if strategy != "model_parallel" and asked.accumulate > 1:  # the run computed micro-batches of that size
             changes["pipeline"] = dataclasses.replace(asked.pipeline, micro_batches=asked.accumulate)
-    config = recipe.resolve(dataclasses.replace(asked, **changes))
+    planned = dataclasses.replace(asked, **changes)
+    if sent:
+        planned = runfile.merge(planned, sent)
+    try:
+        config = recipe.resolve(planned)
+    except ConfigError as error:
+        if error.key != "pipeline.micro_batches":
+            raise
+        problem = f"must be a multiple of a pipeline's {planned.pipeline.micro_batches} micro-batches"
+        raise ConfigError("global_batch_size", f"{problem}, got {planned.global_batch_size}") from None
     if has := _unknown(config):
         raise ConfigError("from_", f"must name runs without {has}, and {trial.name} has it")
     return config

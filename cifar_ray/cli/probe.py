@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -68,10 +69,17 @@ def run(
         device = torch.device("cuda" if torch.cuda.is_available() and training.device != "cpu" else "cpu")
         here = Measured((), hardware.describe(device), device.type, is_fixed=False)
         check(planned, here if is_here else None)
-        shares_cpus = is_here and not servers.is_made_up(training) and training.cpus_per_worker is None
-        cpus = hardware.allowed_cpus() if shares_cpus else None
-        grid = probing.cells(planned, topologies, data.spec(planned).train_size, cpus)
-        config = probing.sweep(name, asked.train, grid)
+        train, shaped = asked.train, planned
+        cpus = room = None
+        if is_here:
+            if training.device == "auto":  # with which a run that there are too few GPUs for would have CPUs
+                train, shaped = {**train, "device": device.type}, dataclasses.replace(planned, device=device.type)
+            all_cpus = hardware.allowed_cpus()
+            cpus = all_cpus if training.cpus_per_worker is None else None
+            is_on_gpus = shaped.device == "cuda"
+            room = torch.cuda.device_count() if is_on_gpus else all_cpus // (training.cpus_per_worker or 1)
+        grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room)
+        config = probing.sweep(name, train, grid)
         from cifar_ray.orchestration.sweep.runner import sweep
 
     result = sweep(config, shlex.join(["cifar-ray", "plan", *words]), begun=IMPORTED_AT)

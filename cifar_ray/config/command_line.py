@@ -24,7 +24,11 @@ _NOT_PROBED = {
     "steps_per_epoch": "it plans whole epochs",
     "run_name": "give --name",
     **dict.fromkeys(("max_time", "max_cost"), "give --deadline and --budget"),
+    **dict.fromkeys(("oversubscribe", "local_nodes"), "nodes and CPUs that do not exist tell no times"),
 }  # option of a run -> what to do instead to plan one
+OF_EXCHANGE = ("ddp", "local_sgd")
+"""Sections with the options of a strategy that change no run which a plan is made from, but what is planned."""
+
 _NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
 
 SUBMITTED_WITH = "CIFAR_RAY_SUBMITTED_WITH"
@@ -86,7 +90,8 @@ class PlanRequest:
 
     Attributes:
         options: what to plan, and for which machines.
-        train: options of the runs that are to be trained here, by field.
+        train: options of the runs that are to be trained here, by field; where finished runs are given, those of the
+            planned strategy.
         training: what is planned, where it is trained here; None where finished runs are given.
     """
 
@@ -202,11 +207,11 @@ def plan(words: Sequence[str]) -> PlanRequest:
     options: PlanOptions = schema.build(PlanOptions, {name: value for name, value in values.items() if name in own})
     train = {name: value for name, value in values.items() if name not in own}
     if options.from_:
-        if other := next(iter([*schema.flatten(train), *(["name"] if options.name else [])]), None):
-            raise ConfigError(
-                other, "is for runs that are trained here, and --from names others; leave out one of both"
-            )
-        return PlanRequest(options, {}, None)
+        of_runs = {name: value for name, value in train.items() if name not in OF_EXCHANGE}
+        if other := next(iter([*schema.flatten(of_runs), *(["name"] if options.name else [])]), None):
+            problem = "is for runs that are trained here, and --from names others; leave out one of the two"
+            raise ConfigError(other, problem)
+        return PlanRequest(options, train, None)
     if unfit := next((name for name in train if name in _NOT_PROBED), None):
         raise ConfigError(unfit, f"is not for cifar-ray plan: {_NOT_PROBED[unfit]}")
     shared = {name: value for name in ("model", "tracking_uri") if (value := getattr(options, name)) is not None}

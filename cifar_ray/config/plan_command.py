@@ -76,7 +76,7 @@ class PlanOptions(ResultAsJson):
     cluster file."""
 
     speed_factor: Positive | None = None
-    """How many times as fast as where it was measured a worker computes on the machine of --price."""
+    """Speed of a worker on the machine of --price, as a multiple of the measured one."""
 
     deadline: DurationText | None = None
     """What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m."""
@@ -95,7 +95,7 @@ class PlanCommand(PlanOptions, TrainConfig):  # type: ignore[misc]  # here, what
     """Say what a training would take on other machines: train a few short runs on this one, or take finished ones.
 
     Without --from, options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is
-    measured by itself, in some 40 steps.
+    measured by itself, in some 40 steps. With --from, only --ddp.* and --local-sgd.* of them can be given.
     """
 
     USUAL = (

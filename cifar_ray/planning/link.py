@@ -27,8 +27,9 @@ class Link:
 
     @property
     def words(self) -> str:
-        """``10 Gbit/s, 50 us for each message``."""
-        return f"{8 * self.bytes_per_s / 1e9:.3g} Gbit/s, {1e6 * self.latency_s:.3g} us for each message"
+        """``10 Gbit/s, 50 us for each message``; without a rate where bytes cost nothing."""
+        rate = "" if math.isinf(self.bytes_per_s) else f"{8 * self.bytes_per_s / 1e9:.3g} Gbit/s, "
+        return f"{rate}{1e6 * self.latency_s:.3g} us for each message"
 
 
 def parse(text: str) -> Link:

@@ -31,31 +31,35 @@ def sizes(images: Iterable[int]) -> list[int]:
 
 
 def cells(
-    config: ResolvedConfig, topologies: Sequence[Topology], images: int, cpus: int | None
+    config: ResolvedConfig, topologies: Sequence[Topology], images: int, cpus: int | None, room: int | None = None
 ) -> list[dict[str, list[Any]]]:
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
     Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
-    with many. Where each node is to have one worker, they have two.
+    with many. Where each node is to have one worker, they have two. A worker that computes the same beside any number
+    of others is measured alone where there is no room for these.
 
     Args:
-        config: the training.
+        config: the training, with the device that its runs have where that is known.
         topologies: what is planned.
         images: in the training set.
         cpus: of this machine, which its workers share; None where each worker's are given.
+        room: workers that this machine has room for; None where that is not known.
 
     Raises:
         ConfigError: when no topology can share the global batch.
     """
+    is_alike = config.device == "cuda" or cpus is None
+    most = room if room is not None and is_alike else math.inf
+    even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]
     shares: dict[int, list[int]] = defaultdict(list)
-    for topology in topologies:
-        share, rest = divmod(config.global_batch_size, topology.world_size * config.accumulate)
-        if not rest:
-            shares[topology.workers_per_node].append(share)
+    for topology in even:
+        workers = topology.workers_per_node if topology.workers_per_node <= most else 1
+        shares[workers].append(config.global_batch_size // (topology.world_size * config.accumulate))
     if not shares:
         problem = "must be a multiple of the workers of one topology at least"
         raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
-    if max(shares) == 1 and len(shares[1]) > 1:
+    if max(shares) == 1 and any(each.world_size > 1 for each in even) and (room is None or room > 1):
         shares[2] = [min(shares[1])]
     made = []
     for workers, wanted in sorted(shares.items()):
@@ -66,10 +70,9 @@ def cells(
             if cpus is not None:
                 cell["cpus_per_worker"] = [max(cpus // workers, 1)]
             made.append({**cell, "strategy": [AFTER[0]]})
-    if (most := max(shares)) > 1:
-        largest = next(cell for cell in reversed(made) if cell["topology"] == [f"1x{most}"])
-        made.append({**largest, "strategy": ["send_recv"]})
-    return made
+    # Of the fewest, who have room where more have none.
+    beside_others = next((cell for cell in made if cell["topology"] != ["1x1"]), None)
+    return made + ([{**beside_others, "strategy": ["send_recv"]}] if beside_others else [])
 
 
 def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]) -> SweepConfig:

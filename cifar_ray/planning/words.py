@@ -8,7 +8,7 @@ from typing import Protocol
 from cifar_ray.config.errors import counted
 from cifar_ray.config.limits import duration
 from cifar_ray.planning.measured import Measured
-from cifar_ray.planning.model import Means, Plan, Row, Work
+from cifar_ray.planning.model import TOO_FAST, Means, Plan, Row, Work
 from cifar_ray.planning.span import Span
 
 
@@ -92,7 +92,11 @@ def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, 
     if means.host:
         sentences.append(f"Exchanges cost the workers themselves: {means.host.words}.")
     else:
-        sentences.append("What an exchange costs the workers themselves is not known, and left out: give --host.")
+        sentences.append(
+            "What an exchange costs the workers themselves is not known, and left out, so the plan is too fast where "
+            f"there are several: give --host. The far end of their ranges allows for steps {100 * TOO_FAST:.0f} % too "
+            "fast, the most by which published ones were missed."
+        )
     if exchange.strategy == "ddp":
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
     if work.pipeline:
@@ -125,8 +129,13 @@ def _number(span: Span) -> str:
 
 
 def _time(span: Span) -> str:
-    return f"{duration(span.mid)} ({duration(span.low)} to {duration(span.high)})"
+    return _ranged(*map(duration, (span.low, span.mid, span.high)))
 
 
 def _usd(span: Span) -> str:
-    return f"{span.mid:.3g} USD ({span.low:.3g} to {span.high:.3g})"
+    return _ranged(*(f"{usd:.3g}" for usd in (span.low, span.mid, span.high)), " USD")
+
+
+def _ranged(low: str, mid: str, high: str, unit: str = "") -> str:
+    """A figure with its range, unless both ends of that print alike."""
+    return f"{mid}{unit}" + (f" ({low} to {high})" if low != high else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.cli import main
+from cifar_ray.cli import main, plan
+from cifar_ray.cli.probe import Probe
+from cifar_ray.config import command_line
+from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
+from cifar_ray.training import recipe
 from tests.support.studies import study, trial
 
-FOR_RUNS = "is for runs that are trained here, and --from names others; leave out one of both"
+FOR_RUNS = "is for runs that are trained here, and --from names others; leave out one of the two"
 COMMAND = "cifar-ray train --dataset digits --model simple_cnn --bucket-cap-mb 25 --cpus-per-worker 1"
 
 
@@ -61,7 +66,7 @@ def test_the_plan_says_the_best_first_and_what_it_rests_on(runs: str, capsys: py
     assert "3x1: not planned, the global batch of 64 is no multiple of 3 workers" in out
     assert "a processor" in out
     assert "accuracy is not predicted" in out
-    assert "not known, and left out: give --host" in out
+    assert "not known, and left out, so the plan is too fast where there are several: give --host" in out
     assert "Start-up is as measured on 1 node at most; on more it takes longer, which is left out." in out
 
 
@@ -75,6 +80,45 @@ def test_the_plan_as_json_is_of_the_training_that_is_asked_for(runs: str, capsys
     quick = whole(f"--from {runs} --nodes 1 --speed-factor 2 --price g6.xlarge --epochs 5", capsys)
     assert quick["plan"]["rows"][0]["step_s"]["mid"] == pytest.approx(0.033)
     assert "taken as 2 times as fast (--speed-factor)" in quick["notes"][0]
+
+
+def test_the_options_of_the_strategy_go_with_finished_runs(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = f"--from {runs} --nodes 2 --link 1gbit:10ms --strategy"
+    for often, rarely in [
+        ("ddp --ddp.bucket-cap-mb 0.01", "ddp"),
+        ("local_sgd --local-sgd.sync-every 1", "local_sgd --local-sgd.sync-every 100"),
+    ]:
+        steps = [whole(f"{asked} {words}", capsys)["plan"]["rows"][0]["step_s"]["mid"] for words in (often, rarely)]
+        assert steps[0] > steps[1]
+
+
+def test_runs_of_the_plan_itself_that_tell_nothing_are_told_by_their_sweep() -> None:
+    made = study(trial(params={"model": "simple_cnn"}))
+    with pytest.raises(CommandFailedError, match="sweep sizes must have a run that a plan can be made from, and "):
+        plan.usable(made, None, "sizes")
+    with pytest.raises(ConfigError, match="must name a run"):
+        plan.usable(made, None, "")
+
+
+def test_the_command_that_plans_again_repeats_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--nodes 1,4 --link 10gbit --price 3.6 --speed-factor 2.0 --ddp.bucket-cap-mb 5 --json"
+    asked = command_line.plan(f"--model simple_cnn --dataset digits --lr 0.1 --name sizes {words}".split())
+    assert asked.training is not None
+    config = recipe.resolve(asked.training)
+    command = plan.again(asked, Probe("sizes", "sqlite:///elsewhere.db", config)).split()
+    assert command[:4] == ["cifar-ray", "plan", "--from", "sizes"]
+    assert "--dataset" not in command
+    repeated = command_line.plan(command[2:])
+    assert repeated.options == dataclasses.replace(
+        asked.options,
+        from_=("sizes",),
+        name=None,
+        strategy=config.strategy,
+        global_batch_size=config.global_batch_size,
+        epochs=config.epochs,
+        tracking_uri="sqlite:///elsewhere.db",
+    )
+    assert repeated.train == {"ddp": {"bucket_cap_mb": "5"}}
 
 
 def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +146,14 @@ def test_a_plan_without_a_row_says_why_and_fails(runs: str, capsys: pytest.Captu
         ("--dataset digits", f"--dataset {FOR_RUNS}"),
         ("--vit.depth 4", f"--vit.depth {FOR_RUNS}"),
         ("--name sizes", f"--name {FOR_RUNS}"),
+        (
+            "--strategy all_reduce --ddp.bucket-cap-mb 5",
+            "--ddp.bucket-cap-mb is for --strategy ddp only, and the strategy is all_reduce",
+        ),
+        (
+            "--strategy gpipe --global-batch-size 62",
+            "--global-batch-size must be a multiple of a pipeline's 4 micro-batches, got 62",
+        ),
         ("--model vit", "--model must be that of the runs to plan from, simple_cnn, got 'vit'"),
         (
             "--price g6.xlarge",
@@ -126,6 +178,10 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
     [
         ("--topology 1x2", "--topology is not for cifar-ray plan: give --nodes and --workers"),
         ("--batch-size 16", "--batch-size is not for cifar-ray plan: give --global-batch-size"),
+        (
+            "--oversubscribe",
+            "--oversubscribe is not for cifar-ray plan: nodes and CPUs that do not exist tell no times",
+        ),
         ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
         ("--epochs 0", "--epochs must be at least 1, got 0"),
         ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv, "),
@@ -142,8 +198,14 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
 def test_mistakes_are_told_before_anything_is_trained(
     words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, err = planned(f"--model simple_cnn --dataset digits {words}", capsys, status=2)
+    _, err = planned(f"--model simple_cnn --dataset digits --link 10gbit {words}", capsys, status=2)
     assert err.startswith(f"error: {sentence}")
+
+
+@pytest.mark.parametrize("nodes", ["", "--nodes 1,2"])
+def test_a_missing_link_is_told_before_anything_is_trained(nodes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = planned(f"--model simple_cnn --dataset digits {nodes}", capsys, status=2)
+    assert err == "error: --link must be given for --nodes of more than 1, such as --link 10gbit\n"
 
 
 def test_what_the_model_knows_nothing_of_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

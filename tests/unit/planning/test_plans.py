@@ -135,6 +135,24 @@ def test_the_exchange_is_added_and_waits_for_the_slowest() -> None:
     assert (few, many) == pytest.approx((0.4, 0.284), rel=0.05)
 
 
+def test_a_step_of_several_workers_may_be_longer_where_their_own_work_is_not_known() -> None:
+    unknown, known = (rows(planned("1x1", "2x1", host=host)) for host in (None, FAST))
+    assert unknown["1x1"].step_s.high == unknown["1x1"].step_s.mid
+    two = unknown["2x1"]
+    # What was predicted 33 % too fast takes its step over 0.67.
+    assert two.step_s.high == pytest.approx(two.step_s.mid / 0.67)
+    assert two.total_s.high - two.total_s.mid >= 200 * (two.step_s.high - two.step_s.mid) * 0.999
+    assert two.images_per_s.low == pytest.approx(64 / two.step_s.high)
+    assert known["2x1"].step_s.high < two.step_s.high
+
+
+def test_a_range_that_prints_as_one_figure_is_none() -> None:
+    lines = words.table(planned("1x1", "2x1", usd_per_hour=3.6), "images")[1]
+    assert (lines[0][5], lines[0][6]) == ("42 s", "0.0424 USD")
+    assert " to " in lines[1][5]
+    assert " to " in lines[1][6]
+
+
 def test_start_up_follows_the_nodes_where_runs_tell() -> None:
     both = runs(sample(64), sample(16), sample(32, nodes=2, strategy="all_reduce", once=26.0))
     starts = {row.topology: row.parts["start-up"] for row in planned("1x1", "2x1", "4x1", on=both).rows}
