@@ -73,7 +73,8 @@ def run(
         cpus = room = None
         if is_here:
             if training.device == "auto":  # with which a run that there are too few GPUs for would have CPUs
-                train, shaped = {**train, "device": device.type}, dataclasses.replace(planned, device=device.type)
+                shaped = dataclasses.replace(planned, device="cuda" if device.type == "cuda" else "cpu")
+                train = {**train, "device": shaped.device}
             all_cpus = hardware.allowed_cpus()
             cpus = all_cpus if training.cpus_per_worker is None else None
             is_on_gpus = shaped.device == "cuda"

@@ -129,11 +129,11 @@ def _number(span: Span) -> str:
 
 
 def _time(span: Span) -> str:
-    return _ranged(*map(duration, (span.low, span.mid, span.high)))
+    return _ranged(duration(span.low), duration(span.mid), duration(span.high))
 
 
 def _usd(span: Span) -> str:
-    return _ranged(*(f"{usd:.3g}" for usd in (span.low, span.mid, span.high)), " USD")
+    return _ranged(f"{span.low:.3g}", f"{span.mid:.3g}", f"{span.high:.3g}", " USD")
 
 
 def _ranged(low: str, mid: str, high: str, unit: str = "") -> str:

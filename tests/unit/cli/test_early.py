@@ -114,7 +114,7 @@ main.main(sys.argv[1:])
             "run mine: resnet on digits, 1x2, ddp: loading PyTorch and Ray\n",
         ),
         ("sweep --grid batch_size=16,32 --name grid", "sweep grid: loading PyTorch and Ray\n"),
-        ("plan --dataset digits --name sizes", "sweep sizes: loading PyTorch and Ray\n"),
+        ("plan --dataset digits --name sizes --nodes 1", "sweep sizes: loading PyTorch and Ray\n"),
     ],
 )
 def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path: Path) -> None:
