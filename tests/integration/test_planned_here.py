@@ -22,9 +22,7 @@ def test_a_plan_without_runs_trains_short_ones_that_it_can_be_made_from_again(re
     assert all(0 < row["step_s"]["low"] <= row["step_s"]["mid"] <= row["step_s"]["high"] for row in rows)
     assert rows[0]["measured_s"] == pytest.approx(rows[0]["step_s"]["mid"], rel=0.1)
     assert any("Exchanges cost the workers themselves" in note for note in planned["notes"])
-    repeated = (
-        "cifar-ray plan --from sizes --strategy ddp --global-batch-size 64 --epochs 2 --json --nodes 1,2,4 --link"
-    )
+    repeated = "cifar-ray plan --from sizes --strategy ddp --global-batch-size 64 --epochs 2 --json --model simple_cnn"
     assert repeated in planned["notes"][-1]
     assert "simple_cnn on digits, ddp" in (resident.home / "plan.svg").read_text()
 
