@@ -7,7 +7,7 @@ measured on rank 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -67,6 +67,13 @@ class Pipeline(Base):
         config, worker = context.config, context.worker
         self._count = self.micro_batches(config)
         units = stages.units(models.layers(config, context.model))
+        # A buffer without a tensor may get one from a forward pass, on the ranks alone that compute it.
+        self._unset = {
+            (module, name)
+            for module in context.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is None
+        }
         slices, costs = self._plan(units)
         self._stages: list[nn.Module] = [nn.Sequential(*units[part]) for part in slices]
         self._watch = Stopwatch(context.mark, worker.device)
@@ -144,8 +151,15 @@ class Pipeline(Base):
         """Broadcast the parameters and buffers of every stage to all ranks."""
         self._watch.read()
         for owner, stage in enumerate(self._stages):
-            for tensor in (*stage.parameters(), *stage.buffers()):
+            for tensor in (*stage.parameters(), *self._buffers(stage)):
                 dist.broadcast(flat(tensor.detach()), src=owner)
+
+    def _buffers(self, stage: nn.Module) -> Iterator[Tensor]:
+        """The buffers that every rank has."""
+        for module in stage.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if (module, name) not in self._unset:
+                    yield buffer
 
     def state(self) -> dict[str, Any]:
         state = self.optimizer.state_dict()

@@ -70,6 +70,13 @@ def cells() -> dict[tuple[str, str], Cell]:
     }
 
 
+def test_a_pipelines_ranks_agree_on_buffers_that_one_stage_alone_makes(tmp_path: Path) -> None:
+    trained = config("gpipe", "early")
+    (cell,) = cells_on_ranks(trained, [trained], tmp_path, None)
+    assert not cell.error
+    assert len(set(cell.digests)) == 1
+
+
 @pytest.mark.parametrize("network", KINDS)
 def test_the_table_is_what_two_workers_come_to(network: str, cells: dict[tuple[str, str], Cell]) -> None:
     kind, table = KINDS[network], rows("own.md", "the network")

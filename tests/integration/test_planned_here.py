@@ -29,5 +29,6 @@ def test_a_plan_without_runs_trains_short_ones_that_it_can_be_made_from_again(re
 
     again = json.loads(resident.succeeds("plan", "--from", "sizes", *TRAINING, *PLAN).stdout)["plan"]["rows"]
     assert [row["parts"]["computing"] for row in again] == [row["parts"]["computing"] for row in rows]
-    taken = resident.refused("plan", *words, *TRAINING, *PLAN, "--name", "sizes")
-    assert taken.startswith("--name must be new, and 'sizes' is in ")
+    taken = resident.runs("plan", *words, *TRAINING, *PLAN, "--name", "sizes")
+    assert taken.returncode == 2
+    assert "error: --name must be new, and 'sizes' is in " in taken.stderr

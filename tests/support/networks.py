@@ -140,6 +140,7 @@ def build(image_size: int, channels: int, classes: int, kind: str) -> nn.Module:
             "scalar": [*middle, Scaled(torch.tensor(1.0))],
             "complex": [*middle, Scaled(torch.ones(width, dtype=torch.complex64))],
             "buffer": [*middle, Counting()],
+            "early": [Counting(), *middle],
             "plain": middle,
         }[kind]
     return Row(nn.Flatten(), first, nn.ReLU(), *middle, last)
