@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # imports torch
     from cifar_ray.training.probe import Readiness
 
 _IMAGES = 16  # of the passes in which the readiness of gradients is measured
-_ADAMS = ("adam", "adamw")
 
 
 @dataclass(frozen=True)
@@ -250,18 +249,7 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
     from cifar_ray.strategies import stages
 
     gradients = Gradients(readiness.sizes, readiness.ready)
-    states = 2 if config.optimizer in _ADAMS else 1
-    sent = Exchange(
-        strategy=config.strategy,
-        gradients=gradients,
-        bucket_bytes=int(config.ddp.bucket_cap_mb * 2**20),
-        compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
-        sync_every=config.local_sgd.sync_every,
-        state_bytes=states * gradients.size + readiness.buffer_bytes,
-        groups=readiness.groups,
-        micro_batches=config.accumulate,
-        has_trees=device == "cuda",
-    )
+    sent = Exchange.of(config, gradients, readiness.buffer_bytes, device, readiness.groups)
     pipeline = None
     if config.strategy in PIPELINES:
         micro_batches = strategies.of(config).micro_batches(config)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning.link import Route, Traffic
 from cifar_ray.planning.span import Span
 
@@ -65,6 +66,29 @@ class Exchange:
     groups: tuple[int, ...] = ()
     micro_batches: int = 1
     has_trees: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: ResolvedConfig,
+        gradients: Gradients,
+        buffer_bytes: int,
+        device: str,
+        groups: tuple[int, ...] = (),
+    ) -> Exchange:
+        """That of a training on ``cpu`` or ``cuda`` whose model has so many bytes of floating-point buffers."""
+        states = 2 if config.optimizer == "adamw" else 1  # numbers that the optimizer keeps of each weight
+        return cls(
+            strategy=config.strategy,
+            gradients=gradients,
+            bucket_bytes=int(config.ddp.bucket_cap_mb * 2**20),
+            compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
+            sync_every=config.local_sgd.sync_every,
+            state_bytes=states * gradients.size + buffer_bytes,
+            groups=groups,
+            micro_batches=config.accumulate,
+            has_trees=device == "cuda",
+        )
 
 
 @dataclass(frozen=True)

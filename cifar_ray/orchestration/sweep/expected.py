@@ -143,15 +143,7 @@ def _exchange(config: ResolvedConfig, known: measured.Measured) -> Exchange:
     """
     tells = any(sample.world_size > 1 and sample.strategy in AFTER for sample in known.samples)
     sizes, buffers = _sizes(config) if tells and config.world_size > 1 else ((0,), 0)
-    return Exchange(
-        config.strategy,
-        Gradients(sizes, (1.0,) * len(sizes)),
-        bucket_bytes=int(config.ddp.bucket_cap_mb * 2**20),
-        compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
-        sync_every=config.local_sgd.sync_every,
-        state_bytes=(2 if config.optimizer == "adamw" else 1) * sum(sizes) + buffers,
-        has_trees=known.device == "cuda",
-    )
+    return Exchange.of(config, Gradients(sizes, (1.0,) * len(sizes)), buffers, known.device)
 
 
 def _sizes(config: ResolvedConfig) -> tuple[tuple[int, ...], int]:
