@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,17 +39,7 @@ def test_weights_are_those_of_one_node_though_a_worker_of_two_is_killed(
 ) -> None:
     make(person.home / "made")
     words = [*words, *USUAL, "--epochs", str(epochs)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "cifar_ray.training"]
-    alone = subprocess.run(
-        [*torchrun, *words, "--device", "cpu", "--storage", "alone"],
-        env={**person.environment, "OMP_NUM_THREADS": "1"},
-        cwd=person.home,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert alone.returncode == 0, alone.stderr
-    *_, last = re.findall(r"step-0*(\d+) sha256 (\w+)", alone.stdout)
+    *_, (step, weights) = person.torchrun(*words, "--device", "cpu")
 
     nodes = ["--topology", topology, "--local-nodes", "2", "--oversubscribe", "--device", "cpu", "--log-models", "none"]
     with person.starts("train", *words, *nodes, "--run-name", "two") as run:
@@ -66,5 +53,5 @@ def test_weights_are_those_of_one_node_though_a_worker_of_two_is_killed(
     assert len({worker["node_id"] for worker in person.placement("two")}) == 2
     assert two.data.tags["cifar_ray.worker_failures"] == "1"
     recorded = json.loads(person.artifact("two", "checkpoints.json").read_text())["checkpoints"]
-    assert recorded[-1]["step"] == int(last[0])
-    assert two.data.tags["cifar_ray.weights_sha256"] == last[1]
+    assert recorded[-1]["step"] == step
+    assert two.data.tags["cifar_ray.weights_sha256"] == weights

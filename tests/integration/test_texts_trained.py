@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -25,23 +22,13 @@ SMALL = ["--model", "lstm", "--lstm.dim", "16", "--lstm.hidden", "16"]
 def test_a_run_that_is_killed_and_resumed_has_the_weights_of_torchrun(person: Person) -> None:
     make_texts.make(person.home / "reviews", 240)
     words = [*DATA, *SMALL, "--strategy", "reproducible", "--precision", "bf16", "--epochs", "20", "--val-share", "0.2"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "cifar_ray.training"]
-    alone = subprocess.run(
-        [*torchrun, *words, "--storage", "alone"],
-        env={**person.environment, "OMP_NUM_THREADS": "1"},
-        cwd=person.home,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert alone.returncode == 0, alone.stderr
-    weights = re.findall(r"step-0*\d+ sha256 (\w+)", alone.stdout)
+    *_, (_, weights) = person.torchrun(*words)
     with person.starts("train", *words, "--topology", "1x2", "--run-name", "killed") as run:
         run.until("epoch 3/20")
         run.kill(signal.SIGKILL)
         run.end()
     person.succeeds("resume", "killed")
-    assert person.run_named("killed").data.tags["cifar_ray.weights_sha256"] == weights[-1]
+    assert person.run_named("killed").data.tags["cifar_ray.weights_sha256"] == weights
 
 
 @pytest.mark.parametrize(
