@@ -40,7 +40,7 @@ def test_a_run_stops_at_its_limit_and_comes_to_the_same_weights_with_a_larger_on
     assert re.search(r"^cost +[\d,.]+ USD \(your price, 3600 USD per node and hour\)$", on.stdout, flags=re.MULTILINE)
     resumed = person.run_named("mine")
     assert (resumed.info.status, "cifar_ray.stopped_by" in resumed.data.tags) == ("FINISHED", False)
-    assert resumed.data.metrics["cost/usd"] > run.data.metrics["cost/usd"] + 1
+    assert resumed.data.metrics["cost/usd"] > run.data.metrics["cost/usd"]
 
     person.succeeds(*words, "--run-name", "whole")
     whole = person.run_named("whole").data.tags["cifar_ray.weights_sha256"]
@@ -67,7 +67,7 @@ def test_a_sweep_starts_no_run_that_it_cannot_expect_to_finish_and_trains_it_wit
     on = person.succeeds("sweep", "--resume", "grid", "--max-time", "100000h")
     assert re.search(r"^runs +2 finished$", on.stdout, flags=re.MULTILINE)
     assert re.search(r"^cost, all runs +[\d,.]+ USD$", on.stdout, flags=re.MULTILINE)
-    assert person.run_named("grid").data.metrics["cost/usd"] > own.data.metrics["cost/usd"] + 1
+    assert person.run_named("grid").data.metrics["cost/usd"] > own.data.metrics["cost/usd"]
 
 
 @pytest.mark.extended
