@@ -10,11 +10,15 @@ global batch, in fp32. Of the whole cross (``--all``), a fixed part is run: ever
 topology, strategy and topology, rate and strategy, rate and topology stands in it at least twice, if it does in the
 cross. With one worker all strategies train alike, so that ``1x1`` stands once for each model.
 
-What an exchange costs the workers themselves is fitted to the probe's all_reduce and send_recv, which is in no cell.
-Workers are forked and held to equal shares of a CPU at any number of workers; nodes are network namespaces, see
-forked.py. Nothing is fitted to a cell: 1x1 is the probe's own run again, and so is 1x2 with ``all_reduce``, which the
-table therefore counts apart. ``run`` refuses predictions that are not committed. A cell whose own runs differ by more
-than 10 % is listed and not counted. Needs root, Linux with iproute2, an idle machine of 2 CPUs, and CIFAR-10.
+What an exchange costs the workers themselves is fitted to the probe's all_reduce and send_recv, which is in no cell,
+and of gather_scatter to its own run. Workers are forked and held to equal shares of a CPU at any number of workers;
+nodes are network namespaces, see forked.py. A worker that has waited computes faster at first, since the kernel
+enforces shares at its ticks, 4 ms apart: 5 ms of work take a quarter less. So batches are large enough for passes of
+many ticks.
+
+Nothing is fitted to a cell: 1x1 is the probe's own run again, and so is 1x2 with ``all_reduce`` and ``gather_scatter``,
+which the table therefore counts apart. ``run`` refuses predictions that are not committed. A cell whose own runs differ
+by more than 10 % is listed and not counted. Needs root, Linux with iproute2, an idle machine of 2 CPUs, and CIFAR-10.
 """
 
 from __future__ import annotations
@@ -45,19 +49,21 @@ from cifar_ray.planning.model import Means
 from cifar_ray.tracking.study import Study, Trial
 from cifar_ray.training import probe as passes
 
-MODELS = {"vgg11": 32, "resnet": 128, "simple_cnn": 512, "vit": 32}
+MODELS = {"vgg11": 64, "resnet": 512, "simple_cnn": 4096, "vit": 64}
 """Images of a step."""
 STRATEGIES = ("ddp", "all_reduce", "gather_scatter", "local_sgd", "gpipe")
 TOPOLOGIES = ("1x1", "1x2", "2x1", "2x2", "4x1")
 RATES = ("300mbit", "1gbit", "none")
 SHARE = 0.45
 SYNC_EVERY = 4
+PROBED = 2
+"""Runs of each kind in the probe, in turn."""
 COVERED = 2
 """How often each pair stands in the part that is run."""
 MEDIAN, LARGEST, SPREAD = 10, 25, 10
 """In %: errors that half of the predictions, and none, may exceed; and by how much the runs of a cell may differ."""
-LEAST_S, MOST_S = 6.0, 40.0
-"""Seconds of steps that a run should have."""
+LEAST_STEPS, LEAST_S, MOST_S = 8, 6.0, 40.0
+"""Steps, and their seconds, that a run should have."""
 EPOCH = 50_000
 """Images."""
 STARTUP_S = 6.0
@@ -80,7 +86,7 @@ class Cell(NamedTuple):
     @property
     def is_probed(self) -> bool:
         """Whether the probe has trained just this."""
-        return self.topology == "1x1" or (self.topology, self.strategy) == ("1x2", "all_reduce")
+        return self.topology == "1x1" or (self.topology == "1x2" and self.strategy in ("all_reduce", "gather_scatter"))
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
@@ -125,7 +131,9 @@ def words(name: str, strategy: str, images: int, steps: int) -> list[str]:
 
 def steps_of(step_s: float, images: int, strategy: str = "") -> int:
     """Steps of a run, an epoch at most; the first does not count, and local SGD ends with an average."""
-    steps = max(min(max(12, math.ceil(LEAST_S / step_s)), int(MOST_S / step_s), EPOCH // images - 1), SYNC_EVERY)
+    steps = max(
+        min(max(LEAST_STEPS, math.ceil(LEAST_S / step_s)), int(MOST_S / step_s), EPOCH // images - 1), SYNC_EVERY
+    )
     return 1 + (steps // SYNC_EVERY * SYNC_EVERY if strategy == "local_sgd" else steps)
 
 
@@ -152,13 +160,16 @@ def probe(folder: Path, names: list[str]) -> None:
             print(f"{name} 1x{workers} {strategy}, {images} images: {1000 * step_s(trial.metrics):.1f} ms", flush=True)
             return trial
 
+        runs = []
         for name in names:
             images = MODELS[name]
             one = step_s(train(name, "all_reduce", 1, images // 4, 5).metrics) / (images // 4)
             sizes = [("all_reduce", 1, images // parts) for parts in (1, 2, 4)]
-            sizes += [("all_reduce", 2, images), ("all_reduce", 2, images // 2), ("send_recv", 2, images)]
-            for strategy, workers, size in sizes:
-                trials.append(train(name, strategy, workers, size, steps_of(one * size / workers, size)))
+            sizes += [("all_reduce", 2, images), ("all_reduce", 2, images // 2)]
+            sizes += [("send_recv", 2, images), ("gather_scatter", 2, images)]
+            runs += [(name, *size, steps_of(one * size[2] / size[1], size[2])) for size in sizes]
+        for each in runs * PROBED:
+            trials.append(train(*each))
     write(
         folder / "probe.json",
         {"commit": record.commit(), "moment": now(), "trials": list(map(dataclasses.asdict, trials))},

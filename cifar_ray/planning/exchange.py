@@ -21,6 +21,9 @@ WHOLE = ("ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd")
 AFTER = ("all_reduce", "gather_scatter", "send_recv")
 """Those whose exchange begins after the backward pass: what they wait is all that they exchange."""
 
+STAR = "gather_scatter"
+"""The one whose exchange passes through rank 0; that of the others goes around a ring."""
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -140,7 +143,7 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
     workers, gradients = topology.world_size, exchange.gradients
     if workers == 1:
         return Traffic(0, 0, 0)
-    if exchange.strategy == "gather_scatter":
+    if exchange.strategy == STAR:
         # All of it passes through rank 0; what the workers of its own node send passes no link.
         size = 2 * (workers - 1) * gradients.size
         wire = 2 * (workers - topology.workers_per_node) * gradients.size

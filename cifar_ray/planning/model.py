@@ -12,7 +12,7 @@ from cifar_ray.config.errors import counted
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange as exchanges
 from cifar_ray.planning import pipeline as pipelines
-from cifar_ray.planning.exchange import AFTER, WHOLE, Exchange
+from cifar_ray.planning.exchange import AFTER, STAR, WHOLE, Exchange
 from cifar_ray.planning.link import Link, Route, Traffic, fitted
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.pipeline import Pipeline
@@ -285,7 +285,9 @@ def slowest(workers: int) -> float:
 def host(measured: Measured, work: Exchange, link: Link | None = None) -> Link | None:
     """What the exchanges of the runs cost their workers.
 
-    Runs of strategies whose messages differ in size tell what a message costs from what its bytes cost.
+    Runs of strategies whose messages differ in size tell what a message costs from what its bytes cost. What
+    passes through rank 0 and what goes around a ring cost different times, so runs of the other kind count only where
+    there are none of its own.
 
     Args:
         measured: the runs; those count whose exchange no pass hides.
@@ -294,6 +296,8 @@ def host(measured: Measured, work: Exchange, link: Link | None = None) -> Link |
     """
     open_ones = [sample for sample in measured.samples if sample.world_size > 1 and sample.strategy in AFTER]
     open_ones = [sample for sample in open_ones if sample.nodes == 1 or link is not None]
+    is_star = work.strategy == STAR
+    open_ones = [sample for sample in open_ones if (sample.strategy == STAR) == is_star] or open_ones
     points: list[tuple[Traffic, float]] = []
     for sample in open_ones:
         topology = Topology(sample.nodes, sample.workers)

@@ -12,7 +12,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.planning.exchange import AFTER
+from cifar_ray.planning.exchange import AFTER, STAR
 
 STEPS = 40
 """Of each run, at least."""
@@ -36,8 +36,8 @@ def cells(
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
     Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
-    with many. Where each node is to have one worker, they have two. A worker that computes the same beside any number
-    of others is measured alone where there is no room for these.
+    with many, or with ``gather_scatter``, where that is planned. Where each node is to have one worker, they have two.
+    A worker that computes the same beside any number of others is measured alone where there is no room for these.
 
     Args:
         config: the training, with the device that its runs have where that is known.
@@ -72,7 +72,8 @@ def cells(
             made.append({**cell, "strategy": [AFTER[0]]})
     # Of the fewest, who have room where more have none.
     beside_others = next((cell for cell in made if cell["topology"] != ["1x1"]), None)
-    return made + ([{**beside_others, "strategy": ["send_recv"]}] if beside_others else [])
+    other = STAR if config.strategy == STAR else "send_recv"
+    return made + ([{**beside_others, "strategy": [other]}] if beside_others else [])
 
 
 def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]) -> SweepConfig:

@@ -345,6 +345,21 @@ def test_a_measured_step_beside_a_row_is_that_of_runs_with_the_same_buckets() ->
     assert planned("2x1", of=asked, on=runs(sample(64), sample(32), *shared)).rows[0].measured_s == 0.5
 
 
+def test_what_passes_through_rank_0_costs_what_its_own_runs_took_and_a_ring_what_rings_did() -> None:
+    rings = [sample(32, workers=2, strategy=name, exchange=0.4) for name in ("all_reduce", "send_recv")]
+    star = sample(32, workers=2, strategy="gather_scatter", exchange=0.1)
+    known = runs(sample(64), sample(32), *rings, star)
+
+    def bytes_per_s(strategy: str, on: Measured) -> float:
+        found = model.host(on, work(strategy=strategy).exchange)
+        assert found is not None
+        return found.bytes_per_s
+
+    assert bytes_per_s("gather_scatter", known) == pytest.approx(2 * 10e6 / 0.1)
+    assert bytes_per_s("ddp", known) == bytes_per_s("all_reduce", runs(sample(64), sample(32), *rings))
+    assert bytes_per_s("ddp", runs(sample(64), sample(32), star)) == bytes_per_s("gather_scatter", known)
+
+
 def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_limit() -> None:
     """VGG-11's 34 gradients; what DDP hides needs their readiness, so benchmarks/planned.py holds that to account."""
     widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]

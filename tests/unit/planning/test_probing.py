@@ -65,6 +65,11 @@ def test_two_workers_tell_what_an_exchange_costs_where_nodes_have_one() -> None:
     assert [each[0] for each in shapes(64, "4x1")] == ["1x1", "1x2", "1x2"]
 
 
+def test_what_passes_through_rank_0_is_measured_by_itself() -> None:
+    found = [strategy for *_, strategy in shapes(64, "1x1", "4x1", strategy="gather_scatter")]
+    assert found == ["all_reduce"] * 3 + ["gather_scatter"]
+
+
 def test_nothing_is_exchanged_where_all_is_planned_for_one_worker_or_one_worker_has_room() -> None:
     # Twice 1,000 images are more than the data set has.
     assert [found[:2] for found in shapes(1000, "1x1", "1x1")] == [("1x1", 1000)]
