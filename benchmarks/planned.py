@@ -114,7 +114,7 @@ def main() -> None:
     (vgg, _), *_ = works(unshaped).values()
 
     def host(work: Work) -> Link | None:
-        return model.host(without_network, work.exchange, Link(math.inf))
+        return model.host(without_network, work, Link(math.inf))
 
     made, raw, runs = [], {}, []
     for link, name in VGG.items():

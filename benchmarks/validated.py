@@ -11,12 +11,12 @@ topology, strategy and topology, rate and strategy, rate and topology stands in 
 cross. With one worker all strategies train alike, so that ``1x1`` stands once for each model.
 
 What an exchange costs the workers themselves is fitted to the probe's all_reduce and send_recv, which is in no cell,
-and of gather_scatter to its own run. Workers are forked and held to equal shares of a CPU at any number of workers;
+and of gather_scatter and gpipe to their own runs. Workers are forked and held to equal shares of a CPU at any number of workers;
 nodes are network namespaces, see forked.py. A worker that has waited computes faster at first, since the kernel
 enforces shares at its ticks, 4 ms apart: 5 ms of work take a quarter less. So batches are large enough for passes of
 many ticks.
 
-Nothing is fitted to a cell: 1x1 is the probe's own run again, and so is 1x2 with ``all_reduce`` and ``gather_scatter``,
+Nothing is fitted to a cell: 1x1 is the probe's own run again, and so is 1x2 with all but ``ddp`` and ``local_sgd``,
 which the table therefore counts apart. ``run`` refuses predictions that are not committed. A cell whose own repeats
 differ by more than 10 % is listed and not counted. Needs root, Linux with iproute2, an idle machine of 2 CPUs, and
 CIFAR-10.
@@ -53,6 +53,8 @@ from cifar_ray.training import probe as passes
 MODELS = {"vgg11": 64, "resnet": 512, "simple_cnn": 4096, "vit": 64}
 """Images of a step."""
 STRATEGIES = ("ddp", "all_reduce", "gather_scatter", "local_sgd", "gpipe")
+PROBES = ("all_reduce", "send_recv", "gather_scatter", "gpipe")
+"""Strategies of the probe's runs."""
 TOPOLOGIES = ("1x1", "1x2", "2x1", "2x2", "4x1")
 RATES = ("300mbit", "1gbit", "none")
 SHARE = 0.45
@@ -89,7 +91,7 @@ class Cell(NamedTuple):
     @property
     def is_probed(self) -> bool:
         """Whether the probe has trained just this."""
-        return self.topology == "1x1" or (self.topology == "1x2" and self.strategy in ("all_reduce", "gather_scatter"))
+        return self.topology == "1x1" or (self.topology == "1x2" and self.strategy in PROBES)
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
@@ -152,10 +154,16 @@ def write(path: Path, found: Any) -> None:
     fresh.replace(path)
 
 
-def probe(folder: Path, names: list[str]) -> None:
-    """Train each model with the images per worker that its cells have: alone, and with two workers on one node."""
+def probe(folder: Path, names: list[str], strategies: list[str]) -> None:
+    """Train each model with the images per worker that its cells have: alone, and with two workers on one node.
+
+    What runs of other models and strategies have told stays.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    trials: list[Trial] = []
+    path, trials = folder / "probe.json", []
+    if path.exists():
+        former = [Trial(**trial) for trial in json.loads(path.read_text())["trials"]]
+        trials = [each for each in former if each.model not in names or each.strategy not in strategies]
     with forked.nodes(SHARE) as groups:
 
         def train(name: str, strategy: str, workers: int, images: int, steps: int) -> Trial:
@@ -169,12 +177,12 @@ def probe(folder: Path, names: list[str]) -> None:
             one = step_s(train(name, "all_reduce", 1, images // 4, 5).metrics) / (images // 4)
             sizes = [("all_reduce", 1, images // parts) for parts in (1, 2, 4)]
             sizes += [("all_reduce", 2, images), ("all_reduce", 2, images // 2)]
-            sizes += [("send_recv", 2, images), ("gather_scatter", 2, images)]
-            runs += [(name, *size, steps_of(one * size[2] / size[1], size[2])) for size in sizes]
+            sizes += [(other, 2, images) for other in PROBES[1:]]
+            runs += [(name, *of, steps_of(one * of[2] / of[1], of[2])) for of in sizes if of[0] in strategies]
         for each in runs * PROBED:
             trials.append(train(*each))
     write(
-        folder / "probe.json",
+        path,
         {"commit": record.commit(), "moment": now(), "trials": list(map(dataclasses.asdict, trials))},
     )
 
@@ -204,7 +212,7 @@ def predict(folder: Path, names: list[str], strategies: list[str], is_all: bool)
             ready[cell[:2]] = passes.readiness(config, 16, 1)
         work = plan.work_of(config, ready[cell[:2]], runs.device, trial)
         link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
-        planned = model.plan(runs, work, [topology], Means(link=link, host=model.host(runs, work.exchange)))
+        planned = model.plan(runs, work, [topology], Means(link=link, host=model.host(runs, work)))
         if planned.skipped:
             sys.exit(f"{cell.name}: {planned.skipped[cell.topology]}")
         span = planned.rows[0].step_s
@@ -235,11 +243,20 @@ def run(folder: Path, rounds: int, dry: bool) -> int:
         sys.exit(f"{predictions} must be committed before anything is run")
     done = json.loads(runs.read_text()) if runs.exists() else {"runs": []}
     failed = 0
+    planned = [(Cell(*(of[name] for name in Cell._fields)), of) for of in json.loads(predictions.read_text())["cells"]]
+
+    def left(turn: int) -> list[tuple[Cell, dict[str, Any]]]:
+        """What a round has still to train, and beside it each of these models with one worker."""
+        lacking = [
+            cell
+            for cell, each in planned
+            if all(of["round"] != turn for of in of_prediction(done["runs"], cell, each["mid"]))
+        ]
+        models = {cell.model for cell in lacking}
+        return [of for of in planned if of[0] in lacking or (of[0].topology == "1x1" and of[0].model in models)]
+
     with forked.nodes(SHARE) as groups:
-        for turn, each in itertools.product(range(rounds), json.loads(predictions.read_text())["cells"]):
-            cell = Cell(*(each[name] for name in Cell._fields))
-            if any(of["round"] == turn for of in of_prediction(done["runs"], cell, each["mid"])):
-                continue
+        for turn, (cell, each) in ((turn, of) for turn in range(rounds) for of in left(turn)):
             train = words(cell.model, cell.strategy, MODELS[cell.model], each["steps"])
             load, limit_s = os.getloadavg()[0], 60 + 4 * each["steps"] * each["mid"]
             try:
@@ -262,6 +279,13 @@ def of_prediction(runs: list[dict[str, Any]], cell: Cell, mid: float) -> list[di
     return [of for of in runs if (of["cell"], of["predicted_s"]) == (cell.name, mid)]
 
 
+def beside(runs: list[dict[str, Any]], cell: Cell, moment: str) -> float:
+    """The seconds of a step of one worker in the run that was nearest in time."""
+    when = datetime.fromisoformat(moment)
+    alone = [of for of in runs if of["cell"] == cell._replace(strategy="all_reduce", topology="1x1").name]
+    return min(alone, key=lambda of: abs(datetime.fromisoformat(of["moment"]) - when))["step_s"]
+
+
 class Compared(NamedTuple):
     """A cell's prediction, and its repeats, in seconds."""
 
@@ -270,6 +294,8 @@ class Compared(NamedTuple):
     mid: float
     high: float
     took: list[float]  # of each repeat
+    alone: float  # predicted for one worker
+    times: float  # as a multiple of the step of one worker in the same round, the mean of the rounds
 
     @property
     def error(self) -> float:
@@ -277,14 +303,19 @@ class Compared(NamedTuple):
         return 100 * (self.mid / statistics.mean(self.took) - 1)
 
     @property
+    def error_of_times(self) -> float:
+        """Of the step as a multiple of one worker's, in %; the machine's own speed is not in it."""
+        return 100 * (self.mid / self.alone / self.times - 1)
+
+    @property
     def spread(self) -> float:
         """By how much the repeats differ, in %."""
         return 100 * (max(self.took) - min(self.took)) / statistics.mean(self.took)
 
 
-def summary(what: str, compared: list[Compared]) -> record.Row:
+def summary(what: str, compared: list[Compared], error: Callable[[Compared], float]) -> record.Row:
     """The errors of some cells as one line."""
-    errors = sorted(abs(each.error) for each in compared)
+    errors = sorted(abs(error(each)) for each in compared)
     within = sum(each.low <= statistics.mean(each.took) <= each.high for each in compared)
     return record.Row(
         what,
@@ -307,22 +338,27 @@ def compare(folder: Path, dry: bool) -> None:
     """The table."""
     predictions, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("predictions", "runs"))
     compared = []
+    alone = {each["model"]: each["mid"] for each in predictions["cells"] if each["topology"] == "1x1"}
     for each in predictions["cells"]:
         cell = Cell(*(each[name] for name in Cell._fields))
-        rounds = sorted((of["round"], of["step_s"]) for of in of_prediction(runs["runs"], cell, each["mid"]))
-        if took := [statistics.mean(of) for at in range(REPEATS) if (of := [each for _, each in rounds[at::REPEATS]])]:
-            compared.append(Compared(cell, each["low"], each["mid"], each["high"], took))
+        of_cell = of_prediction(runs["runs"], cell, each["mid"])
+        repeats = [[of["step_s"] for of in of_cell if of["round"] % REPEATS == at] for at in range(REPEATS)]
+        if took := [statistics.mean(repeat) for repeat in repeats if repeat]:
+            times = statistics.mean(of["step_s"] / beside(runs["runs"], cell, of["moment"]) for of in of_cell)
+            compared.append(Compared(cell, each["low"], each["mid"], each["high"], took, alone[cell.model], times))
     counted = [each for each in compared if each.spread <= SPREAD and len(each.took) > 1]
     groups = {"all cells that count": counted}
     groups["those that were not probed"] = [each for each in counted if not each.cell.is_probed]
     for at, values in enumerate((MODELS, STRATEGIES, TOPOLOGIES, RATES)):
         groups |= {value: [of for of in counted if of.cell[at] == value and not of.cell.is_probed] for value in values}
-    made = [summary(what, of) for what, of in groups.items() if of]
+    made = [summary(what, of, lambda each: each.error) for what, of in groups.items() if of]
     left = sum(each.spread > SPREAD for each in compared)
     apart = f"{left} of {len(compared)}"
     made.insert(
         1, record.Row("cells whose own repeats differ too much", f"at most {len(compared) // 5}", apart, len(compared))
     )
+    what = "those that were not probed, as multiples of one worker's step in the same minutes"
+    made.insert(3, summary(what, groups["those that were not probed"], lambda each: each.error_of_times))
     made += map(line, compared)
     title = "A step as `cifar-ray plan` predicted it before it was run"
     raw = {
@@ -338,7 +374,7 @@ def main() -> int:
     parser.add_argument("verb", choices=("probe", "predict", "run", "compare"))
     parser.add_argument("--folder", type=Path, default=record.ROOT / "benchmarks" / "validation", help="(%(default)s)")
     parser.add_argument("--models", default=",".join(MODELS), help="to probe and to predict (%(default)s)")
-    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="to predict (%(default)s)")
+    parser.add_argument("--strategies", help="to probe or to predict (all)")
     parser.add_argument("--all", action="store_true", help="predict the whole cross, not a part of it")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each cell (%(default)s)")
     given = parser.parse_args()
@@ -349,9 +385,9 @@ def main() -> int:
         if given.verb == "run":
             return run(given.folder, given.rounds, given.dry)
         if given.verb == "probe":
-            probe(given.folder, names)
+            probe(given.folder, names, given.strategies.split(",") if given.strategies else list(PROBES))
         elif given.verb == "predict":
-            predict(given.folder, names, given.strategies.split(","), given.all)
+            predict(given.folder, names, (given.strategies or ",".join(STRATEGIES)).split(","), given.all)
         else:
             compare(given.folder, given.dry)
     except forked.network.Refused as problem:

@@ -24,7 +24,7 @@ from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import Means, Plan, Work
-from cifar_ray.planning.pipeline import PIPELINES, Pipeline
+from cifar_ray.planning.pipeline import BY_TURNS, PIPELINES, Pipeline
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking import uri as stores
@@ -85,7 +85,7 @@ def show(words: Sequence[str]) -> int:
                 config = dataclasses.replace(trained.training, precision=precision)
             readiness = passes.readiness(config, _IMAGES, config.cpus_reserved)
     work = work_of(config, readiness, runs.device, trial)
-    host = host or model.host(runs, work.exchange)
+    host = host or model.host(runs, work)
     has_gpus = price is not None and price.gpu != ""
     means = Means(
         link=link,
@@ -253,7 +253,7 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
     pipeline = None
     if config.strategy in PIPELINES:
         micro_batches = strategies.of(config).micro_batches(config)
-        pipeline = Pipeline(readiness.units, stages.cut, micro_batches, by_turns=config.strategy == "one_f_one_b")
+        pipeline = Pipeline(readiness.units, stages.cut, micro_batches, by_turns=config.strategy == BY_TURNS)
     test_images = int(trial.params.get("test_images", "0") or 0)
     evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
     return Work(

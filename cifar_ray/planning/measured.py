@@ -10,6 +10,7 @@ from cifar_ray.config import option, runfile
 from cifar_ray.config.errors import ConfigError, counted, one_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.planning.exchange import AFTER, WHOLE
+from cifar_ray.planning.pipeline import PIPELINES
 from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
@@ -104,11 +105,12 @@ class Measured:
     """Runs of one model on one kind of machine.
 
     Attributes:
-        samples: one for each run.
+        samples: one for each run whose workers had the whole model each.
         hardware: what they computed on.
         device: ``cpu`` or ``cuda``.
         is_fixed: whether each worker had as many CPUs at any number of workers, or a GPU, so that it computes the same.
         speed: how many times as fast as that hardware the machine is that a plan is for.
+        pipelines: one for each run of a pipeline, which tells what passing activations on costs the workers.
     """
 
     samples: tuple[Sample, ...]
@@ -116,6 +118,7 @@ class Measured:
     device: str
     is_fixed: bool
     speed: float = 1.0
+    pipelines: tuple[Sample, ...] = ()
 
     def on(self, workers: int) -> tuple[Sample, ...]:
         """The runs that tell how a worker computes beside so many on its machine; the nearest, where it is the same."""
@@ -222,8 +225,10 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
         raise ConfigError("model", f"must be that of the runs to plan from, {has}, got {model!r}")
     reasons = {trial.name: why_not(trial) for trial in trials}
     usable = [trial for trial in trials if not reasons[trial.name]]
-    if not usable:
+    whole = [trial for trial in usable if trial.strategy in WHOLE]
+    if not whole:
         name, reason = next(iter(reasons.items()))
+        reason = reason or f"was trained with {trials[0].strategy}; a plan needs one of {one_of(WHOLE)}"
         raise ConfigError("from_", f"must name a run that a plan can be made from, and {name} {reason}")
     kinds = list(dict.fromkeys(tuple(_kind(trial).items()) for trial in usable))
     if len(models := list(dict.fromkeys(trial.model for trial in usable))) > 1:
@@ -239,9 +244,11 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
         and trial.params.get("cpus_per_worker") == usable[0].params.get("cpus_per_worker")
         for trial in usable
     )
-    measured = Measured(tuple(map(_sample, usable)), usable[0].tags.get(HARDWARE_TAG, ""), device, fixed)
+    cut = tuple(_sample(trial) for trial in usable if trial.strategy in PIPELINES)
+    hardware = whole[0].tags.get(HARDWARE_TAG, "")
+    measured = Measured(tuple(map(_sample, whole)), hardware, device, fixed, pipelines=cut)
     left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
-    return measured, usable[0], left
+    return measured, whole[0], left
 
 
 def sent(params: Mapping[str, str]) -> tuple[str, ...]:
@@ -263,7 +270,7 @@ def why_not(trial: Trial) -> str:
         return "was not made for its times" if not trial.timed else f"changed its {trial.changed[0]} while it trained"
     if trial.tags.get("times_are_a_clusters") == "false":
         return "had more workers than CPUs, or several nodes on one machine, so its times are not a cluster's"
-    if trial.strategy not in WHOLE:
+    if trial.strategy not in (*WHOLE, *PIPELINES):
         return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
     needed = [f"time/step_{part}_s" for part in _PARTS] + ["time/iteration_mean_s", "time/iteration_p95_s"]
     if any(name not in trial.metrics for name in needed):
@@ -286,13 +293,17 @@ def _sample(trial: Trial) -> Sample:
     once = sum(metrics.get(f"time/{phase}_s", 0.0) for phase in ("startup", "data", "other"))
     iteration = metrics["time/iteration_mean_s"]
     median = metrics.get("time/iteration_median_s", iteration)
+    images, micro_batches = trial.batch_size, int(trial.params.get("accumulate", "1"))
+    if trial.strategy in PIPELINES:
+        micro_batches = int(trial.params.get(runfile.parameter("pipeline.micro_batches"), "1"))
+        images = trial.global_batch_size // micro_batches
     return Sample(
         name=trial.name,
         strategy=trial.strategy,
         nodes=trial.nodes,
         workers=trial.world_size // trial.nodes,
-        images=trial.batch_size,
-        micro_batches=int(trial.params.get("accumulate", "1")),
+        images=images,
+        micro_batches=micro_batches,
         **step,
         exchange=metrics.get("time/step_communication_s", 0.0),
         iteration=iteration,

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 from cifar_ray.config.errors import counted
 from cifar_ray.config.topology import Topology
@@ -15,7 +15,7 @@ from cifar_ray.planning import pipeline as pipelines
 from cifar_ray.planning.exchange import AFTER, STAR, WHOLE, Exchange
 from cifar_ray.planning.link import Link, Route, Traffic, fitted
 from cifar_ray.planning.measured import Measured, Sample
-from cifar_ray.planning.pipeline import Pipeline
+from cifar_ray.planning.pipeline import BY_TURNS, Pipeline
 from cifar_ray.planning.span import Span
 
 KNEE = 1.2
@@ -24,6 +24,8 @@ KNEE = 1.2
 TOO_FAST = 0.33
 """Share of its true time by which a step of several workers may be predicted too fast where the host's work is not
 known: the largest error of ``benchmarks/published.py`` (VGG-16 with 64 workers)."""
+
+_SLOWEST, _HALVINGS = 1e-6, 40  # seconds of a byte, which no worker takes, and how often that is halved
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,8 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     }
     usd = None if means.usd_per_hour is None else total.times(topology.nodes * means.usd_per_hour / 3600)
     bound = max(parts, key=lambda name: parts[name])
-    same = [each.iteration for each in measured.samples if _is_same(each, topology, images, work)]
+    runs = (*measured.samples, *measured.pipelines)
+    same = [each.iteration for each in runs if _is_same(each, topology, images, work)]
     known = sum(same) / len(same) if same and measured.speed == 1 else None
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound, known)
@@ -247,10 +250,11 @@ def _step(measured: Measured, work: Work, topology: Topology, route: Route, imag
     data, backward = passes.data * of_all, passes.backward * of_all
     forward = of_all - data - backward
     schedule, exchange = pipelines.seconds(work.pipeline, stages, topology, route, images, forward, backward)
-    busy = work.micro_batches * (forward + backward)
+    micro_batches = work.pipeline.micro_batches
+    busy = micro_batches * (forward + backward)
     return Step(
         # The first stage's worker makes the whole global batch before its first pass.
-        passes.seconds.times((work.micro_batches * data + schedule) / of_all),
+        passes.seconds.times((micro_batches * data + schedule) / of_all),
         exchange,
         _waiting(measured, work, topology, busy * max(stages.shares)),
         # The first stage ends its passes last, and then steps its own parameters. The later stages have stepped theirs
@@ -282,31 +286,61 @@ def slowest(workers: int) -> float:
     return NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25)) if workers > 1 else 0.0
 
 
-def host(measured: Measured, work: Exchange, link: Link | None = None) -> Link | None:
+def host(measured: Measured, work: Work, link: Link | None = None) -> Link | None:
     """What the exchanges of the runs cost their workers.
 
-    Runs of strategies whose messages differ in size tell what a message costs from what its bytes cost. What
-    passes through rank 0 and what goes around a ring cost different times, so runs of the other kind count only where
-    there are none of its own.
+    Runs of strategies whose messages differ in size tell what a message costs from what its bytes cost. What passes
+    through rank 0, what goes around a ring and what stages of a pipeline pass on cost different times, so runs of
+    another kind count only where there are none of the planned one's own.
 
     Args:
-        measured: the runs; those count whose exchange no pass hides.
+        measured: the runs; those count whose exchange no pass hides, and for a pipeline, those of pipelines.
         work: what they exchanged.
         link: between the nodes of the runs; None counts runs on one node alone.
     """
+    if work.pipeline:
+        cut = [sample for sample in measured.pipelines if sample.nodes == 1 or link is not None]
+        found = [_passing(measured, work, sample, link if sample.nodes > 1 else None) for sample in cut]
+        if known := [per_byte for per_byte in found if per_byte is not None]:
+            return _per_byte(median(known))
     open_ones = [sample for sample in measured.samples if sample.world_size > 1 and sample.strategy in AFTER]
     open_ones = [sample for sample in open_ones if sample.nodes == 1 or link is not None]
-    is_star = work.strategy == STAR
+    is_star = work.exchange.strategy == STAR
     open_ones = [sample for sample in open_ones if (sample.strategy == STAR) == is_star] or open_ones
     points: list[tuple[Traffic, float]] = []
     for sample in open_ones:
         topology = Topology(sample.nodes, sample.workers)
-        of_run = replace(work, strategy=sample.strategy)
+        of_run = replace(work.exchange, strategy=sample.strategy)
         route = Route(link if sample.nodes > 1 else None, None)
         traffic = exchanges.traffic(of_run, topology, route)
         waited = slowest(sample.world_size) * measured.jitter(sample.workers) * sample.computing * sample.micro_batches
         points.append((traffic, sample.exchange - waited - route.network_s(traffic)))
     return fitted(points)
+
+
+def _passing(measured: Measured, work: Work, sample: Sample, network: Link | None) -> float | None:
+    """Seconds of the workers for each byte that a pipeline passes on, with which a step takes what it took in a run;
+    None where such a step cannot be planned."""
+    assert work.pipeline
+    by_turns = sample.strategy == BY_TURNS
+    of_run = replace(work, pipeline=replace(work.pipeline, micro_batches=sample.micro_batches, by_turns=by_turns))
+    topology = Topology(sample.nodes, sample.workers)
+
+    def misses(per_byte: float) -> float | None:
+        step = _step(measured, of_run, topology, Route(network, _per_byte(per_byte)), sample.images)
+        return None if isinstance(step, str) else sample.iteration - step.whole.mid
+
+    low, high = 0.0, _SLOWEST
+    if misses(low) is None:
+        return None
+    for _ in range(_HALVINGS):  # a step takes longer with every second for each byte
+        middle = (low + high) / 2
+        low, high = (middle, high) if (misses(middle) or 0.0) > 0 else (low, middle)
+    return low
+
+
+def _per_byte(seconds: float) -> Link:
+    return Link(1 / seconds if seconds else math.inf)
 
 
 def knee(rows: Sequence[Row]) -> int | None:

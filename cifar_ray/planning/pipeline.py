@@ -12,7 +12,8 @@ from cifar_ray.config.topology import Topology
 from cifar_ray.planning.link import Route, Traffic
 from cifar_ray.planning.span import Span
 
-PIPELINES = ("gpipe", "one_f_one_b", "model_parallel")
+BY_TURNS = "one_f_one_b"
+PIPELINES = ("gpipe", BY_TURNS, "model_parallel")
 
 
 @dataclass(frozen=True)

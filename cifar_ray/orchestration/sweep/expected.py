@@ -95,7 +95,7 @@ def _planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
         exchange,
         sent=measured.sent(runfile.params(config)),
     )
-    host = model.host(known, exchange) if config.world_size > 1 else None
+    host = model.host(known, work) if config.world_size > 1 else None
     plan = model.plan(known, work, [config.placement], Means(host=host))
     return plan.rows[0].total_s if plan.rows else plan.skipped[config.topology]
 

@@ -257,6 +257,25 @@ def test_a_pipeline_makes_the_whole_batch_before_its_first_pass() -> None:
     assert row.step_s.mid == pytest.approx(4 * 0.018 + 5 * 0.027 + 0.0005, abs=0.001)
 
 
+def test_what_stages_pass_on_costs_what_runs_of_pipelines_took_and_not_what_rings_did() -> None:
+    rings = [sample(size, workers=2, strategy="all_reduce", exchange=9.0) for size in (16, 32)]
+    rate, without = Link(16e6), runs(*rings)
+    took = planned("1x2", of=piped(), on=without, link=None, host=rate).rows[0].step_s.mid
+    run = sample(16, workers=2, strategy="gpipe", micro_batches=4, iteration=took)
+    known = replace(without, pipelines=(run,))
+    found = model.host(known, piped())
+    assert found is not None
+    assert found.bytes_per_s == pytest.approx(rate.bytes_per_s)
+    # The run is played through in its own order, whichever is planned.
+    assert model.host(known, piped(by_turns=True)) == found
+    (row,) = planned("1x2", of=piped(), on=known, link=None, host=found).rows
+    assert row.step_s.mid == pytest.approx(took)
+    assert row.measured_s == took
+    faster = replace(known, pipelines=(replace(run, iteration=took / 2),))
+    assert model.host(faster, piped()) == Link(math.inf), "no time is left for what is passed on"
+    assert model.host(without, piped()) == model.host(without, work())
+
+
 def test_a_pipeline_that_cannot_be_is_said_with_the_reason() -> None:
     skipped = planned("1x1", "2x1", "4x1", "3x1", of=piped()).skipped
     assert skipped == {
@@ -293,6 +312,15 @@ def test_runs_become_samples() -> None:
     assert (one.evaluation, one.checkpoint, one.once) == pytest.approx((10 / 3, 10 / 3, 20.0))
 
 
+def test_runs_of_pipelines_tell_what_they_pass_on_and_no_more() -> None:
+    cut = recorded("1x2", 32, params={"strategy": "gpipe", "micro_batches": "4"})
+    known, first, left = measured.of_study(study(cut, recorded()))
+    assert (len(known.samples), first.topology, left) == (1, "1x1", [])
+    assert [(one.strategy, one.images, one.micro_batches) for one in known.pipelines] == [("gpipe", 16, 4)]
+    with pytest.raises(ConfigError, match="was trained with gpipe; a plan needs one of ddp"):
+        measured.of_study(study(cut))
+
+
 def test_a_run_without_the_parts_of_its_steps_is_refused() -> None:
     with pytest.raises(ConfigError, match="has not recorded the parts of its steps") as caught:
         measured.of_study(study(trial()))
@@ -305,7 +333,7 @@ def test_a_run_without_the_parts_of_its_steps_is_refused() -> None:
         (recorded(tags={"times_are_a_clusters": "false"}), "its times are not a cluster's"),
         (recorded(tags={"cifar_ray.measure": "accuracy"}), "was not made for its times"),
         (recorded(tags={"cifar_ray.earlier.cifar_ray.topology": "1x2"}), "changed its topology while it trained"),
-        (recorded(params={"strategy": "gpipe"}), "was trained with gpipe; a plan needs one of ddp"),
+        (recorded(params={"strategy": "hogwild"}), "was trained with hogwild; a plan needs one of ddp"),
         (replace(recorded(), status="FAILED"), "has not finished"),
     ],
 )
@@ -351,7 +379,7 @@ def test_what_passes_through_rank_0_costs_what_its_own_runs_took_and_a_ring_what
     known = runs(sample(64), sample(32), *rings, star)
 
     def bytes_per_s(strategy: str, on: Measured) -> float:
-        found = model.host(on, work(strategy=strategy).exchange)
+        found = model.host(on, work(strategy=strategy))
         assert found is not None
         return found.bytes_per_s
 
@@ -372,9 +400,10 @@ def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_li
     errors = []
     for strategy in ("all_reduce", "gather_scatter", "send_recv"):
         made = Exchange(strategy, evenly(sizes))
-        means = Means(link=Link(125e6), host=model.host(unlimited, made, Link(math.inf)))
+        asked = Work(256, 1, 20, 1, made)
+        means = Means(link=Link(125e6), host=model.host(unlimited, asked, Link(math.inf)))
         for topology in (Topology(2, 1), Topology(4, 1)):
-            (row,) = model.plan(known, Work(256, 1, 20, 1, made), [topology], means).rows
+            (row,) = model.plan(known, asked, [topology], means).rows
             assert row.measured_s is not None
             assert row.step_s.low < row.measured_s < row.step_s.high, (strategy, topology)
             errors.append(abs(row.step_s.mid / row.measured_s - 1))
