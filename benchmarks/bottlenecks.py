@@ -252,21 +252,16 @@ def main() -> int:
     given.only = given.only.split(",")
     if unknown := [name for name in given.only if name not in everything]:
         parser.error(f"--only may have {', '.join(everything)}; not {', '.join(unknown)}")
-    parts: list[Callable[[argparse.Namespace], tuple[list[record.Row], dict[str, Any]]]] = []
-    parts += [overhead] * ("overhead" in given.only)
-    runs = set(given.only) - {"overhead"}
-    with contextlib.ExitStack() as stack:
-        if runs:
-            parts.append(measure)
-            try:
-                stack.enter_context(forked.nodes())
-            except network.Refused as problem:
-                print(f"error: {problem}", file=sys.stderr)
-                return 2
-        results = [part(given) for part in parts]
-    rows = [row for found, _ in results for row in found]
-    raw = {name: figures for _, of in results for name, figures in of.items()}
-    record.save("bottlenecks", "What bounds a run: how often it is named", rows, raw, dry=given.dry)
+    if "overhead" in given.only:
+        record.save("overhead", "What the times of every rank cost a step", *overhead(given), dry=given.dry)
+    if set(given.only) - {"overhead"}:
+        try:
+            with forked.nodes():
+                rows, raw = measure(given)
+        except network.Refused as problem:
+            print(f"error: {problem}", file=sys.stderr)
+            return 2
+        record.save("bottlenecks", "What bounds a run: how often it is named", rows, raw, dry=given.dry)
     return 0
 
 

@@ -34,6 +34,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -256,7 +257,7 @@ def run(folder: Path, rounds: int, dry: bool) -> int:
         return [of for of in planned if of[0] in lacking or (of[0].topology == "1x1" and of[0].model in models)]
 
     with forked.nodes(SHARE) as groups:
-        for turn, (cell, each) in ((turn, of) for turn in range(rounds) for of in left(turn)):
+        for turn, (cell, each) in ((number, of) for number in range(rounds) for of in left(number)):
             train = words(cell.model, cell.strategy, MODELS[cell.model], each["steps"])
             load, limit_s = os.getloadavg()[0], 60 + 4 * each["steps"] * each["mid"]
             try:
