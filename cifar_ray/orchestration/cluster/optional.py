@@ -24,7 +24,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def part(fallback: Callable[_P, _T]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+def part(fallback: Callable[..., Any]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Decorator: call ``fallback`` in place of a function whose private parts of Ray are missing or switched off.
 
     What Ray's public errors say of the cluster is passed on.
@@ -55,11 +55,7 @@ def find(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _no_variables(folder: str) -> dict[str, str]:
-    return {}
-
-
-@part(_no_variables)
+@part(lambda folder: {})
 def start_variables(folder: str) -> dict[str, str]:
     """Undocumented variables for a Ray started here, whose files are to be in ``folder``.
 
@@ -111,23 +107,19 @@ def _most_free() -> dict[str, dict[str, float]]:
 @part(_most_free)
 def free_resources() -> dict[str, dict[str, float]]:
     """What is free on each node, by node id. Without it a run may choose a node that is in use, and waits for it."""
-    return find("ray._private.state:available_resources_per_node")()  # type: ignore[no-any-return]
+    return find("ray._private.state:available_resources_per_node")()
 
 
-@part(dict[str, int])
+@part(dict)
 def draining_nodes() -> dict[str, int]:
     """Nodes about to leave the cluster: node id -> when, in ms since 1970, or 0 when not known.
 
     Without it a run notices a node that leaves when its workers die.
     """
-    return find("ray._private.state:state").get_draining_nodes()  # type: ignore[no-any-return]
+    return find("ray._private.state:state").get_draining_nodes()
 
 
-def _any_node() -> dict[str, float]:
-    return {"memory": 1}
-
-
-@part(_any_node)
+@part(lambda: {"memory": 1})
 def head_resource() -> dict[str, float]:
     """Resources that place an actor without CPUs on the head, which is not a spot instance.
 
@@ -148,11 +140,7 @@ class Greeting(NamedTuple):
     ray_version: str
 
 
-def _no_greeting(head: str, timeout_s: float) -> Greeting | None:
-    return None
-
-
-@part(_no_greeting)
+@part(lambda head, timeout_s: None)
 def greeting(head: str, timeout_s: float) -> Greeting | None:
     """Ask a head for its version. Without it Ray tries a wrong token for 20 s, and says so in its own words."""
     import grpc
@@ -174,11 +162,7 @@ def tells_refusals() -> bool:
     return True
 
 
-def _all_accepted(timeout_s: float) -> list[dict[str, float]] | None:
-    return []
-
-
-@part(_all_accepted)
+@part(lambda timeout_s: [])
 def refused_bundles(timeout_s: float) -> list[dict[str, float]] | None:
     """Bundles of the request for nodes that the autoscaler cannot meet; None when it has never reported.
 
@@ -198,7 +182,7 @@ def refused_bundles(timeout_s: float) -> list[dict[str, float]] | None:
     ]
 
 
-@part(list[ray.PlacementGroupID])
+@part(list)
 def abandoned_groups() -> list[ray.PlacementGroupID]:
     """This job's placement groups whose creator, an actor, has died; also those that still wait for room.
 
