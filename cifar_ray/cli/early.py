@@ -41,9 +41,7 @@ def check_training(config: TrainConfig) -> None:
         ConfigError: naming the option.
     """
     servers.reach_chosen(config.address)
-    store = stores.resolve_uri(config.tracking_uri)
-    if config.run_name is not None:
-        run_names.check_free(storage.at(config.storage), config.run_name, store)
+    run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
 
 
 def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:

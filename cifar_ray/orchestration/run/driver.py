@@ -23,7 +23,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, events, given_weights, limits, results, run_folder
+from cifar_ray.orchestration.run import checkpoints, events, given_weights, limits, results, run_folder, run_names
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.run.limits import Meter
 from cifar_ray.orchestration.run.listeners import Callback, checked
@@ -86,7 +86,7 @@ def train(
             console.line(note)
         weights, encoding = None, ""
         if config.weights is not None:
-            run_folder.refuse_taken(config, uri)
+            run_names.check_free(config, uri)
             console.doing(f"reading the weights {config.weights}")
             config, weights, encoding = given_weights.find(config, uri, console.line)
         tracking.quieten(config.verbose)

@@ -120,18 +120,6 @@ def create(
         return run, storage.claim(run.folder, contents, taken, _busy(name))
 
 
-def refuse_taken(config: ResolvedConfig, tracking_uri: str) -> None:
-    """Refuse the name of a new run, as :func:`create` does, before anything is read for it.
-
-    Raises:
-        ConfigError: when it exists already, or the storage cannot be read.
-    """
-    parent, name = storage.at(config.storage), config.run_name
-    with storage.refusing(parent):
-        if name and parent.below(name).exists():
-            raise run_names.taken(parent, name, tracking_uri)
-
-
 def open_existing(address: str, key: str) -> RunFolder:
     """The folder of the run with that key.
 

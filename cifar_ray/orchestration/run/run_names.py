@@ -7,7 +7,7 @@ import time
 
 from cifar_ray import storage
 from cifar_ray.config.errors import ConfigError, counted
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.storage import Folder
 from cifar_ray.tracking import uri
 from cifar_ray.training import manifest
@@ -29,15 +29,18 @@ def new(config: ResolvedConfig) -> str:
     return f"{what}-bs{config.images_per_worker}-seed{config.seed}-{moment}"
 
 
-def check_free(above: Folder, name: str, store: str) -> None:
-    """Refuse a name that a run or a sweep in the storage ``above`` has.
+def check_free(config: TrainConfig, store: str) -> None:
+    """Refuse the name of a new run, if it is given, that a run or a sweep in its storage has.
 
     Raises:
         ConfigError: saying what can be done with the run of that name; when the storage cannot be read.
     """
+    if config.run_name is None:
+        return
+    above = storage.at(config.storage)
     with storage.refusing(above):
-        if above.below(name).exists():
-            raise taken(above, name, store)
+        if above.below(config.run_name).exists():
+            raise taken(above, config.run_name, store)
 
 
 def taken(above: Folder, name: str, store: str) -> ConfigError:

@@ -128,18 +128,19 @@ def test_a_taken_name_says_whether_its_run_can_go_on(done: int | None, advice: s
     else:
         (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"run_name must be new, and 'mine' is in {tmp_path}{advice}$"):
-        run_names.check_free(storage.at(str(tmp_path)), "mine", uri.resolve_uri(None))
+        run_names.check_free(TrainConfig(storage=str(tmp_path), run_name="mine"), uri.resolve_uri(None))
 
 
 def test_the_name_of_a_sweep_is_taken_too(tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
     (tmp_path / "grid" / "sweep.yaml").touch()
+    config = TrainConfig(storage=str(tmp_path), run_name="grid")
     with pytest.raises(ConfigError, match="it is a sweep, which `cifar-ray sweep --resume grid` continues"):
-        run_names.check_free(storage.at(str(tmp_path)), "grid", uri.resolve_uri(None))
+        run_names.check_free(config, uri.resolve_uri(None))
     with pytest.raises(
         ConfigError, match="`cifar-ray sweep --resume grid --tracking-uri http://mlflow:5000` continues"
     ):
-        run_names.check_free(storage.at(str(tmp_path)), "grid", "http://mlflow:5000")
+        run_names.check_free(config, "http://mlflow:5000")
 
 
 def test_a_runs_last_line_says_what_bounds_it_where_something_is_named() -> None:
