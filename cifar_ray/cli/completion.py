@@ -15,8 +15,7 @@ def script(shell: str, commands: Commands) -> str:
     """The script for ``bash`` or ``zsh``: commands, flags and the values that a flag may have; else names of files."""
     parser = argparse.ArgumentParser("cifar-ray")
     _add(parser, commands)
-    script_text: str = shtab.complete(parser, shell)
-    return script_text
+    return shtab.complete(parser, shell)
 
 
 def _add(parser: argparse.ArgumentParser, commands: Commands) -> None:

@@ -84,12 +84,11 @@ def read(kind: type[T], words: Sequence[str], command: str) -> T:
         ConfigError: on words or values that the command does not take.
     """
     try:
-        options: T = schema.build(kind, parse(kind, words, f"cifar-ray {command}"))
+        return schema.build(kind, parse(kind, words, f"cifar-ray {command}"))
     except ConfigError as error:
         if _is_positional(schema.field_types(typing.cast(type, kind)).get(error.key)):
             raise ConfigError("", f"{error.key.upper()} {error.problem}") from None
         raise
-    return options
 
 
 def parse(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def load(path: str, key: str) -> Callable[..., Any]:
         value = getattr(value, part)
     if not callable(value):
         raise ConfigError(key, f"must name a {kind}, and {path} is {brief(value)}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 @contextmanager
@@ -193,8 +193,9 @@ def _module(name: str, key: str) -> ModuleType:
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):
         sys.path.append(here)
+    _importing.append(name)
     try:
-        with _imports(name), warnings.catch_warnings():
+        with warnings.catch_warnings():
             return importlib.import_module(name)
     except ConfigError:
         raise
@@ -205,6 +206,7 @@ def _module(name: str, key: str) -> ModuleType:
             raise ConfigError(key, f"{what} here, in {here}: there is no {missing}") from None
         raise ConfigError(key, f"{what}, and {name} fails: {told(error)}") from None
     finally:
+        _importing.pop()
         os.chdir(here)  # the module may have left it
 
 
@@ -215,15 +217,6 @@ def _name_of_script() -> str | None:
     if spec is not None:  # by `python -m`
         return str(spec.name)
     return Path(file).stem if file else None
-
-
-@contextmanager
-def _imports(name: str) -> Iterator[None]:
-    _importing.append(name)
-    try:
-        yield
-    finally:
-        _importing.pop()
 
 
 def file(path: str, key: str) -> Path:

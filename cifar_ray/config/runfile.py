@@ -55,7 +55,7 @@ def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
         if given in values and other not in values:
             values[other] = None
-    return _built(schema.overlay(_asked(base), values))
+    return schema.build(TrainConfig, schema.overlay(_asked(base), values))
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def load(path: str | Path) -> TrainConfig:
     """
     values = read(path)
     try:
-        return _built(_nested(values))
+        return schema.build(TrainConfig, _nested(values))
     except ConfigError as error:
         raise ConfigError("", f"{path}: {error}") from None
 
@@ -93,7 +93,7 @@ def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ConfigError: on an unknown key, a wrong type, an impossible value, or another version.
     """
-    return _built(_nested(_of_this_version(values)))
+    return schema.build(TrainConfig, _nested(_of_this_version(values)))
 
 
 def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
@@ -102,8 +102,7 @@ def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
     Raises:
         ConfigError: as :func:`from_mapping`, and when it was not resolved.
     """
-    config: ResolvedConfig = schema.build(ResolvedConfig, _nested(_of_this_version(values)))
-    return config
+    return schema.build(ResolvedConfig, _nested(_of_this_version(values)))
 
 
 def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,11 +128,6 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def parameter(name: str) -> str:
     """The name of an option among MLflow's parameters."""
     return next((former for former, now in schema.renamed(TrainConfig).items() if now == name), name)
-
-
-def _built(values: Mapping[str, Any]) -> TrainConfig:
-    config: TrainConfig = schema.build(TrainConfig, values)
-    return config
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:

@@ -313,8 +313,7 @@ def bare(kind: Any) -> Any:
 
 def to_plain(config: Any) -> dict[str, Any]:
     """A dataclass as nested dictionaries of YAML's own types."""
-    values: dict[str, Any] = plain(dataclasses.asdict(config))
-    return values
+    return plain(dataclasses.asdict(config))
 
 
 def plain(value: Any) -> Any:

@@ -64,8 +64,7 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
     grid, shared = grids(values.get("grid", {}), strict=False), shared_by_all(values.get("train"), strict=False)
     if "name" not in values:
         raise ConfigError("name", "must be given")
-    sweep: SweepConfig = schema.build(SweepConfig, {**values, "grid": grid, "train": shared})
-    return sweep
+    return schema.build(SweepConfig, {**values, "grid": grid, "train": shared})
 
 
 def read_axes(words: Sequence[str]) -> dict[str, Any]:

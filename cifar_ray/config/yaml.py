@@ -66,8 +66,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def dump(values: Mapping[str, Any]) -> str:
     """The text of a YAML file with these values, in their order."""
-    text: str = yaml.safe_dump(values, sort_keys=False)
-    return text
+    return yaml.safe_dump(values, sort_keys=False)
 
 
 def mapping(value: Any) -> dict[Any, Any]:
