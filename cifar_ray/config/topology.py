@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cifar_ray.config.errors import counted
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -152,9 +154,8 @@ def _lacking(topology: Topology, nodes: Sequence[Node], suitable: Sequence[Node]
     have = ", ".join(
         f"{node.cpus:g} CPUs" + (f" and {node.gpus:g} GPUs" if gpus or node.gpus else "") for node in nodes
     )
-    count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
     return (
-        f"{topology} needs {topology.nodes} node{'s' if topology.nodes != 1 else ''} with {need} each, "
-        f"but the cluster has {count} ({have or 'none alive'}), of which {len(suitable)} "
+        f"{topology} needs {counted(topology.nodes, 'node')} with {need} each, "
+        f"but the cluster has {counted(len(nodes), 'node')} ({have or 'none alive'}), of which {len(suitable)} "
         f"{'is' if len(suitable) == 1 else 'are'} large enough"
     )

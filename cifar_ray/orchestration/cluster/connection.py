@@ -169,7 +169,8 @@ def _greet(head: str) -> None:
     if answer is None or (answer.code == "OK" and answer.ray_version == ray.__version__):
         return
     if answer.code == "OK":
-        raise ConfigError("", other_version(head, "Ray", answer.ray_version, ray.__version__))
+        versions = f"Ray {answer.ray_version}, and this machine {ray.__version__}"
+        raise ConfigError("", f"the Ray cluster at {head} has {versions}; install the same on both")
     if answer.code == "UNAUTHENTICATED":
         raise ConfigError("", wrong_token(head))
     raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one")
@@ -181,8 +182,3 @@ def wrong_token(address: str) -> str:
         f"the Ray cluster at {address} does not take the token given here, if any; put its own into "
         "~/.ray/auth_token, or RAY_AUTH_TOKEN"
     )
-
-
-def other_version(address: str, what: str, there: str, here: str) -> str:
-    """What to do when a cluster has another version than this machine."""
-    return f"the Ray cluster at {address} has {what} {there}, and this machine {here}; install the same on both"

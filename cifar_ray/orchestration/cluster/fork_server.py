@@ -114,23 +114,13 @@ def _serve(client: socket.socket, listener: socket.socket) -> None:
     """Fork a copy that has the client's standard input, output and error."""
     head, descriptors, _, _ = socket.recv_fds(client, _LENGTH_BYTES, 3)
     try:
-        request = _receive(client, int.from_bytes(head, "big"))
+        request = json.loads(client.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
         if os.fork() == 0:
             listener.close()
             _become(request, descriptors, client)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _receive(client: socket.socket, length: int) -> dict[str, object]:
-    body = bytearray()
-    while len(body) < length:
-        part = client.recv(length - len(body))
-        if not part:
-            raise OSError("the client is gone")
-        body += part
-    return json.loads(body)
 
 
 def _become(request: dict[str, object], descriptors: list[int], client: socket.socket) -> NoReturn:

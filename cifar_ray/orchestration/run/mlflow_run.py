@@ -143,17 +143,16 @@ class MLflowRun:
 
     def _handle(self, event: _Reported | _Journal | _Failed) -> None:
         try:
-            self._record_event(event)
+            if isinstance(event, _Failed):
+                self._record.failed(event.reason)
+            elif isinstance(event, _Journal):
+                self._record.kept_in(event.path)
+            else:
+                self._report(event)
         except Exception as error:  # whatever it is, it is not the training's
             self.trouble = _sentence(error)
 
-    def _record_event(self, event: _Reported | _Journal | _Failed) -> None:
-        if isinstance(event, _Failed):
-            self._record.failed(event.reason)
-            return
-        if isinstance(event, _Journal):
-            self._record.kept_in(event.path)
-            return
+    def _report(self, event: _Reported) -> None:
         counted = event.metrics.get(self._step)
         step = event.number
         if isinstance(counted, int) or (isinstance(counted, float) and counted.is_integer()):

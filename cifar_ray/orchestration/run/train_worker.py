@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -106,12 +106,14 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     worker, node = _context(config, mailbox, rank, world_size, busy)
     heart.node = node if worker.local_rank == 0 else None
-    with _checkpoints(payload["folder"], config, worker) as writer:
-        observer = MailboxObserver(mailbox, worker.rank, writer, payload["folder"])
+    folder: Folder = payload["folder"]
+    elsewhere = nullcontext(checkpoints.Writer(folder.disk / checkpoints.CHECKPOINTS))  # other ranks write none
+    with checkpoints.writing(folder, config) if rank == 0 else elsewhere as writer:
+        observer = MailboxObserver(mailbox, rank, writer, folder)
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, worker)
         try:
-            initial = partial(checkpoints.initial, payload["folder"], str(config.weights_digest))
+            initial = partial(checkpoints.initial, folder, str(config.weights_digest))
             pause_after = payload["pause_after"]
             return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial, pause_after)
         except StoppedError as stop:
@@ -183,14 +185,14 @@ class MailboxObserver:
     def started(self, event: Started) -> None:
         self._images_per_step = event.config.global_batch_size
         self._posted = (time.perf_counter(), event.step)
-        self._post(event)
+        self._mailbox.post(event)
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         if self._rank != 0:
             return
         self._step = step
         if row is not None:
-            self._post(row)
+            self._mailbox.post(row)
         now = time.perf_counter()
         before, posted = self._posted
         if now - before >= _PROGRESS_INTERVAL_S:
@@ -204,7 +206,7 @@ class MailboxObserver:
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
         self._writer.keep(saved.path)
-        self._post(saved)
+        self._mailbox.post(saved)
 
     def traced(self, event: Traced) -> None:
         if not self._traces.local and not event.problem:  # it is on the disk of this node
@@ -213,7 +215,7 @@ class MailboxObserver:
             except OSError as error:
                 event = replace(event, problem=f"{self._traces.address} cannot be written: {storage.reason(error)}")
             event.path.unlink()
-        self._post(event)
+        self._mailbox.post(event)
 
     def asked(self) -> bool:
         """Whether the driver has asked the run to stop, by the newest answer to a progress or epoch event."""
@@ -223,12 +225,9 @@ class MailboxObserver:
             self._unread = None
         return self._stop
 
-    def _post(self, event: Any) -> ray.ObjectRef:
-        return self._mailbox.post(event)
-
     def _ask(self, event: Any) -> None:
         """Post an event whose answer is read, unless one before is still to be read."""
-        answer = self._post(event)
+        answer = self._mailbox.post(event)
         self._unread = self._unread or answer
 
 
@@ -270,16 +269,6 @@ def assigned_gpus() -> list[int]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     indices = [str(name) for name in ray.get_gpu_ids()]  # a number, or a UUID of a card or of a part of one (MIG)
     return [visible.index(name) if name in visible else int(name) for name in indices]
-
-
-@contextmanager
-def _checkpoints(folder: Folder, config: ResolvedConfig, worker: Worker) -> Iterator[checkpoints.Writer]:
-    """Context manager: where rank 0 writes checkpoints; the other ranks write none."""
-    if worker.rank != 0:
-        yield checkpoints.Writer(folder.disk / checkpoints.CHECKPOINTS)
-        return
-    with checkpoints.writing(folder, config) as writer:
-        yield writer
 
 
 class _Heart(threading.Thread):

@@ -110,7 +110,7 @@ def absolute(config: SweepConfig) -> SweepConfig:
 
     paths: dict[str, Callable[[str], str]] = {"dataset": data.own.absolute}
     if config.search == "optuna":  # runs are planned later, perhaps from another folder; other sweeps keep short names
-        paths["weights"] = _absolute_file
+        paths["weights"] = lambda weights: str(files.existing("weights", weights) or weights)
 
     def of(values: Mapping[str, Any]) -> dict[str, Any]:
         changed = dict(values)
@@ -124,10 +124,6 @@ def absolute(config: SweepConfig) -> SweepConfig:
 
     train = of(config.train) if price is None else {**of(config.train), "price": price.word}
     return dataclasses.replace(config, train=train, grid=tuple(of(axes) for axes in config.grid))
-
-
-def _absolute_file(weights: str) -> str:
-    return str(files.existing("weights", weights) or weights)
 
 
 def plan(cells: Sequence[Cell], gpu_share: float = 1.0, chooser: str = "") -> list[PlannedTrial]:

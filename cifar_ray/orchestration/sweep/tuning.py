@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
@@ -24,6 +24,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
+from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import FAILED, SweepTrial, TrialSpec
 from cifar_ray.tasks.goal import Goal
 
@@ -68,20 +69,10 @@ Admit = Callable[[int | None], bool | None]
 """Says whether a trial may start, by its index, or for None whether any more may be proposed; None: not known yet."""
 
 
-class Proposer(Protocol):
-    """Proposes trials while others train; Ray Tune's thread calls it."""
-
-    def propose(self) -> TrialSpec | None:
-        """The next trial, ready to be trained; None when there are no more."""
-
-    def ended(self, index: int, figures: Mapping[str, float] | None) -> None:
-        """A trial has ended, with its latest figures; None when it has failed."""
-
-
 class _Queue(Searcher):
     """What Ray Tune trains next: the trials that wait, in their order, and then those that are proposed."""
 
-    def __init__(self, specs: Sequence[TrialSpec], proposer: Proposer | None, admit: Admit | None = None) -> None:
+    def __init__(self, specs: Sequence[TrialSpec], proposer: OptunaProposer | None, admit: Admit | None = None) -> None:
         super().__init__()
         self._waiting, self._proposer = deque(specs), proposer
         self._admit: Admit = admit or (lambda _: True)
@@ -145,7 +136,7 @@ class Tuning:
         folder: Path,
         at_once: int,
         scheduler: TrialScheduler | None,
-        proposer: Proposer | None = None,
+        proposer: OptunaProposer | None = None,
         proposed: int = 0,
         admit: Admit | None = None,
     ) -> None:
