@@ -63,7 +63,7 @@ def train(
     config = replace(recipe.resolve(asked), start_timeout_s=start_timeout_s)
     folder.mkdir()
     (folder / "run.json").touch()  # a folder exists when something is in it
-    with allocation.allocator(lambda *_: None, lambda: None) as allocator:
+    with allocation.NodeAllocator(lambda *_: None, lambda: None) as allocator:
         home, inbox = storage.at(str(folder)), events.open_mailbox()
         run = Run(home, dataset, handle, lambda *_: False, allocator, inbox, Meter(home), lambda _: "")
         run.train(allocation.at_topology(config), Launch(time.time(), 0.0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import ray
@@ -48,7 +48,7 @@ Report = Callable[[int, int, float, float], None]
 
 @dataclass
 class NodeAllocator:
-    """Chooses nodes for one run, whenever its workers start or move.
+    """Context manager: chooses nodes for one run, whenever its workers start or move; afterwards none are asked for.
 
     Attributes:
         report: called now and then while waiting.
@@ -65,6 +65,12 @@ class NodeAllocator:
     tested: set[str] = field(default_factory=set)
     demand: Demand = field(default_factory=Demand)
     _requested: float = 0.0
+
+    def __enter__(self) -> NodeAllocator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.demand.drop()
 
     def allocate(
         self, config: ResolvedConfig, held: Mapping[str, int] | None = None, patient: bool = False
@@ -152,18 +158,6 @@ class NodeAllocator:
         with suppress(ray.exceptions.RayError):  # the head is slow to answer
             if not (larger and self.demand.renew(larger)):
                 self.demand.drop()
-
-
-@contextmanager
-def allocator(
-    report: Report, check: Callable[[], object], log: Callable[[str], object] = str
-) -> Iterator[NodeAllocator]:
-    """Context manager: a run's :class:`NodeAllocator`; at its end the cluster may shrink again."""
-    chooser = NodeAllocator(report, check, log)
-    try:
-        yield chooser
-    finally:
-        chooser.demand.drop()
 
 
 def with_largest_topology(config: TrainConfig) -> TrainConfig:

@@ -189,7 +189,7 @@ def _allocated(config: ResolvedConfig, folder: RunFolder, console: Console) -> I
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     with (
         connected(config, console, imports.functions(config)) as check,
-        allocation.allocator(console.waiting, check, console.line) as allocator,
+        NodeAllocator(console.waiting, check, console.line) as allocator,
     ):
         meter = Meter(folder.folder)  # which counts the wait for nodes
         chosen = allocator.allocate(config)

@@ -18,7 +18,8 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.cluster import allocation, connection, reservations
+from cifar_ray.orchestration.cluster import connection, reservations
+from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected
 from cifar_ray.orchestration.sweep import planner, preparation, proposals
@@ -108,7 +109,7 @@ class Driver:
             configs = [config for _, config in preparation.configured(self._asked())]
             functions = sorted({path for config in configs for path in imports.functions(config)})
             with connected(self._base, board, functions) as check:
-                with allocation.allocator(board.waiting, check, board.line) as allocator:
+                with NodeAllocator(board.waiting, check, board.line) as allocator:
                     preparation.bring_nodes(allocator, self._asked())
                     at_once = self._fit_to_cluster()
                     preparation.check_gpus(self._asked())

@@ -19,7 +19,7 @@ from cifar_ray.config.background import background
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
-from cifar_ray.orchestration.cluster.allocation import TooSmallError
+from cifar_ray.orchestration.cluster.allocation import NodeAllocator, TooSmallError
 from cifar_ray.orchestration.run import events, limits
 from cifar_ray.orchestration.run.events import Mailbox, WorkersFailed
 from cifar_ray.orchestration.run.limits import Meter, Spent
@@ -166,7 +166,7 @@ class SweepTrial(ray.tune.Trainable):
             chosen = allocation.at_topology(spec.config)
             handle(TrialStarted(begun))
             dataset = self._datasets[spec.config.dataset_key]
-            with allocation.allocator(lambda *_: None, check) as allocator:
+            with NodeAllocator(lambda *_: None, check) as allocator:
                 # One that a run has used to its end serves the next; one that has failed may leave events behind.
                 inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None
                 meter = Meter(spec.folder)

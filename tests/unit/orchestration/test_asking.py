@@ -130,7 +130,7 @@ def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_h
     monkeypatch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
     cluster.most = most
     sweep = of_a_sweep(["1x1", "2x1", "4x1"], "cuda")
-    with allocation.allocator(lambda *_: None, lambda: None) as allocator:
+    with NodeAllocator(lambda *_: None, lambda: None) as allocator:
         preparation.bring_nodes(allocator, sweep._asked())
         sweep._fit_to_cluster()
     assert len(cluster.live) == nodes
@@ -141,7 +141,7 @@ def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_h
 def test_a_sweep_on_a_fixed_cluster_skips_what_does_not_fit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", list)
     sweep = of_a_sweep(["2x1"])
-    with allocation.allocator(lambda *_: None, lambda: None) as allocator:
+    with NodeAllocator(lambda *_: None, lambda: None) as allocator:
         preparation.bring_nodes(allocator, sweep._asked())
         with pytest.raises(ConfigError, match="0 are large enough"):
             sweep._fit_to_cluster()
