@@ -226,7 +226,7 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
         status = "FINISHED"
     except (InterruptedRunError, KeyboardInterrupt) as error:
         status = "KILLED"
-        raise InterruptedRunError(getattr(error, "signum", signal.SIGINT), session.stopped()) from None
+        raise InterruptedRunError(getattr(error, "signum", signal.SIGINT), session.last_lines.interrupted) from None
     except RunFailedError as error:
         reason = str(error)
         if session.is_void and not is_resumed:  # its folder is removed
@@ -240,15 +240,14 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
         checkpoints.remove_copies(session.folder.folder)
     if isinstance(outcome, Halt):
         result = session.result(None, outcome.by)
-        console.places([*session.spent_rows(), *session.locations(result)])
-        console.line(session.halted_line(outcome.by))
+        console.places(session.locations(result))
+        console.line(session.last_lines.halted(outcome.by))
         return result
     result = session.result(outcome, outcome.stopped_by)
     attempt_s = outcome.ended - launch.begun if is_resumed else None
-    places = [*session.spent_rows(), *session.locations(result)]
-    console.summary(result.metrics, result.times, places, attempt_s)
+    console.summary(result.metrics, result.times, session.locations(result), attempt_s)
     if outcome.stopped_by:
-        console.line(session.ended_line(outcome))
+        console.line(session.last_lines.exhausted(outcome))
     if line := bound_line(outcome, result.name, session.record.uri):
         console.line(line)
     return result

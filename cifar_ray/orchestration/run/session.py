@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import storage, tasks
-from cifar_ray.config import errors, limits
+from cifar_ray.config import limits
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
@@ -32,15 +31,16 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.failures import Verdict
+from cifar_ray.orchestration.run.last_lines import LastLines
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.train_result import TrainResult
+from cifar_ray.orchestration.run.workers import gpu_tags, notes
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tasks import choosing
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
-from cifar_ray.tracking import pages, uri
+from cifar_ray.tracking import pages
 from cifar_ray.tracking.run import PROFILE, RunRecord
 from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.training import profiling, recipe
@@ -184,7 +184,7 @@ class RunSession:
     @_on.register
     def _(self, event: LimitReached) -> None:
         if event.by in limits.KEYS:  # of a sweep's, its board tells
-            self.view.line(f"{self._limit(event.by)} is reached; stopping as soon as possible")
+            self.view.line(f"{self.last_lines.limit(event.by)} is reached; stopping as soon as possible")
 
     @_on.register
     def _(self, event: NoRoom) -> None:
@@ -200,13 +200,10 @@ class RunSession:
         if len(self._placed) == self.config.world_size:
             workers = [self._placed[rank] for rank in sorted(self._placed)]
             self.record.placed([asdict(worker) for worker in workers])
-            if tags := _gpu_tags(workers):
+            if tags := gpu_tags(workers):
                 self.record.tags(tags)
-            if note := _mixed(workers):
+            for note in notes(workers):
                 self.view.line(note)
-            for worker in workers:
-                if worker.busy:
-                    self.view.line(f"note: on node {worker.host}, {worker.busy}")
 
     @_on.register
     def _(self, event: Started) -> None:
@@ -314,45 +311,15 @@ class RunSession:
         """
         self.record.halted(by, self._saved)
 
-    def halted_line(self, by: str) -> str:
-        """Which limit has stopped the run, how far it has come, and what continues it."""
-        flag = errors.flag_of(by)
-        after = f"after step {self._saved.step}" if self._saved else "before its first checkpoint"
-        return (
-            f"stopped by {self._limit(by)} {after}, {self._when()}; `{self._resume_command()} {flag} MORE` goes on, "
-            f"`cifar-ray evaluate {shlex.quote(self.record.name)}{uri.flag(self.record.uri)}` measures it"
-        )
-
-    def ended_line(self, outcome: Outcome) -> str:
-        """After which epoch the run's patience has ended it, which one was the best, and what continues it."""
-        best = int(outcome.metrics.get(CHOSEN_EPOCH, 0))
-        metric = self.record.task.primary.on(choosing.measured(self.config))
-        since = f", {metric} was best after epoch {best}" if best else ""
-        after = f"after epoch {outcome.epochs} of {self.config.epochs}"
-        return (
-            f"stopped by {self._limit(outcome.stopped_by)} {after}{since}; "
-            f"`{self._resume_command()} {errors.flag_of(outcome.stopped_by)} MORE` goes on"
-        )
-
-    def _limit(self, by: str) -> str:
-        return limits.named(by) if limits.is_of_sweep(by) else f"{limits.named(by)} {getattr(self.config, by)}"
-
-    def spent_rows(self) -> list[tuple[str, str]]:
-        """Rows of a table: the time on nodes, the wait for them, and the cost; none where nobody has asked."""
-        asked = self._price is not None or self.config.max_time is not None
-        return self.spent.rows(self._price) if asked else []
+    @property
+    def last_lines(self) -> LastLines:
+        """What is said of the run if it ends now."""
+        return LastLines(self.config, self.record, self._epochs, self._saved)
 
     def _record_spent(self) -> None:
         self._spent_at = time.monotonic()
         if self.spent != Spent():  # it would replace what an earlier driver has recorded
             self.record.spent(self.spent.figures(self._price))
-
-    def _when(self) -> str:
-        return f"after epoch {self._epochs}" if self._epochs else "within the first epoch"
-
-    def stopped(self) -> str:
-        """How far the run has come, and what continues it."""
-        return f"stopped {self._when()}; continue with `{self._resume_command()}`"
 
     def end(self, status: str, reason: str = "") -> None:
         """Set the run's final status in MLflow, and display what could not be written.
@@ -372,7 +339,7 @@ class RunSession:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(
                 f"MLflow at {self.record.uri} does not take the run's record ({why}); "
-                f"the checkpoints have it, and `{self._resume_command()}` writes it when the store is back"
+                f"the checkpoints have it, and `{self.last_lines.command}` writes it when the store is back"
             )
             return
         for refused, times in Counter(self.record.refused).items():
@@ -407,10 +374,11 @@ class RunSession:
         )
 
     def locations(self, result: TrainResult) -> Sequence[tuple[str, str]]:
-        """Rows of a table that say where everything of the run is."""
-        several = [("topologies", ", ".join(self._segments))] if len(self._segments) > 1 else []
+        """Rows of a table: what the run took, where somebody has asked, and where everything of it is."""
+        asked = self._price is not None or self.config.max_time is not None
         return [
-            *several,
+            *(self.spent.rows(self._price) if asked else []),
+            *([("topologies", ", ".join(self._segments))] if len(self._segments) > 1 else []),
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", tilde(result.folder)),
             *([("weights sha256", result.weights_sha256)] if result.weights_sha256 else []),
@@ -425,31 +393,3 @@ class RunSession:
         files = " to ".join(f"rank{rank}.json.gz" for rank in sorted({ranks[0], ranks[-1]}))
         folder = f"{tilde(self.folder.address)}/{profiling.FOLDER}"
         return [("traces", f"{folder}, {files}, also in MLflow below {PROFILE}/; open one at https://ui.perfetto.dev")]
-
-    def _resume_command(self) -> str:
-        return f"cifar-ray resume {shlex.quote(self.record.name)}{uri.flag(self.record.uri)}"
-
-
-def _gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
-    """Cards, driver, CUDA and NCCL of all workers; none on CPUs."""
-    known = [worker.gpu for worker in workers if worker.gpu]
-    values = {
-        "gpus": [worker.device for worker in workers if worker.gpu],
-        "gpu_driver": [gpu.driver for gpu in known],
-        "cuda": [gpu.cuda for gpu in known],
-        "nccl": [gpu.nccl for gpu in known],
-    }
-    return {f"cifar_ray.{name}": ", ".join(sorted(set(texts))) for name, texts in values.items() if texts}
-
-
-def _mixed(workers: Sequence[Placed]) -> str:
-    """A note when workers compute on different cards, since each step is as long as on the slowest; else empty."""
-    tflops = {worker.device: worker.gpu.tflops for worker in workers if worker.gpu}
-    if len(tflops) < 2:
-        return ""
-    cards = [
-        f"{card} (rank {', '.join(str(worker.rank) for worker in workers if worker.device == card)})"
-        for card in sorted(tflops)
-    ]
-    slowest = min(tflops, key=lambda card: tflops[card])
-    return f"note: the workers compute on different GPUs, {' and '.join(cards)}; the slowest, {slowest}, sets the pace"

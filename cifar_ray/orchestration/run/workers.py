@@ -1,4 +1,4 @@
-"""The workers of one attempt as the driver knows them: who has started, who is silent, and what each has raised."""
+"""The workers of one attempt as the driver knows them: who has started and on what, who is silent, what each raised."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,3 +115,31 @@ def innermost(stacks: str) -> str:
     threads = [_FRAME.findall(thread) for thread in stacks.split("\n\n")]
     training = next((frames for frames in threads if any(name == "train_loop" for _, _, name in frames)), [])
     return next((f"{name} in {Path(file).name}, line {line}" for file, line, name in training), "")
+
+
+def gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
+    """Cards, driver, CUDA and NCCL of all workers as MLflow's tags; none on CPUs."""
+    known = [worker.gpu for worker in workers if worker.gpu]
+    values = {
+        "gpus": [worker.device for worker in workers if worker.gpu],
+        "gpu_driver": [gpu.driver for gpu in known],
+        "cuda": [gpu.cuda for gpu in known],
+        "nccl": [gpu.nccl for gpu in known],
+    }
+    return {f"cifar_ray.{name}": ", ".join(sorted(set(texts))) for name, texts in values.items() if texts}
+
+
+def notes(workers: Sequence[Placed]) -> Iterator[str]:
+    """What a person should know of the GPUs that the workers have: whether they differ, and what others use of them."""
+    tflops = {worker.device: worker.gpu.tflops for worker in workers if worker.gpu}
+    if len(tflops) > 1:  # each step is as long as on the slowest
+        cards = [
+            f"{card} (rank {', '.join(str(worker.rank) for worker in workers if worker.device == card)})"
+            for card in sorted(tflops)
+        ]
+        slowest = min(tflops, key=lambda card: tflops[card])
+        different = f"the workers compute on different GPUs, {' and '.join(cards)}"
+        yield f"note: {different}; the slowest, {slowest}, sets the pace"
+    for worker in workers:
+        if worker.busy:
+            yield f"note: on node {worker.host}, {worker.busy}"
