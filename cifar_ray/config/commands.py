@@ -46,16 +46,8 @@ class TrainCommand(ResultAsJson, TrainConfig):
     """Train one model on one topology, and record it in MLflow."""
 
     USUAL = (
-        "dataset",
-        "model",
-        "epochs",
-        "seed",
-        "lr",
-        "global_batch_size",
-        "topology",
-        "strategy",
-        "run_name",
-        "config",
+        *("dataset", "model", "epochs", "seed", "lr"),
+        *("global_batch_size", "topology", "strategy", "run_name", "config"),
     )
     EXAMPLES = (
         "  cifar-ray train --dataset digits --epochs 3\n"
