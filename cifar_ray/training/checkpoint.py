@@ -309,11 +309,11 @@ def lock(folder: Path) -> FileLock:
 
 
 def _prune(folder: Path, newest: Manifest) -> Path | None:
-    """Remove what need not be kept; returns the best checkpoint.
+    """Remove what need not be kept; returns the best checkpoint, for which all manifests are read.
 
     Later ones than ``newest`` were passed over as damaged and do not count.
     """
-    top = best(folder)
+    top = best(folder) if choosing.objective(newest.config, newest.task) is not None else None
     older = [path for path in every(folder) if step_of(path.name) <= newest.step]
     for path in older[: -newest.config.keep_checkpoints]:
         if path != top:
