@@ -18,11 +18,7 @@ from cifar_ray.tracking import uri as stores
 
 @contextmanager
 def loading(text: str, always: bool = False) -> Iterator[None]:
-    """Context manager: show ``text`` while libraries load.
-
-    Args:
-        text: what the command is about and waits for.
-        always: whether to print a line also where there is no terminal; not where the output is a result.
+    """Context manager: show ``text`` while libraries load; with ``always``, also where there is no terminal.
 
     Raises:
         ConfigError: when there is no home folder, which MLflow needs wherever its store is.
@@ -59,15 +55,10 @@ def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:
 def check_sweep(
     name: str, tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_sweep
 ) -> None:
-    """Refuse the name of a sweep, or of a sweep or a run, that the tracking store does not have.
-
-    Args:
-        name: of the sweep.
-        tracking_uri: the store.
-        absent: makes the error, of the store's URI and the name.
+    """Refuse the name of a sweep, or of a sweep or a run, that the tracking store certainly does not have.
 
     Raises:
-        ConfigError: when it certainly does not.
+        ConfigError: as ``absent`` makes it of the store's URI and the name.
     """
     uri = stores.resolve_uri(tracking_uri)
     if stores.lacks(uri, name):

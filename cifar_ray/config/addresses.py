@@ -27,12 +27,8 @@ def check(key: str, address: str | None) -> None:
 
     A database's may name a user; in any other, a user may be a token.
 
-    Args:
-        key: ``tracking_uri``, ``storage`` or ``address``.
-        address: a URI or a path.
-
     Raises:
-        ConfigError: saying where the secret belongs.
+        ConfigError: of ``key``, one of :data:`KEYS`, saying where the secret belongs.
     """
     scheme, separator, rest = (address or "").partition("://")
     if not separator:

@@ -15,12 +15,9 @@ SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model"
 
 
 def names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: bool = False) -> list[str]:
-    """A name for each of some runs.
+    """A name for each of some runs of a sweep, by its values on top of what all runs share.
 
-    Args:
-        sweep: theirs.
-        settings: the values of every run, on top of what all runs share.
-        whole: whether no number is rounded and no path cut, even where that tells these runs apart.
+    ``whole``: no number is rounded and no path cut, even where that tells these runs apart.
     """
     axes, batches = sweep.axes, ("batch_size", "global_batch_size")
     order: list[str] = [name for name in ("model", "dataset", "strategy") if name in axes]

@@ -375,9 +375,7 @@ class CompletionCommand:
 def checked(command: type, names: str) -> Callable[[_F], _F]:
     """Decorator for a function that does from Python what a command does: check its arguments as the command's.
 
-    Args:
-        command: its options.
-        names: the field that has the function's positional arguments, of which there must be one.
+    The field ``names`` has the function's positional arguments, of which there must be one.
     """
 
     def decorate(function: _F) -> _F:

@@ -85,16 +85,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """A file's hash in hex, read in chunks.
-
-    Args:
-        path: the file.
-        algorithm: a name that ``hashlib`` knows; it guards against accidents here, not against attackers.
+    """A file's hash in hex, by an algorithm of ``hashlib``, read in chunks.
 
     Raises:
         OSError: when the file cannot be read.
     """
-    state = hashlib.new(algorithm, usedforsecurity=False)
+    state = hashlib.new(algorithm, usedforsecurity=False)  # it guards against accidents, not against attackers
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             state.update(chunk)

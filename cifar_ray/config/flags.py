@@ -73,12 +73,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def read(kind: type[T], words: Sequence[str], command: str) -> T:
-    """The words as a ``kind``.
-
-    Args:
-        kind: a dataclass.
-        words: what follows the command.
-        command: its name.
+    """The words that follow a command as a ``kind``, the dataclass of its options.
 
     Raises:
         ConfigError: on words or values that the command does not take.
@@ -149,10 +144,10 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
     """A parser with a flag for every field; the help has the sections of a run, and one for each nested dataclass.
 
     Args:
-        kind: a dataclass.
+        kind: the dataclass.
         program: the command as it is typed.
-        docs: what the help says of each field, by name.
-        usual: the fields to show, in no sections, below the command's examples; all without it.
+        docs: what the help says of each field.
+        usual: the only fields to show, in no sections, below the command's examples.
     """
     hints = schema.field_types(kind)
     positional = [f"{name.upper()}{' ...' * _is_list(hint)}" for name, hint in hints.items() if _is_positional(hint)]

@@ -122,11 +122,9 @@ def check_source(config: TrainConfig, key: str) -> None:
 
 
 def refuse_hiding(folder: Path, loaded: Callable[[], Container[str]] = tuple) -> None:
-    """Refuse a file that hides a library from processes whose path begins with ``folder``.
+    """Refuse a file that hides a library from processes whose path begins with the user's ``folder``.
 
-    Args:
-        folder: the user's.
-        loaded: returns the modules that such a process has imported before; a file hides none of them.
+    It hides none that such a process has ``loaded`` before.
 
     Raises:
         ConfigError: naming the file.

@@ -152,10 +152,7 @@ def _fitted(cls: type, name: str, value: Any) -> Any:
 def build(kind: Any, value: Any, key: str = "") -> Any:
     """``value`` from YAML, JSON or the command line as a ``kind``: a dataclass or any type that pydantic knows.
 
-    Args:
-        kind: a class or an annotation.
-        value: for a dataclass, a mapping of field names to values; the text ``None`` means None.
-        key: what to call it in a complaint.
+    For a dataclass it is a mapping of field names to values; the text ``None`` means None.
 
     Raises:
         ConfigError: naming the key and what it may be.
@@ -164,13 +161,9 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
 
 
 def field(cls: type, name: str, value: Any, strict: bool = False) -> Any:
-    """``value`` as the field ``name`` (dotted) of ``cls``.
+    """``value`` as the field ``name`` (dotted) of the dataclass ``cls``.
 
-    Args:
-        cls: the dataclass.
-        name: of the field.
-        value: from YAML, JSON or the command line, or from Python if ``strict``: then no text stands for a number.
-        strict: whether the value has its own type.
+    It is from YAML, JSON or the command line, or from Python if ``strict``: then no text stands for a number.
 
     Raises:
         ConfigError: naming the field and what it may be.

@@ -102,11 +102,7 @@ def is_list(name: str) -> bool:
 
 
 def shared_by_all(value: Any, strict: bool) -> dict[str, Any]:
-    """What all runs share, with the fields' own types.
-
-    Args:
-        value: as for :func:`options`.
-        strict: as for :func:`schema.field`.
+    """What all runs share, as :func:`options` takes it, with the fields' own types; ``strict`` as :func:`schema.field`.
 
     Raises:
         ConfigError: when it has something that is no field of a run, or a value does not fit.

@@ -131,11 +131,7 @@ def copies(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus
 
 
 def verify(topology: Topology, node_ids: Sequence[str]) -> None:
-    """Check where the workers really are.
-
-    Args:
-        topology: what was asked for.
-        node_ids: the node id of every rank.
+    """Check where the workers really are: ``node_ids`` has the node of every rank.
 
     Raises:
         ValueError: when they are not ``workers_per_node`` on each of ``nodes`` nodes.

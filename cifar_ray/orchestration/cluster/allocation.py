@@ -118,7 +118,7 @@ class NodeAllocator:
 
         Args:
             folder: the run's.
-            config: a config with its topology decided.
+            config: with its topology decided.
             held: node id -> workers that the run had there and may have again.
 
         Raises:
@@ -145,11 +145,9 @@ class NodeAllocator:
             self.excluded.update(problems)
 
     def request_missing(self, config: ResolvedConfig, placed: int) -> None:
-        """While a run trains, ask the autoscaler for what is missing only: a node with workers is not idle anyway.
+        """While so many workers of a run train, ask the autoscaler for what is missing only.
 
-        Args:
-            config: a config with its topology decided.
-            placed: how many of its workers run.
+        A node with workers is not idle anyway.
         """
         if time.monotonic() - self._requested < _POLL_S:
             return
@@ -200,11 +198,7 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
 
 
 def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> Allocation:
-    """Choose device, nodes and CPUs for the topology of a resolved config.
-
-    Args:
-        config: a resolved config.
-        nodes: the nodes to choose from, all of them free; those of the cluster when None.
+    """Choose device, nodes and CPUs for the topology of a config, among these free nodes or those of the cluster.
 
     Raises:
         TooSmallError: naming what the cluster lacks.

@@ -26,9 +26,7 @@ _ONLY_SSH = re.compile(r"(?:--port |(?:--allow|--rules)[ =]tcp:)22(?=\s)|\bdeny\
 def check(path: Path, gpus: Callable[[dict[str, Any]], int]) -> list[str]:
     """Return one sentence for each fault of a cluster file.
 
-    Args:
-        path: the file.
-        gpus: counts the GPUs of an entry of ``available_node_types``; a ``ConfigError`` when they are unknown.
+    ``gpus`` counts the GPUs of an entry of ``available_node_types``; a ``ConfigError`` says that they are unknown.
 
     Raises:
         ConfigError: when the file cannot be read, or is not for ``ray up``.

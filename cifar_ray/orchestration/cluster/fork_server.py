@@ -48,10 +48,7 @@ _LENGTH_BYTES = 4
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[dict[str, str]]:
-    """Context manager: a fork server for one Ray session; it ends with this process, however that ends.
-
-    Args:
-        folder: for its socket.
+    """Context manager: a fork server for one Ray session, with its socket in ``folder``; it ends with this process.
 
     Yields:
         The part of a runtime environment that makes workers copies; empty where forking is not safe.
@@ -84,11 +81,7 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def main(descriptor: int) -> None:
-    """Import, then fork a copy for every request until standard input closes.
-
-    Args:
-        descriptor: of a listening socket.
-    """
+    """Import, then fork a copy for every request to a listening socket until standard input closes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies leave no zombies
     listener = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with_driver, daemon=True).start()

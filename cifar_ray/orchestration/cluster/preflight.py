@@ -27,10 +27,6 @@ _CHECKPOINTS = 2  # a new one is written before an old one is removed
 def check_storage(folder: Folder, config: TrainConfig) -> None:
     """Check the folder of a run or a sweep from all nodes, since workers may move to any of them.
 
-    Args:
-        folder: made by the driver.
-        config: a resolved config.
-
     Raises:
         ConfigError: naming a node that cannot use the folder, or a disk with too little room.
     """

@@ -23,13 +23,7 @@ class LoneWorker:
 
 
 def fit(config: ResolvedConfig, where: Mapping[str, str] | None, start_s: float, payload: dict[str, Any]) -> None:
-    """Train to the end, or until the worker fails.
-
-    Args:
-        config: the run's.
-        where: labels of the node; None for any.
-        start_s: seconds to wait for room.
-        payload: for the training loop.
+    """Train to the end, or until the worker fails, on the node with these labels if any are given.
 
     Raises:
         ControllerError: as of Ray Train's trainer, when there is no room.

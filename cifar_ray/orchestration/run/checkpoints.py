@@ -73,10 +73,6 @@ def _upload(saved: Path, target: Folder) -> None:
 def writing(folder: Folder, config: ResolvedConfig) -> Iterator[Writer]:
     """Context manager: where rank 0 finds and writes the checkpoints of a run.
 
-    Args:
-        folder: the run's.
-        config: the run's.
-
     Raises:
         CheckpointError: when there are checkpoints and none can be used.
         ConfigError: when this node does not see the folder.

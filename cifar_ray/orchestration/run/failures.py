@@ -133,11 +133,9 @@ class Verdict:
 
 
 def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
-    """Tell what has happened first, and whether the run ends.
+    """Tell what has happened first among the workers, by rank, and whether the run ends.
 
-    Args:
-        failures: the errors of the workers, by rank.
-        before: what was told of the run's last failure.
+    ``before`` is what was told of the run's last failure.
     """
     causes = {rank: failure for rank, failure in failures.items() if failure.kind is not Kind.CONSEQUENCE} or failures
     first = min(causes.values(), key=lambda failure: failure.at)

@@ -168,10 +168,6 @@ class Run:
 
         A move because a node leaves with notice, or because there is room for more workers, is not a failure.
 
-        Args:
-            chosen: config and nodes of the first attempt.
-            launch: what the driver has done so far.
-
         Raises:
             RunFailedError: when training fails, or no nodes come in time.
         """

@@ -228,12 +228,7 @@ def predict(
 ) -> tuple[TaskSpec, list[Prediction]]:
     """Answer for image files, and those below folders, or for the rows of CSV files, with a run's model.
 
-    It also says what kind of answers they are.
-
-    A model of texts answers for texts and for files of them.
-
-    Masks are written as PNG files, as large as their images.
-
+    A model of texts answers for texts and for files of them. Masks are written as PNG files, as large as their images.
     Images are scaled to the size of the data set's, and made grey if those are. A file in a folder that is no image is
     left out, with a note.
 
@@ -246,6 +241,9 @@ def predict(
         top: classes to keep for an image, the likeliest; all without.
         out: folder of the masks, by default ``predicted_masks``, with the names that the images have.
         words: texts.
+
+    Returns:
+        What kind of answers they are, and the answers.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -338,23 +336,16 @@ def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int,
 def pixels(
     spec: DatasetSpec, paths: Sequence[Path], required: Collection[Path], note: Note
 ) -> tuple[list[Path], Tensor, list[tuple[int, int]]]:
-    """Read image files as the input of a model of that data set: those that can be read, uint8, (N, side, side, 3).
+    """Read image files as the input of a model of that data set: uint8, (N, side, side, 3).
 
-    Beside them are the width and height of each image.
-
-    One at a time, since a decoded photo takes tens of megabytes.
-
-    Args:
-        spec: of the data set.
-        paths: the files.
-        required: those of them that must be images; others are left out.
-        note: told of each that is left out.
+    Before it are the files that can be read, and behind it the width and height of each image. Others are left out,
+    with a note.
 
     Raises:
         ConfigError: naming a file of ``required`` that is not an image.
     """
     readable, scaled, sizes = [], [], []
-    for path in paths:
+    for path in paths:  # one at a time, since a decoded photo takes tens of megabytes
         try:
             with imagefiles.named(path):
                 one, size = _scaled(spec, path)

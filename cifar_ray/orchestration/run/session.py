@@ -322,12 +322,7 @@ class RunSession:
             self.record.spent(self.spent.figures(self._price))
 
     def end(self, status: str, reason: str = "") -> None:
-        """Set the run's final status in MLflow, and display what could not be written.
-
-        Args:
-            status: FINISHED, FAILED or KILLED.
-            reason: why it is not FINISHED, if known.
-        """
+        """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written."""
         if reason:
             self.record.failed(reason)
         self._record_spent()

@@ -35,9 +35,7 @@ _outlined: dict[tuple[str, ...], tuple[tuple[int, ...], int]] = {}
 def seconds(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
     """Seconds on its nodes that a run takes, or why they are not known.
 
-    Args:
-        config: of the run.
-        runs: finished ones; what those of the same work took counts first, then the planner's model.
+    What finished runs of the same work took counts first, then the planner's model.
     """
     if not (same := of_same_work(config, runs)):
         return _planned(config, runs)

@@ -26,11 +26,7 @@ _AT_END = (
 def check_goal(goal: Goal, sweep: SweepConfig, measured: Subset, has_optional: bool) -> None:
     """Refuse a figure that runs do not record, that a scheduler would miss, or that is not to choose.
 
-    Args:
-        goal: what the sweep is after.
-        sweep: that sweep.
-        measured: the samples that runs are measured on after every epoch.
-        has_optional: whether a run may have the task's optional figures.
+    Runs are ``measured`` on those samples after every epoch, and may have the task's optional figures.
 
     Raises:
         ConfigError: naming what there is.

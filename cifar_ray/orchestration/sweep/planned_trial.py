@@ -146,12 +146,9 @@ class PlannedTrial:
         return {runfile.parameter(name): str(value) for name, value in values.items()}
 
     def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial], read_only: bool = False) -> None:
-        """Read from its folder and from MLflow what an earlier driver has done.
+        """Read from its folder and from MLflow, which knows runs by their keys, what an earlier driver has done.
 
-        Args:
-            folder: the sweep's.
-            earlier: what MLflow knows of each run, by its key.
-            read_only: whether a folder that was left half-made stays.
+        A folder that was left half-made stays only if ``read_only``.
 
         Raises:
             ConfigError: when its folder is damaged, cannot be read, or is gone although MLflow has the run; nothing

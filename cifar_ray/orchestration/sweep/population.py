@@ -86,13 +86,7 @@ class Taken:
 
 
 class Population:
-    """The runs of a sweep that pause and take over from each other.
-
-    Args:
-        config: the sweep.
-        folder: the sweep's.
-        trials: all of its trials; those that have taken over get the values that they had last.
-    """
+    """The runs of a sweep that pause and take over from each other; those that have get the values they had last."""
 
     def __init__(self, config: SweepConfig, folder: Folder, trials: Sequence[PlannedTrial]) -> None:
         self._config, self._folder, self._trials = config, folder, trials

@@ -284,12 +284,7 @@ class SweepRecorder:
         expect(self.trials, self.board.rows, ended)
 
     def catch_up(self, mailbox: Mailbox, ended: Sequence[tuple[int, bool]]) -> None:
-        """Handle new events, and close trials that have not reported their own end.
-
-        Args:
-            mailbox: the sweep's.
-            ended: indices of the trials that Ray Tune has ended, and whether with an error.
-        """
+        """Handle new events, and close trials that Ray Tune has ended, some with an error, before they reported it."""
         now = time.monotonic()
         self.budget.passed(now - self._looked)
         self._looked, self.board.usd = now, self.budget.usd

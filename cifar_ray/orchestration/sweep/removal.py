@@ -60,11 +60,8 @@ class Removal:
 def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -> Removal:
     """Find what ``name`` means, and refuse what must stay.
 
-    Args:
-        name: name or MLflow id of a run or a sweep, or the folder of a run that MLflow has lost.
-        tracking_uri: MLflow store that has it.
-        stack: holds the lock on its folder.
-        note: called with sentences that a person should read beside the result.
+    It is the name or MLflow id of a run or a sweep, or the folder of a run that MLflow has lost. ``stack`` holds the
+    lock on its folder.
 
     Raises:
         ConfigError: when there is none of that name or several, a process trains it, or its model is registered.

@@ -104,13 +104,7 @@ class SweepTrial(ray.tune.Trainable):
     """
 
     def setup(self, config: dict[str, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox) -> None:
-        """Begin the trial's run.
-
-        Args:
-            config: ``trial``, the trial's spec.
-            datasets: ``dataset_key`` -> reference into Ray's object store.
-            mailbox: the sweep's.
-        """
+        """Begin the run of ``config["trial"]`` on one of the data sets, which are in Ray's object store by their keys."""
         self._datasets, self._mailbox = datasets, mailbox
         self._runs_mailbox: Mailbox | None = None
         self.reset_config(config)
