@@ -68,7 +68,6 @@ def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cel
 
 
 def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
-    """The run with these values, or why there is none."""
     try:
         return Cell(name, values, config=_config(sweep, values))
     except ConfigError as error:

@@ -40,13 +40,7 @@ SUBMITTED_BY = "CIFAR_RAY_SUBMITTED_BY"
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What ``cifar-ray train`` is asked for.
-
-    Attributes:
-        config: the run.
-        json: whether its result is printed as JSON.
-        quiet: whether its result alone is printed.
-    """
+    """What ``cifar-ray train`` is asked for: a run, and how its result is printed."""
 
     config: TrainConfig
     json: bool = False
@@ -61,14 +55,10 @@ class SweepRequest:
         config: a new sweep; None when one is to be continued.
         name: of the sweep.
         file: its YAML file, if it has one.
-        tracking_uri: the store that has it, when it is to be continued.
+        tracking_uri: the store that has a sweep to be continued; ``retry_failed`` and ``limits`` are for such, too.
         is_named: whether the name was given, and not made from the time.
         quiet: whether its result alone is printed.
-        retry_failed: whether its failed runs go on, too, when it is to be continued.
-        limits: its new ``max_time`` and ``max_cost``, when it is to be continued.
-        dry_run: whether it is only to be shown.
-        plan_from: names or files of finished runs that tell times, when it is only to be shown.
-        json: whether that is printed as JSON.
+        dry_run: whether it is only to be shown, by ``plan_from``, and as ``json``.
     """
 
     config: SweepConfig | None

@@ -117,11 +117,7 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run, whose names may be dotted, as nested mappings.
-
-    Raises:
-        ConfigError: when an option is given twice.
-    """
+    """Options of a run, whose names may be dotted, as nested mappings."""
     return schema.nest(schema.flatten(values, is_leaf=lambda group: not group))
 
 

@@ -277,12 +277,10 @@ def _combinations(sweep: SweepConfig) -> float:
 
 
 def _many(values: Any) -> bool:
-    """Whether an axis takes several values."""
     return isinstance(values, Range) or (isinstance(values, list) and len(values) > 1)
 
 
 def _check(sweep: SweepConfig) -> None:
-    """Refuse impossible sweeps, each in a sentence that names the field and what it may be."""
     if (sweep.search != "grid") != (sweep.samples is not None):
         raise ConfigError("samples", "must be given for --search random and optuna, and for nothing else")
     if sweep.repeat and not sweep.is_search:

@@ -148,7 +148,6 @@ FUNCTIONS = tuple(field.name.removesuffix("_source") for field in fields(TrainCo
 
 
 def _check(config: TrainConfig) -> None:
-    """Refuse values that do not go together, each in a sentence that names a field and what it may be."""
     if config.warmup_epochs is not None and config.warmup_epochs > config.epochs:
         raise ConfigError(
             "warmup_epochs",

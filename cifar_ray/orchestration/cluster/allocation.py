@@ -258,7 +258,6 @@ def _share_of_cpus(
 
 
 def _advice(config: TrainConfig) -> str:
-    """How to try a topology on this machine."""
     if connection.address(config):
         return ""
     ways = []

@@ -55,14 +55,12 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _ports(key: str, rule: dict[Any, Any]) -> Iterator[str]:
-    """Faults of a security group's rule."""
     ports = (rule.get("FromPort", "all"), rule.get("ToPort", "all"))
     if "IpProtocol" in rule and _WORLD.search(str(rule)) and ports != (22, 22):
         yield f"{key} must open nothing but SSH to all addresses, got ports {ports[0]} to {ports[1]}"
 
 
 def _command(key: str, command: str) -> Iterator[str]:
-    """Faults of a shell command."""
     for install in _INSTALL.findall(command):
         words = re.sub(r"\s*([=<>!~]=)\s*", r"\1", install).split() if not _CONSTRAINED.search(install) else []
         for word in (word.strip("'\"") for word in words):
@@ -75,7 +73,6 @@ def _command(key: str, command: str) -> Iterator[str]:
 
 
 def _version(key: str, value: str) -> Iterator[str]:
-    """Faults of the name of an image."""
     if _MOVING.search(value) or (key.endswith(".image") and not re.search(r"[:@][^/]*$", value)):
         yield f"{key} must name one version, which no one moves, got {value!r}"
 

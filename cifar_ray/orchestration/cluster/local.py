@@ -118,11 +118,7 @@ def _is_closed(address: str) -> bool:
 
 
 def _short() -> str:
-    """A folder for Ray's sockets, which need a short path, and in Ray's code ASCII only.
-
-    Raises:
-        NotStartedError: when there is none.
-    """
+    """A folder for Ray's sockets, which need a short path, and in Ray's code ASCII only."""
     wanted = _wanted()
     for folder in (wanted, "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         if len(folder) <= _LONGEST_FOLDER and folder.isascii() and Path(folder).is_absolute():
@@ -154,7 +150,6 @@ def _files(short: Path) -> Iterator[Path]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Variables for Ray, whose files are to be in ``folder``."""
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
         **optional.start_variables(str(folder)),
@@ -172,9 +167,6 @@ def _start(
 
     Returns:
         The head's daemons, with their kinds, and the processes that have started further nodes.
-
-    Raises:
-        NotStartedError: when it fails again.
     """
     begun = time.monotonic()
     for left in reversed(range(_STARTS)):
@@ -244,7 +236,6 @@ def _using(folder: Path, known: set[psutil.Process]) -> set[psutil.Process]:
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes, and wait a moment until they have ended."""
     processes = list(processes)
     for process in processes:
         with suppress(psutil.Error):

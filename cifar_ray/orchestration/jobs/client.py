@@ -187,7 +187,6 @@ def _user() -> str:
 
 
 def _follow(server: JobServer, name: str) -> int:
-    """Print a job's output until it ends, through interruptions of the connection; return the exit status."""
     shown, answered = 0, time.monotonic()
     try:
         while True:

@@ -124,11 +124,7 @@ def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None 
 
 
 def _fetch(bucket: Folder, path: Path, wanted: str, config: ResolvedConfig | None) -> None:
-    """Make ``path`` the copy that :func:`reading` describes.
-
-    Raises:
-        OSError: when the bucket cannot be read.
-    """
+    """Make ``path`` the copy that :func:`reading` describes; an OSError says that the bucket cannot be read."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     for name in bucket.names():

@@ -283,12 +283,7 @@ def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple
 
 
 def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint], Snapshot | None]:
-    """A run's config, its checkpoints, and the newest usable one.
-
-    Raises:
-        CheckpointError: when the run has checkpoints and none can be used.
-        ConfigError: when its folder cannot be read.
-    """
+    """A run's config, its checkpoints, and the newest usable one."""
     config = folder.config()
     with folder.checkpoints(config) as path:
         newest = checkpoint.latest(path, config)
@@ -296,11 +291,7 @@ def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint],
 
 
 def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
-    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed.
-
-    Raises:
-        ConfigError: when the changes do not fit it.
-    """
+    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
     if "patience" in changes and choosing.objective(config, tasks.spec(config)) is None:
         raise ConfigError("patience", "needs validation images (--val-share), and the run was trained without them")
     fixed = {"elastic": None} if "topology" in changes else {}

@@ -163,8 +163,6 @@ class Moved:
 
 
 class _MailboxActor:
-    """The actor of a mailbox."""
-
     def __init__(self) -> None:
         self._events: list[Any] = []
         self._stop = False

@@ -79,11 +79,7 @@ def _read(
 
 
 def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
-    """The tokenizer of the run whose weights a run of texts starts from; empty of other data.
-
-    Raises:
-        ConfigError: when the run has other options of texts.
-    """
+    """The tokenizer of the run whose weights a run of texts starts from; empty of other data."""
     if not theirs.encoding or data.spec(config).inputs != "tokens":
         return ""
     if theirs.config.text != config.text:

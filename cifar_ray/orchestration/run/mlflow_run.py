@@ -38,8 +38,6 @@ class _Reported:
 
 @dataclass(frozen=True)
 class _Failed:
-    """Workers have raised or died."""
-
     reason: str
 
 
@@ -215,7 +213,6 @@ def _kept(journal: str, run_id: str) -> list[_Reported]:
 
 
 def _keep(journal: Path, run_id: str, event: _Reported) -> None:
-    """Add a report to the file of a job."""
     with journal.open("a", encoding="utf-8") as file:  # the line before may have been cut by a kill
         file.write("\n" + json.dumps({"run": run_id, **asdict(event)}))
 

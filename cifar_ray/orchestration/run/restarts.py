@@ -235,7 +235,6 @@ class Run:
         return self._watch.decided or (possible and self._past.limit != "")
 
     def _halts(self) -> bool:
-        """Whether a limit is reached."""
         if not self._past.limit and (spent := self.meter.tick()) is not None:
             self.handle(spent)
             self._past.limit = self.limit(spent)

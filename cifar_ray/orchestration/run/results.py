@@ -196,7 +196,6 @@ def evaluate(
 
 
 def _evaluation(dataset: Dataset, task: Task, model: nn.Module, device: str, note: Note) -> Evaluation:
-    """Evaluate on the first GPU if there is one and it can be used, else on the CPU."""
     from cifar_ray.training.evaluate import Evaluator
 
     why = ""
@@ -314,7 +313,6 @@ def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Ten
 def _of_rows(
     model: nn.Module, spec: DatasetSpec, task: TaskSpec, names: Sequence[str], path: Path, top: int | None
 ) -> Iterator[Prediction]:
-    """What a model answers for the rows of a CSV file."""
     features = torch.from_numpy(tables.features_of(path, spec))
     with torch.inference_mode():
         rows = itertools.chain.from_iterable(model(part).tolist() for part in torch.split(features, _AT_ONCE))

@@ -84,11 +84,7 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
 
 
 def _take_gpus(config: ResolvedConfig) -> str:
-    """Check this worker's GPUs, before NCCL takes memory on them; return what others have in use of it, in words.
-
-    Raises:
-        ConfigError: when PyTorch cannot compute on one, or too little of its memory is for this run.
-    """
+    """Check this worker's GPUs, before NCCL takes memory on them; return what others have in use of it, in words."""
     indices = assigned_gpus()
     gpus.check(indices)
     if config.gpu_share < 1:
@@ -121,7 +117,6 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
 
 
 def _wait(posted: ray.ObjectRef) -> None:
-    """Wait until a post has arrived, or the mailbox is lost."""
     ray.wait([posted], timeout=_DELIVERY_S)
 
 
@@ -232,11 +227,7 @@ class MailboxObserver:
 
 
 def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, int]:
-    """This worker's node, local rank and device; checks that all workers are where they should be.
-
-    Returns:
-        It, and the number of its node: the node of rank 0 is number 0.
-    """
+    """This worker, and the number of its node (0 is that of rank 0); checks that all are where they should be."""
     node_id = ray.get_runtime_context().get_node_id()
     node_ids: list[Any] = [node_id]
     if world_size > 1:

@@ -170,7 +170,6 @@ class Driver:
             self._board.line(f"the sweep's page in MLflow has no summary: {error}")
 
     def _stopped(self) -> str:
-        """How far the sweep has come, and what continues it."""
         ended = sum(trial.state in (boards.FINISHED, boards.FAILED, boards.STOPPED) for trial in self._trials)
         planned = sum(trial.state != boards.SKIPPED for trial in self._trials)
         store_flag = uri.flag(self._client.tracking_uri)
@@ -345,7 +344,6 @@ class Driver:
         record.cells(cells)
 
     def _lock(self, trials: Sequence[PlannedTrial]) -> None:
-        """Lock the folders that these trials have, unless that is done."""
         for trial in trials:
             if trial.folder is not None and trial.index not in self._locks:
                 self._locks[trial.index] = trial.folder.lock()

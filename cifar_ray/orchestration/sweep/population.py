@@ -193,7 +193,6 @@ class _Newest:
 
 
 def _newest(trial: PlannedTrial) -> _Newest | None:
-    """The newest checkpoint of a trial; None when it has none that can be used."""
     if trial.folder is None:
         return None
     with checkpoints.reading(trial.folder.folder) as here:
@@ -215,11 +214,7 @@ def _with(config: ResolvedConfig, values: Mapping[str, float]) -> ResolvedConfig
 
 
 def _take_over(trial: PlannedTrial, source: PlannedTrial, takeover: Takeover) -> SavedCheckpoint:
-    """Write another trial's checkpoint as a trial's own, with the trial's values.
-
-    Raises:
-        RunFailedError: when theirs is gone, or the trial's cannot be written.
-    """
+    """Write another trial's checkpoint as a trial's own, with the trial's values."""
     assert trial.config is not None
     assert trial.folder is not None
     assert source.folder is not None

@@ -139,7 +139,6 @@ def _optuna(config: SweepConfig, goal: Goal, seed: int) -> OptunaSearch:
 
 @contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
-    """Context manager: Optuna does not say that it has made a study."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

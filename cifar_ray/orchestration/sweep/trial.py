@@ -104,7 +104,7 @@ class SweepTrial(ray.tune.Trainable):
     """
 
     def setup(self, config: dict[str, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox) -> None:
-        """Begin the run of ``config["trial"]`` on one of the data sets, which are in Ray's object store by their keys."""
+        """Begin the run of ``config["trial"]`` on one of these data sets in Ray's object store, by ``dataset_key``."""
         self._datasets, self._mailbox = datasets, mailbox
         self._runs_mailbox: Mailbox | None = None
         self.reset_config(config)
