@@ -22,9 +22,6 @@ Better = Literal["max", "min"]
 _KINDS: Mapping[str, Any] = {"uniform": float, "loguniform": float, "int": int}
 """Ways to draw a number between two others -> the type of field that they are for."""
 
-RANGES = tuple(_KINDS)
-"""Ways to draw a number between two others."""
-
 
 def parse_objective(text: str) -> tuple[str, Better]:
     """``NAME:min`` or ``NAME:max`` as the figure's name, and which value is the best.
@@ -89,14 +86,14 @@ class Range:
 
 def is_range(value: Mapping[str, Any]) -> bool:
     """Whether a mapping is a range, and no group of options."""
-    return len(value) == 1 and next(iter(value)) in RANGES
+    return len(value) == 1 and next(iter(value)) in _KINDS
 
 
 def spelled(values: Any) -> Any:
     """The mapping for a range in one word, such as ``loguniform:0.01:0.3``; all else as it is."""
     text = values[0] if isinstance(values, list) and len(values) == 1 else values
     kind, *ends = text.split(":") if isinstance(text, str) else [""]
-    return {kind: ends} if kind in RANGES and ends else values
+    return {kind: ends} if kind in _KINDS and ends else values
 
 
 @plainly

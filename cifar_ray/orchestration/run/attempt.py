@@ -41,9 +41,7 @@ class Attempt:
     """One start of a run's workers on nodes chosen for them.
 
     Attributes:
-        allocation: config and nodes.
-        dataset: the data in Ray's object store.
-        folder: the run's.
+        dataset: in Ray's object store.
         launch: what the driver has done so far.
         stoppable: whether the workers can stop between two steps.
         start_s: seconds to wait for room.

@@ -25,11 +25,7 @@ class Placed:
     """A worker has started.
 
     Attributes:
-        rank: its rank.
-        node_id: Ray's id of its node.
         address: IP address of its node.
-        host: name of its machine.
-        pid: its process id.
         threads: CPU threads that it computes with.
         device: name of its processor or GPU.
         interface: network interface of the collectives.
@@ -54,10 +50,6 @@ class Joined:
     """A worker's process has begun; the driver can end it.
 
     Attributes:
-        rank: of the worker.
-        actor: its handle.
-        node_id: Ray's id of its node.
-        pid: its process id.
         stacks: file on its node into which it writes its Python stacks when it gets ``SIGUSR2``.
         at: when it began, in seconds since the epoch by its machine's clock.
     """
@@ -88,12 +80,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's process runs Python; from the first worker of a node, with the load of the node.
+    """A worker's process runs Python; ``metrics``, from the first worker of a node, has the load of the node.
 
-    Attributes:
-        rank: of the worker.
-        timestamp_ms: when, since 1970.
-        metrics: the load, with MLflow's names without the ``system/`` prefix.
+    Their names are MLflow's without the ``system/`` prefix.
     """
 
     rank: int
@@ -111,12 +100,9 @@ class WorkerRaised:
 
 @dataclass(frozen=True)
 class WorkersFailed:
-    """Workers raised or died.
+    """Workers raised or died, for the ``number``-th time in this run.
 
-    Attributes:
-        verdict: what has happened first.
-        number: how many failures the run has had, with this one.
-        stacks: rank -> the Python stacks of a worker that did not answer.
+    ``stacks`` has the Python stacks of those that did not answer, by rank.
     """
 
     verdict: Verdict

@@ -137,15 +137,13 @@ class Run:
     """A run that trains on the connected cluster, in its driver or in a trial's process.
 
     Attributes:
-        folder: the run's.
-        dataset: the data in Ray's object store.
+        dataset: in Ray's object store.
         handle: called with every event.
         check: as for :func:`cifar_ray.orchestration.run.attempt.run`; it is also called while nothing can stop, and
             then raises what ends the run.
         allocator: chooses the nodes after the first attempt.
         mailbox: into which its workers post; it may have served a run that has finished.
-        meter: counts what it uses.
-        limit: says when that is too much.
+        limit: says when what the meter has counted is too much.
         pause_after: the epoch, counted from 1, after which it stops to be continued later; None when it does not.
     """
 

@@ -91,14 +91,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class KnownCheckpoint:
-    """A run's checkpoint.
-
-    Attributes:
-        address: its folder.
-        snapshot: its content.
-        weights_sha256: SHA-256 of its weights file.
-        run: the run.
-    """
+    """A checkpoint of a run, read from the folder ``address``."""
 
     address: str
     snapshot: Snapshot

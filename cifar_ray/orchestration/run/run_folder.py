@@ -25,12 +25,7 @@ _DESCRIPTION = "run.json"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder below ``--storage``.
-
-    Attributes:
-        folder: the folder.
-        key: the run's identity in the tracking store, chosen when the folder is made.
-    """
+    """One run's folder below ``--storage``; ``key`` is the run's identity in the tracking store, chosen with it."""
 
     folder: Folder
     key: str

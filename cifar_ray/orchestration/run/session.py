@@ -57,7 +57,6 @@ class RunSession:
     Attributes:
         config: the resolved config, with its device decided.
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
-        callbacks: the caller's own.
         verdict: on the last failure of the workers.
         spent: what the run has used so far, over all drivers.
     """

@@ -39,8 +39,6 @@ class PlannedTrial:
     """One run of the sweep.
 
     Attributes:
-        index: its number in the sweep.
-        cell: its values.
         config: the resolved config; None when it cannot run.
         state: as the display names it.
         reason: why it is skipped, was stopped, or has failed.

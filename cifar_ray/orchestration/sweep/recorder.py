@@ -65,16 +65,12 @@ class SweepRecorder:
     A run's own record is opened in a thread: until MLflow has it, the run trains, and its events are held.
 
     Attributes:
-        config: the sweep's.
         trials: all of its trials, by index.
-        board: where they are displayed.
-        client: MLflow's.
         record: the sweep's own MLflow run.
         datasets: data sets by ``dataset_key``.
         begun: ``time.time()`` from which wall time is counted.
         at_once: trials at a time.
         too_large: index of a trial -> why it has not begun: the cluster has lost nodes. Such trials stay waiting.
-        budget: what the sweep may use and has used.
     """
 
     config: SweepConfig

@@ -24,10 +24,8 @@ class Removal:
 
     Attributes:
         title: ``run NAME`` or ``sweep NAME``.
-        client: of the store that has it.
         runs: its MLflow runs, a sweep's own last; none if MLflow has lost the run.
-        folder: its folder; None when there is none here.
-        lock: on the folder; None without a folder.
+        folder: None when there is none here, and so is the lock on it.
         contents: what all of this is, in words.
     """
 
