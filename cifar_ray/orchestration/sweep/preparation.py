@@ -19,7 +19,8 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.sweep import shared_arithmetic, shared_weights
+from cifar_ray.orchestration.run import given_weights
+from cifar_ray.orchestration.sweep import shared_arithmetic
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder
@@ -63,8 +64,29 @@ class Preparation:
             self.datasets[trial.config.dataset_key] = self._read[which]
 
     def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
-        """Read the weights that trials start from, whose configs then have their digests, or no config is left."""
-        self.weights |= shared_weights.find(trials, store, self._board.line, self.datasets, self._weights)
+        """Read the weights that trials start from, each once; their configs have the digests, or no config is left."""
+        for trial, config in configured(trials):
+            if config.weights is None or trial.folder is not None:  # it has begun, and its checkpoints have them
+                continue
+            which = (config.weights, config.weights_digest, config.dataset_key, *config.model_key)
+            if which not in self._weights:
+                self._weights[which] = self._find_weights(config, store)
+            found = self._weights[which]
+            if isinstance(found, ConfigError):
+                trial.reason, trial.config = str(found), None
+            else:
+                trial.config = dataclasses.replace(config, weights=found.weights, weights_digest=found.weights_digest)
+
+    def _find_weights(self, config: ResolvedConfig, store: str) -> ResolvedConfig | ConfigError:
+        try:
+            found, content, encoding = given_weights.find(config, store, self._board.line)
+            if encoding and encoding != self.datasets[config.dataset_key].encoding:
+                rule = "must be of a run with the same training texts in a sweep, whose runs share a tokenizer"
+                raise ConfigError("weights", f"{rule}; {config.weights} has others")
+        except ConfigError as error:
+            return error
+        self.weights[str(found.weights_digest)] = content
+        return found
 
     def place(self, trials: Sequence[PlannedTrial]) -> None:
         """Decide the device of trials; those that the cluster has no room for lose their config and get a reason."""

@@ -14,7 +14,7 @@ from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
-from cifar_ray.orchestration.sweep import shared_weights
+from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.training import recipe
 
 
@@ -70,12 +70,14 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
     found = dataclasses.replace(config, weights_digest="digest")
     monkeypatch.setattr(given_weights, "find", lambda *_: (found, b"weights", "theirs"))
     trial: Any = SimpleNamespace(config=config, folder=None, reason="")
-    datasets: Any = {config.dataset_key: SimpleNamespace(encoding=tokenizer)}
-    contents = shared_weights.find([trial], "store", print, datasets, {})
+    board: Any = SimpleNamespace(line=print)
+    ready = Preparation(config, board)
+    ready.datasets = {config.dataset_key: SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
+    ready.read_weights([trial], "store")
     if tokenizer == "theirs":
-        assert (contents, trial.config, trial.reason) == ({"digest": b"weights"}, found, "")
+        assert (ready.weights, trial.config, trial.reason) == ({"digest": b"weights"}, found, "")
     else:
-        assert (contents, trial.config) == ({}, None)
+        assert (ready.weights, trial.config) == ({}, None)
         assert trial.reason == (
             "weights must be of a run with the same training texts in a sweep, whose runs share a tokenizer; first has "
             "others"
