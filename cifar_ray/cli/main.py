@@ -345,8 +345,8 @@ def _complain(sentence: str, status: int) -> int:
 
 
 def _overview() -> str:
-    lines = ["usage: cifar-ray COMMAND [OPTIONS]", "", __doc__ or "", ""]
-    lines[2] = "Distributed training of image classifiers on Ray, tracked in MLflow."
+    lines = ["usage: cifar-ray COMMAND [OPTIONS]", ""]
+    lines += ["Distributed training of image classifiers on Ray, tracked in MLflow.", ""]
     lines += [f"  {name:<10} {summary}" for name, (_, _, summary) in COMMANDS.items()]
     lines += ["", "`cifar-ray COMMAND --help` lists a command's usual options, `--help-all` all;"]
     lines += ["`cifar-ray -V` shows the version."]

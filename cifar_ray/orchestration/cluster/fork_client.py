@@ -10,11 +10,9 @@ import sys
 
 
 def main(address: str, words: list[str]) -> None:
-    """Ask for a copy that runs ``words``, and return when it has ended; without a server, run them here.
+    """Ask for a copy that runs ``words``, and return when it has ended; without a server at ``address``, run them here.
 
-    Args:
-        address: the server's socket.
-        words: Ray's worker script and its arguments; before them, flags of Python's such as ``-s``.
+    They are Ray's worker script and its arguments; before them, flags of Python's such as ``-s``.
     """
     script = next(place for place, word in enumerate(words) if not word.startswith("-"))
     request = {"words": words[script:], "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109  no imports

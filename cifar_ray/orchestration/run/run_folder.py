@@ -53,10 +53,7 @@ class RunFolder:
         return checkpoints.reading(self.folder, config=config)
 
     def predictor(self, name: str) -> tuple[Predictor, str]:
-        """The model of a checkpoint, and the SHA-256 of its weights.
-
-        Args:
-            name: of the checkpoint, or ``best`` for the one with the best validation figure.
+        """The model of a checkpoint, or of ``best``, the one with the best validation figure, and its weights' SHA-256.
 
         Raises:
             CheckpointError: when the checkpoint cannot be used, or none is the best.
@@ -97,11 +94,7 @@ def create(
 ) -> tuple[RunFolder, Lock]:
     """Make the folder of a new run, and lock it.
 
-    Args:
-        config: of the run.
-        tracking_uri: the store that records it; the config's when None.
-        parent: the folder that receives it; the config's storage when None.
-        name: of the folder; the config's run name, or a new one, when None.
+    Without them, its store, the folder above it and its name are those of the config, or a new name.
 
     Raises:
         ConfigError: when it exists already, or cannot be written.

@@ -49,8 +49,7 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
         payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``,
             ``stoppable``: whether the driver may ask the run to stop between two steps, and ``pause_after``: the epoch
             after which it stops in any case, or None.
-        rank: of this worker.
-        world_size: workers in all.
+        rank: of this worker, among ``world_size``.
 
     Raises:
         RuntimeError: in place of any error, which is posted as text.

@@ -39,9 +39,7 @@ class OptunaProposer:
     """Gives the open trials of a search their values, knowing how the others came out; Ray Tune's thread calls it.
 
     Args:
-        config: the sweep.
-        goal: what the search is after.
-        trials: all of its trials. Those that ended under an earlier driver are told to Optuna.
+        trials: all of the sweep's. Those that ended under an earlier driver are told to Optuna.
         begin: prepares a trial that has its values; what its process gets, or None when it cannot run here.
         drop: marks an open trial as skipped, with a reason.
     """

@@ -23,12 +23,8 @@ def decide(
 ) -> None:
     """Decide what the config of every trial leaves open that is to run, by a measurement where a worker would compute.
 
-    Of each model the largest batch is measured: on a GPU the smaller ones may be faster in another precision.
-
-    Args:
-        trials: those to decide on.
-        say: tells a person what was chosen.
-        decided: what earlier calls have decided for each model, which holds; this one adds to it.
+    Of each model the largest batch is measured: on a GPU the smaller ones may be faster in another precision. What
+    earlier calls have ``decided`` for each model holds, and this one adds to it.
 
     Raises:
         ConfigError: when a model cannot be compiled.

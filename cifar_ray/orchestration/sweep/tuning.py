@@ -118,10 +118,8 @@ class Tuning:
 
     Args:
         specs: the trials that wait.
-        datasets: the data sets that they need, by ``dataset_key``.
-        mailbox: the sweep's.
+        datasets: by ``dataset_key``.
         folder: for Ray Tune's files, on this machine.
-        at_once: trials at a time.
         scheduler: stops the trials that fall behind; None when all run to their end.
         proposer: of the trials that come after those that wait; None when none do.
         proposed: how many these are, at most.
