@@ -16,7 +16,7 @@ from cifar_ray.training.observer import Outcome, SavedCheckpoint
 
 @dataclass(frozen=True)
 class LastLines:
-    """A run as it ends: after so many whole ``epochs``, with ``saved`` as its newest checkpoint, if it has one."""
+    """The last line of a run, after so many whole ``epochs`` and with ``saved`` as its newest checkpoint, if any."""
 
     config: ResolvedConfig
     record: RunRecord

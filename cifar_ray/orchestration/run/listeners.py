@@ -39,13 +39,9 @@ def checked(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
         ConfigError: when they are no list of callbacks.
     """
     is_list = isinstance(callbacks, list | tuple)
-    wrong = (
-        next((candidate for candidate in callbacks if not isinstance(candidate, Callback)), None)
-        if is_list
-        else callbacks
-    )
-    if wrong is not None:
-        raise ConfigError("callbacks", f"must be a list of cifar_ray.Callback objects, got {errors.brief(wrong)}")
+    wrong = [each for each in callbacks if not isinstance(each, Callback)] if is_list else [callbacks]
+    if wrong:
+        raise ConfigError("callbacks", f"must be a list of cifar_ray.Callback objects, got {errors.brief(wrong[0])}")
     return tuple(callbacks)
 
 
