@@ -58,7 +58,6 @@ class Demand:
 
     @property
     def for_gpus(self) -> bool:
-        """Whether the request is for GPUs."""
         return any("GPU" in bundle for bundle in self._bundles)
 
     @property

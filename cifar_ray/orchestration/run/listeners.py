@@ -55,7 +55,6 @@ class Listeners:
         self._named: set[tuple[int, str]] = set()
 
     def call(self, method: str, event: Started | Row | EpochRecord | SavedCheckpoint | str) -> None:
-        """Call this method of each."""
         for number, callback in enumerate(self._callbacks):
             try:
                 getattr(callback, method)(event)

@@ -32,16 +32,13 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self.folder.name
 
     @property
     def address(self) -> str:
-        """The folder's address."""
         return self.folder.address
 
     def checkpoint(self, name: str) -> str:
-        """Address of the checkpoint of that name."""
         return self.folder.below(checkpoints.CHECKPOINTS).below(name).address
 
     def checkpoints(self, config: ResolvedConfig) -> AbstractContextManager[Path]:

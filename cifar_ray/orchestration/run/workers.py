@@ -48,7 +48,6 @@ class Workers:
     _told: set[int] = field(default_factory=set)
 
     def hear(self, event: Any) -> None:
-        """Take note of an event."""
         if isinstance(event, Joined):
             self._joined[event.rank] = event
         elif isinstance(event, Placed):

@@ -124,7 +124,6 @@ class Budget:
 
     @property
     def limited(self) -> bool:
-        """Whether there is a limit at all."""
         return self._max_s is not None or self._max_usd is not None
 
     @property

@@ -346,7 +346,6 @@ class SweepRecorder:
         self.record.figures(self.figures())
 
     def end(self, status: str) -> None:
-        """Set the status of the sweep."""
         if status != "FINISHED":
             command = f"cifar-ray sweep --resume {self.config.name}{uri.flag(self.record.uri)}"
             self.board.line(f"`{command}` continues the sweep")

@@ -171,7 +171,6 @@ class Tuning:
 
     @property
     def running(self) -> bool:
-        """Whether Ray Tune's loop has not ended."""
         return not self._fitting.done()
 
     @property
@@ -181,7 +180,6 @@ class Tuning:
         return "" if error is None else " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the end of the loop, at most ``timeout_s`` seconds."""
         wait([self._fitting], timeout_s)
 
     def take_ended(self) -> list[tuple[int, bool]]:

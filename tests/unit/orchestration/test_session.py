@@ -127,7 +127,7 @@ def test_a_callback_that_raises_at_the_end_comes_after_the_status() -> None:
     assert lines == ["Late.end raised ValueError: too late"]
 
 
-@pytest.mark.parametrize("given", [Callback(), [print], (each for each in [Callback()]), "text"])
+@pytest.mark.parametrize("given", [None, [None], Callback(), [print], (each for each in [Callback()]), "text"])
 def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"callbacks must be a list of cifar_ray\.Callback objects, got "):
         checked(given)
