@@ -83,10 +83,7 @@ def resume(words: Sequence[str]) -> int:
     early.check_runs([run], changes.get("tracking_uri"))
     servers.reach_chosen(changes.get("address"))
     before = early.known_config(run)
-    with (
-        early.loading(f"run {run}: {_LIBRARIES}", always=True),
-        servers.before_ray(before, changes),
-    ):
+    with early.loading(f"run {run}: {_LIBRARIES}", always=True), servers.before_ray(before, changes):
         from cifar_ray.orchestration.run.driver import resume as run_again
 
     if run_again(run, changes, begun=IMPORTED_AT) is None:

@@ -149,10 +149,7 @@ FUNCTIONS = tuple(field.name.removesuffix("_source") for field in fields(TrainCo
 
 def _check(config: TrainConfig) -> None:
     if config.warmup_epochs is not None and config.warmup_epochs > config.epochs:
-        raise ConfigError(
-            "warmup_epochs",
-            f"must be at most epochs ({config.epochs}), got {config.warmup_epochs:g}",
-        )
+        raise ConfigError("warmup_epochs", f"must be at most epochs ({config.epochs}), got {config.warmup_epochs:g}")
     if config.unfreeze_epoch is not None:
         if not config.freeze:
             raise ConfigError("unfreeze_epoch", "is for --freeze, and nothing is frozen")

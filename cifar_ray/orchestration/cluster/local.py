@@ -150,10 +150,7 @@ def _files(short: Path) -> Iterator[Path]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    variables = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        **optional.start_variables(str(folder)),
-    }
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", **optional.start_variables(str(folder))}
     if "RAY_AUTH_MODE" not in os.environ and optional.reread_environment():
         # Ray's default, where it has one, is a token in a file in the home folder.
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -250,8 +250,4 @@ def _adopted(config: ResolvedConfig, theirs: Snapshot) -> Snapshot:
     """Another trial's snapshot with this trial's config, which then sets the options of the optimizer."""
     decided = recipe.computing(config, theirs.config.precision, str(theirs.config.convolutions))
     groups = [{k: v for k, v in group.items() if k not in _SET} for group in theirs.optimizer["param_groups"]]
-    return dataclasses.replace(
-        theirs,
-        config=decided,
-        optimizer={**theirs.optimizer, "param_groups": groups},
-    )
+    return dataclasses.replace(theirs, config=decided, optimizer={**theirs.optimizer, "param_groups": groups})
