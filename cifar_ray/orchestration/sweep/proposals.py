@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from cifar_ray.config import cells
 from cifar_ray.config.errors import ConfigError
@@ -131,15 +130,9 @@ def _optuna(config: SweepConfig, goal: Goal, seed: int) -> OptunaSearch:
             space[name] = optuna.distributions.IntDistribution(int(of.low), int(of.high))
         else:
             space[name] = optuna.distributions.FloatDistribution(of.low, of.high, log=of.kind == "loguniform")
-    with _quiet(optuna):
-        return OptunaSearch(space, metric=goal.metric, mode=goal.better, seed=seed)
-
-
-@contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it says that it has made a study
     try:
-        yield
+        return OptunaSearch(space, metric=goal.metric, mode=goal.better, seed=seed)
     finally:
         optuna.logging.set_verbosity(before)
