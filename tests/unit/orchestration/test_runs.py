@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import storage
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
