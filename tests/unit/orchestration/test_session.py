@@ -190,7 +190,7 @@ def test_traces_are_recorded_and_the_end_tells_where_they_are_and_how_to_open_th
 
 @pytest.fixture
 def priced() -> Any:
-    made = session(name="mine", end=lambda status: True, refused=[])
+    made = session(name="mine", page=None, end=lambda status: True, refused=[])
     made.config = replace(made.config, price="3.6", max_time="2h")
     made._price = cost.checked(made.config.price)
     return made
@@ -205,7 +205,8 @@ def test_what_a_run_has_used_is_shown_and_recorded_now_and_then(priced: Any) -> 
     ]
     priced.end("FINISHED")
     assert priced.record.calls[-1][1]["cost/usd"] == pytest.approx(0.022)
-    assert priced.spent_rows() == [
+    result: Any = SimpleNamespace(name="mine", run_id="id", folder="/runs/mine", weights_sha256="")
+    assert priced.locations(result)[:3] == [
         ("on nodes, all attempts", "11 s"), ("waiting", "4 s"), ("cost", "0.0220 USD (your price, 3.6 USD per node and hour)"),
     ]  # fmt: skip
 
@@ -222,7 +223,7 @@ def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(
     assert ("line", "--max-time 2h is reached; stopping as soon as possible") in priced.view.calls
     priced.halt("max_time")
     assert priced.record.calls[-1] == ("halted", "max_time", SAVED)
-    line = priced.halted_line("max_time")
+    line = priced.last_lines.halted("max_time")
     assert line.startswith(
         "stopped by --max-time 2h after step 3, after epoch 2; `cifar-ray resume mine --max-time MORE`"
     )
@@ -254,14 +255,14 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
 def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
     made = session(name="mine")
     made.handle(Started(made.config, step, steps_per_epoch=12, resumed_from="step" if step else None))
-    assert made.stopped() == f"stopped {when}; continue with `cifar-ray resume mine`"
+    assert made.last_lines.interrupted == f"stopped {when}; continue with `cifar-ray resume mine`"
 
 
 def test_an_interrupted_run_says_how_to_continue_it() -> None:
     made = session(name="my run")
     made.handle(EPOCH)
-    assert made.stopped() == "stopped after epoch 2; continue with `cifar-ray resume 'my run'`"
-    elsewhere = session(name="mine", uri="sqlite:////a b/m.db").stopped()
+    assert made.last_lines.interrupted == "stopped after epoch 2; continue with `cifar-ray resume 'my run'`"
+    elsewhere = session(name="mine", uri="sqlite:////a b/m.db").last_lines.interrupted
     assert elsewhere.endswith("continue with `cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'`")
 
 
