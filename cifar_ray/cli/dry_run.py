@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from cifar_ray.cli import early, output
 from cifar_ray.config.command_line import SweepRequest
 from cifar_ray.config.errors import counted
-from cifar_ray.config.limits import duration
-from cifar_ray.display.run import Console, dollars
-from cifar_ray.planning.span import Span
+from cifar_ray.config.limits import dollars, duration
+from cifar_ray.display.run import Console
+from cifar_ray.planning.words import ranged
 
 if TYPE_CHECKING:  # imports torch, Ray and MLflow
     from cifar_ray.orchestration.sweep.dry_run import DryRow, DryRun
@@ -43,7 +43,8 @@ def _print(found: DryRun, is_brief: bool) -> None:
 
 
 def _cells(row: DryRow) -> tuple[str, ...]:
-    time, usd = "" if row.seconds is None else _time(row.seconds), "" if row.usd is None else _usd(row.usd)
+    time = ranged(row.seconds, duration) if row.seconds else ""
+    usd = ranged(row.usd, dollars) if row.usd else ""
     return row.name, row.state, time, usd, row.reason
 
 
@@ -63,13 +64,5 @@ def _summary(found: DryRun) -> str:
     if found.seconds is None or not known:
         return f"{', '.join(counts)}; time unknown"
     of = "" if len(known) == len(left) else f" for the {counted(len(known), 'run')} whose time is known"
-    paid = "" if found.usd is None else f", {_usd(found.usd)}"
-    return f"{', '.join(counts)}; about {_time(found.seconds)} one after the other{paid}{of}"
-
-
-def _time(span: Span) -> str:
-    return f"{duration(span.mid)} ({duration(span.low)} to {duration(span.high)})"
-
-
-def _usd(span: Span) -> str:
-    return f"{dollars(span.mid)} ({dollars(span.low)} to {dollars(span.high)})"
+    paid = "" if found.usd is None else f", {ranged(found.usd, dollars)}"
+    return f"{', '.join(counts)}; about {ranged(found.seconds, duration)} one after the other{paid}{of}"

@@ -7,7 +7,8 @@ from datetime import datetime
 
 from cifar_ray import tasks
 from cifar_ray.config import option
-from cifar_ray.display.run import Console, dollars
+from cifar_ray.config.limits import dollars
+from cifar_ray.display.run import Console
 from cifar_ray.tracking.listing import Listed
 
 

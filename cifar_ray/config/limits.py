@@ -43,6 +43,11 @@ def duration(length_s: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def dollars(usd: float) -> str:
+    """``3.07 USD``; below one, ``0.0412 USD``."""
+    return f"{usd:,.2f} USD" if usd >= 1 else f"{usd:.4f} USD"
+
+
 def _duration(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     seconds(text)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.text import Text
 
 from cifar_ray.config.errors import counted
-from cifar_ray.config.limits import duration
+from cifar_ray.config.limits import dollars, duration
 from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
 from cifar_ray.tasks import LOSS, SUBSETS, USUAL, Subset, TaskSpec, measured_on
@@ -366,8 +366,3 @@ def made_up_note(local_nodes: int, oversubscribe: bool) -> str:
 def shared_note(share: float) -> str:
     """A note on a sweep whose runs have a part of a GPU each."""
     return f"note: runs share GPUs, each with at most {100 * share:g} % of one's memory; reports ignore their times"
-
-
-def dollars(usd: float) -> str:
-    """``3.07 USD``; below one, ``0.0412 USD``."""
-    return f"{usd:,.2f} USD" if usd >= 1 else f"{usd:.4f} USD"

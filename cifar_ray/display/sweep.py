@@ -13,8 +13,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from cifar_ray.config.limits import duration
-from cifar_ray.display.run import dollars, waiting_note
+from cifar_ray.config.limits import dollars, duration
+from cifar_ray.display.run import waiting_note
 from cifar_ray.display.terminal import Display
 from cifar_ray.tasks import USUAL, TaskSpec, measured_on
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from cifar_ray.config.errors import counted
-from cifar_ray.config.limits import duration
+from cifar_ray.config.limits import dollars, duration
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import TOO_FAST, Means, Plan, Row, Work
 from cifar_ray.planning.span import Span
@@ -51,6 +51,12 @@ def findings(plan: Plan, means: Means, unit: str) -> Iterator[str]:
         yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {unit} per second."
 
 
+def ranged(span: Span, write: Callable[[float], str]) -> str:
+    """A figure with its range, unless both ends of that print alike."""
+    low, mid, high = map(write, (span.low, span.mid, span.high))
+    return mid + (f" ({low} to {high})" if low != high else "")
+
+
 def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
     """The header and a line for each topology."""
     header = ["topology", unit, "step", f"{unit}/s", "efficiency", "whole run"]
@@ -59,8 +65,8 @@ def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in plan.rows:
         line = [row.topology, str(row.images), _seconds(row.step_s), _number(row.images_per_s)]
-        line += [f"{100 * row.efficiency:.0f} %", _time(row.total_s)]
-        line += [_usd(row.usd)] if row.usd else []
+        line += [f"{100 * row.efficiency:.0f} %", ranged(row.total_s, duration)]
+        line += [ranged(row.usd, dollars)] if row.usd else []
         if "step measured" in header:
             line += ["" if row.measured_s is None else f"{row.measured_s:.3g} s"]
         lines.append([*line, row.bound])
@@ -117,7 +123,7 @@ def _limits(means: Means) -> str:
 
 
 def _whole(row: Row) -> str:
-    return _time(row.total_s) + (f", {_usd(row.usd)}" if row.usd else "")
+    return ranged(row.total_s, duration) + (f", {ranged(row.usd, dollars)}" if row.usd else "")
 
 
 def _seconds(span: Span) -> str:
@@ -126,16 +132,3 @@ def _seconds(span: Span) -> str:
 
 def _number(span: Span) -> str:
     return f"{span.mid:,.0f} ({span.low:,.0f} to {span.high:,.0f})"
-
-
-def _time(span: Span) -> str:
-    return _ranged(duration(span.low), duration(span.mid), duration(span.high))
-
-
-def _usd(span: Span) -> str:
-    return _ranged(f"{span.low:.3g}", f"{span.mid:.3g}", f"{span.high:.3g}", " USD")
-
-
-def _ranged(low: str, mid: str, high: str, unit: str = "") -> str:
-    """A figure with its range, unless both ends of that print alike."""
-    return f"{mid}{unit}" + (f" ({low} to {high})" if low != high else "")

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.display.run import dollars
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.storage import Folder
@@ -57,7 +56,7 @@ class Spent:
             ("on nodes, all attempts", limits.duration(self.placed_s)),
             ("waiting", limits.duration(self.waiting_s)),
         ]
-        paid = [] if price is None else [("cost", f"{dollars(price.paid_for(self.node_s))} ({price.words})")]
+        paid = [] if price is None else [("cost", f"{limits.dollars(price.paid_for(self.node_s))} ({price.words})")]
         return rows + paid
 
 
@@ -149,7 +148,7 @@ def refuse_reached(config: TrainConfig, folder: Folder) -> None:
     spent = recorded(folder)
     if key := of_run(config)(spent):
         usd = spent.usd(cost.checked(config.price)) or 0.0
-        used = limits.duration(spent.placed_s) if key == "max_time" else dollars(usd)
+        used = limits.duration(spent.placed_s) if key == "max_time" else limits.dollars(usd)
         raise ConfigError(key, f"must be more than the {used} of run {folder.name} so far, got {getattr(config, key)}")
 
 

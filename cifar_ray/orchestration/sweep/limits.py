@@ -14,7 +14,6 @@ from cifar_ray.config.option import value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.run import dollars
 from cifar_ray.display.sweep import RowState
 from cifar_ray.orchestration.sweep import expected
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
@@ -167,8 +166,8 @@ class Budget:
             wanted = self._price.paid_for(trial.config.placement.nodes * yet)
             left_usd = self._max_usd - (self.usd or 0.0) - self._promised(expectation, self._price)
             if wanted > left_usd:
-                left = dollars(max(left_usd, 0.0))
-                return f"expected to cost {dollars(wanted)}, and {left} of {self.words('max_cost')} are left"
+                left = limits.dollars(max(left_usd, 0.0))
+                return f"expected to cost {limits.dollars(wanted)}, and {left} of {self.words('max_cost')} are left"
         return ""
 
     def _promised(self, expectation: Expectation, price: Price) -> float:
@@ -187,5 +186,5 @@ class Budget:
             ConfigError: naming the limit, and what the sweep has used.
         """
         if key := self.reached:
-            used = limits.duration(self.placed_s) if key == "max_time" else dollars(self.usd or 0.0)
+            used = limits.duration(self.placed_s) if key == "max_time" else limits.dollars(self.usd or 0.0)
             raise ConfigError(key, f"must be more than the {used} of sweep {name} so far, got {self._given[key]}")
