@@ -353,13 +353,14 @@ def compare(folder: Path, dry: bool) -> None:
     for at, values in enumerate((MODELS, STRATEGIES, TOPOLOGIES, RATES)):
         groups |= {value: [of for of in counted if of.cell[at] == value and not of.cell.is_probed] for value in values}
     made = [summary(what, of, lambda each: each.error) for what, of in groups.items() if of]
+    if unknown := groups["those that were not probed"]:
+        what = "those that were not probed, as multiples of one worker's step in the same minutes"
+        made.insert(2, summary(what, unknown, lambda each: each.error_of_times))
     left = sum(each.spread > SPREAD for each in compared)
     apart = f"{left} of {len(compared)}"
     made.insert(
         1, record.Row("cells whose own repeats differ too much", f"at most {len(compared) // 5}", apart, len(compared))
     )
-    what = "those that were not probed, as multiples of one worker's step in the same minutes"
-    made.insert(3, summary(what, groups["those that were not probed"], lambda each: each.error_of_times))
     made += map(line, compared)
     title = "A step as `cifar-ray plan` predicted it before it was run"
     raw = {

@@ -317,12 +317,13 @@ def _sample(trial: Trial) -> Sample:
 
 
 def _passes(samples: Sequence[Sample]) -> Span:
-    """A micro-batch in runs alike: their mean, and the spread between them, or within the only one."""
-    if len(samples) > 1:
-        return Span.of([sample.computing for sample in samples])
-    (sample,) = samples
-    share = 1 + _P95 * sample.jitter / sample.iteration
-    return Span(sample.computing / share, sample.computing, sample.computing * share)
+    """A micro-batch in runs alike: their mean, and from the least to the most that 95 % of the steps of one keep to."""
+    shares = [1 + _P95 * sample.jitter / sample.iteration for sample in samples]
+    return Span(
+        min(sample.computing / share for sample, share in zip(samples, shares)),
+        _mean([sample.computing for sample in samples]),
+        max(sample.computing * share for sample, share in zip(samples, shares)),
+    )
 
 
 def _between(values: Sequence[float], share: float) -> float:
