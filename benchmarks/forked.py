@@ -21,7 +21,6 @@ import multiprocessing
 import shlex
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,7 +116,7 @@ def run(
     network.shape(topology.nodes, rate, None)
     config, port = resolved(words, topology), next(_ports)
     _read(config.dataset)
-    with tempfile.TemporaryDirectory(prefix=network.PREFIX) as name:
+    with network.temporary_folder() as name:
         folder = Path(name)
         fork = multiprocessing.get_context("fork")
         place = functools.partial(

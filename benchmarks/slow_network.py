@@ -106,12 +106,24 @@ def end_processes(name: str) -> None:
 
 
 def remove_all() -> None:
-    """End and remove what has our prefix; a namespace takes its interfaces with it."""
+    """Remove all namespaces, whose interfaces go with them, and temporary folders; call it under the lock."""
     for name in [path.name for path in Path("/run/netns").glob(f"{PREFIX}*")]:
         end_processes(name)
         subprocess.run(["ip", "netns", "delete", name])
+    remove_folders()
+
+
+def remove_folders() -> None:
+    """Remove the temporary folders of this process and of ended ones; other measurements may run beside it."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid == str(os.getpid()) or not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Context manager: a temporary folder, named after this process for :func:`remove_folders`."""
+    return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
 
 
 def build(nodes: int) -> None:
@@ -216,7 +228,7 @@ def last_words(output: str) -> str:
 
 def run(given: argparse.Namespace, strategy: str) -> tuple[float, list[float], str]:
     """Train once: seconds per iteration, MB that each node sent per step, and what was trained on what."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+    with temporary_folder() as name:
         folder, before = Path(name), sent(given.nodes)
         with torchruns(given, strategy, folder) as started:
             while (ends := [process.poll() for process in started]) != [0] * given.nodes:

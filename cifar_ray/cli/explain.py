@@ -9,7 +9,8 @@ from cifar_ray.config.commands import ExplainCommand
 from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training import bottleneck
-from cifar_ray.training.bottleneck import RankTimes, StepTimes, Verdict
+from cifar_ray.training.rank_times import PARTS, RankTimes, StepTimes
+from cifar_ray.training.verdict import Verdict
 
 
 def show(command: ExplainCommand) -> int:
@@ -33,7 +34,7 @@ def _print(name: str, verdict: Verdict, times: StepTimes) -> None:
         console.line(f"  try: {advice}")
     if times.ranks:
         console.line("")
-        parts = [part for part in bottleneck.PARTS if any(part in rank.parts for rank in times.ranks)]
+        parts = [part for part in PARTS if any(part in rank.parts for rank in times.ranks)]
         console.columns(("rank", "node", "steps", "iteration", *parts), _rows(times, parts))
         console.line("milliseconds of a step: mean, median and 95th percentile")
 

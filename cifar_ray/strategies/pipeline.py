@@ -85,7 +85,6 @@ class Pipeline(Base):
 
     @staticmethod
     def micro_batches(config: ResolvedConfig) -> int:
-        """Parts that a global batch is cut into."""
         return config.pipeline.micro_batches
 
     @classmethod
@@ -142,10 +141,6 @@ class Pipeline(Base):
         dist.broadcast(loss, src=last)
         context.mark("communication")
         return loss
-
-    @property
-    def incomparable(self) -> str:
-        return "each rank of a pipeline computes another part of the model, so a long time may be that of its part"
 
     def consolidate(self) -> None:
         """Broadcast the parameters and buffers of every stage to all ranks."""

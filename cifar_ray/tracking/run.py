@@ -34,7 +34,7 @@ from cifar_ray.tracking.study import (
     task_of,
 )
 from cifar_ray.training import bottleneck, recipe
-from cifar_ray.training.bottleneck import StepTimes
+from cifar_ray.training.rank_times import StepTimes
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from cifar_ray.config.phases import PHASES
 from cifar_ray.strategies.stopwatch import moment, seconds_between
 from cifar_ray.training import hardware
-from cifar_ray.training.bottleneck import PARTS as PARTS
+from cifar_ray.training.rank_times import PARTS
 
 _STEP, _OTHER = "step", "other"
 

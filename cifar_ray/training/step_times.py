@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cifar_ray.training.bottleneck import MOST_STRETCHES, STRETCH_S, RankTimes, Spread, StepTimes
-from cifar_ray.training.clock import PARTS
+from cifar_ray.training.rank_times import MOST_STRETCHES, PARTS, STRETCH_S, RankTimes, Spread, StepTimes
 from cifar_ray.training.setup import TrainingState
 
 _COLUMNS = ("iteration", *PARTS)
@@ -33,8 +32,15 @@ def gather(state: TrainingState) -> StepTimes:
     ]
     aligned = state.strategy.synchronous and worker.world_size > 1 and len(set(counts)) == 1
     exchange = _exchange(state, steps, stretches) if aligned and least else ()
-    strategy = state.strategy
-    return StepTimes(tuple(ranks), exchange, strategy.synchronous, strategy.incomparable, state.config.strategy)
+    strategy, config = state.strategy, state.config
+    return StepTimes(
+        tuple(ranks),
+        exchange,
+        strategy.synchronous,
+        strategy.incomparable,
+        config.strategy,
+        strategy.micro_batches(config),
+    )
 
 
 def _of_rank(steps: Tensor, stretches: int) -> tuple[Spread, dict[str, Spread], dict[str, tuple[float, ...]]]:

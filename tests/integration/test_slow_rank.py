@@ -16,15 +16,22 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the benchmark needs Linux")
-def test_a_rank_that_is_stopped_time_and_again_is_named() -> None:
+@pytest.mark.parametrize(
+    ("case", "verdict"),
+    [
+        ("stopped", "slow rank: rank 1 on node0 takes"),
+        ("stage-stopped", "long stage: stage 2 of 2 (rank 1 on node0) computes"),
+    ],
+)
+def test_a_rank_that_is_stopped_time_and_again_is_named(case: str, verdict: str) -> None:
     """By the benchmark, which stops one of two ranks for half of the time."""
-    words = ["--only", "stopped", "--slowed", "1", "--slower", "1", "--dry"]
+    words = ["--only", case, "--slowed", "1", "--slower", "1", "--dry"]
     words += ["--dataset", "digits", "--images", "64", "--steps", "22", "--epochs", "8"]
     command = [sys.executable, str(ROOT / "benchmarks" / "bottlenecks.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    (sentence,) = re.findall(r"^stopped: (.+)$", done.stdout, re.MULTILINE)
+    (sentence,) = re.findall(rf"^{case}: (.+)$", done.stdout, re.MULTILINE)
     if sentence.startswith("overhead: every rank waits for a CPU"):
         pytest.skip("other programs leave the ranks no CPUs")
-    assert sentence.startswith("slow rank: rank 1 on node0 takes"), sentence
+    assert sentence.startswith(verdict), sentence
     assert "named in 1 (1 of 1)" in done.stdout

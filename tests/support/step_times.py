@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cifar_ray.training.bottleneck import RankTimes, Spread, StepTimes
+from cifar_ray.planning.pipeline import timeline
+from cifar_ray.training.rank_times import RankTimes, Spread, StepTimes
 
 USUAL = {"data": 4.0, "forward": 30.0, "backward": 60.0, "optimizer": 2.0}
 EXCHANGE = 4.0
@@ -75,3 +76,40 @@ def at_own_pace(*ranks: Mapping[str, float], communication: float = 2.0) -> Step
         each["communication"] = [communication] * 20
         each["iteration"] = [sum(values) for values in zip(*each.values())]
     return StepTimes(tuple(rank_times(rank, 0, each) for rank, each in enumerate(of)), synchronous=False)
+
+
+def pipeline(
+    *stages: float,
+    micro_batches: int = 8,
+    by_turns: bool = False,
+    data: float = 2.0,
+    message: float = 0.0,
+    rest: float = 1.0,
+    noise: float = 0.0,
+    stretches: int = 20,
+    late_in: float = 1.0,
+    workers_per_node: int = 2,
+    cpu_wait: float = 0.0,
+    strategy: str = "gpipe",
+) -> StepTimes:
+    """A pipeline whose stages compute for so many ms of a step, played through micro-batch by micro-batch.
+
+    ``message`` is the ms that a stage waits for each micro-batch that it is sent. All stages compute for as long as the
+    first one but in the share ``late_in`` of the run.
+    """
+    draw = random.Random(0)
+    columns: list[dict[str, list[float]]] = [{} for _ in stages]
+    for number in range(stretches):
+        usual = stages if number < late_in * stretches else [stages[0]] * len(stages)
+        computing = [busy * (1 + noise * draw.gauss(0, 1)) for busy in usual]
+        passes = [(busy / 3 / micro_batches, 2 * busy / 3 / micro_batches) for busy in computing]
+        whole = timeline(passes, micro_batches, by_turns, [message] * (len(stages) - 1), overlapped=False)
+        iteration = data + whole + USUAL["optimizer"] + rest
+        for rank, busy in enumerate(computing):
+            of = {"data": 0.1 if rank else data, "forward": busy / 3, "backward": 2 * busy / 3}
+            of["optimizer"] = USUAL["optimizer"]
+            of |= {"communication": iteration - sum(of.values()) - rest, "iteration": iteration}
+            for part, value in of.items():
+                columns[rank].setdefault(part, []).append(value)
+    ranks = (rank_times(rank, rank // workers_per_node, of, cpu_wait=cpu_wait) for rank, of in enumerate(columns))
+    return StepTimes(tuple(ranks), (0.001,) * stretches, strategy=strategy, micro_batches=micro_batches)

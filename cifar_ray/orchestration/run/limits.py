@@ -84,10 +84,10 @@ class Meter:
         return replace(before, placed_s=before.placed_s + seconds, node_s=before.node_s + before.nodes * seconds)
 
     def place(self, nodes: int, ago_s: float = 0.0) -> None:
-        """The first worker of an attempt on so many nodes was placed ``ago_s`` seconds ago, and so were the others.
+        """Count these nodes as held since ``ago_s`` seconds ago, when the attempt's first worker was placed.
 
-        A short run may be over when the driver hears of it. Clocks of machines may differ, so seconds before the
-        attempt do not count.
+        The driver learns of a worker late, in a short run after its end, hence ``ago_s``. It compares clocks of two
+        machines, which may differ, so it counts from the start of the attempt at most.
         """
         if not self._before.nodes:
             self._hold(nodes, min(max(ago_s, 0.0), time.monotonic() - self._since))

@@ -12,7 +12,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import LOSS, Subset, choosing
 from cifar_ray.tasks.goal import Goal
-from cifar_ray.training.clock import PARTS
+from cifar_ray.training.rank_times import PARTS
 
 _TIMES = (*PHASES, "other", "wall", "epoch_mean", "iteration_mean", "iteration_median", "iteration_p95")
 _AT_END = (

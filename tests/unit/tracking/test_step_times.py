@@ -12,7 +12,7 @@ from cifar_ray.cli import main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import step_times
-from cifar_ray.training.bottleneck import StepTimes
+from cifar_ray.training.rank_times import StepTimes
 from tests.support.mlflow_store import only_run
 from tests.support.step_times import run
 from tests.unit.tracking.test_run_record import created, outcome, unguarded  # noqa: F401

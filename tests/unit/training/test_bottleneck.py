@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.training.bottleneck import LEAST_STRETCHES, RankTimes, Spread, StepTimes, explain
+from cifar_ray.training.bottleneck import explain
+from cifar_ray.training.rank_times import LEAST_STRETCHES, RankTimes, Spread, StepTimes
 from tests.support.step_times import EXCHANGE, USUAL, at_own_pace, rank_times, run
 
 
