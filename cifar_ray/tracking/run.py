@@ -34,9 +34,9 @@ from cifar_ray.tracking.study import (
     task_of,
 )
 from cifar_ray.training import bottleneck, recipe
-from cifar_ray.training.rank_times import StepTimes
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
+from cifar_ray.training.rank_times import StepTimes
 
 _CONFIG_FILE = "config.yaml"
 _DECIDED = ("precision", "convolutions", "device")  # parameters that a run's start decides

@@ -20,9 +20,9 @@ from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.training import checkpoint, hardware, manifest, optimizer, step_times
 from cifar_ray.training.checkpoint import Snapshot
-from cifar_ray.training.rank_times import PARTS
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
+from cifar_ray.training.rank_times import PARTS
 from cifar_ray.training.setup import TrainingState
 
 
