@@ -9,6 +9,7 @@ length), or texts as whole numbers (N, length) with 0 as padding.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -46,7 +47,7 @@ def from_function(path: str, task: type[Task], val_share: float = 0.0) -> Datase
     if val_share:
         whole = from_function(path, task)
         train, val = validation.cut(whole.train, whole.class_names, val_share)
-        return made(path, train, whole.test, whole.class_names, val=val)
+        return made(path, {"train": train, "test": whole.test, "val": val}, whole.class_names)
     with imports.calling(path, "dataset", "must return arrays"):
         returned = imports.load(path, "dataset")()
     try:
@@ -85,7 +86,7 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
         Split({half.kind: half.inputs, task.target: np.ascontiguousarray(target)})
         for half, target in zip((train, test), (checked.train, checked.test))
     )
-    return made(path, learned, tested, checked.names)
+    return made(path, {"train": learned, "test": tested}, checked.names)
 
 
 class _Half(NamedTuple):
@@ -125,39 +126,23 @@ def _of_kind(inputs: np.ndarray) -> tuple[Inputs, np.ndarray | None]:
     return "images", inputs if inputs.dtype == np.uint8 and is_square else None
 
 
-def made(
-    name: str,
-    train: Split,
-    test: Split,
-    classes: tuple[str, ...],
-    facts: Images | None = None,
-    val: Split | None = None,
-) -> Dataset:
-    """The data set of these parts; its facts are those found before, or else of these pixels."""
-    facts = facts or facts_of(train, test, len(classes), val)
+def made(name: str, parts: Mapping[str, Split], classes: tuple[str, ...], facts: Images | None = None) -> Dataset:
+    """The data set of ``train``, ``test`` and perhaps ``val``; its facts are those found before, or of these pixels."""
+    facts = facts or facts_of(parts, len(classes))
     assert facts.digest is not None
-    return Dataset(spec(name, facts), train, test, classes, facts.digest, val=val)
+    return Dataset(spec(name, facts), parts["train"], parts["test"], classes, facts.digest, val=parts.get("val"))
 
 
-def facts_of(
-    train: Split, test: Split, classes: int, val: Split | None = None, features: tuple[str, ...] = ()
-) -> Images:
+def facts_of(parts: Mapping[str, Split], classes: int, features: tuple[str, ...] = ()) -> Images:
     """Counts, mean and deviation of the training pixels per channel or of each feature, and the digest of all."""
-    splits = [train, test, *([] if val is None else [val])]
-    facts = Images(
-        classes,
-        len(train),
-        len(test),
-        digest=digest(*splits),
-        val=0 if val is None else len(val),
-        inputs=train.kind,
-        features=features,
-    )
+    train, test, val = parts["train"], len(parts["test"]), len(parts.get("val", ()))
+    of_all = digest(*(parts[name] for name in ("train", "test", "val") if name in parts))
+    facts = Images(classes, len(train), test, digest=of_all, val=val, inputs=train.kind, features=features)
     if _are_of_regression(targets := train.columns.get(Regression.target)):
         mean, std = standard(targets)
         facts = replace(facts, target_mean=mean, target_std=std)
     if train.kind == "tokens":
-        most = max(1, *(int(split.inputs.max()) for split in splits))
+        most = max(1, *(int(split.inputs.max()) for split in parts.values()))
         return replace(facts, length=train.inputs.shape[1], vocabulary=most + 1)
     if train.kind == "features":
         mean, std = standard(train.inputs)

@@ -108,7 +108,7 @@ def provide(
         raise ConfigError(
             "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
         ) from None
-    return arrays.made(config.dataset, splits["train"], splits["test"], classes, facts, splits.get("val"))
+    return arrays.made(config.dataset, splits, classes, facts)
 
 
 def _remove_unused(home: Path) -> None:
@@ -157,7 +157,7 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
             images.flush()
             np.save(partial / f"{half}_{part.column}.npy", labels)
         splits = {half: _kept(partial, half, True, part.column) for half, part in parts.items()}
-        facts = arrays.facts_of(splits["train"], splits["test"], classes, splits.get("val"))
+        facts = arrays.facts_of(splits, classes)
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)
     except BaseException:

@@ -93,12 +93,10 @@ def look(config: TrainConfig, root: Path) -> Images:
     table = _read(config, root)
     if table.facts is not None:
         return table.facts
-    train, test, val = (table.parts.get(part) for part in ("train", "test", "val"))
-    assert train is not None
-    assert test is not None
-    mean, std = arrays.standard(train.targets)
-    counts = (len(table.targets), len(train), len(test), config.image_size)
-    return Images(*counts, val=0 if val is None else len(val), target_mean=mean, target_std=std)
+    parts = table.parts
+    mean, std = arrays.standard(parts["train"].targets)
+    counts = (len(table.targets), len(parts["train"]), len(parts["test"]), config.image_size)
+    return Images(*counts, val=len(parts.get("val", ())), target_mean=mean, target_std=std)
 
 
 def has_validation(root: Path) -> bool:
@@ -114,10 +112,7 @@ def load(config: TrainConfig, root: Path, progress: decoded.Progress) -> Dataset
     """
     table = _read(config, root)
     if table.facts is not None:
-        splits = _splits(table.parts)
-        return arrays.made(
-            config.dataset, splits["train"], splits["test"], table.targets, table.facts, splits.get("val")
-        )
+        return arrays.made(config.dataset, _splits(table.parts), table.targets, table.facts)
     marks = (_marks(rows) for rows in table.parts.values())
     key = decoded.key(config.image_size, str(root), table.targets, marks)
     parts = {name: _part(rows, config.image_size) for name, rows in table.parts.items()}
@@ -134,7 +129,6 @@ def _part(rows: Rows, side: int) -> decoded.Part:
 
 
 def _splits(parts: Mapping[str, Rows]) -> dict[str, Split]:
-    """The parts of a table of features."""
     return {name: Split({"features": rows.inputs, Regression.target: rows.targets}) for name, rows in parts.items()}
 
 
@@ -205,9 +199,7 @@ def _table(
     left_out = f"columns not used: {', '.join(unused)}" if unused else ""
     if image_column is not None:
         return Table(parts, features, targets, left_out)
-    splits = _splits(parts)
-    facts = arrays.facts_of(splits["train"], splits["test"], len(targets), splits.get("val"), features)
-    return Table(parts, features, targets, left_out, facts)
+    return Table(parts, features, targets, left_out, arrays.facts_of(_splits(parts), len(targets), features))
 
 
 def _features(path: Path, columns: Sequence[str], targets: Sequence[str], image_column: str | None) -> tuple[str, ...]:

@@ -123,11 +123,10 @@ def load(config: TrainConfig, root: Path, encoding: str = "") -> Dataset:
         splits[name] = Split({"tokens": rows, "labels": part.labels})
         cut += longer
     listing.cache_clear()  # texts as strings take more memory than their tokens
-    train, test, val = splits["train"], splits["test"], splits.get("val")
-    facts = arrays.facts_of(train, test, len(found.classes), val)
+    facts = arrays.facts_of(splits, len(found.classes))
     digest = hashlib.sha256(f"{facts.digest} {encoding}".encode()).hexdigest()[:16]
     facts = dataclasses.replace(facts, vocabulary=config.text.vocabulary, digest=digest)
-    made = arrays.made(config.dataset, train, test, found.classes, facts, val)
+    made = arrays.made(config.dataset, splits, found.classes, facts)
     words = f"{counted(cut, 'text')} longer than {length:,} tokens, cut there" if cut else ""
     return dataclasses.replace(made, left_out=words, encoding=encoding)
 
