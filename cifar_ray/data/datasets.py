@@ -259,17 +259,13 @@ def _mapped(path: str, others: Mapping[str, np.ndarray]) -> Split:
         raise ConfigError("stream", f"needs a --data-dir that all nodes share, and {problem}") from None
 
 
-def _grey(value: float) -> tuple[float, float, float]:
-    return (value, value, value)
-
-
 SPECS: dict[str, DatasetSpec] = {
     spec.name: spec
     for spec in (
         DatasetSpec("cifar10", 10, 50_000, 10_000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), True),
         DatasetSpec("cifar100", 100, 50_000, 10_000, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), True),
-        DatasetSpec("mnist", 10, 60_000, 10_000, _grey(0.1000), _grey(0.2752), False, 28, True),
-        DatasetSpec("digits", 10, 1_437, 360, _grey(0.3053), _grey(0.3760), False, 8, True),
+        DatasetSpec("mnist", 10, 60_000, 10_000, (0.1000,) * 3, (0.2752,) * 3, False, 28, True),
+        DatasetSpec("digits", 10, 1_437, 360, (0.3053,) * 3, (0.3760,) * 3, False, 8, True),
     )
 }
 
@@ -297,7 +293,8 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
     train, test = (published.read(name, root, train) for train in (True, False))
     names = tuple(str(label) for label in train.classes)
     train_split, test_split = (
-        Split({"images": to_model_size(spec, half.data), "labels": _labels(half.targets)}) for half in (train, test)
+        Split({"images": to_model_size(spec, half.data), "labels": np.asarray(half.targets, np.int64)})
+        for half in (train, test)
     )
     return _dataset(spec, train_split, test_split, names)
 
@@ -329,10 +326,6 @@ def to_model_size(spec: DatasetSpec, images: Any) -> np.ndarray:
     return np.ascontiguousarray(np.pad(array, ((0, 0), (border, border), (border, border), (0, 0))))
 
 
-def _labels(values: Any) -> np.ndarray:
-    return np.asarray(values, dtype=np.int64)
-
-
 def _digits(spec: DatasetSpec) -> Dataset:
     """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
     try:
@@ -345,7 +338,7 @@ def _digits(spec: DatasetSpec) -> Dataset:
     bunch = load_digits()
     images = to_model_size(spec, np.rint(bunch.images * (255 / 16)))
     shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
-    every = Split({"images": images, "labels": _labels(bunch.target)})
+    every = Split({"images": images, "labels": bunch.target.astype(np.int64)})
     train, test = (every.at(part) for part in np.split(shuffled, [spec.train_size]))
     return _dataset(spec, train, test, tuple(str(digit) for digit in range(spec.num_classes)))
 

@@ -107,9 +107,8 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
             where = f"{train.name}/ and {half.name}/ of {root}"
             raise ConfigError("dataset", f"must have the same classes in {where}; {odd!r} is in one only")
     words = in_words(left_out, unused, test)
-    if val is not None:
-        return Listing(classes, every, held[test][1], words, held[val][1])
-    return validated(Listing(classes, every, held[test][1], words), train, val_share)
+    kept = () if val is None else held[val][1]
+    return validated(Listing(classes, every, held[test][1], words, kept), train, val_share)
 
 
 def parts(root: Path) -> Halves:

@@ -65,9 +65,8 @@ def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: t
     of = {part: _pairs(part, left_out) for part in filter(None, (train, test, val))}
     names = _names(root, of[train], ignored)
     words = folders.in_words(left_out, unused, test)
-    if val is not None:
-        return Listing(names, of[train], of[test], words, of[val], Segmentation.target)
-    return folders.validated(Listing(names, of[train], of[test], words, (), Segmentation.target), train, val_share)
+    kept = () if val is None else of[val]
+    return folders.validated(Listing(names, of[train], of[test], words, kept, Segmentation.target), train, val_share)
 
 
 def _pairs(part: Path, left_out: Counter[str]) -> tuple[tuple[str, str], ...]:

@@ -45,13 +45,11 @@ def look(config: TrainConfig) -> Images:
     Raises:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
-    if config.dataset.startswith(TEXT):
-        root = _path(config.dataset)
-        with _reading(root):
-            return texts.look(config, root)
     if is_folder(config.dataset):
         root = _path(config.dataset)
         with _reading(root):
+            if config.dataset.startswith(TEXT):
+                return texts.look(config, root)
             if config.dataset.startswith(TABLE):
                 return tables.look(config, root)
             list_files, arguments = _lister(config, root, True)
@@ -109,13 +107,11 @@ def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset
     if not is_folder(config.dataset):
         return _from_function(config)
     root = _path(config.dataset)
-    if config.dataset.startswith(TEXT):
-        with _reading(root):
-            return texts.load(config, root, encoding)
-    if config.dataset.startswith(TABLE):
-        with _reading(root):
-            return tables.load(config, root, progress)
     with _reading(root):
+        if config.dataset.startswith(TEXT):
+            return texts.load(config, root, encoding)
+        if config.dataset.startswith(TABLE):
+            return tables.load(config, root, progress)
         # Deeper folders may have changed since a first look. A run that began without validation images, when val/ had
         # no use beside test/, goes on so.
         with_val = config.validated or not config.images.classes
