@@ -19,7 +19,7 @@ from cifar_ray.config import imports, torchvision_sets
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.sections import Images, Inputs
 from cifar_ray.data import validation
-from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, DatasetSpec, Split, digest
+from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, DatasetSpec, Split, digest, unusable
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.tasks.regression import Regression
 
@@ -55,7 +55,7 @@ def from_function(path: str, task: type[Task], val_share: float = 0.0) -> Datase
     except ValueError as error:
         names = "classes" if task.spec.names == "classes" else "outputs"
         rule = _RULE.format(target=task.target, names=names, rule=task.rule)
-        raise ConfigError("dataset", f"{rule}; {path} returns {error}") from None
+        raise unusable(f"{rule}; {path} returns {error}") from None
 
 
 def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:

@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import folders, masks
+from cifar_ray.data.datasets import unusable
 from cifar_ray.data.folders import Listing
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
@@ -105,12 +106,10 @@ def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listin
     train, val = (root / "annotations" / f"instances_{part}{year}.json" for part in ("train", "val"))
     known = {file: _annotations(file) for file in (train, val)}
     if odd := sorted(known[train].categories.items() ^ known[val].categories.items()):
-        raise ConfigError(
-            "dataset", f"must have the same categories in {train} and {val}; {odd[0][0]}, {odd[0][1]}, is in one only"
-        )
+        raise unusable(f"must have the same categories in {train} and {val}; {odd[0][0]}, {odd[0][1]}, is in one only")
     files = {file: tuple((image, str(file)) for image in sorted(of.images)) for file, of in known.items()}
     if missing := next((image for image, _ in (*files[train], *files[val]) if not Path(image).is_file()), None):
-        raise ConfigError("dataset", f"must have every image that its annotations name, and there is no {missing}")
+        raise unusable(f"must have every image that its annotations name, and there is no {missing}")
     words = f"val{year}/ is the test set, since COCO's test images have no annotations"
     classes = (BACKGROUND, *known[train].categories.values())
     whole = Listing(classes, files[train], files[val], words, (), Segmentation.target)
@@ -124,8 +123,7 @@ def _newest(root: Path) -> str:
         for part in ("train", "val")
     )
     if not train & val:
-        raise ConfigError(
-            "dataset",
+        raise unusable(
             "must have annotations/instances_train2017.json and instances_val2017.json, or those of another year, and "
             f"{root} has not",
         )
@@ -149,17 +147,16 @@ def _read(file: Path, changed_ns: int) -> _Annotations:
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"][:3])),) if part)
-        raise ConfigError("dataset", f"must be in COCO's format, and {file} is not: {where}{first['msg']}") from None
+        raise unusable(f"must be in COCO's format, and {file} is not: {where}{first['msg']}") from None
     folder = file.parents[1] / file.stem.removeprefix("instances_")
     images = {str(folder / image.file_name): image for image in content.images}
     categories = {category.id: category.name for category in sorted(content.categories, key=lambda each: each.id)}
     sizes = {image.id: (image.height, image.width) for image in content.images}
     if len(images) < len(content.images) or len(sizes) < len(content.images):
-        raise ConfigError("dataset", f"must have a number and a file of its own for each image, and {file} has not")
+        raise unusable(f"must have a number and a file of its own for each image, and {file} has not")
     names = {BACKGROUND, *categories.values()}
     if not len(names) == len(categories) + 1 == len(content.categories) + 1 or not 1 < len(names) <= IGNORED:
-        raise ConfigError(
-            "dataset",
+        raise unusable(
             f"must have 1 to {IGNORED - 1} categories, each with a number and a name of its own, none of them "
             f"{BACKGROUND}, and {file} has not",
         )
@@ -167,8 +164,7 @@ def _read(file: Path, changed_ns: int) -> _Annotations:
     for each in content.annotations:
         if each.image_id not in sizes or each.category_id not in categories:
             kind, number = ("category", each.category_id) if each.image_id in sizes else ("image", each.image_id)
-            raise ConfigError(
-                "dataset",
+            raise unusable(
                 f"must have annotations of known images and categories, and {file} has no {kind} {number}, "
                 f"of which annotation {each.id} is",
             )
@@ -176,7 +172,7 @@ def _read(file: Path, changed_ns: int) -> _Annotations:
             raise _misfit(each, file)
         instances[each.image_id].append(each)
     if not instances:
-        raise ConfigError("dataset", f"must have annotated images, and {file} has none")
+        raise unusable(f"must have annotated images, and {file} has none")
     return _Annotations(categories, images, instances)
 
 
@@ -188,8 +184,7 @@ def _fits(outline: list[list[float]] | _Runs, size: tuple[int, int]) -> bool:
 
 
 def _misfit(instance: _Instance, file: Path) -> ConfigError:
-    return ConfigError(
-        "dataset",
+    return unusable(
         f"must have runs of as many pixels as the image has, and annotation {instance.id} of {file} has other ones",
     )
 
@@ -237,5 +232,5 @@ def _pycocotools() -> ModuleType:
     try:
         from pycocotools import mask
     except ModuleNotFoundError:
-        raise ConfigError("dataset", "needs pycocotools; install it with `pip install 'cifar-ray[coco]'`") from None
+        raise unusable("needs pycocotools; install it with `pip install 'cifar-ray[coco]'`") from None
     return mask

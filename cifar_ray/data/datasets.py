@@ -46,6 +46,11 @@ _ABOUT_EQUAL = 1.25
 """How many times as many images as another a class may have to count as equal; in MNIST it is 1.24."""
 
 
+def unusable(problem: str) -> ConfigError:
+    """The error about a data set that cannot be learned from: what it must have, and what it has."""
+    return ConfigError("dataset", problem)
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """Facts about a data set that hold before it is read.
@@ -331,7 +336,7 @@ def _digits(spec: DatasetSpec) -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ConfigError("dataset", "digits needs scikit-learn, which is not installed here") from None
+        raise unusable("digits needs scikit-learn, which is not installed here") from None
 
     from cifar_ray.data import order
 

@@ -18,6 +18,7 @@ import numpy as np
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.data import imagefiles, validation
+from cifar_ray.data.datasets import unusable
 
 _HALVES = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 """Usual names of the folders of training, test and validation images, in any case; val/ is for the test where there is
@@ -85,9 +86,7 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
     left_out: Counter[str] = Counter()
     classes, every = _classes(train, left_out)
     if len(classes) < 2:
-        raise ConfigError(
-            "dataset", f"must have a folder for each of at least two classes, and {train} has {len(classes)}"
-        )
+        raise unusable(f"must have a folder for each of at least two classes, and {train} has {len(classes)}")
     if test is None:
         if not test_share:
             raise ConfigError(
@@ -105,7 +104,7 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
         if others != classes:
             odd = sorted(set(others) ^ set(classes))[0]
             where = f"{train.name}/ and {half.name}/ of {root}"
-            raise ConfigError("dataset", f"must have the same classes in {where}; {odd!r} is in one only")
+            raise unusable(f"must have the same classes in {where}; {odd!r} is in one only")
     words = in_words(left_out, unused, test)
     kept = () if val is None else held[val][1]
     return validated(Listing(classes, every, held[test][1], words, kept), train, val_share)
@@ -120,7 +119,7 @@ def parts(root: Path) -> Halves:
 def check_there(root: Path) -> None:
     """Refuse what is no folder."""
     if not root.is_dir():
-        raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
+        raise unusable(f"must name a folder that is there, and there is no {root}")
 
 
 def validated(whole: Listing, train: Path, share: float) -> Listing:
@@ -192,11 +191,9 @@ def halves(root: Path) -> Halves:
     val = [name for name in matches["val"] if matches["test"] and _folders(root / name)]
     for several in (train, test, val):
         if len(several) > 1:
-            raise ConfigError(
-                "dataset", f"must have {several[0]}/ or {several[1]}/, and {root} has both; move one of them elsewhere"
-            )
+            raise unusable(f"must have {several[0]}/ or {several[1]}/, and {root} has both; move one of them elsewhere")
     if not train:
-        raise ConfigError("dataset", f"must have train/ beside {test[0]}/, and {root} has none")
+        raise unusable(f"must have train/ beside {test[0]}/, and {root} has none")
     unused = [name for name in names if name not in (*train, *test, *val)]
     return Halves(root / train[0], root / test[0] if test else None, root / val[0] if val else None, unused)
 
@@ -233,9 +230,7 @@ def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], tuple
         if not paths:
             kinds = ", ".join(imagefiles.SUFFIXES)
             has = f"; left out there: {_kinds(others)}" * bool(others)
-            raise ConfigError(
-                "dataset", f"must have an image in every class, and {root / name} has none ({kinds}){has}"
-            )
+            raise unusable(f"must have an image in every class, and {root / name} has none ({kinds}){has}")
         left_out += others
         found += [(path, label) for path in paths]
     if beside := sum(entry.is_file() and not _is_hidden(entry.name) for entry in root.iterdir()):

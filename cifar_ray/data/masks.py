@@ -22,6 +22,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import folders, imagefiles
+from cifar_ray.data.datasets import unusable
 from cifar_ray.data.folders import Listing
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
@@ -56,7 +57,7 @@ def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: t
     """
     train, test, val, unused = folders.parts(root)
     if test is None:
-        raise ConfigError("dataset", f"must have train/ and test/, each with images/ and masks/, and {root} has not")
+        raise unusable(f"must have train/ and test/, each with images/ and masks/, and {root} has not")
     if val is not None and not with_val:
         unused, val = [*unused, val.name], None
     if val is not None and val_share:
@@ -73,21 +74,21 @@ def _pairs(part: Path, left_out: Counter[str]) -> tuple[tuple[str, str], ...]:
     """The images of a part with their masks; other files are counted in ``left_out`` by the end of their names."""
     for needed in ("images", "masks"):
         if not (part / needed).is_dir():
-            raise ConfigError("dataset", f"must have images/ and masks/ in {part}, which has no {needed}/")
+            raise unusable(f"must have images/ and masks/ in {part}, which has no {needed}/")
     others: Counter[str] = Counter()
     images = sorted(folders.images(part / "images", left_out))
     masks = set(folders.images(part / "masks", others))
     if not images:
-        raise ConfigError("dataset", f"must have an image in {part / 'images'}, which has none")
+        raise unusable(f"must have an image in {part / 'images'}, which has none")
     if wrong := sorted(mask for mask in masks if not mask.lower().endswith(".png")):
-        raise ConfigError("dataset", f"must have masks as PNG files, and {wrong[0]} is none")
+        raise unusable(f"must have masks as PNG files, and {wrong[0]} is none")
     found: dict[str, str] = {}
     for image in images:
         mask = (part / "masks" / Path(image).relative_to(part / "images")).with_suffix(".png")
         if str(mask) not in masks:
-            raise ConfigError("dataset", f"must have a mask for every image, and that of {image}, {mask}, is not there")
+            raise unusable(f"must have a mask for every image, and that of {image}, {mask}, is not there")
         if other := found.get(str(mask)):
-            raise ConfigError("dataset", f"must have a mask for each image, and {mask} is that of {other} and {image}")
+            raise unusable(f"must have a mask for each image, and {mask} is that of {other} and {image}")
         found[str(mask)] = image
     if unpaired := len(masks - found.keys()):
         others["masks without an image"] += unpaired
@@ -102,13 +103,12 @@ def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[
         text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
         names = [line.strip() for line in text.splitlines()]
         if len(names) < 2 or len(names) > IGNORED or len(set(names)) < len(names) or not all(names):
-            raise ConfigError("dataset", f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
+            raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
         return tuple(names)
     with ThreadPoolExecutor() as pool:
         highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_mtime_ns, ignored), train))
     if highest < 1:
-        raise ConfigError(
-            "dataset",
+        raise unusable(
             f"must have at least two classes in its training masks, beside {IGNORED}, which does not count, and {root} "
             "has not",
         )
@@ -128,9 +128,9 @@ def _numbers(path: Path, ignored: int) -> np.ndarray:
         kind, mode, stored = mask.format, mask.mode, mask.tile[0].args if mask.tile else ""
         numbers = np.asarray(mask)
     if kind != "PNG":
-        raise ConfigError("dataset", f"must have masks as PNG files, and {path} is none")
+        raise unusable(f"must have masks as PNG files, and {path} is none")
     if mode not in _MODES:
-        raise ConfigError("dataset", f"must have masks of one number of 8 bits a pixel, and {path} is {mode}")
+        raise unusable(f"must have masks of one number of 8 bits a pixel, and {path} is {mode}")
     numbers = numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
     return np.where(numbers == ignored, np.uint8(IGNORED), numbers)
 
@@ -146,8 +146,7 @@ def read(image: str, mask: str, side: int, classes: int, ignored: int) -> np.nda
     """
     numbers = _numbers(Path(mask), ignored)
     if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
-        raise ConfigError(
-            "dataset",
+        raise unusable(
             f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks, and {mask} has "
             f"{unknown.min()}",
         )
@@ -160,8 +159,8 @@ def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
         pixels = imagefiles.read(Path(image))
     if pixels.size != numbers.shape[::-1]:
         sizes = [f"{width}x{height}" for width, height in (numbers.shape[::-1], pixels.size)]
-        raise ConfigError(
-            "dataset", f"must have masks as large as their images, and {mask} has {sizes[0]} pixels, {image} {sizes[1]}"
+        raise unusable(
+            f"must have masks as large as their images, and {mask} has {sizes[0]} pixels, {image} {sizes[1]}"
         )
     cropped = ImageOps.fit(Image.fromarray(numbers), (side, side), Image.Resampling.NEAREST)
     return np.dstack([imagefiles.cropped(pixels, side), np.asarray(cropped)])

@@ -21,12 +21,11 @@ import numpy as np
 
 from cifar_ray import tasks
 from cifar_ray.config import files
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import COCO, MASKS, TABLE, TEXT, TORCHVISION, is_folder, path_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, coco, decoded, folders, imagefiles, masks, tables, texts, torchvision_images
-from cifar_ray.data.datasets import Dataset
+from cifar_ray.data.datasets import Dataset, unusable
 from cifar_ray.data.decoded import Progress
 
 
@@ -135,8 +134,8 @@ def _reading(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            "dataset", f"must be a folder that can be read, and {error.filename or root} cannot be ({error.strerror})"
+        raise unusable(
+            f"must be a folder that can be read, and {error.filename or root} cannot be ({error.strerror})"
         ) from None
 
 

@@ -20,7 +20,7 @@ from cifar_ray.config.errors import ConfigError, brief, first_line, one_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, decoded, folders, imagefiles, validation
-from cifar_ray.data.datasets import Dataset, DatasetSpec, Split
+from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, unusable
 from cifar_ray.tasks.regression import Regression
 
 if TYPE_CHECKING:
@@ -146,10 +146,10 @@ def _files(root: Path) -> dict[str, Path]:
     if root.is_file():
         return {"train": root}
     if not root.is_dir():
-        raise ConfigError("dataset", f"must name a CSV file or a folder that is there, and there is no {root}")
+        raise unusable(f"must name a CSV file or a folder that is there, and there is no {root}")
     files = {part: root / f"{part}.csv" for part in ("train", "test", "val")}
     if not files["train"].is_file():
-        raise ConfigError("dataset", f"must have train.csv and {_TEST}, and {root} has no train.csv")
+        raise unusable(f"must have train.csv and {_TEST}, and {root} has no train.csv")
     return {part: path for part, path in files.items() if path.is_file()}
 
 
@@ -170,9 +170,7 @@ def _table(
     parts = {}
     for part, path in files.items():
         if image_column is None and (odd := sorted(set(columns) ^ set(frames[part].columns))):
-            raise ConfigError(
-                "dataset", f"must have the same columns in {files['train']} and {path}; {brief(odd[0])} is in one only"
-            )
+            raise unusable(f"must have the same columns in {files['train']} and {path}; {brief(odd[0])} is in one only")
         learned = numbers(frames[part], targets, path)
         if image_column is None:
             parts[part] = Rows(numbers(frames[part], features, path).astype(np.float32), learned)
@@ -207,7 +205,7 @@ def _features(path: Path, columns: Sequence[str], targets: Sequence[str], image_
     import pandas as pd
 
     if pd.to_numeric(pd.Series(columns), errors="coerce").notna().all():
-        raise ConfigError("dataset", f"must begin with a line that names the columns, and {path} begins with numbers")
+        raise unusable(f"must begin with a line that names the columns, and {path} begins with numbers")
     if not targets:
         raise ConfigError("target", f"must name the columns to learn of {path}, which has {_some(columns)}")
     if twice := next((name for name in targets if list(targets).count(name) > 1), None):
@@ -240,19 +238,17 @@ def frame(path: Path) -> pd.DataFrame:
     try:
         cells = pd.read_csv(path, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
     except UnicodeDecodeError:
-        raise ConfigError("dataset", f"must have CSV files in UTF-8, and {path} is not") from None
+        raise unusable(f"must have CSV files in UTF-8, and {path} is not") from None
     except pd.errors.EmptyDataError:
-        raise ConfigError("dataset", f"must have rows, and {path} is empty") from None
+        raise unusable(f"must have rows, and {path} is empty") from None
     except pd.errors.ParserError as error:
-        raise ConfigError(
-            "dataset", f"must have as many cells in every line, and {path} has not ({first_line(error)})"
-        ) from None
+        raise unusable(f"must have as many cells in every line, and {path} has not ({first_line(error)})") from None
     names = [str(name).strip() for name in cells.iloc[0]]
     if not all(names) or len(set(names)) < len(names):
         what = "a column without a name" if not all(names) else f"{max(names, key=names.count)} twice"
-        raise ConfigError("dataset", f"must name each column once in its first line, and {path} has {what}")
+        raise unusable(f"must name each column once in its first line, and {path} has {what}")
     if len(cells) == 1:
-        raise ConfigError("dataset", f"must have rows, and {path} has only a line that names the columns")
+        raise unusable(f"must have rows, and {path} has only a line that names the columns")
     return cells[1:].reset_index(drop=True).set_axis(names, axis=1)
 
 
@@ -267,16 +263,14 @@ def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarra
     values = np.empty((len(rows), len(columns)))
     for at, name in enumerate(columns):
         if name not in rows:
-            raise ConfigError("dataset", f"must have the column {name}, and {path} has not")
+            raise unusable(f"must have the column {name}, and {path} has not")
         values[:, at] = pd.to_numeric(rows[name].str.strip(), errors="coerce")
         wrong = ~(np.abs(values[:, at]) <= np.finfo(np.float32).max)
         if wrong.any():
             row = int(wrong.argmax())
             cell = rows[name].iloc[row]
             has = brief(cell) if isinstance(cell, str) and cell.strip() else "nothing"
-            raise ConfigError(
-                "dataset", f"must have a finite number in every row of {name}, and {path} has {has} in row {row + 1}"
-            )
+            raise unusable(f"must have a finite number in every row of {name}, and {path} has {has} in row {row + 1}")
     return values
 
 
@@ -323,11 +317,10 @@ def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool
 def _images(rows: pd.DataFrame, column: str, path: Path) -> np.ndarray:
     """The paths of the images in a column."""
     if column not in rows:
-        raise ConfigError("dataset", f"must have the column {column}, and {path} has not")
+        raise unusable(f"must have the column {column}, and {path} has not")
     files = [path.parent / str(name).strip() for name in rows[column]]
     if missing := next((row for row, file in enumerate(files) if not file.is_file()), -1) + 1:
-        raise ConfigError(
-            "dataset",
+        raise unusable(
             f"must have an image for every row, and {path} names {files[missing - 1]} in row {missing}, "
             "which is not there",
         )

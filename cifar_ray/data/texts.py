@@ -23,8 +23,8 @@ import numpy as np
 from cifar_ray.config.errors import ConfigError, brief, counted, one_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, decoded, imagefiles, tokens, validation
-from cifar_ray.data.datasets import Dataset, Split
+from cifar_ray.data import arrays, decoded, folders, imagefiles, tokens, validation
+from cifar_ray.data.datasets import Dataset, Split, unusable
 
 SUFFIXES = (".csv", ".jsonl")
 LINES = ".txt"
@@ -65,19 +65,18 @@ def files(root: Path) -> dict[str, Path]:
     Raises:
         ConfigError: when there is no such folder, or it has two files of one part, or none to train or to test with.
     """
-    if not root.is_dir():
-        raise ConfigError("dataset", f"must name a folder that is there, and there is no {root}")
+    folders.check_there(root)
     found: dict[str, Path] = {}
     for part in ("train", "test", "val"):
         paths = [path for suffix in SUFFIXES if (path := root / f"{part}{suffix}").is_file()]
         if len(paths) > 1:
             both = f"{paths[0].name} and {paths[1].name}"
-            raise ConfigError("dataset", f"must have one file of each part, and {root} has {both}")
+            raise unusable(f"must have one file of each part, and {root} has {both}")
         if paths:
             found[part] = paths[0]
         elif part != "val":
             names = one_of(part + suffix for suffix in SUFFIXES)
-            raise ConfigError("dataset", f"must have {names}, and {root} has none")
+            raise unusable(f"must have {names}, and {root} has none")
     return found
 
 
@@ -155,24 +154,20 @@ def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listin
     rows = {part: list(_rows(path)) for part, path in found.items()}
     for part, path in found.items():
         if not rows[part]:
-            raise ConfigError("dataset", f"must have a text in {path}, which has none")
+            raise unusable(f"must have a text in {path}, which has none")
     classes = tuple(sorted({label for _, label in rows["train"]}))
     if len(classes) < 2:
-        raise ConfigError(
-            "dataset", f"must have at least two classes, and all labels of {found['train']} are {brief(classes[0])}"
-        )
+        raise unusable(f"must have at least two classes, and all labels of {found['train']} are {brief(classes[0])}")
     texts = len(rows["train"])
     if len(classes) > _MOST_CLASSES and len(classes) > texts // _FEWEST_OF_A_CLASS:
-        raise ConfigError(
-            "dataset",
+        raise unusable(
             f"must have classes in the column label, and {found['train']} has {len(classes):,} different labels for "
             f"{texts:,} texts: above {_MOST_CLASSES:,}, a class must have {_FEWEST_OF_A_CLASS} texts on average",
         )
     numbers = {name: number for number, name in enumerate(classes)}
     for part, path in found.items():
         if unknown := next((label for _, label in rows[part] if label not in numbers), None):
-            raise ConfigError(
-                "dataset",
+            raise unusable(
                 f"must have the same classes in all files; {brief(unknown)} is in {path} and not in {found['train']}",
             )
     parts = {
@@ -194,7 +189,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
     """Text and label of every row of a file."""
     for where, row in records(path):
         if lacking := [name for name in _COLUMNS if name not in row]:
-            raise ConfigError("dataset", f"must have the columns text and label, and {where} has no {lacking[0]}")
+            raise unusable(f"must have the columns text and label, and {where} has no {lacking[0]}")
         label = row["label"]
         cells = {"text": row["text"], "label": str(label) if isinstance(label, int) else label}
         for name, value in cells.items():
@@ -204,9 +199,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
             elif not has and not tokens.is_unicode(value):
                 has = f"{brief(value)} as {name}, which is not Unicode"
             if has:
-                raise ConfigError(
-                    "dataset", f"must have a text and the name of its class in each row, and {where} has {has}"
-                )
+                raise unusable(f"must have a text and the name of its class in each row, and {where} has {has}")
         yield cells["text"], cells["label"].strip()
 
 

@@ -24,7 +24,7 @@ from cifar_ray.config.sections import Images
 from cifar_ray.config.torchvision_sets import SETS, PublishedSet
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import decoded, folders, imagefiles, published, validation
-from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, folder
+from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, folder, unusable
 
 # torchvision gives no public way to labels without images. Where a class has none of these, images are read for them.
 _LABELS = ("targets", "labels", "_labels")
@@ -71,7 +71,7 @@ def load(config: TrainConfig, progress: decoded.Progress) -> Dataset:
         key = decoded.key(config.image_size, config.dataset, classes, marks)
     except OSError as error:  # some of torchvision's classes list files that they do not look for
         reason = f"{error.filename} cannot be read ({error.strerror})"
-        raise ConfigError("dataset", f"must have all files of {config.dataset}, and {reason}") from None
+        raise unusable(f"must have all files of {config.dataset}, and {reason}") from None
     wanted = {
         name: decoded.Part(labels[of][rows[name]], functools.partial(_image, config, parts[of], rows[name]))
         for name, of in source.items()
@@ -106,9 +106,7 @@ def _opened(dataset: str, root: Path) -> dict[str, Any]:
             raise
         except Exception as error:  # files that are missing or damaged lead to whatever comes
             if not _facts(dataset).downloads:
-                raise ConfigError(
-                    "dataset", f"must be in {root}, where {dataset} cannot be read: {first_line(error)}"
-                ) from None
+                raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
         flags.note(f"downloading {dataset} to {root}")
         partial = root / f".{name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -147,12 +145,12 @@ def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:
 
     facts, name = _facts(dataset), dataset.removeprefix(TORCHVISION).partition("/")[0]
     if not hasattr(datasets, name):
-        raise ConfigError("dataset", f"must be in the torchvision installed here ({__version__}), got {dataset}")
+        raise unusable(f"must be in the torchvision installed here ({__version__}), got {dataset}")
     reader = getattr(datasets, name)
     try:
         return {part: reader(str(root), **which, **facts.options, **options) for part, which in facts.parts.items()}
     except ImportError as error:
-        raise ConfigError("dataset", f"needs {error.name} for {dataset}: install it") from None
+        raise unusable(f"needs {error.name} for {dataset}: install it") from None
 
 
 def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
@@ -160,10 +158,10 @@ def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], d
     try:
         labels = {name: _labels(part) for name, part in parts.items()}
     except TypeError:  # FER2013's test images were first published without them
-        raise ConfigError("dataset", f"must have labels for all images, and the files of {dataset} do not") from None
+        raise unusable(f"must have labels for all images, and the files of {dataset} do not") from None
     used = np.unique(labels["train"])
     if unknown := {int(label) for of in labels.values() for label in np.setdiff1d(of, used)}:
-        raise ConfigError("dataset", f"must have training images of class {min(unknown)}, and {dataset} has none")
+        raise unusable(f"must have training images of class {min(unknown)}, and {dataset} has none")
     given = getattr(parts["train"], "classes", None)
     names = [_name(given[label]) if given else str(label) for label in used]
     unique = tuple(name if names.count(name) == 1 else f"{name} ({label})" for name, label in zip(names, used))
