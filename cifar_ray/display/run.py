@@ -101,15 +101,9 @@ class Console(Display):
         self._begun = (time.perf_counter(), 0)
 
     def show_doing(self, text: str) -> None:
-        """Have the live line say what is going on."""
         self.live.update(self._task, description=text, figures="")
 
-    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
-        """The run waits for nodes."""
-        self.doing(waiting_note(suitable, wanted, waited_s, limit_s))
-
     def no_room(self, seconds: float) -> None:
-        """The workers have waited so long for room in the cluster."""
         self.doing(f"waiting for room in the cluster, {duration(seconds)} so far")
 
     @contextmanager
@@ -125,11 +119,9 @@ class Console(Display):
                 self.live.start()
 
     def started(self, text: str) -> None:
-        """On what the run trains."""
         self.line(text)
 
     def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """Training for a task starts after ``step``."""
         self._learned = task
         self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
         self._begun = (time.perf_counter(), step)
@@ -137,7 +129,6 @@ class Console(Display):
         self.live.update(self._task, description=f"epoch {epoch}/{epochs}", total=total, completed=step)
 
     def loss(self, value: float) -> None:
-        """The latest mean loss."""
         self._loss = value
 
     def progress(self, epoch: int, step: int, images_per_s: float) -> None:
@@ -154,11 +145,9 @@ class Console(Display):
         )
 
     def cost(self, usd: float) -> None:
-        """What the run has cost so far."""
         self._cost = f"{dollars(usd)}  "
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
-        """One line for an epoch that has ended."""
         task, primary, subset = self._learned, self._learned.primary, measured_on(metrics)
         self.line(
             f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
@@ -333,7 +322,6 @@ class Console(Display):
             self.line("  ".join([*cells, line[-1]]), indent=4)
 
     def _table(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Two columns."""
         rows = list(rows)
         width = max(len(label) for label, _ in rows)
         for label, value in rows:
@@ -349,11 +337,6 @@ class Console(Display):
 def cpu_note(reason: str) -> str:
     """A note on a run that uses CPUs because there were too few GPUs."""
     return f"note: training on CPUs, though there are GPUs: {reason}"
-
-
-def waiting_note(suitable: int, wanted: int, waited_s: float, limit_s: float) -> str:
-    """How long a run or a sweep has waited for nodes, and how many have come."""
-    return f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}"
 
 
 def made_up_note(local_nodes: int, oversubscribe: bool) -> str:

@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from cifar_ray.config.limits import dollars, duration
-from cifar_ray.display.run import waiting_note
 from cifar_ray.display.terminal import Display
 from cifar_ray.tasks import USUAL, TaskSpec, measured_on
 
@@ -69,12 +68,7 @@ class Board(Display):
         self.live = Live(console=self.terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
 
     def show_doing(self, text: str) -> None:
-        """Have the last line of the table say what is going on."""
         self._doing = text
-
-    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
-        """The sweep waits for nodes."""
-        self.doing(waiting_note(suitable, wanted, waited_s, limit_s))
 
     def line_once(self, text: str) -> None:
         """A line that several runs would repeat."""

@@ -9,11 +9,13 @@ import time
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Terminal
 from rich.live import Live
 from rich.progress import Progress
+
+from cifar_ray.config.limits import duration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,12 +23,6 @@ if TYPE_CHECKING:
 
 _LIVE_S, _LINES_S = 0.2, 10.0
 """Seconds between two reports of the images that have been decoded: on a screen, and in plain lines."""
-
-
-def wrapped(line: str, width: int, indent: int = 0) -> str:
-    """``line`` in lines of ``width`` characters; words, such as paths, stay whole and can be copied."""
-    kept = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(line, width, subsequent_indent=" " * indent, **kept)  # type: ignore[arg-type]
 
 
 def tilde(path: str) -> str:
@@ -83,8 +79,9 @@ class Display(ABC):
             text: one or several lines.
             indent: spaces before what does not fit into the first line.
         """
-        if self.terminal.is_terminal:
-            text = "\n".join(wrapped(line, self.terminal.width, indent) for line in text.split("\n"))
+        if self.terminal.is_terminal:  # words, such as paths, stay whole and can be copied
+            how: Any = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+            text = "\n".join(textwrap.fill(line, self.terminal.width, **how) for line in text.split("\n"))
         self.terminal.print(text, markup=False)
 
     def doing(self, text: str) -> None:
@@ -93,6 +90,10 @@ class Display(ABC):
             self.show_doing(text)
         else:
             self.line(text)
+
+    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
+        """How long a run or a sweep has waited for nodes, and how many have come."""
+        self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
 
     def decoding(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` images of a data set have been decoded; told now and then."""
