@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
@@ -134,18 +133,18 @@ def most_stale(_: Group, config: Configuration) -> Entry:
 
 def unreached(target: float) -> Why:
     """Why there is no way to a target."""
-    return partial(_unreached, target=target)
 
+    def why(trial: Trial) -> str:
+        best, epochs, text = task.best(trial), task.epochs_to(trial, target), trial.task.primary.text
+        if epochs is not None:
+            return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
+        if best is None:
+            return "not recorded"
+        if task.reaches(trial, best, target):
+            return f"reached, since the best epoch has {text(best)}, but the epoch is not recorded"
+        return f"not reached: the best epoch has {text(best)}"
 
-def _unreached(trial: Trial, target: float) -> str:
-    best, epochs, text = task.best(trial), task.epochs_to(trial, target), trial.task.primary.text
-    if epochs is not None:
-        return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
-    if best is None:
-        return "not recorded"
-    if task.reaches(trial, best, target):
-        return f"reached, since the best epoch has {text(best)}, but the epoch is not recorded"
-    return f"not reached: the best epoch has {text(best)}"
+    return why
 
 
 def unsplit(trial: Trial) -> str:

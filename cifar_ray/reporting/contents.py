@@ -44,11 +44,6 @@ class Entry:
     partial: bool = False
 
     @property
-    def web_link(self) -> str:
-        """The link if it is a web address, else empty."""
-        return web_address(self.link)
-
-    @property
     def is_id(self) -> bool:
         """Whether it is the id of a run or a commit, of which the first characters are enough to see."""
         return re.fullmatch("[0-9a-f]{32,}", self.text) is not None

@@ -237,13 +237,7 @@ PARTS = tuple(
     Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None)
     for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
 )
-BOUND_COST = Figure(
-    "bound_percent",
-    "Costs (% of training)",
-    _bound_percent,
-    " %",
-    0,
-)
+BOUND_COST = Figure("bound_percent", "Costs (% of training)", _bound_percent, " %")
 NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
 PHASE_TIMES = tuple(
     Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2)

@@ -53,6 +53,7 @@ _ASIDE = {
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models", "convolutions", "class_weights_counts"),
 }
+_OF_FIRST = (*PLACED, "nodes", "world_size", "strategy")
 _ID_SHOWN = 8
 
 
@@ -61,7 +62,7 @@ class Configuration:
     """Everything but the seed, and the runs that have it.
 
     ``others`` are names and values of whatever else varies in the study; ``device`` is ``cpu`` or ``cuda``, or empty
-    when no run came so far as to tell.
+    when no run came so far as to tell. What follows the trials is that of the first one.
     """
 
     runs: Runs
@@ -74,6 +75,9 @@ class Configuration:
     topology: str
     batch_size: int
     global_batch_size: int
+    nodes: int
+    world_size: int
+    strategy: str
 
     @cached_property
     def finished(self) -> tuple[Trial, ...]:
@@ -86,24 +90,9 @@ class Configuration:
         return Counter(trial.measure for trial in self.finished).values()
 
     @property
-    def nodes(self) -> int:
-        """Machines."""
-        return self.trials[0].nodes
-
-    @property
-    def world_size(self) -> int:
-        """Workers in all."""
-        return self.trials[0].world_size
-
-    @property
     def devices(self) -> int:
         """GPUs in all, of which a worker may drive several; without GPUs, workers."""
         return self.world_size * (self.trials[0].gpus_per_worker if self.device == "cuda" else 1)
-
-    @property
-    def strategy(self) -> str:
-        """Its strategy; empty when the run ended before logging it."""
-        return self.trials[0].strategy
 
     @property
     def column(self) -> int:
@@ -150,7 +139,7 @@ class Runs:
         self.frame = frame
         self.configurations = [
             Configuration(
-                self, number, device, others, tuple(rows.trial), *(getattr(rows.trial.iloc[0], n) for n in PLACED)
+                self, number, device, others, tuple(rows.trial), *(getattr(rows.trial.iloc[0], n) for n in _OF_FIRST)
             )
             for number, ((_, _, device, *_, others), rows) in enumerate(groups)
         ]

@@ -178,11 +178,6 @@ class Searched:
         return Candidate(trial, value if trial.finished else None, value if ended else None, epochs)
 
 
-def of(study: Study) -> Searched:
-    """A search by its study."""
-    return Searched(Runs(study.meant))
-
-
 def shown(value: str) -> str:
     """A parameter's value as people read it: ``0.0312``, ``none``, and of a path its name."""
     if value == _ABSENT:

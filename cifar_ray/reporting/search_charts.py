@@ -22,20 +22,17 @@ _CHARACTER = 0.09  # width of a character of a name below a column, in inches
 _STOPPED = "stopped (last epoch)"
 
 
-class Spot(NamedTuple):
-    """A trial over one axis."""
-
-    x: float
-    y: float
+Spots = Sequence[tuple[float, float]]
+"""Where trials stand on one axis, and how high."""
 
 
 class Over(NamedTuple):
     """What stands over one axis: the best trial, all that finished, and those that were stopped; none that lacks it."""
 
     axis: Axis
-    best: Sequence[Spot]
-    finished: Sequence[Spot]
-    stopped: Sequence[Spot]
+    best: Spots
+    finished: Spots
+    stopped: Spots
 
 
 class Column(NamedTuple):
@@ -82,8 +79,8 @@ def charts(searched: Searched) -> list[Chart]:
 def _over(axis: Axis, known: Sequence[tuple[float, Candidate]], values: Sequence[float], finished: int) -> Over:
     spots = [(axis.at(candidate.trial), value) for (_, candidate), value in zip(known, values)]
 
-    def placed(some: Sequence[tuple[float | None, float]]) -> list[Spot]:
-        return [Spot(x, y) for x, y in some if x is not None]
+    def placed(some: Sequence[tuple[float | None, float]]) -> Spots:
+        return [(x, y) for x, y in some if x is not None]
 
     return Over(axis, placed(spots[: min(finished, 1)]), placed(spots[:finished]), placed(spots[finished:]))
 
@@ -98,7 +95,7 @@ def _axes(look: Look, panels: Sequence[tuple[str, Over]], label: str, log: bool)
     best["markeredgecolor"] = look.text
     for (_, over), axes in zip(panels, every):
         for spots, kind in ((over.stopped, stopped), (over.finished, done), (over.best, best)):
-            axes.plot([spot.x for spot in spots], [spot.y for spot in spots], **kind)
+            axes.plot([x for x, _ in spots], [y for _, y in spots], **kind)
         axes.set_ylabel(look.wrapped(label, _SIDE))
         if log:
             axes.set_yscale("log")
@@ -118,7 +115,7 @@ def _scale(axes: Any, over: Over, width: float) -> None:
     if over.axis.kind == "list":
         draw.name_places(axes, list(map(shown, over.axis.values)), width)
         return
-    at = [spot.x for spot in (*over.finished, *over.stopped)]
+    at = [x for x, _ in (*over.finished, *over.stopped)]
     if over.axis.kind == "log":
         axes.set_xscale("log")
         decades = math.log10(max(at) / min(at)) if at else 0.0

@@ -12,7 +12,7 @@ from cifar_ray.reporting import chance, charts, importance, search_charts, searc
 from cifar_ray.reporting.contents import Chart, Finding, Highlight, Section
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.reporting.search import Candidate, Searched
+from cifar_ray.reporting.search import Searched
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import Trial
 
@@ -71,16 +71,13 @@ def lead(searched: Searched) -> str:
 
 def _among(searched: Searched) -> str:
     """How many configurations competed, and how far each was trained."""
-    frame, competed = searched.runs.frame, {*map(_id, (pair[1] for pair in (*searched.ranked, *searched.stopped)))}
+    competed = {candidate.trial.run_id for _, candidate in (*searched.ranked, *searched.stopped)}
+    frame = searched.runs.frame
     number = frame.configuration[frame.run_id.isin(competed)].nunique()
     runs = f" ({len(competed)} runs)" if len(competed) != number else ""
     stopped = len(searched.stopped)
     ended = f", of which {stopped} {'was' if stopped == 1 else 'were'} stopped before the end" if stopped else ""
     return f"{counted(number, 'configuration')}{runs}{ended}"
-
-
-def _id(candidate: Candidate) -> str:
-    return candidate.trial.run_id
 
 
 def findings(searched: Searched, explained: Sequence[importance.Explained]) -> list[Finding]:

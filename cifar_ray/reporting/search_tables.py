@@ -13,16 +13,7 @@ from cifar_ray.reporting.search import Candidate, Searched
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import Trial
 
-_ENDS = {
-    "FINISHED": "finished",
-    "KILLED": "ended early",
-    "STOPPED": "stopped",
-    "FAILED": "failed",
-    "SKIPPED": "skipped",
-    "PENDING": "not begun",
-    "RUNNING": "running",
-}
-_STOPPED = "stopped"
+_ENDS = {"KILLED": "ended early", "PENDING": "not begun"}
 
 
 def trials(searched: Searched, targets: Sequence[float], price: Price | None) -> Table:
@@ -31,7 +22,8 @@ def trials(searched: Searched, targets: Sequence[float], price: Price | None) ->
     rows = [*shown, *(candidate for candidate in searched.candidates if candidate not in shown)]
     columns = _figures(searched, targets, price)
     columns = [figure for figure in columns if any(figure.measure(row.trial) is not None for row in rows)]
-    best, first = _is_told(searched), (_objective(searched), "End", "Epochs")
+    objective = f"Objective: {searched.title[:1].lower()}{searched.title[1:]}"
+    best, first = _is_told(searched), ("Rank", objective, "End", "Epochs")
     notes = [
         "Trials that finished come first, by the objective; then those that were stopped before the end, with what "
         "they had after their last epoch, which is not compared with the others.",
@@ -41,7 +33,7 @@ def trials(searched: Searched, targets: Sequence[float], price: Price | None) ->
     return Table(
         "search_trials",
         "Trials",
-        ["Rank", *first, *(axis.name for axis in searched.axes), *(figure.title for figure in columns), "Run"],
+        [*first, *(axis.name for axis in searched.axes), *(figure.title for figure in columns), "Run"],
         [
             (
                 f"{number}" if row.value is not None else "-",
@@ -56,10 +48,6 @@ def trials(searched: Searched, targets: Sequence[float], price: Price | None) ->
         ],
         list(dict.fromkeys(notes)),
     )
-
-
-def _objective(searched: Searched) -> str:
-    return f"Objective: {searched.title[:1].lower()}{searched.title[1:]}"
 
 
 def _is_told(searched: Searched) -> bool:
@@ -176,7 +164,8 @@ def _share(value: float | None, why: str) -> Entry:
 
 def end(candidate: Candidate) -> str:
     """How a trial has ended, in a word."""
-    return _STOPPED if candidate.stopped_early else _ENDS.get(candidate.trial.status, candidate.trial.status)
+    status = candidate.trial.status
+    return "stopped" if candidate.stopped_early else _ENDS.get(status, status.lower())
 
 
 def is_on_test(searched: Searched) -> bool:

@@ -132,7 +132,12 @@ def judge(sides: Sequence[tuple[str, Sequence[Study]]], max_slowdown_percent: fl
         _check_alike(title, trials)
     _check_work(timed)
     a, b = (
-        Side(title, tuple(map(_step_ms, trials)), tuple(trial.run_id for trial in trials), len(of) - len(trials))
+        Side(
+            title,
+            tuple(filter(None, map(figures.iteration_ms, trials))),
+            tuple(trial.run_id for trial in trials),
+            len(of) - len(trials),
+        )
         for (title, _), trials, of in zip(sides, timed, every)
     )
     differ = _differences(timed) if all(timed) else {}
@@ -178,12 +183,6 @@ def probability(a: Sequence[float], b: Sequence[float], allowed: float) -> float
         return float(second[0] - first[0] <= math.log(allowed) + 1e-12)
     beyond = [log - math.log(allowed) for log in second]
     return float(stats.ttest_ind(beyond, first, equal_var=False, alternative="greater").pvalue)
-
-
-def _step_ms(trial: Trial) -> float:
-    ms = figures.iteration_ms(trial)
-    assert ms is not None
-    return ms
 
 
 def _check_alike(title: str, trials: Sequence[Trial]) -> None:

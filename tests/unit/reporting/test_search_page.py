@@ -9,8 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from cifar_ray.reporting import chance, data, exported, importance, pages, report, search, search_charts
+from cifar_ray.reporting import chance, data, exported, importance, pages, report, search_charts
 from cifar_ray.reporting.contents import Report, Table
+from cifar_ray.reporting.frame import Runs
+from cifar_ray.reporting.search import Searched, shown
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, Search, Study
 from tests.support.searches import ANY, AXES, drawn, searched, tried
 from tests.support.studies import DEPTH, grid, of_another_task, trial
@@ -25,6 +27,10 @@ def three(*values: float, images: int = 1000, stopped_at: int = 0) -> Study:
     return searched(
         [tried(number, value, {"lr": rate}, stopped_at=at, images=images) for number, value, rate, at in runs]
     )
+
+
+def read(study: Study) -> Searched:
+    return Searched(Runs(study.meant))
 
 
 def trials(made: Report) -> Table:
@@ -109,7 +115,7 @@ def test_a_plain_grid_keeps_its_page() -> None:
 
 @pytest.mark.parametrize(("count", "axes"), [(4, AXES[:3]), (60, AXES)])
 def test_a_chart_has_a_panel_for_each_axis_and_each_trial_a_line(count: int, axes: tuple[str, ...]) -> None:
-    made = search_charts.charts(search.of(drawn(count, axes, stopped=count > 4)))
+    made = search_charts.charts(read(drawn(count, axes, stopped=count > 4)))
     over, parallel = (chart.draw("light") for chart in made)
     assert [panel.get_title() for panel in over.axes] == list(axes)
     assert [panel.get_xscale() for panel in over.axes] == ["log", *["linear"] * (len(axes) - 1)]
@@ -177,7 +183,7 @@ def test_axes_of_categories_alone() -> None:
         for number in range(10)
     ]
     study = searched(runs, ("optimizer",), replace(ANY, ranges={}))
-    (axis,) = importance.explained(search.of(study))
+    (axis,) = importance.explained(read(study))
     assert axis.correlation is None
     assert axis.between == pytest.approx(1.0, abs=0.01)
     (panel,) = report.build(study).charts[0].draw("light").axes
@@ -233,7 +239,7 @@ def test_a_search_on_the_test_set_says_so() -> None:
     [("0.0123456", "0.0123"), ("1e-05", "1e-05"), ("128", "128"), ("None", "none"), ("/data/cats", "cats"), ("a/b", "a/b")],
 )  # fmt: skip
 def test_values_are_short(value: str, text: str) -> None:
-    assert search.shown(value) == text
+    assert shown(value) == text
 
 
 def test_as_json_the_best_run_comes_first() -> None:
@@ -250,7 +256,7 @@ def test_an_optimum_in_the_middle_explains_much_without_a_correlation() -> None:
         for number, rate in enumerate(rates)
     ]
     study = searched(runs, ("lr", "warmup"), replace(ANY, ranges={"lr": "loguniform", "warmup": "int"}))
-    rate, warmup = importance.explained(search.of(study))
+    rate, warmup = importance.explained(read(study))
     assert rate.alone is not None
     assert warmup.alone is not None
     assert rate.alone > 0.9 > 0.1 > warmup.alone
@@ -266,10 +272,10 @@ def test_few_trials_explain_nothing() -> None:
 
 def test_axes_are_compared_at_the_last_epoch_that_all_trials_had() -> None:
     study = three(0.9, 0.6, 0.3, stopped_at=1)
-    epoch, compared = search.of(study).compared
+    epoch, compared = read(study).compared
     assert epoch == 1
     assert [value for value, _ in compared] == pytest.approx([0.3, 0.2, 0.1])
-    assert search.of(three(0.9, 0.6, 0.3)).compared[0] is None
+    assert read(three(0.9, 0.6, 0.3)).compared[0] is None
 
 
 def test_a_search_stays_one_in_a_file(tmp_path) -> None:
