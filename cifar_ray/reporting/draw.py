@@ -6,8 +6,8 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,12 +75,10 @@ class Look(NamedTuple):
         return plainly if index < 0 else plainly | {"facecolor": self.colour(index), "hatch": hatch}
 
     def line(self, colour: int, shape: int) -> dict[str, Any]:
-        """How a line looks."""
         marker, dashes = _MARKERS[shape % len(_MARKERS)], _DASHES[shape % len(_DASHES)]
         return {"color": self.colour(colour), "marker": marker, "linestyle": dashes}
 
     def colour(self, index: int) -> str:
-        """Colour of a series."""
         return self.colours[index % len(self.colours)]
 
 
@@ -119,8 +117,7 @@ class Line(NamedTuple):
     ideal: Sequence[float] = ()
 
 
-@contextmanager
-def settings(look: Look) -> Iterator[None]:
+def settings(look: Look) -> AbstractContextManager[None]:
     """Context manager: give figures this look, and make SVG files the same every time, with their text as text."""
     coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     clear = ("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor")
@@ -134,8 +131,7 @@ def settings(look: Look) -> Iterator[None]:
     # Type 42 is TrueType: publishers refuse Type 3.
     files = {"svg.fonttype": "none", "svg.hashsalt": "cifar-ray", "pdf.fonttype": 42}
     colours = dict.fromkeys(coloured, look.text) | dict.fromkeys(clear, "none")
-    with drawing.settings({**colours, **font, **titles, **axes, **grid, **lines, **legend, **files}):
-        yield
+    return drawing.settings({**colours, **font, **titles, **axes, **grid, **lines, **legend, **files})
 
 
 class Drawing(NamedTuple):
@@ -220,11 +216,11 @@ def stacked(
     names = {name: look.wrapped(plain(name), room) for rows in panels.values() for name in rows}
     row = max(_ROW, 0.8 * _LINE * max(name.count("\n") + 1.5 for name in names.values()))
     figure = sheet(look, 9.5, sum(row * len(rows) + 0.75 for rows in panels.values()) + 0.9)
-    grid = figure.add_gridspec(len(panels), 1, height_ratios=[len(rows) + 1.5 for rows in panels.values()])
+    heights = [len(rows) + 1.5 for rows in panels.values()]
+    every = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
     fills = {name: look.bar(-1 if name == "not split" else at) for at, name in enumerate(parts)}
     unit = axis[axis.rindex("(") + 1 : -1]
-    for number, (title, rows) in enumerate(panels.items()):
-        axes = figure.add_subplot(grid[number])
+    for axes, (title, rows) in zip(every, panels.items()):
         axes.set_title(plain(title), loc="left")
         axes.grid(axis="x")
         for at, lengths in enumerate(rows.values()):
@@ -380,16 +376,13 @@ def add_legend(look: Look, figure: Any, handles: Sequence[Any]) -> None:
 
 def name_places(axes: Any, names: Sequence[str], width: float) -> None:
     """Names below the groups of bars of a panel that is ``width`` inches wide, slanted where there is no room."""
-    axes.set_xticks(range(len(names)), [plain(name) for name in names])
-    if len(names) * (max(map(len, names)) + 2) * _CHARACTER > width:
-        axes.tick_params(axis="x", labelrotation=25)
-        for label in axes.get_xticklabels():
-            label.set(ha="right", rotation_mode="anchor")
+    is_wide = len(names) * (max(map(len, names)) + 2) * _CHARACTER > width
+    slanted = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if is_wide else {}
+    axes.set_xticks(range(len(names)), [plain(name) for name in names], **slanted)
     axes.set_xlim(-0.6, len(names) - 0.4)
 
 
 def _short(value: float) -> str:
-    """Three digits, as there is room for beside a bar."""
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
@@ -401,7 +394,6 @@ def handle(label: str, **kind: Any) -> Any:
 
 
 def _patch(label: str, fill: Mapping[str, Any]) -> Any:
-    """A legend's entry for bars."""
     from matplotlib.patches import Patch
 
     return Patch(label=plain(label), **fill)
