@@ -91,11 +91,6 @@ class _Annotations:
 def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listing:
     """The images that the newest annotations name, each with the file of these; see :func:`folders.listing`.
 
-    Args:
-        root: the folder.
-        val_share: of the images to train on, for validation, by their relative paths.
-        stamp: of the folder.
-
     Raises:
         ConfigError: when pycocotools is not installed, there is no such folder, or it has another layout, an image is
             not there, or the annotations do not do.
@@ -224,11 +219,6 @@ def _runs(instance: _Instance, image: _Image, file: Path) -> Any:
 
 
 def _pycocotools() -> ModuleType:
-    """pycocotools' functions for masks.
-
-    Raises:
-        ConfigError: when it is not installed.
-    """
     try:
         from pycocotools import mask
     except ModuleNotFoundError:

@@ -251,11 +251,7 @@ class TrainLoader:
 
 
 def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:
-    """The training inputs on ``device``.
-
-    Raises:
-        ConfigError: naming what helps where a GPU has no room for them.
-    """
+    """The training inputs on ``device``; a ConfigError names what helps where a GPU has no room for them."""
     try:
         return inputs.to(device)
     except torch.OutOfMemoryError:

@@ -45,12 +45,7 @@ _STRETCHED = {"L;2": 85, "L;4": 17}
 def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: tuple[int, ...] = ()) -> Listing:
     """The images of a folder with the paths of their masks, in the order of their names; see :func:`folders.listing`.
 
-    Args:
-        root: the folder.
-        val_share: of the images to train on, for validation, by their relative paths.
-        with_val: whether val/ beside test/ is used.
-        ignored: the number of pixels that do not count, beside 255.
-        stamp: of the folder.
+    ``ignored`` is the number of pixels that do not count, beside 255.
 
     Raises:
         ConfigError: when there is no such folder, or it has another layout, or an image without a mask.

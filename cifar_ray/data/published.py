@@ -34,7 +34,6 @@ def _reader(name: str) -> Any:
 
 
 def _home(name: str, root: Path) -> Path:
-    """This data set's folder below ``root``."""
     return root / ("MNIST" if name == "mnist" else _reader(name).base_folder)
 
 

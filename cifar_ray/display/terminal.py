@@ -73,12 +73,7 @@ class Display(ABC):
             self.is_live = False
 
     def line(self, text: str, indent: int = 0) -> None:
-        """A plain line, above the live part if there is one; on a screen it breaks between words.
-
-        Args:
-            text: one or several lines.
-            indent: spaces before what does not fit into the first line.
-        """
+        """Plain lines, above the live part if there is one; on a screen they break between words, then ``indent``."""
         if self.terminal.is_terminal:  # words, such as paths, stay whole and can be copied
             how: Any = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
             text = "\n".join(textwrap.fill(line, self.terminal.width, **how) for line in text.split("\n"))

@@ -192,11 +192,8 @@ def results(
 ) -> Results:
     """The results of a study's runs, which reports and comparisons share.
 
-    Args:
-        runs: of the study.
-        parts: what the tables show of them, from :func:`tables.parts` with the same price.
-        price: of one node, for what the runs would cost; None for no costs.
-        page: what a search says in place of their findings and tables.
+    ``parts`` are what the tables show of them, from :func:`tables.parts` with the same price of one node; ``page`` is
+    what a search says in place of their findings and tables.
     """
     return Results(
         study=runs.study,

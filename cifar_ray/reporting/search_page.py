@@ -35,13 +35,7 @@ class Page:
 
 
 def page(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> Page:
-    """The page of a search.
-
-    Args:
-        runs: its runs.
-        targets: values of the primary figure, for the times to them.
-        price: of one node, for what the runs cost; None for no costs.
-    """
+    """The page of a search, with times to values of the primary figure, and costs by the price of one node."""
     searched = Searched(runs)
     explained = importance.explained(searched)
     tables = [

@@ -169,12 +169,9 @@ def judge(sides: Sequence[tuple[str, Sequence[Study]]], max_slowdown_percent: fl
 
 
 def probability(a: Sequence[float], b: Sequence[float], allowed: float) -> float:
-    """How likely times with this ratio of their means, or a larger one, are where the true ratio is ``allowed``.
+    """How likely times with this ratio of their means, ``b`` to ``a``, or a larger one, are where it is ``allowed``.
 
-    Args:
-        a: times, two or more.
-        b: times of what may be slower, two or more.
-        allowed: a ratio of ``b`` to ``a``.
+    There are two times of each, or more.
     """
     from scipy import stats  # takes long to import
 

@@ -21,11 +21,7 @@ def serve(
 ) -> None:
     """Serve a run's model until SIGINT or SIGTERM, and answer the requests in progress before returning.
 
-    Args:
-        command: its options.
-        listener: listens on its port.
-        line: prints a line.
-        note: prints what is worth telling beside the output.
+    ``line`` prints a line of output, ``note`` what is worth telling beside it.
 
     Raises:
         CheckpointError: the run has no usable checkpoint.

@@ -95,12 +95,7 @@ def log_masks(
 ) -> str:
     """``predicted_masks.png``: images of the test with their masks, and those that a checkpoint predicts.
 
-    Args:
-        client: of the store.
-        run_id: the run.
-        load: as of :func:`log_model`.
-        dataset: has the images.
-        column: the one of their masks.
+    ``load`` is as of :func:`log_model`, ``column`` the data set's column of masks.
 
     Returns:
         Why the picture cannot be drawn; empty when it is there.
@@ -245,7 +240,6 @@ class _Taken(NamedTuple):
 
 
 def _taken(dataset: Dataset) -> _Taken:
-    """What a model of a data set takes."""
     spec, here = dataset.spec, Path(__file__)
     if spec.inputs == "tokens":
         text = tokens.decode(dataset.encoding, dataset.test.inputs[0])

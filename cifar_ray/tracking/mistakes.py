@@ -73,12 +73,7 @@ def grid(count: int, columns: int) -> tuple[int, int]:
 def draw(figure: Any, shown: Sequence[Record], columns: int, width: float, scale: float = 1.0) -> None:
     """Fill a figure with the images in rows, each with its true class above what it was taken for.
 
-    Args:
-        figure: a figure of matplotlib's.
-        shown: the images.
-        columns: how many stand beside each other.
-        width: inches that one has, where letters have 8 points.
-        scale: of the letters.
+    Each has ``width`` inches; letters have 8 points times ``scale``.
     """
     longest = int(width / _LETTER)
     for number, record in enumerate(shown, 1):

@@ -101,9 +101,7 @@ def way(uri: str, page: str | None) -> str:
 def newest(server: str, client: MlflowClient) -> str:
     """Address of the experiment with the newest run, with columns of its task; of all experiments when there is no run.
 
-    Args:
-        server: address of the server that has the pages.
-        client: of the store; the columns are written into it when it has not got them.
+    ``server`` has the pages; the columns are written into the store when it has not got them.
     """
     with store.refusing(client.tracking_uri):
         ours = f"tags.`{store.KEY_TAG}` LIKE '%'"

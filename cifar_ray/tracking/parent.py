@@ -124,7 +124,6 @@ class SweepRecord(Record):
 
 
 def _datasets(sweep: SweepConfig) -> set[str]:
-    """The data sets that the runs of a sweep are on."""
     default = sweep.train.get("dataset", TrainConfig.dataset)
     named = [axes.get("dataset", default) for axes in sweep.grid or ({},)]
     return {dataset for names in named for dataset in ([names] if isinstance(names, str) else names)}
@@ -133,12 +132,7 @@ def _datasets(sweep: SweepConfig) -> set[str]:
 def attach(uri: str, run_id: str, page: Path, tables: Sequence[Path], summary: Sequence[str]) -> str:
     """Log a report's files as artifacts of the sweep's run, in place of an earlier report's, and describe the run.
 
-    Args:
-        uri: the tracking store.
-        run_id: the sweep's own run.
-        page: the report, with its charts within it.
-        tables: its other files.
-        summary: what the report says first, as paragraphs in Markdown.
+    ``page`` is the report with its charts, ``summary`` what it says first, as paragraphs in Markdown.
 
     Returns:
         Why the store does not take them: a report may be of somebody else's sweep; empty when it does.

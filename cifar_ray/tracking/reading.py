@@ -32,10 +32,6 @@ _NO_CELLS = (
 def study(uri: str, name: str) -> Study:
     """Read the newest sweep of that name, with every cell of its grid.
 
-    Args:
-        uri: the tracking store.
-        name: the sweep's name.
-
     Raises:
         ConfigError: when there is none, or the store does not answer.
     """
@@ -46,10 +42,6 @@ def study(uri: str, name: str) -> Study:
 
 def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Study]:
     """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id.
-
-    Args:
-        uri: the tracking store.
-        names: of sweeps or of runs.
 
     Raises:
         ConfigError: when there is neither, or the store does not answer.
@@ -69,11 +61,7 @@ def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Study]:
 
 
 def runs(uri: str, names: Sequence[str]) -> Study:
-    """Read runs to compare, in the order given; one named twice counts once.
-
-    Args:
-        uri: the tracking store.
-        names: names or MLflow ids of runs.
+    """Read runs of these names or MLflow ids, in the order given; one named twice counts once.
 
     Raises:
         ConfigError: when one of them is not there or is no run of a training, or the store does not answer.

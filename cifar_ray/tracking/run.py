@@ -205,13 +205,9 @@ class RunRecord(Record):
             self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
 
     def lineage(self, begun_with: Mapping[str, float], takeovers: Sequence[Takeover]) -> None:
-        """Record a run of a population: which values it went on with after which epochs, and from which runs.
+        """Record a run of a population: its values by option at its start, and all takeovers so far.
 
         Values that change are metrics, since a parameter in MLflow cannot.
-
-        Args:
-            begun_with: its values at its start, by option.
-            takeovers: all of them so far, in order.
         """
         now_ms = time.time_ns() // 1_000_000
         for epoch, values in [(0, begun_with), *((takeover.epoch, takeover.after) for takeover in takeovers)]:
@@ -308,14 +304,7 @@ class RunRecord(Record):
         self._sink.call(log)
 
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
-        """Log a checkpoint as a model of the run.
-
-        Args:
-            which: ``final`` or ``best``.
-            load: reads what the checkpoint has learned, and the SHA-256 of its weights.
-            dataset: the data set, which says what the model takes and gives.
-            epoch: at whose end the checkpoint was written.
-        """
+        """Log a checkpoint as a model of the run; arguments as of :func:`artifacts.log_model`."""
         of = (which, load, dataset, self.task, epoch)
         if dataset.spec.inputs == "tokens" and not dataset.encoding:
             return

@@ -163,11 +163,8 @@ def experiment_name(name: str | None, datasets: Collection[str]) -> str:
 def take_over(client: MlflowClient, run_id: str, open_record: Callable[[Run, str], T]) -> T:
     """Make this driver the owner of a run, and the run RUNNING.
 
-    Args:
-        client: of the store.
-        run_id: of the run.
-        open_record: makes the driver's record of the run as it was, and of the driver's session. The record's guard
-            ends the run whatever happens from then on.
+    ``open_record`` makes the driver's record of the run as it was, and of the driver's session. The record's guard ends
+    the run whatever happens from then on.
 
     Raises:
         ConfigError: when the store does not answer.
@@ -222,10 +219,7 @@ def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
 def find(client: MlflowClient, run: str, absent: Callable[[str, str], ConfigError] = no_such_run) -> KnownRun:
     """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
 
-    Args:
-        client: of the store.
-        run: its name or id.
-        absent: makes the error where there is none, of the store's URI and the name.
+    ``absent`` makes the error where there is none, of the store's URI and the name.
 
     Raises:
         AmbiguousRunError: when there are several of that name.
@@ -318,7 +312,6 @@ def all_experiments(client: MlflowClient) -> list[str]:
 
 
 def _all_pages(ask: Callable[..., Any]) -> list[Any]:
-    """All that MLflow answers in pages."""
     page = ask()
     results = list(page)
     while page.token:
