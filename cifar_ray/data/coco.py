@@ -120,7 +120,7 @@ def _newest(root: Path) -> str:
     if not train & val:
         raise unusable(
             "must have annotations/instances_train2017.json and instances_val2017.json, or those of another year, and "
-            f"{root} has not",
+            f"{root} has not"
         )
     return max(train & val)
 
@@ -153,7 +153,7 @@ def _read(file: Path, changed_ns: int) -> _Annotations:
     if not len(names) == len(categories) + 1 == len(content.categories) + 1 or not 1 < len(names) <= IGNORED:
         raise unusable(
             f"must have 1 to {IGNORED - 1} categories, each with a number and a name of its own, none of them "
-            f"{BACKGROUND}, and {file} has not",
+            f"{BACKGROUND}, and {file} has not"
         )
     instances = defaultdict(list)
     for each in content.annotations:
@@ -161,7 +161,7 @@ def _read(file: Path, changed_ns: int) -> _Annotations:
             kind, number = ("category", each.category_id) if each.image_id in sizes else ("image", each.image_id)
             raise unusable(
                 f"must have annotations of known images and categories, and {file} has no {kind} {number}, "
-                f"of which annotation {each.id} is",
+                f"of which annotation {each.id} is"
             )
         if not _fits(each.segmentation, sizes[each.image_id]):
             raise _misfit(each, file)
@@ -180,7 +180,7 @@ def _fits(outline: list[list[float]] | _Runs, size: tuple[int, int]) -> bool:
 
 def _misfit(instance: _Instance, file: Path) -> ConfigError:
     return unusable(
-        f"must have runs of as many pixels as the image has, and annotation {instance.id} of {file} has other ones",
+        f"must have runs of as many pixels as the image has, and annotation {instance.id} of {file} has other ones"
     )
 
 

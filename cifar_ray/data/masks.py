@@ -105,7 +105,7 @@ def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[
     if highest < 1:
         raise unusable(
             f"must have at least two classes in its training masks, beside {IGNORED}, which does not count, and {root} "
-            "has not",
+            "has not"
         )
     return tuple(map(str, range(highest + 1)))
 
@@ -143,7 +143,7 @@ def read(image: str, mask: str, side: int, classes: int, ignored: int) -> np.nda
     if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
         raise unusable(
             f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks, and {mask} has "
-            f"{unknown.min()}",
+            f"{unknown.min()}"
         )
     return beside(image, mask, numbers, side)
 

@@ -322,6 +322,6 @@ def _images(rows: pd.DataFrame, column: str, path: Path) -> np.ndarray:
     if missing := next((row for row, file in enumerate(files) if not file.is_file()), -1) + 1:
         raise unusable(
             f"must have an image for every row, and {path} names {files[missing - 1]} in row {missing}, "
-            "which is not there",
+            "which is not there"
         )
     return np.array([str(file) for file in files])

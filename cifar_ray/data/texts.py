@@ -162,13 +162,13 @@ def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listin
     if len(classes) > _MOST_CLASSES and len(classes) > texts // _FEWEST_OF_A_CLASS:
         raise unusable(
             f"must have classes in the column label, and {found['train']} has {len(classes):,} different labels for "
-            f"{texts:,} texts: above {_MOST_CLASSES:,}, a class must have {_FEWEST_OF_A_CLASS} texts on average",
+            f"{texts:,} texts: above {_MOST_CLASSES:,}, a class must have {_FEWEST_OF_A_CLASS} texts on average"
         )
     numbers = {name: number for number, name in enumerate(classes)}
     for part, path in found.items():
         if unknown := next((label for _, label in rows[part] if label not in numbers), None):
             raise unusable(
-                f"must have the same classes in all files; {brief(unknown)} is in {path} and not in {found['train']}",
+                f"must have the same classes in all files; {brief(unknown)} is in {path} and not in {found['train']}"
             )
     parts = {
         part: Part(tuple(text for text, _ in every), np.array([numbers[label] for _, label in every], dtype=np.int64))

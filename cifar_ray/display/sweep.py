@@ -81,15 +81,12 @@ class Board(Display):
         self._at_once, self._doing = at_once, ""
 
     def add(self, name: str) -> None:
-        """There is one more run."""
         self.rows.append(RowState(name))
 
     def rename(self, index: int, name: str) -> None:
-        """A run has got its name."""
         self.rows[index].name = name
 
     def begin(self, index: int) -> None:
-        """A run has started."""
         row = self.rows[index]
         before, row.state, row.note = row.state, RUNNING, "starting the workers"
         if before == PAUSED and row.begun:
@@ -118,7 +115,6 @@ class Board(Display):
         row.state, row.note, row.took_s, row.resumed = state, note, took_s, True
 
     def skip(self, index: int, reason: str) -> None:
-        """A run is skipped."""
         self.rows[index].state, self.rows[index].note = SKIPPED, reason
         self.line(f"{self.rows[index].name}: skipped, {reason}")
 

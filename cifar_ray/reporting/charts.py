@@ -69,10 +69,7 @@ _TEXTS = {
         "{meaning} after the {epoch} epoch; {higher} is better. The axis shows the range of the figures, not all from "
         "0.",
     ),
-    "iteration": (
-        "Time per iteration",
-        "Mean milliseconds of an optimizer step in steady state; shorter is better.",
-    ),
+    "iteration": ("Time per iteration", "Mean milliseconds of an optimizer step in steady state; shorter is better."),
     "phases": (
         "Where the time went",
         "Seconds of one run by phase. A phase that was not measured is left out of its bar.",

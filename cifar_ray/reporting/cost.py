@@ -51,7 +51,6 @@ class Price:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it has."""
         count = self.gpu.split(" ")[0]
         return int(count) if count.isdecimal() else int(self.gpu != "")
 

@@ -78,7 +78,6 @@ class Searched:
 
     @property
     def study(self) -> Study:
-        """The search."""
         return self.runs.study
 
     @cached_property
@@ -93,7 +92,6 @@ class Searched:
 
     @cached_property
     def axes(self) -> list[Axis]:
-        """What was searched."""
         assert self.study.search is not None
         trials = [trial for trial in self.study.trials if trial.run_id] or self.study.trials
         return [_axis(name, self.study.search.ranges.get(name), trials) for name in self.study.axes]

@@ -202,10 +202,7 @@ def _check_work(timed: Sequence[Sequence[Trial]]) -> None:
     tasks = {"task": (a.task.name, b.task.name)}
     for name, (of_a, of_b) in tasks.items() | {name: (a.params[name], b.params[name]) for name in _SAME_WORK}.items():
         if of_a != of_b:
-            raise ConfigError(
-                "",
-                f"a step of A and of B must be the same work: {name} is {of_a} in A and {of_b} in B",
-            )
+            raise ConfigError("", f"a step of A and of B must be the same work: {name} is {of_a} in A and {of_b} in B")
 
 
 def _machines(timed: Sequence[Sequence[Trial]]) -> str:

@@ -17,15 +17,7 @@ from cifar_ray.reporting import cells, chance, figures, frame, scaling
 from cifar_ray.reporting.cells import Column, Group, columns, setting
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.figures import (
-    EFFICIENCY,
-    ITERATION_TIME,
-    LOSS,
-    SPEED_UP,
-    TRAINING_TIME,
-    Figure,
-    Statistic,
-)
+from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, LOSS, SPEED_UP, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.task import TaskFigures, joined
@@ -69,7 +61,6 @@ class Part:
 
     @property
     def task(self) -> TaskFigures:
-        """The figures of what the runs learn."""
         return self.group.among[0].runs.task
 
     @property
@@ -79,7 +70,6 @@ class Part:
 
     @cached_property
     def goals(self) -> Sequence[float]:
-        """The targets."""
         if self.targets:
             return list({self.task.target_key(target): target for target in self.targets}.values())
         reached = self.task.default_target(trial for config in self.group.among for trial in config.finished)
@@ -131,11 +121,7 @@ def _specs(part: Part) -> list[Spec]:
             (f"{joined(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of {_epoch(trials)}.",),
             every=True,
         ),
-        Spec(
-            "quality",
-            f"Test metrics{of_means}",
-            columns(*task.every[1:], LOSS),
-        ),
+        Spec("quality", f"Test metrics{of_means}", columns(*task.every[1:], LOSS)),
         *(
             Spec(
                 f"{figure.key}_by_rank",

@@ -46,12 +46,10 @@ class _Group(NamedTuple):
 
     @property
     def task(self) -> TaskFigures:
-        """The figures of what they learn."""
         return self.among[0].runs.task
 
     @property
     def trials(self) -> list[Trial]:
-        """Their finished runs."""
         return [trial for config in self.among for trial in config.finished]
 
     @property

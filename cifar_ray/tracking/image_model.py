@@ -31,7 +31,6 @@ class ImageModel(PythonModel):
     """
 
     def load_context(self, context: Any) -> None:
-        """Load the network onto the device."""
         self.config = context.model_config
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         program = torch.export.load(context.artifacts["network"])
@@ -42,7 +41,6 @@ class ImageModel(PythonModel):
         self.network = program.module()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """Answer for the files of the column ``image``."""
         files, labels, answers = list(model_input["image"]), self.config["labels"], []
         for begin in range(0, len(files), AT_ONCE):
             part = [self.image(file) for file in files[begin : begin + AT_ONCE]]

@@ -46,11 +46,9 @@ class Record:
         return self._sink.refused
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Set tags."""
         self._sink.tags(values)
 
     def failed(self, reason: str) -> None:
-        """Record the reason of a failure."""
         self.tags({store.FAILURE_TAG: reason})
 
     def list_checkpoint(self, entry: Mapping[str, Any]) -> None:

@@ -68,7 +68,6 @@ class Sink:
         self._writes.put(write)
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Set tags."""
         tags = [RunTag(name, value[:8000]) for name, value in values.items()]
         self._writes.put(lambda client, run_id: client.log_batch(run_id, tags=tags))
 

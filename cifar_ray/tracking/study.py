@@ -181,12 +181,10 @@ class Trial:
 
     @property
     def model(self) -> str:
-        """Architecture."""
         return self.params["model"]
 
     @property
     def dataset(self) -> str:
-        """Data set."""
         return self.params["dataset"]
 
     @property

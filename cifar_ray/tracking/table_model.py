@@ -23,12 +23,10 @@ class TableModel(PythonModel):
     """
 
     def load_context(self, context: Any) -> None:
-        """Load the network."""
         self.config = context.model_config
         self.network = torch.export.load(context.artifacts["network"]).module()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """Answer for the rows, in their order."""
         rows = np.array(model_input[self.config["features"]], np.float32)
         with torch.no_grad():
             answers = self.network(torch.from_numpy(rows))

@@ -27,7 +27,6 @@ class TextModel(PythonModel):
     """
 
     def load_context(self, context: Any) -> None:
-        """Load the network onto the device."""
         self.config = context.model_config
         self.tokenizer = Tokenizer.from_file(context.artifacts["tokenizer"])
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,7 +38,6 @@ class TextModel(PythonModel):
         self.network = program.module()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        """Answer for the texts of the column ``text``."""
         texts, labels, answers = list(model_input["text"]), self.config["labels"], []
         for begin in range(0, len(texts), AT_ONCE):
             tokens = torch.from_numpy(self.tokens(texts[begin : begin + AT_ONCE]))
