@@ -215,7 +215,8 @@ def _impossible(runs: Runs) -> list[str]:
 def outliers(runs: Runs) -> Any:
     """The frame's rows of runs whose primary figure is far worse than the median of ``peers`` runs, and by how much."""
     figure = runs.task.primary
-    values = pd.Series(runs.measured(figure), dtype=float)
+    measured = [figure.known(trial) if trial.finished else None for trial in runs.study.trials]
+    values = pd.Series(measured, dtype=float).dropna()
     groups = values.groupby(runs.frame.configuration)
     median = groups.transform("median")
     by = median - values if figure.better == "high" else values - median

@@ -45,7 +45,7 @@ def measured(config: Configuration, figure: Figure, why: Why = unrecorded) -> En
     statistic = config.statistic(figure)
     if statistic is None:
         return Entry(note="; ".join(dict.fromkeys(why(trial) for trial in config.finished)))
-    made_for_it = {trial.measure for trial in config.finished if trial.run_id in statistic.run_ids}
+    made_for_it = {trial.measure for trial, _ in config.measured(figure)}
     runs = sum(trial.measure in made_for_it for trial in config.finished)
     lacking = f"{runs - statistic.n} of {runs} finished runs do not have it" if statistic.n < runs else ""
     return _entry(figure, statistic, runs, figure.remarks(config.finished), lacking)
@@ -126,7 +126,7 @@ def most_stale(_: Group, config: Configuration) -> Entry:
     entry = measured(config, MOST_STALE)
     if entry.n < 2:
         return entry
-    largest = max(value for trial in config.finished if (value := MOST_STALE.measure(trial)) is not None)
+    largest = max(value for _, value in config.measured(MOST_STALE))
     note = f"the largest of {entry.n} runs"
     return replace(entry, text=MOST_STALE.number(largest), value=largest, std=None, note=note)
 

@@ -25,7 +25,7 @@ def unequal_work(among: Sequence[Configuration], figure: Figure) -> str:
 
     Where one of several has not recorded its images, that is not known, and they are not compared by their seconds.
     """
-    images = [images for config in among for images in config.runs.work(figure).get(config.number, ())]
+    images = [images for config in among for images in config.trained(figure)]
     unit = among[0].runs.task.spec.unit if among else ""
     if any(map(math.isnan, images)):
         return f"not every run has recorded how many {unit} it trained on" if len(images) > 1 else ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -53,8 +53,22 @@ _ASIDE = {
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models", "convolutions", "class_weights_counts"),
 }
+_T = TypeVar("_T")
 _OF_FIRST = (*PLACED, "nodes", "world_size", "strategy")
 _ID_SHOWN = 8
+
+
+def _once(read: Callable[[Configuration, Figure], _T]) -> Callable[[Configuration, Figure], _T]:
+    """Decorator: keep what is read of a figure, since a report asks for hundreds of them, some again and again."""
+
+    def kept(self: Configuration, figure: Figure) -> _T:
+        key = (read.__name__, figure.key)
+        if key not in self.known:
+            self.known[key] = read(self, figure)
+        value: _T = self.known[key]
+        return value
+
+    return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +92,7 @@ class Configuration:
     nodes: int
     world_size: int
     strategy: str
+    known: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def finished(self) -> tuple[Trial, ...]:
@@ -104,13 +119,31 @@ class Configuration:
         """By this, configurations stand in order from few devices to many."""
         return self.devices, self.nodes, self.topology, self.column
 
+    @_once
+    def measured(self, figure: Figure) -> list[tuple[Trial, float]]:
+        """The finished runs that have a figure, each with its value."""
+        pairs = ((trial, figure.known(trial)) for trial in self.finished)
+        return [(trial, value) for trial, value in pairs if value is not None]
+
+    @_once
     def statistic(self, figure: Figure) -> Statistic | None:
         """A figure over the finished runs that have it; None when none has."""
-        return self.runs.statistics(figure).get(self.number)
+        measured = self.measured(figure)
+        run_ids = tuple(trial.run_id for trial, _ in measured)
+        return Statistic.of([value for _, value in measured], run_ids) if measured else None
 
+    @_once
     def by_seed(self, figure: Figure) -> dict[int, float]:
         """A figure with every seed that has it; sweeps together may have several runs with one."""
-        return self.runs.seeds(figure).get(self.number, {})
+        seeds: dict[int, list[float]] = {}
+        for trial, value in self.measured(figure):
+            seeds.setdefault(trial.seed, []).append(value)
+        return {seed: statistics.fmean(seeds[seed]) for seed in sorted(seeds)}
+
+    def trained(self, figure: Figure) -> list[float]:
+        """What each run trained on which has a figure; NaN where not recorded."""
+        images = {id(trial): count for trial, count in self.measured(figures.TRAINED)}
+        return [images.get(id(trial), math.nan) for trial, _ in self.measured(figure)]
 
 
 class Runs:
@@ -143,11 +176,6 @@ class Runs:
             )
             for number, ((_, _, device, *_, others), rows) in enumerate(groups)
         ]
-        self._numbers = frame.configuration.tolist()
-        self._measured: dict[str, dict[int, float]] = {}
-        self._statistics: dict[str, dict[int, Statistic]] = {}
-        self._work: dict[str, dict[int, list[float]]] = {}
-        self._seeds: dict[str, dict[int, dict[int, float]]] = {}
 
     def _told_apart(self, frame: Any) -> list[tuple[tuple[str, str], ...]]:
         """The others, with a label for each run where two of a configuration have the same seed."""
@@ -209,56 +237,6 @@ class Runs:
     def finished(self) -> list[Configuration]:
         """The configurations with a finished run."""
         return [config for config in self.configurations if config.finished]
-
-    def measured(self, figure: Figure) -> dict[int, float]:
-        """A figure of the finished runs that have it, by row of the frame."""
-        if figure.key not in self._measured:
-            finished = [(row, figure.known(trial)) for row, trial in enumerate(self.study.trials) if trial.finished]
-            self._measured[figure.key] = {row: value for row, value in finished if value is not None}
-        return self._measured[figure.key]
-
-    def statistics(self, figure: Figure) -> dict[int, Statistic]:
-        """Configuration's number -> mean, standard deviation and count of a figure."""
-        if figure.key not in self._statistics:
-            values = self.measured(figure)
-            self._statistics[figure.key] = {
-                config: Statistic.of(
-                    [values[row] for row in rows], tuple(self.study.trials[row].run_id for row in rows)
-                )
-                for config, rows in self._grouped(figure)
-            }
-        return self._statistics[figure.key]
-
-    def work(self, figure: Figure) -> dict[int, list[float]]:
-        """Configuration's number -> what each run trained on which has a figure; NaN where not recorded."""
-        if figure.key not in self._work:
-            images = self.measured(figures.TRAINED)
-            self._work[figure.key] = {
-                config: [images.get(row, math.nan) for row in rows] for config, rows in self._grouped(figure)
-            }
-        return self._work[figure.key]
-
-    def seeds(self, figure: Figure) -> dict[int, dict[int, float]]:
-        """Configuration's number -> seed -> mean of a figure."""
-        if figure.key not in self._seeds:
-            values = self.measured(figure)
-            self._seeds[figure.key] = {}
-            for config, rows in self._grouped(figure):
-                seeds: dict[int, list[float]] = {}
-                for row in rows:
-                    seeds.setdefault(self.study.trials[row].seed, []).append(values[row])
-                self._seeds[figure.key][config] = {seed: statistics.fmean(seeds[seed]) for seed in sorted(seeds)}
-        return self._seeds[figure.key]
-
-    def _grouped(self, figure: Figure) -> list[tuple[int, list[int]]]:
-        """Every configuration's number with the rows of its runs that have a figure.
-
-        A report asks for hundreds of figures of a few runs each, for which a frame's own groups take long.
-        """
-        groups: dict[int, list[int]] = {}
-        for row in self.measured(figure):
-            groups.setdefault(self._numbers[row], []).append(row)
-        return sorted(groups.items())
 
 
 def setting(trial: Trial, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -48,10 +48,7 @@ def explained(searched: Searched) -> list[Explained]:
     table = pd.DataFrame({**columns, _VALUE: [value for value, _ in compared]}, dtype=float)
     plain = [_explained(axis, table[[axis.name, _VALUE]].dropna()) for axis in searched.axes]
     alone = _alone([found.axis for found in plain if not found.why and found.n == len(table)], table)
-    return [
-        Explained(found.axis, found.n, alone.get(found.axis.name), found.correlation, found.between, found.why)
-        for found in plain
-    ]
+    return [replace(found, alone=alone.get(found.axis.name)) for found in plain]
 
 
 def _explained(axis: Axis, table: Any) -> Explained:

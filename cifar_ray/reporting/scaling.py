@@ -94,9 +94,7 @@ def pairs(config: Configuration, base: Configuration, figure: Figure) -> Pairs |
     seeds = [seed for seed in own if seed in theirs]
     if not seeds:
         return None
-    measured = (
-        t for each in (config, base) for t in each.finished if t.seed in seeds and figure.measure(t) is not None
-    )
+    measured = (trial for each in (config, base) for trial, _ in each.measured(figure) if trial.seed in seeds)
     run_ids = tuple(dict.fromkeys(trial.run_id for trial in measured))
     return Pairs([own[seed] for seed in seeds], [theirs[seed] for seed in seeds], run_ids)
 
