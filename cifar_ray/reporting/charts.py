@@ -14,7 +14,7 @@ from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.draw import Bar, Line, Look
 from cifar_ray.reporting.figures import ITERATION_TIME, TRAINING_TIME, Figure
 from cifar_ray.reporting.frame import Configuration, Runs
-from cifar_ray.reporting.names import Names, compared, title_of
+from cifar_ray.reporting.names import Names, compared, titled
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import mistakes
 from cifar_ray.tracking.drawing import plain
@@ -89,11 +89,8 @@ _TEXTS = {
 
 def panels(runs: Runs, shown: Callable[[Configuration], object]) -> list[Panel]:
     """A panel for every model, data set and device with configurations that are ``shown``, from few workers to many."""
-    title, groups = title_of(runs.configurations), dict[str, list[Configuration]]()
-    for config in runs.finished:
-        if shown(config):
-            groups.setdefault(title(config), []).append(config)
-    return [Panel(heading, sorted(group, key=lambda config: config.size)) for heading, group in groups.items()]
+    groups = titled(runs.configurations, lambda config: config.finished and shown(config))
+    return [Panel(title, sorted(group, key=lambda config: config.size)) for title, group in groups.items()]
 
 
 def _chart(runs: Runs, key: str, more: str, paint: Callable[..., Any], *args: Any) -> Chart:

@@ -96,12 +96,14 @@ def _long(value: str) -> bool:
     return bool(matched and not value.isdigit() and len(matched[1].replace(".", "").strip("0")) > _LONG)
 
 
-def title_of(every: Sequence[Configuration]) -> Callable[[Configuration], str]:
-    """Names a configuration's model, with the data set and the device where they have several."""
+def titled(
+    every: Sequence[Configuration], shown: Callable[[Configuration], object] | None = None
+) -> dict[str, list[Configuration]]:
+    """Those that are ``shown``, by their model, with the data set and the device where ``every`` has several."""
     datasets, devices = {config.dataset for config in every}, {config.device for config in every if config.finished}
-
-    def title(config: Configuration) -> str:
+    groups: dict[str, list[Configuration]] = {}
+    for config in filter(shown, every) if shown else every:
         named = config.model + (f" on {config.dataset}" if len(datasets) > 1 else "")
-        return named + (f", {config.device}" if len(devices) > 1 and config.device else "")
-
-    return title
+        title = named + (f", {config.device}" if len(devices) > 1 and config.device else "")
+        groups.setdefault(title, []).append(config)
+    return groups

@@ -13,7 +13,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.effects import effects
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
-from cifar_ray.reporting.names import Names, compared, title_of
+from cifar_ray.reporting.names import Names, compared, titled
 from cifar_ray.reporting.ranking import Measured, Ranking
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking.study import Trial
@@ -91,13 +91,9 @@ class _Group(NamedTuple):
 
 def findings(runs: Runs, price: Price | None) -> list[Finding]:
     """What runs came to, by model, data set and device; ``price`` is that of one node, None leaves costs out."""
-    title = title_of(runs.configurations)
-    groups: dict[str, list[Configuration]] = {}
-    for config in runs.configurations:
-        groups.setdefault(title(config), []).append(config)
     done = {(config.model, config.dataset) for config in runs.finished}
     findings = []
-    for heading, among in groups.items():
+    for heading, among in titled(runs.configurations).items():
         finished = [config for config in among if config.finished]
         if finished:
             findings.append(_finding(heading, _Group(finished, Names.of(among).words), price))
