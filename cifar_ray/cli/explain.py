@@ -20,10 +20,10 @@ def show(command: ExplainCommand) -> int:
         with early.loading("loading MLflow"):
             from cifar_ray.tracking import step_times
 
-        recorded = step_times.read(stores.resolve_uri(command.tracking_uri), command.run)
-    verdict = bottleneck.explain(recorded.times)
-    result = {"run": recorded.name, "verdict": verdict, "times": recorded.times}
-    output.show(result, command.json, lambda: _print(recorded.name, verdict, recorded.times))
+        name, times = step_times.read(stores.resolve_uri(command.tracking_uri), command.run)
+    verdict = bottleneck.explain(times)
+    result = {"run": name, "verdict": verdict, "times": times}
+    output.show(result, command.json, lambda: _print(name, verdict, times))
     return 0
 
 

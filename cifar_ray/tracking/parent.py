@@ -86,8 +86,7 @@ class SweepRecord(Record):
             experiment = store.experiment_id(client, store.experiment_name(sweep.base.experiment, _datasets(sweep)))
             run = client.create_run(experiment, tags=tags, run_name=sweep.name)
         record = cls(client, run, session)
-        text = sweepfile.to_yaml(sweep)
-        record._sink.call(lambda client, run_id: client.log_text(run_id, text, CONFIG_FILE))
+        record.text(CONFIG_FILE, sweepfile.to_yaml(sweep))
         return record
 
     @classmethod

@@ -48,6 +48,10 @@ class Record:
     def tags(self, values: Mapping[str, str]) -> None:
         self._sink.tags(values)
 
+    def text(self, name: str, text: str) -> None:
+        """Log a text as an artifact."""
+        self._sink.call(lambda client, run_id: client.log_text(run_id, text, name))
+
     def failed(self, reason: str) -> None:
         self.tags({store.FAILURE_TAG: reason})
 

@@ -128,8 +128,7 @@ class RunRecord(Record):
 
     def config_file(self, config: ResolvedConfig) -> None:
         """Log the config as an artifact that starts the same run again."""
-        text = runfile.to_yaml(recipe.widest(config))
-        self._sink.call(lambda client, run_id: client.log_text(run_id, text, _CONFIG_FILE))
+        self.text(_CONFIG_FILE, runfile.to_yaml(recipe.widest(config)))
 
     def moved(self, config: ResolvedConfig) -> None:
         """Update the tags of a run that goes on as ``config``; earlier values are kept as by :meth:`reopen`."""
@@ -143,10 +142,6 @@ class RunRecord(Record):
             client.log_batch(run_id, tags=[RunTag(name, value) for name, value in changed.items()])
 
         self._sink.call(write)
-
-    def text(self, name: str, text: str) -> None:
-        """Log a text as an artifact."""
-        self._sink.call(lambda client, run_id: client.log_text(run_id, text, name))
 
     def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
         """Log the node and device of every worker as an artifact."""
@@ -284,7 +279,7 @@ class RunRecord(Record):
         now = Row.now("epoch", epoch, finite(step_times.metrics(times, verdict)))
         self._sink.metrics(epoch, now.timestamp_ms, now.metrics)
         self._sink.tags({BOUND_TAG: f"{verdict.kind}: {verdict.sentence}"})
-        self._sink.call(lambda client, run_id: client.log_text(run_id, step_times.text(times), step_times.FILE))
+        self.text(step_times.FILE, step_times.text(times))
 
     def masks(self, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> None:
         """Log a picture of masks that a checkpoint predicts; arguments as of :func:`artifacts.log_masks`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow.exceptions import MlflowException
@@ -22,14 +21,6 @@ FILE = "step_times.json"
 _TIMES = TypeAdapter(StepTimes)
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A run's name and the times of its steps."""
-
-    name: str
-    times: StepTimes
-
-
 def text(times: StepTimes) -> str:
     """What :data:`FILE` holds."""
     return to_json(times, indent=1).decode()
@@ -47,8 +38,8 @@ def metrics(times: StepTimes, verdict: Verdict) -> dict[str, float]:
     return by_rank | ({BOUND_SHARE: verdict.share or 0.0} if known else {})
 
 
-def read(uri: str, run: str) -> Recorded:
-    """Read the times of a run of that name or MLflow id.
+def read(uri: str, run: str) -> tuple[str, StepTimes]:
+    """Read the name of a run of that name or MLflow id, and the times of its steps.
 
     Raises:
         ConfigError: when there is no such run, it has recorded none, or the store does not answer.
@@ -68,4 +59,4 @@ def read(uri: str, run: str) -> Recorded:
     if times is None:
         why = "an older version trained it" if known.status == "FINISHED" else "they are written when it finishes"
         raise ConfigError("", f"run {run!r} has no times of its steps by rank: {why}")
-    return Recorded(known.name, times)
+    return known.name, times

@@ -47,7 +47,7 @@ def test_a_finished_run_has_the_times_of_every_rank_and_what_bounds_it(client: M
             assert data.metrics[f"time/step_{part}_p95_s_rank{rank.rank}"] == spread.p95
     assert data.metrics["bound/share"] == pytest.approx(26 / 127)
     assert data.tags["cifar_ray.bound"].startswith("slow rank: rank 1 on node0 takes 118 ms")
-    assert step_times.read(client.tracking_uri, "mine") == step_times.Recorded("mine", SLOW)
+    assert step_times.read(client.tracking_uri, "mine") == ("mine", SLOW)
 
 
 def test_what_is_not_known_costs_no_share(client: MlflowClient, digits: Dataset) -> None:
