@@ -30,20 +30,21 @@ class _Cell(NamedTuple):
     mean: float
 
 
-class _Matched(NamedTuple):
-    """The cells with two values of an axis; ``rest`` is what else both of a pair have set, in words."""
+class _Pair(NamedTuple):
+    """Two cells that differ in the value of an axis alone; ``rest`` is what else both have set, in words."""
 
-    rest: list[tuple[str, ...]]
-    pairs: list[tuple[_Cell, _Cell]]
-
-    @property
-    def differences(self) -> list[float]:
-        return [high.mean - low.mean for low, high in self.pairs]
+    rest: tuple[str, ...]
+    low: _Cell
+    high: _Cell
 
     @property
-    def shares(self) -> list[float]:
-        """The variance of each difference, as a multiple of that of a run."""
-        return [1 / len(low.values) + 1 / len(high.values) for low, high in self.pairs]
+    def difference(self) -> float:
+        return self.high.mean - self.low.mean
+
+    @property
+    def share(self) -> float:
+        """The variance of the difference, as a multiple of that of a run."""
+        return 1 / len(self.low.values) + 1 / len(self.high.values)
 
 
 class Effect(NamedTuple):
@@ -59,7 +60,7 @@ class Effect(NamedTuple):
     figure: Figure
     mean: float
     half: float | None
-    matched: _Matched
+    pairs: Sequence[_Pair]
     differing: bool
 
     @property
@@ -97,12 +98,13 @@ class Effect(NamedTuple):
             else:
                 words = f"no measurable effect on {what} ({size}, {interval})"
         if self.differing:
-            shared = set.intersection(*map(set, self.matched.rest))
-            rests = [", ".join(word.lower() for word in rest if word not in shared) for rest in self.matched.rest]
+            shared = set.intersection(*(set(pair.rest) for pair in self.pairs))
+            rests = [", ".join(word.lower() for word in pair.rest if word not in shared) for pair in self.pairs]
             places = [f"with {rest}" if rest else "elsewhere" for rest in rests]
-            (least, least_place), *_, (most, most_place) = sorted(zip(self.matched.differences, places))
+            differences = [pair.difference for pair in self.pairs]
+            (least, least_place), *_, (most, most_place) = sorted(zip(differences, places))
             words += f", from {number(least)} {least_place} to {number(most)} {most_place}"
-        grows = any(low.config.global_batch_size != high.config.global_batch_size for low, high in self.matched.pairs)
+        grows = any(pair.low.config.global_batch_size != pair.high.config.global_batch_size for pair in self.pairs)
         if of is not None and grows and "atch" not in self.axis:
             words += "; the global batch differs, too"
         return f"{self.axis}: {words}."
@@ -152,61 +154,56 @@ def _effect(
     cells = {number: _Cell(config, values, statistics.fmean(values)) for number, (config, values) in measured.items()}
     matches = _matches([(settings[number], cell) for number, cell in cells.items()], axis)
     if axis not in _MORE_WORK and figure.alike == "work":
-        matches = {values: fair for values, matched in matches.items() if (fair := _fair(matched, figure)).pairs}
+        fair = {
+            of: [each for each in pairs if _equal_work(each.low, each.high, figure)] for of, pairs in matches.items()
+        }
+        matches = {values: pairs for values, pairs in fair.items() if pairs}
     if not matches:
         return None
-    spreads = {values: _spread(matched, cells.values(), figure) for values, matched in matches.items()}
-    means = {values: statistics.fmean(matched.differences) for values, matched in matches.items()}
+    spreads = {values: _spread(pairs, cells.values(), figure) for values, pairs in matches.items()}
+    means = {values: statistics.fmean(pair.difference for pair in pairs) for values, pairs in matches.items()}
     levels = len({value for values in matches for value in values})
 
     def half(values: tuple[str, str]) -> float:
         freedom, variance = spreads[values]
-        shares = matches[values].shares
+        shares = [pair.share for pair in matches[values]]
         return _quantile(levels, freedom) * math.sqrt(variance) * (math.sqrt(sum(shares)) / len(shares))
 
     tested = [values for values in matches if spreads[values][0]]
     low, high = max(tested or matches, key=lambda values: abs(means[values]) - (half(values) if tested else 0.0))
     (freedom, variance), chance_half = spreads[low, high], half((low, high)) if tested else 0.0
-    matched, mean = matches[low, high], means[low, high]
+    pairs, mean = matches[low, high], means[low, high]
     if mean < 0:
         low, high, mean = high, low, -mean
-        matched = matched._replace(pairs=[(top, bottom) for bottom, top in matched.pairs])
+        pairs = [pair._replace(low=pair.high, high=pair.low) for pair in pairs]
     if not tested:
-        return Effect(axis, low, high, figure, mean, None, matched, False)
-    compared = [cell for pair in matched.pairs for cell in pair]
+        return Effect(axis, low, high, figure, mean, None, pairs, False)
+    compared = [cell for pair in pairs for cell in (pair.low, pair.high)]
     images = chance.images(figure, [cell.config for cell in compared])
     of_images = chance.of_images(abs(statistics.fmean(cell.mean for cell in compared)), images)
-    variances = [max(share * variance, (of_images / 2) ** 2) for share in matched.shares]
-    differing = _differ(matched.differences, variances, freedom)
-    return Effect(axis, low, high, figure, mean, max(chance_half, of_images), matched, differing)
+    variances = [max(pair.share * variance, (of_images / 2) ** 2) for pair in pairs]
+    differing = _differ([pair.difference for pair in pairs], variances, freedom)
+    return Effect(axis, low, high, figure, mean, max(chance_half, of_images), pairs, differing)
 
 
-def _matches(cells: Sequence[tuple[Mapping[str, str], _Cell]], axis: str) -> dict[tuple[str, str], _Matched]:
+def _matches(cells: Sequence[tuple[Mapping[str, str], _Cell]], axis: str) -> dict[tuple[str, str], list[_Pair]]:
     """For every two values of an axis, the cells that have them and are alike in everything else."""
     alike: dict[tuple[str, ...], dict[str, _Cell]] = {}
     rest = sorted(cells[0][0].keys() - {axis}) if cells else []
     for settings, cell in cells:
         if settings[axis]:
             alike.setdefault(tuple(settings[name] for name in rest), {}).setdefault(settings[axis], cell)
-    matches: dict[tuple[str, str], _Matched] = {}
+    matches: dict[tuple[str, str], list[_Pair]] = {}
     for others, by_value in alike.items():
         words = tuple(f"{name} {value}" for name, value in zip(rest, others) if value)
         for low, high in itertools.combinations(sorted(by_value, key=_order), 2):
-            matched = matches.setdefault((low, high), _Matched([], []))
-            matched.rest.append(words)
-            matched.pairs.append((by_value[low], by_value[high]))
+            matches.setdefault((low, high), []).append(_Pair(words, by_value[low], by_value[high]))
     return matches
 
 
-def _fair(matched: _Matched, figure: Figure) -> _Matched:
-    """The pairs of as much work."""
-    equal = [at for at, (low, high) in enumerate(matched.pairs) if _equal_work(low, high, figure)]
-    return _Matched([matched.rest[at] for at in equal], [matched.pairs[at] for at in equal])
-
-
-def _spread(matched: _Matched, cells: Collection[_Cell], figure: Figure) -> tuple[int, float]:
+def _spread(pairs: Sequence[_Pair], cells: Collection[_Cell], figure: Figure) -> tuple[int, float]:
     """Degrees of freedom and variance over the seeds, in cells that trained on as many images as those compared."""
-    compared = {id(cell): cell for pair in matched.pairs for cell in pair}
+    compared = {id(cell): cell for pair in pairs for cell in (pair.low, pair.high)}
     several = [cell for cell in cells if len(cell.values) > 1]
     alike = [
         cell

@@ -129,15 +129,9 @@ def _scale(axes: Any, over: Over, width: float) -> None:
 def _parallels(
     searched: Searched, known: Sequence[tuple[float, Candidate]], values: Sequence[float], finished: int
 ) -> tuple[list[Thread], list[Column]]:
-    columns, heights = [], []
-    for axis in searched.axes:
-        at = [axis.at(candidate.trial) for _, candidate in known]
-        column, of = _column(axis.name, axis, at)
-        columns.append(column)
-        heights.append(of)
-    column, of = _column(searched.title, None, values)
-    columns.append(column)
-    heights.append(of)
+    made = [_column(axis.name, axis, [axis.at(candidate.trial) for _, candidate in known]) for axis in searched.axes]
+    made.append(_column(searched.title, None, values))
+    columns, heights = [column for column, _ in made], [of for _, of in made]
     ranks = [searched.goal.rank(value) for value in values]
     worst = statistics.median_low(ranks)
     span = max(ranks) - worst
