@@ -116,10 +116,8 @@ def read(name: str, root: Path, train: bool) -> Any:
 
     # torchvision's class prefers the files that an old version of it has left in processed/, which nobody can verify.
     half = f"{_home(name, root)}/raw/{'train' if train else 't10k'}"
-    data, targets = (
-        mnist.read_image_file(f"{half}-images-idx3-ubyte"),
-        mnist.read_label_file(f"{half}-labels-idx1-ubyte"),
-    )
+    data = mnist.read_image_file(f"{half}-images-idx3-ubyte")
+    targets = mnist.read_label_file(f"{half}-labels-idx1-ubyte")
     return SimpleNamespace(data=data, targets=targets, classes=mnist.MNIST.classes)
 
 

@@ -142,7 +142,6 @@ def _read(config: TrainConfig, root: Path) -> Table:
 
 
 def _files(root: Path) -> dict[str, Path]:
-    """The CSV file of each part that has one."""
     if root.is_file():
         return {"train": root}
     if not root.is_dir():
@@ -315,7 +314,6 @@ def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool
 
 
 def _images(rows: pd.DataFrame, column: str, path: Path) -> np.ndarray:
-    """The paths of the images in a column."""
     if column not in rows:
         raise unusable(f"must have the column {column}, and {path} has not")
     files = [path.parent / str(name).strip() for name in rows[column]]

@@ -204,10 +204,8 @@ def _impossible(runs: Runs) -> list[str]:
         compared = scaling.ratio(config, runs.configurations)
         if compared is not None and compared.reference.devices == 1:
             mean, std, *_ = compared.speed_up
-            label, noise = (
-                ", ".join(trial.name for trial in config.finished),
-                _ONE_RUN * mean if std is None else 2 * std,
-            )
+            label = ", ".join(trial.name for trial in config.finished)
+            noise = _ONE_RUN * mean if std is None else 2 * std
             claims.append(audit.Claim(label, "", {}, config.strategy, config.devices, mean, noise))
     return [f"{claim.label} cannot be right: {fault}." for claim in claims for fault in audit.faults(claim)]
 

@@ -109,7 +109,6 @@ def _axes(look: Look, panels: Sequence[tuple[str, Over]], label: str, log: bool)
 
 
 def _scale(axes: Any, over: Over, width: float) -> None:
-    """The horizontal scale of a panel."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if over.axis.kind == "list":

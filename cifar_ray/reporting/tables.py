@@ -310,7 +310,6 @@ def _settings(among: Sequence[Configuration]) -> list[str]:
 
 
 def _shared(trials: Sequence[Trial]) -> str:
-    """The settings in which runs agree."""
     names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
     shared = []
     for name in ("steps_per_epoch", "test_images", *names):
