@@ -131,14 +131,10 @@ def judge(sides: Sequence[tuple[str, Sequence[Study]]], max_slowdown_percent: fl
     for (title, _), trials in zip(sides, timed):
         _check_alike(title, trials)
     _check_work(timed)
+    steps = [tuple(filter(None, map(figures.iteration_ms, trials))) for trials in timed]
     a, b = (
-        Side(
-            title,
-            tuple(filter(None, map(figures.iteration_ms, trials))),
-            tuple(trial.run_id for trial in trials),
-            len(of) - len(trials),
-        )
-        for (title, _), trials, of in zip(sides, timed, every)
+        Side(title, ms, tuple(trial.run_id for trial in trials), len(of) - len(trials))
+        for (title, _), ms, trials, of in zip(sides, steps, timed, every)
     )
     differ = _differences(timed) if all(timed) else {}
     machine = _machines(timed)

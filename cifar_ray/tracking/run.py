@@ -279,7 +279,7 @@ class RunRecord(Record):
         now = Row.now("epoch", epoch, finite(step_times.metrics(times, verdict)))
         self._sink.metrics(epoch, now.timestamp_ms, now.metrics)
         self._sink.tags({BOUND_TAG: f"{verdict.kind}: {verdict.sentence}"})
-        self.text(step_times.FILE, step_times.text(times))
+        self._sink.call(lambda client, run_id: client.log_text(run_id, step_times.text(times), step_times.FILE))
 
     def masks(self, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> None:
         """Log a picture of masks that a checkpoint predicts; arguments as of :func:`artifacts.log_masks`."""

@@ -54,7 +54,7 @@ class Sink:
 
         One that is written already under this step is left alone; of several that wait, the last is written.
         """
-        self._metrics += [Metric(name, value, timestamp_ms, step) for name, value in values.items()]
+        self._metrics.extend([Metric(name, value, timestamp_ms, step) for name, value in values.items()])
         self._writes.put(self._flush)
 
     def params(self, values: dict[str, str]) -> None:
