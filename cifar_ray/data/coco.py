@@ -74,17 +74,11 @@ class _File:
 
 @dataclass(frozen=True)
 class _Annotations:
-    """What a file says.
+    """What a file says."""
 
-    Attributes:
-        categories: their names by their numbers, in the order of these.
-        images: by the paths of their files.
-        instances: of an image, by its number.
-    """
-
-    categories: dict[int, str]
-    images: dict[str, _Image]
-    instances: dict[int, list[_Instance]]
+    categories: dict[int, str]  # names by their numbers, in the order of these
+    images: dict[str, _Image]  # by the paths of their files
+    instances: dict[int, list[_Instance]]  # by the number of their image
 
 
 @functools.cache

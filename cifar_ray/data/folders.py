@@ -35,15 +35,9 @@ Files = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a folder's images, with their labels or the paths of their masks.
+    """The files of a folder's images, with their labels or the paths of their masks, as ``column`` says.
 
-    Attributes:
-        classes: their names.
-        train: training images.
-        test: test images.
-        left_out: in words, what else is in the folder.
-        val: validation images.
-        column: what is known of an image: ``labels`` or ``masks``.
+    ``left_out`` says in words what else is in the folder.
     """
 
     classes: tuple[str, ...]

@@ -48,12 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Listing:
-    """All texts of a folder.
-
-    Attributes:
-        classes: names of the classes.
-        parts: ``train``, ``test``, and ``val`` where there is validation.
-    """
+    """All texts of a folder: the parts ``train``, ``test``, and ``val`` where there is validation."""
 
     classes: tuple[str, ...]
     parts: Mapping[str, Part]

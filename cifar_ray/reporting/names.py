@@ -26,11 +26,8 @@ def compared(among: Sequence[Configuration]) -> bool:
 class Names:
     """Names that say what tells configurations apart, and nothing that they share.
 
-    Attributes:
-        strategies: whether the strategy does.
-        batches: whether the batch size that the study holds does.
-        devices: whether the device does.
-        short: what long values are called, see :func:`shortened`.
+    The first three fields say whether strategies, the batch sizes that the study holds, and devices do; ``short`` is
+    what long values are called, see :func:`shortened`.
     """
 
     strategies: bool

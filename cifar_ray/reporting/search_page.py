@@ -19,14 +19,7 @@ from cifar_ray.tracking.study import Trial
 
 @dataclass(frozen=True)
 class Page:
-    """What a search's report says in place of a grid's.
-
-    Attributes:
-        lead: the best run in one sentence; empty where there is none.
-        findings: main figures and sentences.
-        sections: the trials, and what the axes explain.
-        charts: the objective over the axes first.
-    """
+    """What a search's report says in place of a grid's; ``lead`` is the best run in one sentence, empty without one."""
 
     lead: str
     findings: Sequence[Finding]
