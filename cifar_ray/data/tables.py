@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,53 +33,16 @@ _TEST, _VAL = "test.csv", "val.csv"
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a table.
-
-    Attributes:
-        inputs: features, float32 (N, F), or the paths of images, text (N,).
-        targets: float64 (N, T).
-    """
-
-    inputs: np.ndarray
-    targets: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def split(self, share: float, option: str) -> tuple[Rows, Rows]:
-        """The rows without a share of them, and that share, drawn by position; equal inputs are on one side.
-
-        Raises:
-            ConfigError: naming the option, when nothing would be left on one side.
-        """
-        if self.inputs.ndim == 1:
-            contents: Sequence[Any] = folders.contents(self.inputs.tolist())
-        else:
-            contents = [row.tobytes() for row in self.inputs]
-        keys = [f"{position}".encode() for position in range(len(self))]
-        try:
-            kept = validation.rows(keys, contents, np.zeros(len(self), np.int64), ("",), share)
-        except ConfigError as error:
-            raise ConfigError(option, error.problem) from None
-        return Rows(self.inputs[~kept], self.targets[~kept]), Rows(self.inputs[kept], self.targets[kept])
-
-
-@dataclass(frozen=True)
 class Table:
     """What there is to learn from.
 
     Attributes:
-        parts: ``train``, ``test`` and perhaps ``val``.
-        features: names of the features; none with images.
-        targets: names of the targets.
+        parts: ``train``, ``test`` and perhaps ``val``: features, or the paths of images, text (N,), and targets.
         left_out: columns that are not used, in words.
         facts: of a table of features; None with images, which are to be decoded first.
     """
 
-    parts: dict[str, Rows]
-    features: tuple[str, ...]
-    targets: tuple[str, ...]
+    parts: dict[str, Split]
     left_out: str = ""
     facts: Images | None = None
 
@@ -94,8 +57,8 @@ def look(config: TrainConfig, root: Path) -> Images:
     if table.facts is not None:
         return table.facts
     parts = table.parts
-    mean, std = arrays.standard(parts["train"].targets)
-    counts = (len(table.targets), len(parts["train"]), len(parts["test"]), config.image_size)
+    mean, std = arrays.standard(parts["train"][Regression.target])
+    counts = (len(config.target), len(parts["train"]), len(parts["test"]), config.image_size)
     return Images(*counts, val=len(parts.get("val", ())), target_mean=mean, target_std=std)
 
 
@@ -112,24 +75,21 @@ def load(config: TrainConfig, root: Path, progress: decoded.Progress) -> Dataset
     """
     table = _read(config, root)
     if table.facts is not None:
-        return arrays.made(config.dataset, _splits(table.parts), table.targets, table.facts)
+        return arrays.made(config.dataset, table.parts, config.target, table.facts)
     marks = (_marks(rows) for rows in table.parts.values())
-    key = decoded.key(config.image_size, str(root), table.targets, marks)
+    key = decoded.key(config.image_size, str(root), config.target, marks)
     parts = {name: _part(rows, config.image_size) for name, rows in table.parts.items()}
-    made = decoded.provide(config, root.name, key, parts, table.targets, progress)
+    made = decoded.provide(config, root.name, key, parts, config.target, progress)
     return replace(made, left_out=table.left_out)
 
 
-def _marks(rows: Rows) -> list[bytes]:
-    return [decoded.mark(path, 0) + values.tobytes() for path, values in zip(rows.inputs.tolist(), rows.targets)]
+def _marks(rows: Split) -> list[bytes]:
+    pairs = zip(rows.images.tolist(), rows[Regression.target])
+    return [decoded.mark(path, 0) + values.tobytes() for path, values in pairs]
 
 
-def _part(rows: Rows, side: int) -> decoded.Part:
-    return decoded.Part(rows.targets, lambda row: imagefiles.square(Path(str(rows.inputs[row])), side))
-
-
-def _splits(parts: Mapping[str, Rows]) -> dict[str, Split]:
-    return {name: Split({"features": rows.inputs, Regression.target: rows.targets}) for name, rows in parts.items()}
+def _part(rows: Split, side: int) -> decoded.Part:
+    return decoded.Part(rows[Regression.target], lambda row: imagefiles.square(Path(str(rows.images[row])), side))
 
 
 def _read(config: TrainConfig, root: Path) -> Table:
@@ -172,31 +132,46 @@ def _table(
             raise unusable(f"must have the same columns in {files['train']} and {path}; {brief(odd[0])} is in one only")
         learned = numbers(frames[part], targets, path)
         if image_column is None:
-            parts[part] = Rows(numbers(frames[part], features, path).astype(np.float32), learned)
+            inputs = {"features": numbers(frames[part], features, path).astype(np.float32)}
         else:
-            parts[part] = Rows(_images(frames[part], image_column, path), learned)
+            inputs = {"images": _images(frames[part], image_column, path)}
+        parts[part] = Split({**inputs, Regression.target: learned})
     if "test" not in parts:
         if not test_share:
             raise ConfigError("test_share", f"must be given, such as 0.2, for {root}, which has no {_TEST}")
-        parts["train"], parts["test"] = parts["train"].split(test_share, "test_share")
+        parts["train"], parts["test"] = _split(parts["train"], test_share, "test_share")
     elif test_share:
         raise ConfigError("test_share", f"is for tables without test rows, and there is {files['test']}")
     if val_share:
         if "val" in parts:
             raise ConfigError("val_share", f"is for tables without validation rows, and there is {files['val']}")
-        parts["train"], parts["val"] = parts["train"].split(val_share, "val_share")
-    for name, values in zip(targets, parts["train"].targets.T):
+        parts["train"], parts["val"] = _split(parts["train"], val_share, "val_share")
+    for name, values in zip(targets, parts["train"][Regression.target].T):
         if not np.ptp(values):
             raise ConfigError("target", f"must vary over the training rows, and {name} is always {values[0]:g}")
-    if "val" in parts and not np.ptp(parts["val"].targets, axis=0).any():
+    if "val" in parts and not np.ptp(parts["val"][Regression.target], axis=0).any():
         option, where = ("val_share", "") if val_share else ("dataset", f" in {files['val']}")
         raise ConfigError(option, f"must give validation rows whose targets vary{where}: without, they have no R2")
     used = {*features, *targets, image_column}
     unused = [column for column in columns if column not in used]
     left_out = f"columns not used: {', '.join(unused)}" if unused else ""
     if image_column is not None:
-        return Table(parts, features, targets, left_out)
-    return Table(parts, features, targets, left_out, arrays.facts_of(_splits(parts), len(targets), features))
+        return Table(parts, left_out)
+    return Table(parts, left_out, arrays.facts_of(parts, len(targets), features))
+
+
+def _split(rows: Split, share: float, option: str) -> tuple[Split, Split]:
+    """The rows without a share of them, and that share, drawn by position; equal inputs are on one side."""
+    if rows.kind == "images":
+        contents: Sequence[Any] = folders.contents(rows.images.tolist())
+    else:
+        contents = [row.tobytes() for row in rows.inputs]
+    keys = [f"{position}".encode() for position in range(len(rows))]
+    try:
+        kept = validation.rows(keys, contents, np.zeros(len(rows), np.int64), ("",), share)
+    except ConfigError as error:
+        raise ConfigError(option, error.problem) from None
+    return rows.at(~kept), rows.at(kept)
 
 
 def _features(path: Path, columns: Sequence[str], targets: Sequence[str], image_column: str | None) -> tuple[str, ...]:
