@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     if len(returned) == 3 and not isinstance(names, list | tuple | range):
         raise ValueError(f"{brief(names)} as names")
     try:
-        checked = task.targets(train.targets, test.targets, names)
+        checked = task.targets(train[task.target], test[task.target], names)
     except ValueError:
         raise
     except Exception as error:
@@ -89,13 +89,7 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     return made(path, {"train": learned, "test": tested}, checked.names)
 
 
-class _Half(NamedTuple):
-    kind: Inputs
-    inputs: np.ndarray
-    targets: np.ndarray
-
-
-def _half(half: Any, name: str, target: str) -> _Half:
+def _half(half: Any, name: str, target: str) -> Split:
     """One half of what a function returned; a ValueError says what is wrong with it."""
     try:
         inputs, targets = map(np.asarray, half)
@@ -108,7 +102,7 @@ def _half(half: Any, name: str, target: str) -> _Half:
         raise ValueError(f"{name} tokens with a 0, which is padding, before others")
     if targets.shape[:1] != inputs.shape[:1]:
         raise ValueError(f"{name} {target} of {targets.dtype} {targets.shape} for {len(inputs)} {kind}")
-    return _Half(kind, np.ascontiguousarray(checked), targets)
+    return Split({kind: np.ascontiguousarray(checked), target: targets})
 
 
 def _of_kind(inputs: np.ndarray) -> tuple[Inputs, np.ndarray | None]:
