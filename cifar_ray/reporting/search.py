@@ -12,7 +12,7 @@ from cifar_ray.config import search
 from cifar_ray.reporting import chance, figures, winner
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.goal import Goal
-from cifar_ray.tracking.study import STOPPED_TAG, Study, Trial
+from cifar_ray.tracking.study import Study, Trial
 
 _ABSENT = "None"
 """What is recorded of an option that is not set."""
@@ -63,11 +63,6 @@ class Candidate:
     value: float | None
     last: float | None
     epochs: int
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether the scheduler has stopped it."""
-        return STOPPED_TAG in self.trial.tags
 
 
 @dataclass(frozen=True, eq=False)

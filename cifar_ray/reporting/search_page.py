@@ -80,7 +80,8 @@ def findings(searched: Searched, explained: Sequence[importance.Explained]) -> l
 
 def _tiles(searched: Searched) -> Iterator[Highlight]:
     goal, (value, best) = searched.goal, searched.ranked[0]
-    yield Highlight("Best run", _spaced(goal.text(value)), best.trial.name)
+    spaced = goal.text(value).replace("%", " %")  # as the rest of a report has it
+    yield Highlight("Best run", spaced, best.trial.name)
     if len(searched.ranked) > 1:
         second, other = searched.ranked[1]
         title = "Ahead of the second" if goal.rank(searched.level) >= goal.rank(second) else "Behind the second"
@@ -91,11 +92,6 @@ def _tiles(searched: Searched) -> Iterator[Highlight]:
     tested = primary.measure(best.trial)
     if tested is not None and not search_tables.is_on_test(searched):
         yield Highlight(f"{primary.title.removesuffix(' (%)')} in the test", primary.text(tested), _epoch(best.trial))
-
-
-def _spaced(text: str) -> str:
-    """A figure with its unit apart, as the rest of a report has it: ``87.40 %``."""
-    return text.replace("%", " %")
 
 
 def _told(by_luck: float) -> str:

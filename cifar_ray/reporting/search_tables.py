@@ -11,7 +11,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import TRAINING_TIME, Figure, Statistic, metric
 from cifar_ray.reporting.search import Candidate, Searched
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import STOPPED_TAG, Trial
 
 _ENDS = {"KILLED": "ended early", "PENDING": "not begun"}
 
@@ -165,7 +165,7 @@ def _share(value: float | None, why: str) -> Entry:
 def end(candidate: Candidate) -> str:
     """How a trial has ended, in a word."""
     status = candidate.trial.status
-    return "stopped" if candidate.stopped_early else _ENDS.get(status, status.lower())
+    return "stopped" if STOPPED_TAG in candidate.trial.tags else _ENDS.get(status, status.lower())
 
 
 def is_on_test(searched: Searched) -> bool:

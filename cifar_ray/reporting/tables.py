@@ -63,11 +63,6 @@ class Part:
     def task(self) -> TaskFigures:
         return self.group.among[0].runs.task
 
-    @property
-    def title(self) -> str:
-        """``resnet on cifar10``."""
-        return f"{self.group.among[0].model} on {self.group.among[0].dataset}"
-
     @cached_property
     def goals(self) -> Sequence[float]:
         if self.targets:
@@ -85,9 +80,9 @@ class Part:
     @property
     def section(self) -> Section:
         """The tables, with notes on what all runs share and what is missing."""
-        tables = [_table(self, filled) for filled in self.tables]
+        first, tables = self.group.among[0], [_table(self, filled) for filled in self.tables]
         notes = [*_settings(self.group.among), *_targets(self), *_missing(self.group)]
-        return Section(self.title, tables[:1], tables[1:], notes)
+        return Section(f"{first.model} on {first.dataset}", tables[:1], tables[1:], notes)
 
 
 def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> list[Part]:
