@@ -239,10 +239,7 @@ def connect(name: str, tracking_uri: str | None) -> tuple[MlflowClient, KnownSwe
         ConfigError: when there is none, or the store does not answer.
     """
     uri = store.resolve_uri(tracking_uri)
-    if not store.exists(uri):
-        raise no_such_sweep(uri, name)
-    client = store.connect(uri)
-    known = find(client, name)
-    if known is None:
+    client = store.connect(uri) if store.exists(uri) else None
+    if client is None or (known := find(client, name)) is None:
         raise no_such_sweep(uri, name)
     return client, known
