@@ -89,7 +89,7 @@ def _probes(config: SweepConfig) -> list[dict[str, Any]]:
 
 def _can_run(config: SweepConfig, values: Mapping[str, Any]) -> bool:
     cell = proposed(config, values, [])
-    return cell is not None and _planned(0, cell, config.gpus_per_worker, chooser_of(config)).config is not None
+    return cell is not None and plan([cell], config.gpus_per_worker, chooser_of(config))[0].config is not None
 
 
 def _domain(values: Any) -> Any:
@@ -131,18 +131,15 @@ def plan(cells: Sequence[Cell], gpu_share: float = 1.0, chooser: str = "") -> li
 
     ``chooser``: what is to choose between them (:func:`cifar_ray.orchestration.sweep.goal.chooser_of`).
     """
-    return [_planned(index, cell, gpu_share, chooser) for index, cell in enumerate(cells)]
+    trials = [PlannedTrial(index, cell, None) for index, cell in enumerate(cells)]
+    for trial in trials:
+        assign(trial, trial.cell, gpu_share, chooser)
+    return trials
 
 
 def planned(config: SweepConfig) -> list[PlannedTrial]:
     """The trials of a sweep with the combinations that :func:`draw` has."""
     return plan(cells_of(config, draw(config)), config.gpus_per_worker, chooser_of(config))
-
-
-def _planned(index: int, cell: Cell, gpu_share: float, chooser: str) -> PlannedTrial:
-    trial = PlannedTrial(index, cell, None)
-    assign(trial, cell, gpu_share, chooser)
-    return trial
 
 
 def assign(trial: PlannedTrial, cell: Cell, gpu_share: float, chooser: str) -> None:
