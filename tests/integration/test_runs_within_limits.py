@@ -102,10 +102,9 @@ def test_a_sweep_stops_the_run_that_is_on_its_nodes_at_the_limit_and_goes_on_wit
 def test_a_run_ends_by_its_patience_and_goes_on_with_more(person: Person) -> None:
     words = ["train", *SHORT, "--convolutions", "channels_last", "--epochs", "40", "--lr", "0.3", "--run-name", "mine"]
     done = person.succeeds(*words, "--patience", "1")
-    last = done.stdout.splitlines()[-1]
-    told = r"stopped by --patience 1 after epoch (\d+) of 40, val/accuracy was best after epoch (\d+); "
-    found = re.match(told, last)
-    assert found is not None, last
+    told = r"^stopped by --patience 1 after epoch (\d+) of 40, val/accuracy was best after epoch (\d+); "
+    found = re.search(told, done.stdout, re.MULTILINE)  # on a busy machine, another line says what bounds the run
+    assert found is not None, done.stdout
     assert int(found[1]) == int(found[2]) + 1
     run = person.run_named("mine")
     assert (run.info.status, run.data.tags["cifar_ray.stopped_by"]) == ("FINISHED", "patience")
