@@ -57,9 +57,6 @@ def show(words: Sequence[str]) -> int:
     link, host = _link("link", command.link), _link("host", command.host)
     if command.budget is not None and price is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
-    if asked.training is not None and asked.training.strategy in PIPELINES:
-        problem = "must be planned --from runs, whose batch per worker is that of its micro-batches"
-        raise ConfigError("strategy", f"{problem}, where it is {asked.training.strategy}")
     if asked.training is not None and link is None and max(command.nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
     picture = None if command.chart is None else chart.file(command.chart)

@@ -20,6 +20,7 @@ from cifar_ray.planning import probing
 from cifar_ray.planning.measured import Measured
 
 
+from cifar_ray.planning.pipeline import PIPELINES
 @dataclass(frozen=True)
 class Probe:
     """Runs that have been trained to plan from.
@@ -61,11 +62,12 @@ def run(
     with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(training):
         import torch
 
-        from cifar_ray import data
+        from cifar_ray import data, strategies
         from cifar_ray.training import hardware, recipe
 
         with tracking.unchanged():
-            planned = recipe.resolve(training)
+            is_pipeline = training.strategy in PIPELINES
+            planned = recipe.resolve(dataclasses.replace(training, topology="1x2") if is_pipeline else training)
         device = torch.device("cuda" if torch.cuda.is_available() and training.device != "cpu" else "cpu")
         here = Measured((), hardware.describe(device), device.type, is_fixed=False)
         check(planned, here if is_here else None)
@@ -79,7 +81,8 @@ def run(
             cpus = all_cpus if training.cpus_per_worker is None else None
             is_on_gpus = shaped.device == "cuda"
             room = torch.cuda.device_count() if is_on_gpus else all_cpus // (training.cpus_per_worker or 1)
-        grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room)
+        parts = strategies.of(planned).micro_batches(planned) if is_pipeline else None
+        grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room, parts)
         config = probing.sweep(name, train, grid)
         from cifar_ray.orchestration.sweep.runner import sweep
 

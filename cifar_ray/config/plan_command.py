@@ -95,7 +95,8 @@ class PlanCommand(PlanOptions, TrainConfig):  # type: ignore[misc]  # here, what
     """Say what a training would take on other machines: train a few short runs on this one, or take finished ones.
 
     Without --from, options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is
-    measured by itself, in some 40 steps. With --from, only --ddp.* and --local-sgd.* of them can be given.
+    measured by itself, in some 40 steps. With --from, only --ddp.*, --local-sgd.* and --pipeline.* of them can be
+    given.
     """
 
     USUAL = (

@@ -31,12 +31,17 @@ def sizes(images: Iterable[int]) -> list[int]:
 
 
 def cells(
-    config: ResolvedConfig, topologies: Sequence[Topology], images: int, cpus: int | None, room: int | None = None
+    config: ResolvedConfig,
+    topologies: Sequence[Topology],
+    images: int,
+    cpus: int | None,
+    room: int | None = None,
+    parts: int | None = None,
 ) -> list[dict[str, list[Any]]]:
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
     Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
-    with many, or with ``gather_scatter``, where that is planned. Where each node is to have one worker, they have two.
+    with many, or with ``gather_scatter`` or a pipeline, where that is planned. Where each node is to have one worker, they have two.
     A worker that computes the same beside any number of others is measured alone where there is no room for these.
 
     Args:
@@ -45,35 +50,43 @@ def cells(
         images: in the training set.
         cpus: of this machine, which its workers share; None where each worker's are given.
         room: workers that this machine has room for; None where that is not known.
+        parts: micro-batches that a pipeline cuts the global batch into, which are what its workers compute; None where
+            each worker has its share of the global batch.
 
     Raises:
-        ConfigError: when no topology can share the global batch.
+        ConfigError: when no topology can share the global batch, or none has two workers for a pipeline.
     """
     is_alike = config.device == "cuda" or cpus is None
     most = room if room is not None and is_alike else math.inf
+    if parts and all(each.world_size == 1 for each in topologies):
+        raise ConfigError("nodes", f"must come to two workers at least for --strategy {config.strategy}, one per stage")
     even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]
     shares: dict[int, list[int]] = defaultdict(list)
     for topology in even:
         workers = topology.workers_per_node if topology.workers_per_node <= most else 1
-        shares[workers].append(config.global_batch_size // (topology.world_size * config.accumulate))
+        shares[workers].append(config.global_batch_size // (parts or topology.world_size * config.accumulate))
     if not shares:
         problem = "must be a multiple of the workers of one topology at least"
         raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
     if max(shares) == 1 and any(each.world_size > 1 for each in even) and (room is None or room > 1):
         shares[2] = [min(shares[1])]
-    made = []
-    for workers, wanted in sorted(shares.items()):
-        for size in sizes(wanted):
-            whole = images // (size * workers * config.accumulate)
-            cell: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
-            cell |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
-            if cpus is not None:
-                cell["cpus_per_worker"] = [max(cpus // workers, 1)]
-            made.append({**cell, "strategy": [AFTER[0]]})
+
+    def cell(workers: int, size: int, strategy: str) -> dict[str, list[Any]]:
+        whole = images // (size * workers * config.accumulate)
+        made: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
+        made |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
+        if cpus is not None:
+            made["cpus_per_worker"] = [max(cpus // workers, 1)]
+        return {**made, "strategy": [strategy]}
+
+    made = [cell(workers, size, AFTER[0]) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]
     # Of the fewest, who have room where more have none.
-    beside_others = next((cell for cell in made if cell["topology"] != ["1x1"]), None)
-    other = STAR if config.strategy == STAR else "send_recv"
-    return made + ([{**beside_others, "strategy": [other]}] if beside_others else [])
+    few = min((workers for workers in shares if workers > 1), default=0)
+    if few and parts:
+        made.append(cell(few, config.global_batch_size // few, config.strategy))
+    elif few:
+        made.append(cell(few, min(shares[few]), STAR if config.strategy == STAR else "send_recv"))
+    return made
 
 
 def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]) -> SweepConfig:

@@ -185,9 +185,10 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
         ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
         ("--epochs 0", "--epochs must be at least 1, got 0"),
         ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv, "),
+        ("--strategy gpipe --nodes 1", "--nodes must come to two workers at least for --strategy gpipe, one per stage"),
         (
-            "--strategy gpipe",
-            "--strategy must be planned --from runs, whose batch per worker is that of its micro-batches",
+            "--strategy gpipe --global-batch-size 62",
+            "--pipeline.micro-batches must divide the global batch of 62 images, got 4",
         ),
         ("--local-sgd.sync-every 4", "--local-sgd.sync-every is for --strategy local_sgd only"),
         ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),
@@ -216,6 +217,11 @@ def test_what_the_model_knows_nothing_of_is_refused(tmp_path: Path, capsys: pyte
     _, err = planned(f"--from {path}", capsys, status=2)
     assert err == f"error: --from must name runs without --ddp.comm-hook powersgd, and {hooked.name} has it\n"
     assert whole(f"--from {path} --strategy all_reduce --nodes 1", capsys)["plan"]["rows"]
+
+
+def test_the_micro_batches_of_a_pipeline_go_with_finished_runs(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = f"--from {runs} --strategy gpipe --nodes 2 --link 10gbit --pipeline.micro-batches 2"
+    assert [row["images"] for row in whole(asked, capsys)["plan"]["rows"]] == [32]
 
 
 @pytest.mark.parametrize(("strategy", "images"), [("gpipe", 16), ("one_f_one_b", 16), ("model_parallel", 64)])

@@ -89,6 +89,15 @@ def test_workers_that_have_no_room_are_measured_alone_where_each_has_its_own_gpu
     assert [found[:2] for found in beside] == [*eight, ("1x2", 32), ("1x2", 32)]
 
 
+def test_workers_of_a_pipeline_compute_micro_batches_of_the_whole_batch() -> None:
+    pipeline = planned(64, strategy="gpipe", topology="1x2")
+    found = probing.cells(pipeline, [parse(each) for each in ("1x1", "4x1", "1x2")], IMAGES, None, parts=4)
+    shapes = [(*cell["topology"], *cell["batch_size"], *cell["strategy"]) for cell in found]
+    assert shapes == [("1x1", 16, "all_reduce"), ("1x2", 16, "all_reduce"), ("1x2", 32, "gpipe")]
+    with pytest.raises(ConfigError, match="must come to two workers at least for --strategy gpipe"):
+        probing.cells(pipeline, [parse("1x1")], IMAGES, None, parts=4)
+
+
 def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:
     with pytest.raises(ConfigError, match="must be a multiple of the workers of one topology at least, got 64"):
         shapes(64, "3x1", "6x1")
