@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -32,3 +33,18 @@ def test_a_plan_without_runs_trains_short_ones_that_it_can_be_made_from_again(re
     taken = resident.runs("plan", *words, *TRAINING, *PLAN, "--name", "sizes")
     assert taken.returncode == 2
     assert "error: --name must be new, and 'sizes' is in " in taken.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_pipeline_is_planned_from_runs_of_its_micro_batches_and_again(resident: Person) -> None:
+    words = ["--model", "simple_cnn", "--dataset", "digits", "--device", "cpu", "--augment", "none", "--epochs", "2"]
+    words += ["--global-batch-size", "64", "--strategy", "gpipe", "--pipeline.micro-batches", "2"]
+    done = resident.succeeds("plan", *words, "--nodes", "1,2", "--link", "10gbit", "--name", "piped", "--json")
+    planned = json.loads(done.stdout)
+    assert planned["plan"]["skipped"] == {"1x1": "a pipeline of one worker is plain training"}
+    (row,) = planned["plan"]["rows"]
+    assert (row["topology"], row["images"]) == ("2x1", 32)
+    _, command, _ = planned["notes"][-1].split("`")
+    again = json.loads(resident.succeeds(*shlex.split(command)[1:]).stdout)["plan"]["rows"]
+    assert [(each["topology"], each["images"]) for each in again] == [("2x1", 32)]
