@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.cli import early, output, probe
-from cifar_ray.config import command_line, errors, flags, limits, runfile, schema
+from cifar_ray.config import command_line, errors, flags, limits, runfile, schema, servers
 from cifar_ray.config.command_line import PlanRequest
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.plan_command import PlanOptions
@@ -54,10 +54,13 @@ def show(words: Sequence[str]) -> int:
     asked = command_line.plan(words)
     command = asked.options
     price = cost.checked(command.price)
-    link, host = _link("link", command.link), _link("host", command.host)
+    is_measured = command.link == links.MEASURED
+    link, host = None if is_measured else _link("link", command.link), _link("host", command.host)
     if command.budget is not None and price is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
-    if asked.training is not None and link is None and max(command.nodes) > 1:
+    if is_measured:
+        _check_measurable(asked)
+    if asked.training is not None and command.link is None and max(command.nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
     picture = None if command.chart is None else chart.file(command.chart)
     topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
@@ -66,7 +69,9 @@ def show(words: Sequence[str]) -> int:
         trained = None
         if asked.training is not None:
             refuse = partial(_refuse, price=price, speed=command.speed_factor)
-            trained = probe.run(asked, asked.training, topologies, words, refuse)
+            is_other = price is not None and price.machine != "" and command.speed_factor is None
+            trained = probe.run(asked, asked.training, topologies, words, refuse, is_other)
+            link = link or trained.link
         with early.loading("loading PyTorch" + " and MLflow" * bool(in_store)):
             from cifar_ray.reporting import exported, report
             from cifar_ray.training import probe as passes
@@ -99,6 +104,8 @@ def show(words: Sequence[str]) -> int:
     notes += words_of.notes(runs, work, means, most, words_of_price, title, unit)
     if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
+    if trained is not None and trained.link is not None:
+        notes.append("The link was measured by all-reduces of 4 KiB to 64 MiB between two workers, one on each node.")
     if trained is not None:
         notes.append(f"The runs are sweep {trained.name}; `{again(asked, trained)}` plans from them again.")
     planned = Planned(plan, tuple(notes))
@@ -134,6 +141,8 @@ def again(asked: PlanRequest, trained: probe.Probe) -> str:
         value = getattr(asked.options, field.name)
         if field.name not in (*given, "name", "tracking_uri") and value != getattr(usual, field.name):
             given[field.name] = value
+    if trained.link is not None:
+        given["link"] = trained.link.text
     words = ["cifar-ray", "plan", "--from", trained.name]
     for name, value in given.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -142,7 +151,7 @@ def again(asked: PlanRequest, trained: probe.Probe) -> str:
 
 
 def _refuse(planned: ResolvedConfig, here: Measured | None, price: Price | None, speed: float | None) -> None:
-    """Refuse what cannot be planned, before anything is trained ``here``, which is None where it is trained elsewhere.
+    """Refuse what cannot be planned, before anything is trained on the machine ``here``; None where it is not known.
 
     Raises:
         ConfigError: naming the option.
@@ -151,6 +160,21 @@ def _refuse(planned: ResolvedConfig, here: Measured | None, price: Price | None,
         raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
     if here is not None:
         _on(here, price, speed)
+
+
+def _check_measurable(asked: PlanRequest) -> None:
+    """Refuse to measure a link where there is none.
+
+    Raises:
+        ConfigError: saying what lacks.
+    """
+    instead = "give its rate instead, such as --link 10gbit"
+    if asked.training is None:
+        raise ConfigError("link", f"is measured by a plan that trains its own runs, and --from names others; {instead}")
+    if servers.ray_head(asked.training.address) is None:
+        raise ConfigError("link", f"is measured between two nodes of the cluster of --address, not here; {instead}")
+    if max(asked.options.nodes) == 1:
+        raise ConfigError("link", "must be left out for one node, which exchanges nothing over it")
 
 
 def _link(key: str, text: str | None) -> Link | None:

@@ -16,11 +16,13 @@ from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.sweep import FINISHED
+from cifar_ray.planning import link as links
 from cifar_ray.planning import probing
+from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured
-
-
 from cifar_ray.planning.pipeline import PIPELINES
+
+
 @dataclass(frozen=True)
 class Probe:
     """Runs that have been trained to plan from.
@@ -29,11 +31,13 @@ class Probe:
         name: of their sweep.
         tracking_uri: the store that has it.
         training: what is planned.
+        link: the network between nodes, where it was to be measured.
     """
 
     name: str
     tracking_uri: str
     training: ResolvedConfig
+    link: Link | None = None
 
 
 def run(
@@ -42,15 +46,17 @@ def run(
     topologies: Sequence[Topology],
     words: Sequence[str],
     check: Callable[[ResolvedConfig, Measured | None], object],
+    is_machine_checked: bool,
 ) -> Probe:
-    """Train them.
+    """Train them, once a cluster has told what is asked of it.
 
     Args:
         asked: what the command is asked for.
         training: what is planned, as it is asked for.
         topologies: what it is planned for.
         words: those of the command.
-        check: refuses what cannot be planned, knowing this machine where the runs are trained on it.
+        check: refuses what cannot be planned, also when it knows what the runs are trained on.
+        is_machine_checked: whether it may refuse what they are trained on, so that a cluster is asked for that.
 
     Raises:
         ConfigError: on a user's mistake, before anything has been trained.
@@ -84,9 +90,16 @@ def run(
         parts = strategies.of(planned).micro_batches(planned) if is_pipeline else None
         grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room, parts)
         config = probing.sweep(name, train, grid)
+        from cifar_ray.orchestration.run import network
         from cifar_ray.orchestration.sweep.runner import sweep
 
+    link = None
+    is_measured = asked.options.link == links.MEASURED
+    if not is_here and (is_measured or is_machine_checked):
+        answers = network.ask(planned, is_measured)
+        check(planned, Measured((), answers.hardware, answers.device, is_fixed=False))
+        link = links.between(answers.apart, answers.together) if is_measured else None
     result = sweep(config, shlex.join(["cifar-ray", "plan", *words]), begun=IMPORTED_AT)
     if FINISHED not in result.states.values():
         raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
-    return Probe(name, result.tracking_uri, planned)
+    return Probe(name, result.tracking_uri, planned, link)

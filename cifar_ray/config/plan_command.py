@@ -63,8 +63,8 @@ class PlanOptions(ResultAsJson):
     """Numbers of workers on each, such as 1,2."""
 
     link: str | None = None
-    """Network between machines, in each direction, RATE or RATE:LATENCY such as 10gbit or 400mbit:100us. Needed for
-    more than one node."""
+    """Network between machines, in each direction: RATE or RATE:LATENCY such as 10gbit or 400mbit:100us, or 'measured'
+    by all-reduces between two nodes of the cluster of --address. Needed for more than one node."""
 
     host: str | None = None
     """What an exchange costs the workers themselves, whatever the network: copying, adding up and the backend's own

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cifar_ray.planning.span import Span
 
+MEASURED = "measured"
+"""What ``--link`` is where the rate and the latency are to be measured."""
+
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3}
+_FASTEST = 1e12  # bits per second of a link whose bytes cost nothing, where it has to be written
 _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:[:/](\d+(?:\.\d+)?)(us|ms))?")
 
 
 @dataclass(frozen=True)
 class Link:
-    """``bytes_per_s`` in each direction, and ``latency_s`` for each message, whatever its size."""
+    """What messages take on one.
+
+    Attributes:
+        bytes_per_s: in each direction.
+        latency_s: for each message, whatever its size.
+        is_whole: whether the workers' own work is in both.
+    """
 
     bytes_per_s: float
     latency_s: float = 0.0
+    is_whole: bool = False
 
     def seconds(self, messages: float, size: float) -> float:
         """Of so many messages one after the other, with so many bytes in all."""
@@ -30,6 +41,11 @@ class Link:
         """``10 Gbit/s, 50 us for each message``; without a rate where bytes cost nothing."""
         rate = "" if math.isinf(self.bytes_per_s) else f"{8 * self.bytes_per_s / 1e9:.3g} Gbit/s, "
         return f"{rate}{1e6 * self.latency_s:.3g} us for each message"
+
+    @property
+    def text(self) -> str:
+        """``RATE:LATENCY``, as :func:`parse` reads it."""
+        return f"{min(8 * self.bytes_per_s, _FASTEST) / 1e3:.0f}kbit:{1e6 * self.latency_s:.1f}us"
 
 
 def parse(text: str) -> Link:
@@ -83,7 +99,7 @@ class Route:
 
 
 def fitted(measured: Sequence[tuple[Traffic, float]]) -> Link | None:
-    """The host whose latency and rate come nearest to measured exchanges (least squares, neither below zero).
+    """The latency and rate that come nearest to measured exchanges (least squares, neither below zero).
 
     With exchanges of one kind, whose messages are all as large, the rate alone is fitted.
     """
@@ -104,3 +120,21 @@ def fitted(measured: Sequence[tuple[Traffic, float]]) -> Link | None:
         elif per_byte < 0:
             latency, per_byte = mt / mm, 0.0
     return Link(1 / per_byte if per_byte else math.inf, latency)
+
+
+def between(apart: Mapping[int, float], together: Mapping[int, float]) -> Link:
+    """The network between nodes, of all-reduces by two workers.
+
+    It is the one with which :meth:`Route.seconds` comes to what was measured, with the workers' own work as on one
+    node. Errors count as shares of a time, so that small messages tell the latency and large ones the rate.
+
+    Args:
+        apart: bytes -> seconds of an all-reduce on two nodes.
+        together: the same on one node; where it is empty, the workers' own work is in the result.
+    """
+    points = []
+    for size, took in apart.items():
+        own = together.get(size, 0.0)
+        network = min(took - own / 2, 2 * (took - own))  # as the network is the longer part, or the shorter
+        points.append((Traffic(2, size, size).times(1 / took), network / took))  # two workers pass on half of it twice
+    return replace(fitted(points) or Link(math.inf), is_whole=not together)

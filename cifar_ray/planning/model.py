@@ -182,7 +182,8 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
     checkpoint, once = measured.checkpoint().times(work.epochs), measured.once(topology.nodes)
     whole = step.whole
-    if world > 1 and means.host is None:
+    is_whole = topology.nodes > 1 and means.link is not None and means.link.is_whole
+    if world > 1 and means.host is None and not is_whole:
         whole = replace(whole, high=whole.high / (1 - TOO_FAST))
     total = whole.times(steps) + evaluation + checkpoint + once
     parts = {

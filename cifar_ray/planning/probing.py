@@ -41,8 +41,9 @@ def cells(
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
     Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
-    with many, or with ``gather_scatter`` or a pipeline, where that is planned. Where each node is to have one worker, they have two.
-    A worker that computes the same beside any number of others is measured alone where there is no room for these.
+    with many, or with ``gather_scatter`` or the pipeline that is planned. Where each node is to have one worker, they
+    have two. A worker that computes the same beside any number of others is measured alone where there is no room for
+    these.
 
     Args:
         config: the training, with the device that its runs have where that is known.

@@ -97,6 +97,10 @@ def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, 
         sentences.append(f"Link between nodes: {means.link.words}.")
     if means.host:
         sentences.append(f"Exchanges cost the workers themselves: {means.host.words}.")
+    elif means.link and means.link.is_whole:
+        sentences.append(
+            "That has in it what an exchange costs the workers themselves, which within a node alone is left out."
+        )
     else:
         sentences.append(
             "What an exchange costs the workers themselves is not known, and left out, so the plan is too fast where "

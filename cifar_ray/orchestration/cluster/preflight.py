@@ -1,4 +1,5 @@
-"""Check nodes: can they use a run's storage, before it is recorded or moves, and can PyTorch use their GPUs."""
+"""Check nodes: can they use a run's storage, before it is recorded or moves, can PyTorch use their GPUs, and what are
+they."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
 from cifar_ray.config import errors, servers
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection
@@ -120,9 +121,38 @@ def gpu_problems(nodes: Sequence[Node]) -> list[str]:
 def _unusable_gpus(count: int) -> str:
     from cifar_ray.training import gpus
 
+    _show_gpus()
+    return gpus.problem(range(count))
+
+
+def hardware(node_id: str, device: str) -> str:
+    """The name of what a node's workers compute on, on ``cpu`` or ``cuda``, as their runs record it.
+
+    Raises:
+        CommandFailedError: when the node does not say.
+    """
+    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(_described)  # its process would keep GPU memory
+    on_node = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False))
+    try:
+        name: str = ray.get(on_node.remote(device), timeout=_ANSWER_S)
+    except ray.exceptions.RayError as error:
+        problem = f"a node does not say what it computes on: {errors.first_line(error)}"
+        raise CommandFailedError(problem) from None
+    return name
+
+
+def _described(device: str) -> str:
+    import torch
+
+    from cifar_ray.training import hardware
+
+    _show_gpus()
+    return hardware.describe(torch.device(device))
+
+
+def _show_gpus() -> None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # older Rays hide all from a task that asks for none
         del os.environ["CUDA_VISIBLE_DEVICES"]
-    return gpus.problem(range(count))
 
 
 def _check_room(folder: Folder, config: TrainConfig) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -87,7 +88,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
     workers = Workers(config.hang_timeout_s)
     ended: Outcome | Stopped | None = None
     mailbox.ask_to_stop(False)
-    with variables(_variables(attempt)):
+    with variables(settings(config, attempt.start_s)):
         fitting = background(_fit(attempt, mailbox), "trainer-fit")
         try:
             is_last = False
@@ -122,13 +123,14 @@ def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced
     if isinstance(error, ray.train.WorkerGroupError):
         return Failed(workers.left(error.worker_failures), workers.stacks)
     if workers.failures or workers.placed:
-        return Failed(workers.failures or {0: Failure(Kind.PASSING, _sentence(error))}, workers.stacks)
+        return Failed(workers.failures or {0: Failure(Kind.PASSING, sentence(error))}, workers.stacks)
     if isinstance(error, ray.train.ControllerError):
         return NotPlaced()
-    return Failed({0: Failure(Kind.UNKNOWN, _sentence(error))}, {})
+    return Failed({0: Failure(Kind.UNKNOWN, sentence(error))}, {})
 
 
-def _sentence(error: BaseException | None) -> str:
+def sentence(error: BaseException | None) -> str:
+    """What has ended Ray Train's trainer."""
     if error is None:
         return "its result was lost with the mailbox"
     if isinstance(error, ray.exceptions.RayActorError):
@@ -152,22 +154,25 @@ def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
     if config.world_size == 1:
         where = None if config.elastic is None else {NODE_ID_LABEL: attempt.allocation.nodes[0]}
         return partial(alone.fit, config, where, attempt.start_s, payload)
-    return _trainer(attempt, payload).fit
+    return trainer(attempt.allocation, _train_loop, payload, attempt.folder.disk / "ray_train").fit
 
 
-def _trainer(attempt: Attempt, payload: dict[str, Any]) -> TorchTrainer:
-    """Ray Train's trainer for one attempt: it restarts nothing."""
-    config = attempt.allocation.config
+def trainer(
+    allocation: Allocation, loop: Callable[[dict[str, Any]], None], payload: dict[str, Any], folder: Path
+) -> TorchTrainer:
+    """Ray Train's trainer that runs a ``loop`` once in each worker, with its own files in a ``folder``: it restarts
+    nothing."""
+    config = allocation.config
     known = [field.name for field in dataclasses.fields(ray.train.FailureConfig)]
     none = dict.fromkeys(("max_failures", "controller_failure_limit", "max_preemption_failures"), 0)
     return TorchTrainer(
-        _train_loop,
+        loop,
         train_loop_config=payload,
         torch_config=_NoProcessGroup(timeout_s=math.ceil(2 * config.hang_timeout_s)),
-        scaling_config=_scaling(attempt.allocation),
+        scaling_config=_scaling(allocation),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
-            storage_path=str(attempt.folder.disk / "ray_train"),
+            storage_path=str(folder),
             failure_config=ray.train.FailureConfig(**{name: zero for name, zero in none.items() if name in known}),
             **_quiet(config),
         ),
@@ -195,14 +200,14 @@ def _scaling(allocation: Allocation) -> ray.train.ScalingConfig:
     )
 
 
-def _variables(attempt: Attempt) -> dict[str, str]:
-    """What Ray Train reads when the trainer starts."""
+def settings(config: ResolvedConfig, start_s: float) -> dict[str, str]:
+    """Variables that Ray Train reads when the trainer starts, which waits so many seconds for room."""
     return {
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(attempt.start_s),
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(start_s),
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # the default of 2 s would delay the end of every attempt
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # an actor of its own; the driver asks for nodes that leave
         # The driver ends a worker that does not answer, after keeping its stacks; Ray does if the driver cannot.
-        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(1.5 * attempt.allocation.config.hang_timeout_s),
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(1.5 * config.hang_timeout_s),
     }
 
 

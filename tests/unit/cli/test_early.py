@@ -62,6 +62,8 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "plan --from nosuch",
         "plan --from nosuch --link fast",
         "plan --from nosuch.json --budget 1",
+        "plan --link measured",
+        "plan --from nosuch.json --link measured",
         "plan --from nosuch.json --price nosuch",
         "plan --from nosuch.json --dataset digits",
         "plan --dataset nosuch",

@@ -14,6 +14,7 @@ from cifar_ray.cli import main, plan
 from cifar_ray.cli.probe import Probe
 from cifar_ray.config import command_line
 from cifar_ray.config.errors import CommandFailedError, ConfigError
+from cifar_ray.planning.link import Link
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
 from cifar_ray.training import recipe
@@ -121,6 +122,24 @@ def test_the_command_that_plans_again_repeats_what_was_asked(capsys: pytest.Capt
     assert repeated.train == {"ddp": {"bucket_cap_mb": "5"}}
 
 
+def test_a_link_that_was_measured_is_repeated_in_figures_and_micro_batches_of_a_pipeline_are() -> None:
+    words = "--model simple_cnn --dataset digits --name sizes --nodes 2 --link measured --address there:1"
+    asked = command_line.plan(f"{words} --strategy gpipe --pipeline.micro-batches 8".split())
+    assert asked.training is not None
+    config = recipe.resolve(replace(asked.training, topology="1x2"))
+    command = plan.again(asked, Probe("sizes", "sqlite:///elsewhere.db", config, Link(1.25e8, 1e-4))).split()
+    repeated = command_line.plan(command[2:])
+    assert repeated.options.link == "1000000kbit:100.0us"
+    assert repeated.train == {"pipeline": {"micro_batches": "8"}}
+    assert "--address" not in command
+
+
+def test_there_is_no_link_to_measure_for_one_node(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --nodes 1 --link measured"
+    _, err = planned(words, capsys, status=2)
+    assert err == "error: --link must be left out for one node, which exchanges nothing over it\n"
+
+
 def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = planned(f"--from {runs} --nodes 1,2 --link 10gbit --price 3.6 --deadline 1s --budget 2", capsys)
     assert out.startswith("No topology keeps to 1 s and 2 USD. 2x1 comes nearest: ")
@@ -153,6 +172,11 @@ def test_a_plan_without_a_row_says_why_and_fails(runs: str, capsys: pytest.Captu
         (
             "--strategy gpipe --global-batch-size 62",
             "--global-batch-size must be a multiple of a pipeline's 4 micro-batches, got 62",
+        ),
+        (
+            "--link measured",
+            "--link is measured by a plan that trains its own runs, and --from names others; give its rate instead, "
+            "such as --link 10gbit",
         ),
         ("--model vit", "--model must be that of the runs to plan from, simple_cnn, got 'vit'"),
         (
@@ -189,6 +213,10 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
         (
             "--strategy gpipe --global-batch-size 62",
             "--pipeline.micro-batches must divide the global batch of 62 images, got 4",
+        ),
+        (
+            "--link measured",
+            "--link is measured between two nodes of the cluster of --address, not here; give its rate instead",
         ),
         ("--local-sgd.sync-every 4", "--local-sgd.sync-every is for --strategy local_sgd only"),
         ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),

@@ -153,6 +153,41 @@ def test_link_and_worker_overlap_at_best_and_take_turns_at_worst() -> None:
     assert (found.low, found.mid, found.high) == pytest.approx((2.0, 2.5, 3.0))
 
 
+SIZES = [4**power for power in range(6, 14)]
+
+
+def all_reduces(route: Route) -> dict[int, float]:
+    """What two workers take for some of several sizes."""
+    return {size: route.seconds(Traffic(2, size, size)).mid for size in SIZES}
+
+
+@pytest.mark.parametrize(
+    ("network", "host"),
+    [(Link(1e8, 2e-4), Link(2e9, 3e-5)), (Link(2e9, 3e-5), Link(1e8, 2e-4)), (Link(1.25e9, 1e-5), GIGABIT)],
+)
+def test_a_network_is_the_one_that_comes_to_what_was_measured(network: Link, host: Link) -> None:
+    found = link.between(all_reduces(Route(network, host)), all_reduces(Route(None, host)))
+    assert (found.bytes_per_s, found.latency_s) == pytest.approx((network.bytes_per_s, network.latency_s))
+    assert not found.is_whole
+    written = link.parse(found.text)
+    assert written.bytes_per_s == pytest.approx(found.bytes_per_s, rel=1e-3)
+    assert written.latency_s == pytest.approx(found.latency_s, abs=1e-7)
+
+
+def test_small_messages_tell_the_latency_though_large_ones_are_further_off() -> None:
+    found = link.between({size: (1.1 if size > 1e6 else 1) * (1e-3 + size / 1e8) for size in SIZES}, {})
+    assert found.latency_s == pytest.approx(5e-4, rel=0.05)
+
+
+def test_without_room_for_two_on_a_node_their_own_work_is_in_the_link_and_no_difference_is_no_cost() -> None:
+    own = all_reduces(Route(None, GIGABIT))
+    assert link.between(own, {}).is_whole
+    assert link.between(own, {}).bytes_per_s == pytest.approx(GIGABIT.bytes_per_s)
+    free = link.between(own, own)
+    assert (free.bytes_per_s, free.latency_s) == (math.inf, 0.0)
+    assert link.parse(free.text).seconds(2, 2**26) < 0.001
+
+
 def test_a_host_is_fitted_to_exchanges_of_different_kinds() -> None:
     true = Link(5e8, 3e-4)
     kinds = [Traffic(6, 5e7, 0), Traffic(200, 5e7, 0), Traffic(30, 1e7, 0)]
