@@ -96,6 +96,7 @@ def test_a_value_that_is_no_number_is_shown() -> None:
     assert FIGURES.primary.cell(Statistic(float("inf"), float("nan"), 2)) == "inf ± nan"
 
 
+@pytest.mark.slow
 def test_runs_of_different_tasks_are_each_compared_with_those_of_their_own(tmp_path: Path) -> None:
     files = [tmp_path / "images.json", tmp_path / "depths.json"]
     for path, one in zip(files, (grid(), depths(grid()))):
