@@ -53,11 +53,21 @@ def record(client: MlflowClient, *trials: Trial, sweep: str = "") -> None:
         client.set_terminated(run, one.status)
 
 
+def several(name: str, steps: Sequence[float], **changes: object) -> list[Trial]:
+    """Runs with these steps."""
+    return [timed(f"{name}{seed}", step, seed, **changes) for seed, step in enumerate(steps)]
+
+
 def side(client: MlflowClient, name: str, steps: Sequence[float], **changes: object) -> str:
     """Record runs with these steps; what names them on the command line."""
-    runs = [timed(f"{name}{seed}", step, seed, **changes) for seed, step in enumerate(steps)]
+    runs = several(name, steps, **changes)
     record(client, *runs)
     return ",".join(run.name for run in runs)
+
+
+def judged(a: Sequence[Trial], b: Sequence[Trial], percent: float = 5) -> slowdown.Slowdown:
+    """What the command says of these runs, without a store."""
+    return slowdown.judge([(",".join(run.name for run in runs), [study(*runs)]) for runs in (a, b)], percent)
 
 
 def outcome(
@@ -95,19 +105,16 @@ def test_a_slower_step_ends_with_1_and_its_sentence(client: MlflowClient, capsys
 @pytest.mark.parametrize(
     ("steps", "percent", "lead"),
     [
-        (QUICK, "0", "is not too slow: its step takes 1.000 times"),
-        (QUICK, "50", "would be chance in more than 99 % of such comparisons"),
-        (SLOW, "25", "is not too slow: its step takes 1.200 times"),
-        ((0.090, 0.150, 0.110), "5", "may be too slow, but the runs differ too much to tell: its step takes 1.14"),
+        (QUICK, 0, "is not too slow: its step takes 1.000 times"),
+        (QUICK, 50, "would be chance in more than 99 % of such comparisons"),
+        (SLOW, 25, "is not too slow: its step takes 1.200 times"),
+        ((0.090, 0.150, 0.110), 5, "may be too slow, but the runs differ too much to tell: its step takes 1.14"),
     ],
 )
-def test_what_is_within_the_limit_or_chance_ends_with_0(
-    steps: Sequence[float], percent: str, lead: str, client: MlflowClient, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = side(client, "a", QUICK), side(client, "b", steps)
-    status, out = outcome(client, capsys, a, b, percent=percent)
-    assert (status, lead in out) == (0, True), out
-    assert "of such comparisons" in out
+def test_what_is_within_the_limit_or_chance_ends_with_0(steps: Sequence[float], percent: float, lead: str) -> None:
+    told = judged(several("a", QUICK), several("b", steps), percent)
+    assert (told.status, lead in str(told)) == (0, True), told
+    assert "of such comparisons" in str(told)
 
 
 @pytest.mark.parametrize(
@@ -120,20 +127,24 @@ def test_what_is_within_the_limit_or_chance_ends_with_0(
         (SLOW, {"cifar_ray.measure": "accuracy"}, "'b0,b1,b2' has 0 finished runs with step times"),
     ],
 )
-def test_without_enough_evidence_it_ends_with_3(
-    steps: Sequence[float],
-    tags: dict[str, str],
-    reason: str,
-    client: MlflowClient,
-    capsys: pytest.CaptureFixture[str],
+def test_without_enough_evidence_it_ends_with_3(steps: Sequence[float], tags: dict[str, str], reason: str) -> None:
+    a = several("a", QUICK, tags={"cifar_ray.threads": "2"})
+    told = judged(a, several("b", steps, tags={"cifar_ray.threads": "2", **tags}))
+    said = str(told)
+    assert (told.status, said.startswith("Not enough evidence: "), reason in said) == (3, True, True), said
+    assert (told.verdict, told.chance) == ("unknown", None)
+    assert (told.ratio is not None) == (len(steps) == 1)
+
+
+def test_without_enough_evidence_the_command_ends_with_3(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a = side(client, "a", QUICK, tags={"cifar_ray.threads": "2"})
-    b = side(client, "b", steps, tags={"cifar_ray.threads": "2", **tags})
+    a = side(client, "a", QUICK)
+    b = side(client, "b", SLOW, tags={"cifar_ray.earlier.cifar_ray.topology": "1x2"})
     status, out = outcome(client, capsys, a, b)
-    assert (status, out.startswith("Not enough evidence: "), reason in out) == (3, True, True), out
+    assert (status, out.startswith("Not enough evidence: "), "'b0,b1,b2' has 0 finished runs" in out) == (3, True, True)
     told = json.loads(outcome(client, capsys, a, b, "--json")[1])
-    assert (told["verdict"], told["chance"]) == ("unknown", None)
-    assert (told["ratio"] is not None) == (len(steps) == 1)
+    assert (told["verdict"], told["chance"], told["ratio"]) == ("unknown", None, None)
 
 
 def test_mistakes_end_with_2(client: MlflowClient, capsys: pytest.CaptureFixture[str]) -> None:
