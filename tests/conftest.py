@@ -24,6 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only ``-m`` with ``gpu`` in it looks for GPUs: the other tests are about CPUs, whatever a machine has."""
     if "gpu" not in config.option.markexpr.replace("not gpu", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Registered before anything of the tests, this runs after it. To free every module would take seconds, and
+        # nobody reads the status of a process that runs tests for another.
+        atexit.register(os._exit, 0)
 
 
 @pytest.hookimpl(wrapper=True)
