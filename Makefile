@@ -27,8 +27,8 @@ quickstart: $(VENV)/installed
 # each checkpoint.
 DEFAULT := -m "not slow and not cluster and not fault and not extended"
 test: $(VENV)/installed
-	files=$$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d); trap 'rm -rf "$$files"' EXIT; \
-	TMPDIR=$$files $(BIN)/pytest $(DEFAULT) -n logical --maxprocesses 4 --dist loadfile tests/unit || failed=1; \
+	( files=$$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d); trap 'rm -rf "$$files"' EXIT INT TERM; \
+	TMPDIR=$$files $(BIN)/pytest $(DEFAULT) -n logical --maxprocesses 4 --dist loadfile tests/unit ) || failed=1; \
 	$(BIN)/pytest $(DEFAULT) --ignore tests/unit && exit $${failed:-0}
 
 # Also the tests that start clusters of several nodes, kill processes, and take minutes, and those for GPUs on the CPU.
