@@ -11,10 +11,9 @@ topology, strategy and topology, rate and strategy, rate and topology stands in 
 cross. With one worker all strategies train alike, so that ``1x1`` stands once for each model.
 
 What an exchange costs the workers themselves is fitted to the probe's all_reduce and send_recv, which is in no cell,
-and of gather_scatter and gpipe to their own runs. Workers are forked and held to equal shares of a CPU at any number of workers;
-nodes are network namespaces, see forked.py. A worker that has waited computes faster at first, since the kernel
-enforces shares at its ticks, 4 ms apart: 5 ms of work take a quarter less. So batches are large enough for passes of
-many ticks.
+and of gather_scatter and gpipe to their own runs. Workers are forked and held to equal shares of a CPU at any number of
+workers; nodes are network namespaces, see forked.py. A worker that has waited computes faster at first, since the
+kernel enforces shares at its ticks, 4 ms apart: 5 ms of work take a quarter less. So passes have many ticks.
 
 Nothing is fitted to a cell: 1x1 is the probe's own run again, and so is 1x2 with all but ``ddp`` and ``local_sgd``,
 which the table therefore counts apart. ``run`` refuses predictions that are not committed. A cell whose own repeats

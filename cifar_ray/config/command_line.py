@@ -55,10 +55,14 @@ class SweepRequest:
         config: a new sweep; None when one is to be continued.
         name: of the sweep.
         file: its YAML file, if it has one.
-        tracking_uri: the store that has a sweep to be continued; ``retry_failed`` and ``limits`` are for such, too.
+        tracking_uri: the store that has a sweep to be continued.
         is_named: whether the name was given, and not made from the time.
         quiet: whether its result alone is printed.
-        dry_run: whether it is only to be shown, by ``plan_from``, and as ``json``.
+        retry_failed: whether the failed runs of a sweep that is continued go on, too.
+        limits: the new ``max_time`` and ``max_cost`` of such a sweep.
+        dry_run: whether it is only to be shown.
+        plan_from: names or files of finished runs that tell times, when it is only to be shown.
+        json: whether that is printed as JSON.
     """
 
     config: SweepConfig | None

@@ -37,7 +37,8 @@ class Table:
     """What there is to learn from.
 
     Attributes:
-        parts: ``train``, ``test`` and perhaps ``val``: features, or the paths of images, text (N,), and targets.
+        parts: ``train``, ``test`` and perhaps ``val``: features, float32 (N, F), or the paths of
+            images, text (N,), and targets, float64 (N, T).
         left_out: columns that are not used, in words.
         facts: of a table of features; None with images, which are to be decoded first.
     """

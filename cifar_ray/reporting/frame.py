@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -61,11 +61,12 @@ _ID_SHOWN = 8
 def _once(read: Callable[[Configuration, Figure], _T]) -> Callable[[Configuration, Figure], _T]:
     """Decorator: keep what is read of a figure, since a report asks for hundreds of them, some again and again."""
 
+    @wraps(read)
     def kept(self: Configuration, figure: Figure) -> _T:
         key = (read.__name__, figure.key)
-        if key not in self.known:
-            self.known[key] = read(self, figure)
-        value: _T = self.known[key]
+        if key not in self._known:
+            self._known[key] = read(self, figure)
+        value: _T = self._known[key]
         return value
 
     return kept
@@ -92,7 +93,7 @@ class Configuration:
     nodes: int
     world_size: int
     strategy: str
-    known: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def finished(self) -> tuple[Trial, ...]:

@@ -33,6 +33,7 @@ def load(config: TrainConfig) -> type[Task]:
     if not isinstance(spec, TaskSpec):
         raise ConfigError("task", f"{rule}; its spec must be a TaskSpec, and is {brief(spec)}")
     check(spec)
-    if loaded.target == "images":
-        raise ConfigError("task", f"must learn another column than the images that the model is given, not {path}")
+    if loaded.target in ("images", "features", "tokens"):
+        problem = f"must learn another column than the {loaded.target} that the model is given"
+        raise ConfigError("task", f"{problem}, not {path}")
     return loaded

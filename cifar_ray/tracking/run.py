@@ -200,7 +200,7 @@ class RunRecord(Record):
             self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
 
     def lineage(self, begun_with: Mapping[str, float], takeovers: Sequence[Takeover]) -> None:
-        """Record a run of a population: its values by option at its start, and all takeovers so far.
+        """Record a run of a population: its values by option at its start, and all takeovers so far, in order.
 
         Values that change are metrics, since a parameter in MLflow cannot.
         """

@@ -82,7 +82,7 @@ class Progress:
 class Heartbeat:
     """A worker's process runs Python; ``metrics``, from the first worker of a node, has the load of the node.
 
-    Their names are MLflow's without the ``system/`` prefix.
+    Their names are MLflow's without the ``system/`` prefix; ``timestamp_ms`` counts from 1970.
     """
 
     rank: int

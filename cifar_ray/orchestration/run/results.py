@@ -327,10 +327,11 @@ def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int,
 def pixels(
     spec: DatasetSpec, paths: Sequence[Path], required: Collection[Path], note: Note
 ) -> tuple[list[Path], Tensor, list[tuple[int, int]]]:
-    """Read image files as the input of a model of that data set: uint8, (N, side, side, 3).
+    """Read image files as the input of a model of that data set.
 
-    Before it are the files that can be read, and behind it the width and height of each image. Others are left out,
-    with a note.
+    Returns:
+        The files that can be read, others are left out with a note; their pixels, uint8, (N, side, side, 3); and the
+        width and height of each image.
 
     Raises:
         ConfigError: naming a file of ``required`` that is not an image.

@@ -91,7 +91,8 @@ def create(
 ) -> tuple[RunFolder, Lock]:
     """Make the folder of a new run, and lock it.
 
-    Without them, its store, the folder above it and its name are those of the config, or a new name.
+    The store, the ``parent`` folder and the name are those of the config unless they are given; a run that has no name
+    gets a new one.
 
     Raises:
         ConfigError: when it exists already, or cannot be written.
