@@ -100,8 +100,7 @@ def show(words: Sequence[str]) -> int:
     )
     plan = model.plan(runs, work, topologies, means)
     title, unit = f"{config.model} on {config.dataset}", trial.task.unit
-    words_of_price, most = price.words if price else "", max(command.nodes)
-    notes += words_of.notes(runs, work, means, most, words_of_price, title, unit)
+    notes += words_of.notes(runs, work, means, plan.rows, price.words if price else "", title, unit)
     if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
     if trained is not None and trained.link is not None:
@@ -224,12 +223,12 @@ def training(
     former = {errors.flag_of(name): errors.flag_of(now) for name, now in schema.renamed(TrainConfig).items()}
     words = [former.get(word, word) for word in shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]]
     asked = command_line.train(words).config
-    strategy = strategy or trial.strategy
+    strategy, images = strategy or trial.strategy, global_batch_size or trial.global_batch_size
     changes: dict[str, Any] = {
         **{name: getattr(TrainConfig(), name) for name in ("ddp", "local_sgd") if name != strategy},
         "strategy": strategy,
         "epochs": epochs or asked.epochs,
-        "global_batch_size": global_batch_size or trial.global_batch_size,
+        "global_batch_size": images,
         "batch_size": None,
         "topology": "1x1",
         "steps_per_epoch": None,
@@ -245,10 +244,11 @@ def training(
     try:
         config = recipe.resolve(planned)
     except ConfigError as error:
-        if error.key != "pipeline.micro_batches":
+        micro_batches = planned.pipeline.micro_batches
+        if error.key != "pipeline.micro_batches" or images % micro_batches == 0:
             raise
-        problem = f"must be a multiple of a pipeline's {planned.pipeline.micro_batches} micro-batches"
-        raise ConfigError("global_batch_size", f"{problem}, got {planned.global_batch_size}") from None
+        problem = f"must be a multiple of a pipeline's {micro_batches} micro-batches"
+        raise ConfigError("global_batch_size", f"{problem}, got {images}") from None
     if has := _unknown(config):
         raise ConfigError("from_", f"must name runs without {has}, and {trial.name} has it")
     return config

@@ -39,6 +39,8 @@ class Link:
     @property
     def words(self) -> str:
         """``10 Gbit/s, 50 us for each message``; without a rate where bytes cost nothing."""
+        if math.isinf(self.bytes_per_s) and not self.latency_s:
+            return "no measurable time"
         rate = "" if math.isinf(self.bytes_per_s) else f"{8 * self.bytes_per_s / 1e9:.3g} Gbit/s, "
         return f"{rate}{1e6 * self.latency_s:.3g} us for each message"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from cifar_ray.config import topology
 from cifar_ray.config.errors import counted
 from cifar_ray.config.limits import dollars, duration
 from cifar_ray.planning.measured import Measured
@@ -28,8 +29,8 @@ def show(plan: Plan, means: Means, notes: Sequence[str], printer: Printer, unit:
         printer.line(line)
     if plan.rows:
         printer.columns(*table(plan, unit))
-    for topology, reason in plan.skipped.items():
-        printer.line(f"{topology}: not planned, {reason}")
+    for name, reason in plan.skipped.items():
+        printer.line(f"{name}: not planned, {reason}")
     for note in notes:
         printer.line(note)
 
@@ -73,14 +74,16 @@ def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
     return [*header, "bound by"], lines
 
 
-def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, of: str, unit: str) -> list[str]:
-    """What the figures rest on, of a plan for up to so many nodes.
+def notes(
+    measured: Measured, work: Work, means: Means, rows: Sequence[Row], price: str, of: str, unit: str
+) -> list[str]:
+    """What the figures of a plan's rows rest on.
 
     Args:
         measured: the runs.
         work: what is planned.
         means: on what, and within which limits.
-        nodes: the most that are planned.
+        rows: those of the plan.
         price: of a node, in words.
         of: the model and its data set.
         unit: what the task calls its samples.
@@ -101,7 +104,7 @@ def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, 
         sentences.append(
             "That has in it what an exchange costs the workers themselves, which within a node alone is left out."
         )
-    else:
+    elif any(row.workers > 1 for row in rows):
         sentences.append(
             "What an exchange costs the workers themselves is not known, and left out, so the plan is too fast where "
             f"there are several: give --host. The far end of their ranges allows for steps {100 * TOO_FAST:.0f} % too "
@@ -113,7 +116,7 @@ def notes(measured: Measured, work: Work, means: Means, nodes: int, price: str, 
         measured_here = "What share of the passes each stage has was measured on this machine's CPU"
         sentences.append(f"{measured_here}; micro-batches of a step: {work.micro_batches}.")
     most = max(sample.nodes for sample in measured.samples)
-    if nodes > most:
+    if any(topology.parse(row.topology).nodes > most for row in rows):
         more = f"Start-up is as measured on {counted(most, 'node')} at most; on more it takes longer, which is left out"
         sentences.append(f"{more}.")
     if price:

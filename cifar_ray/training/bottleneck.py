@@ -98,7 +98,7 @@ def _problem(times: StepTimes) -> str:
     if not times.ranks or not all("forward" in rank.parts for rank in times.ranks if rank.steps):
         return "the parts of the steps were not recorded"
     stretches = {len(values) for rank in times.ranks for values in rank.stretches.values()}
-    if max(stretches) < LEAST_STRETCHES:
+    if max(stretches, default=0) < LEAST_STRETCHES:
         first = times.ranks[0]
         return (
             f"{first.steps:,} measured steps of {first.steps * first.iteration.mean:.1f} s together are too few: "

@@ -174,6 +174,10 @@ def test_a_plan_without_a_row_says_why_and_fails(runs: str, capsys: pytest.Captu
             "--global-batch-size must be a multiple of a pipeline's 4 micro-batches, got 62",
         ),
         (
+            "--strategy one_f_one_b --pipeline.micro-batches 1",
+            "--pipeline.micro-batches must be at least the number of workers (2) for --strategy one_f_one_b, got 1",
+        ),
+        (
             "--link measured",
             "--link is measured by a plan that trains its own runs, and --from names others; give its rate instead, "
             "such as --link 10gbit",

@@ -21,6 +21,7 @@ GRADIENTS = Gradients((6_000_000, 3_000_000, 1_000_000), (0.2, 0.5, 0.9))
 def test_a_link_on_which_bytes_cost_nothing_has_no_rate_in_words() -> None:
     assert Link(1.25e9, 5e-5).words == "10 Gbit/s, 50 us for each message"
     assert Link(math.inf, 1.2e-5).words == "12 us for each message"
+    assert Link(math.inf).words == "no measurable time"
 
 
 def of(strategy: str, **changes: object) -> Exchange:

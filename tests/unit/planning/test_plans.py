@@ -149,13 +149,20 @@ def test_a_step_of_several_workers_may_be_longer_where_their_own_work_is_not_kno
 def test_a_link_with_the_workers_own_work_in_it_needs_no_allowance_for_that_between_nodes() -> None:
     whole = replace(FAST, is_whole=True)
     of = work(16)
-    found = rows(planned("2x1", "1x2", of=of, link=whole))
+    plan = planned("2x1", "1x2", of=of, link=whole)
+    found = rows(plan)
     without = rows(planned("2x1", "1x2", of=of))
     assert found["2x1"].step_s.high < 0.7 * without["2x1"].step_s.high
     assert found["1x2"].step_s.high == without["1x2"].step_s.high
-    notes = words.notes(runs(), of, Means(link=whole), 2, "", "a model", "images")
+    notes = words.notes(runs(), of, Means(link=whole), plan.rows, "", "a model", "images")
     assert any("has in it what an exchange costs the workers" in note for note in notes)
     assert not any("not known" in note for note in notes)
+
+
+def test_what_an_exchange_costs_is_no_matter_of_one_worker() -> None:
+    for topologies, is_told in ((("1x1",), False), (("1x1", "2x1"), True)):
+        notes = words.notes(runs(), work(), Means(), planned(*topologies).rows, "", "a model", "images")
+        assert any("give --host" in note for note in notes) is is_told
 
 
 def test_a_range_that_prints_as_one_figure_is_none() -> None:
