@@ -91,14 +91,17 @@ def run(
         grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room, parts)
         config = probing.sweep(name, train, grid)
         from cifar_ray.orchestration.run import network
+        from cifar_ray.orchestration.sweep import dry_run
         from cifar_ray.orchestration.sweep.runner import sweep
 
     link = None
     is_measured = asked.options.link == links.MEASURED
-    if not is_here and (is_measured or is_machine_checked):
+    if not is_here and (is_measured or is_machine_checked or training.device == "auto"):
+        dry_run.of_new(config)  # refuses what the sweep would, before the cluster is asked
         answers = network.ask(planned, is_measured)
         check(planned, Measured((), answers.hardware, answers.device, is_fixed=False))
         link = links.between(answers.apart, answers.together) if is_measured else None
+        config = probing.sweep(name, {**train, "device": answers.device}, grid)  # with auto, each run would choose
     result = sweep(config, shlex.join(["cifar-ray", "plan", *words]), begun=IMPORTED_AT)
     if FINISHED not in result.states.values():
         raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")

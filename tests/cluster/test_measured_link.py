@@ -18,6 +18,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 WORDS = ["--model", "simple_cnn", "--dataset", "digits", "--augment", "none", "--device", "cpu"]
 WORDS += ["--global-batch-size", "64", "--epochs", "2", "--strategy", "all_reduce", "--nodes", "1,2"]
 
+HOLD = """
+holder = ray.remote(num_cpus=1)(type("Holder", (), {}))
+holder = holder.options(name="holder", namespace="test", lifetime="detached").remote()
+ray.get(holder.__ray_ready__.remote())
+print("held")
+"""
+
 
 @pytest.fixture
 def head(person: Person) -> Iterator[Head]:
@@ -36,6 +43,12 @@ def test_the_link_is_measured_between_two_nodes_before_anything_is_trained(perso
     sentence = person.refused("plan", *asked, "--price", "g6.xlarge")
     assert re.match("--price must come with --speed-factor, how many times as fast as .+ it is", sentence)
     assert [experiment.name for experiment in person.mlflow.search_experiments()] == ["Default"]
+
+    assert head.says(HOLD) == "held"
+    done = person.runs("plan", *asked, "--start-timeout-s", "3")
+    assert done.returncode == 1
+    assert "2x1 has had no room for 3 s (1 of 2 CPUs are in use); wait until the cluster is free" in done.stderr
+    head.says("ray.kill(ray.get_actor('holder', namespace='test'))")
 
     planned = json.loads(person.succeeds("plan", *asked, "--json", "--name", "sizes").stdout)
     rows = planned["plan"]["rows"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
-from concurrent.futures import wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
     mailbox.ask_to_stop(False)
     with variables(settings(config, attempt.start_s)):
         fitting = background(_fit(attempt, mailbox), "trainer-fit")
-        try:
+        with ending(fitting, workers, mailbox):
             is_last = False
             while not is_last:
                 is_last = fitting.done()
@@ -105,18 +106,25 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
                         handle(event)
                 for silent in workers.silent():
                     handle(silent)
-        except RAY_LOST:  # there is nothing left to end
-            raise
-        except BaseException:
-            mailbox.ask_to_stop()  # those that are only starting
-            workers.kill()
-            wait([fitting], _FREE_S)
-            reservations.remove_abandoned()
-            raise
     if ended is not None:
         return ended
     reservations.remove_abandoned()  # of a controller that was killed
     return _failed(fitting.exception(), workers)
+
+
+@contextmanager
+def ending(fitting: Future[Any], workers: Workers, mailbox: Mailbox) -> Iterator[None]:
+    """Context manager: an exception in its body ends the ``workers`` of the trainer that is ``fitting``."""
+    try:
+        yield
+    except RAY_LOST:  # there is nothing left to end
+        raise
+    except BaseException:
+        mailbox.ask_to_stop()  # those that are only starting
+        workers.kill()
+        wait([fitting], _FREE_S)
+        reservations.remove_abandoned()
+        raise
 
 
 def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
@@ -16,13 +17,20 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.config.variables import variables
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import allocation, preflight
+from cifar_ray.orchestration.cluster import allocation, preflight, reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
 from cifar_ray.orchestration.run import attempt, events
+from cifar_ray.orchestration.run.events import Joined
 from cifar_ray.orchestration.run.interrupts import connected
+from cifar_ray.orchestration.run.workers import Workers
 
 _POLL_S = 0.5
 _TAKE_S = 30.0
+_START_S = 60.0  # at most; what is in use for longer is a training, which may take hours
+
+
+class NoRoomError(CommandFailedError):
+    """Others use the nodes on which the link was to be timed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ def ask(config: ResolvedConfig, with_link: bool) -> Answers:
 
     Raises:
         ConfigError: when it has too few nodes, naming ``--link`` where that needs them.
-        CommandFailedError: when the workers that exchange fail.
+        CommandFailedError: when the workers that exchange fail, or two nodes have no room for them.
         InterruptedRunError: on SIGINT or SIGTERM.
     """
     plain = replace(config, strategy="all_reduce", topology="2x1" if with_link else "1x1")
@@ -69,28 +77,50 @@ def ask(config: ResolvedConfig, with_link: bool) -> Answers:
             return Answers(hardware, device, {}, {})
         console.doing("timing all-reduces between two nodes")
         between = _timed(apart, check)
-        try:
-            together = allocation.at_topology(replace(plain, topology="1x2", device=device))
-        except TooSmallError:
-            return Answers(hardware, device, between, {})
         console.doing("timing all-reduces on one node")
-        return Answers(hardware, device, between, _timed(together, check))
+        try:
+            together = _timed(allocation.at_topology(replace(plain, topology="1x2", device=device)), check)
+        except (TooSmallError, NoRoomError):
+            together = {}
+        return Answers(hardware, device, between, together)
 
 
 def _timed(chosen: Allocation, check: Callable[[], object]) -> dict[int, float]:
-    """Bytes of an all-reduce -> its seconds between the workers of an allocation."""
-    mailbox = events.open_mailbox()
-    payload = {"config": chosen.config, "mailbox": mailbox}
-    with storage.scratch() as folder, variables(attempt.settings(chosen.config, chosen.config.start_timeout_s)):
+    """Bytes of an all-reduce -> its seconds between the workers of an allocation.
+
+    Raises:
+        NoRoomError: when others have used the nodes for too long.
+        CommandFailedError: when the workers fail.
+    """
+    config = chosen.config
+    start_s = min(config.start_timeout_s, _START_S)
+    mailbox, workers = events.open_mailbox(), Workers(config.hang_timeout_s)
+    payload = {"config": config, "mailbox": mailbox}
+    seconds: dict[int, float] = {}
+    has_started = is_last = False
+    with storage.scratch() as folder, variables(attempt.settings(config, start_s)):
         fitting = background(attempt.trainer(chosen, _loop, payload, folder).fit, "trainer-fit")
-        while not fitting.done():
-            check()
-            wait([fitting], _POLL_S)
-    found = mailbox.take(_TAKE_S)
-    if not found:
-        raise CommandFailedError(f"the link could not be measured: {attempt.sentence(fitting.exception())}")
-    seconds: dict[int, float] = found[0]
-    return seconds
+        with attempt.ending(fitting, workers, mailbox):
+            while not is_last:
+                is_last = fitting.done()
+                check()
+                wait([fitting], _POLL_S)
+                for event in mailbox.take(_TAKE_S):
+                    has_started = True
+                    workers.hear(event)
+                    if isinstance(event, dict):
+                        seconds = event
+    if seconds:
+        return seconds
+    error = fitting.exception()
+    reservations.remove_abandoned()  # of a controller that was killed
+    if isinstance(error, ray.train.ControllerError) and not has_started:
+        used = reservations.holders("GPU" if config.gpus_reserved else "CPU")
+        raise NoRoomError(
+            f"the link could not be measured: {config.topology} has had no room for {start_s:g} s ({used}); "
+            "wait until the cluster is free, or give the link's rate, such as --link 10gbit"
+        )
+    raise CommandFailedError(f"the link could not be measured: {attempt.sentence(error)}")
 
 
 def _loop(payload: dict[str, Any]) -> None:
@@ -102,7 +132,10 @@ def _loop(payload: dict[str, Any]) -> None:
 
     config, rank = payload["config"], ray.train.get_context().get_world_rank()
     device = torch.device("cuda", train_worker.assigned_gpus()[0]) if config.device == "cuda" else torch.device("cpu")
+    context, mailbox = ray.get_runtime_context(), payload["mailbox"]
+    if ray.get(mailbox.post(Joined(rank, context.current_actor, context.get_node_id(), os.getpid(), stacks=""))):
+        return  # the command was ended before its workers had started
     with train_worker.collectives(config.world_size, rank, config):
         seconds = all_reduces.seconds(device)
     if rank == 0:
-        ray.get(payload["mailbox"].post(seconds))
+        ray.get(mailbox.post(seconds))

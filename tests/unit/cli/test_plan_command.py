@@ -12,8 +12,11 @@ import pytest
 
 from cifar_ray.cli import main, plan
 from cifar_ray.cli.probe import Probe
-from cifar_ray.config import command_line
+from cifar_ray.config import command_line, servers
 from cifar_ray.config.errors import CommandFailedError, ConfigError
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.orchestration.run import network
+from cifar_ray.orchestration.sweep import runner
 from cifar_ray.planning.link import Link
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
@@ -138,6 +141,28 @@ def test_there_is_no_link_to_measure_for_one_node(capsys: pytest.CaptureFixture[
     words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --nodes 1 --link measured"
     _, err = planned(words, capsys, status=2)
     assert err == "error: --link must be left out for one node, which exchanges nothing over it\n"
+
+
+def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_the_device_of_all(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices: list[str] = []
+
+    def train(config: SweepConfig, *_: object, **__: object) -> None:
+        devices.append(config.train["device"])
+        raise CommandFailedError("not here")
+
+    monkeypatch.setattr(servers, "reach_chosen", lambda address: None)
+    monkeypatch.setattr(network, "ask", lambda config, with_link: network.Answers("a GPU", "cuda", {}, {}))
+    monkeypatch.setattr(runner, "sweep", train)
+    words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --global-batch-size 64 --nodes 1 --name mine"
+    assert planned(words, capsys, status=1)[1] == "error: not here\n"
+    assert devices == ["cuda"]
+
+    (home / ".cifar_ray" / "runs" / "mine").mkdir(parents=True)
+    monkeypatch.setattr(network, "ask", lambda config, with_link: pytest.fail("asked before the name was refused"))
+    _, err = planned(words, capsys, status=2)
+    assert err.startswith("error: --name must be new, and 'mine' is in ")
 
 
 def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
