@@ -222,6 +222,8 @@ def training(
 
     former = {errors.flag_of(name): errors.flag_of(now) for name, now in schema.renamed(TrainConfig).items()}
     words = [former.get(word, word) for word in shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]]
+    if not words:
+        raise ConfigError("from_", f"must name runs whose command is recorded, and that of {trial.name} is not")
     asked = command_line.train(words).config
     strategy, images = strategy or trial.strategy, global_batch_size or trial.global_batch_size
     changes: dict[str, Any] = {
@@ -249,6 +251,9 @@ def training(
             raise
         problem = f"must be a multiple of a pipeline's {micro_batches} micro-batches"
         raise ConfigError("global_batch_size", f"{problem}, got {images}") from None
+    if (config.model, config.dataset) != (trial.model, trial.dataset):
+        is_of, tells = f"{trial.model} on {trial.dataset}", f"{config.model} on {config.dataset}"
+        raise ConfigError("from_", f"must name runs whose command tells them, and {trial.name}, {is_of}, has {tells}")
     if has := _unknown(config):
         raise ConfigError("from_", f"must name runs without {has}, and {trial.name} has it")
     return config

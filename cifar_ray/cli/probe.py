@@ -12,7 +12,7 @@ from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early
 from cifar_ray.config import servers
 from cifar_ray.config.command_line import PlanRequest
-from cifar_ray.config.errors import CommandFailedError
+from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.sweep import FINISHED
@@ -84,6 +84,9 @@ def run(
                 shaped = dataclasses.replace(planned, device="cuda" if device.type == "cuda" else "cpu")
                 train = {**train, "device": shaped.device}
             all_cpus = hardware.allowed_cpus()
+            if (training.cpus_per_worker or 1) > all_cpus:
+                problem = f"must be at most {all_cpus}, the CPUs of this machine, got {training.cpus_per_worker}"
+                raise ConfigError("cpus_per_worker", problem)
             cpus = all_cpus if training.cpus_per_worker is None else None
             is_on_gpus = shaped.device == "cuda"
             room = torch.cuda.device_count() if is_on_gpus else all_cpus // (training.cpus_per_worker or 1)

@@ -15,7 +15,7 @@ MEASURED = "measured"
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3}
 _FASTEST = 1e12  # bits per second of a link whose bytes cost nothing, where it has to be written
-_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:[:/](\d+(?:\.\d+)?)(us|ms))?")
+_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:[:/](\d+(?:\.\d+)?)(us|ms)(:whole)?)?")
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,13 @@ class Link:
 
     @property
     def text(self) -> str:
-        """``RATE:LATENCY``, as :func:`parse` reads it."""
-        return f"{min(8 * self.bytes_per_s, _FASTEST) / 1e3:.0f}kbit:{1e6 * self.latency_s:.1f}us"
+        """``RATE:LATENCY``, as :func:`parse` reads it, and ``RATE:LATENCY:whole`` with the workers' own work in it."""
+        rate = f"{min(8 * self.bytes_per_s, _FASTEST) / 1e3:.0f}kbit"
+        return f"{rate}:{1e6 * self.latency_s:.1f}us" + ":whole" * self.is_whole
 
 
 def parse(text: str) -> Link:
-    """Read ``RATE`` or ``RATE:LATENCY``, such as ``10gbit``, ``400mbit`` and ``10gbit:50us``.
+    """Read ``RATE`` or ``RATE:LATENCY``, such as ``10gbit``, ``400mbit`` and ``10gbit:50us``, or a measured link's text.
 
     Raises:
         ValueError: saying what a link looks like.
@@ -59,7 +60,8 @@ def parse(text: str) -> Link:
     match = _WRITTEN.fullmatch(text.lower())
     if match is None or not float(match[1]):
         raise ValueError(f"must be RATE or RATE:LATENCY, such as 10gbit, 400mbit or 10gbit:50us, got {text[:80]!r}")
-    return Link(float(match[1]) * _BITS[match[2]] / 8, float(match[3] or 0) * _SECONDS[match[4] or "us"])
+    latency_s = float(match[3] or 0) * _SECONDS[match[4] or "us"]
+    return Link(float(match[1]) * _BITS[match[2]] / 8, latency_s, is_whole=match[5] is not None)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def cells(
 
     Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
     with many, or with ``gather_scatter`` or the pipeline that is planned. Where each node is to have one worker, they
-    have two. A worker that computes the same beside any number of others is measured alone where there is no room for
-    these.
+    have two, and so where more have no room. A worker that computes the same beside any number of others is measured alone where there is no room for
+    these. A pipeline's micro-batch that several workers cannot each have of the training set is left out.
 
     Args:
         config: the training, with the device that its runs have where that is known.
@@ -55,10 +55,12 @@ def cells(
             each worker has its share of the global batch.
 
     Raises:
-        ConfigError: when no topology can share the global batch, or none has two workers for a pipeline.
+        ConfigError: when no topology can share the global batch, none has two workers for a pipeline, or the training set is too
+            small for the runs.
     """
     is_alike = config.device == "cuda" or cpus is None
-    most = room if room is not None and is_alike else math.inf
+    space = math.inf if room is None else room
+    most = space if is_alike else math.inf
     if parts and all(each.world_size == 1 for each in topologies):
         raise ConfigError("nodes", f"must come to two workers at least for --strategy {config.strategy}, one per stage")
     even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]
@@ -69,8 +71,10 @@ def cells(
     if not shares:
         problem = "must be a multiple of the workers of one topology at least"
         raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
-    if max(shares) == 1 and any(each.world_size > 1 for each in even) and (room is None or room > 1):
-        shares[2] = [min(shares[1])]
+    fitting = [workers for workers in shares if workers <= space]
+    if fitting and max(fitting) == 1 and space > 1 and any(each.world_size > 1 for each in even):
+        shares[2] = [min(min(wanted) for wanted in shares.values())]
+        fitting.append(2)
 
     def cell(workers: int, size: int, strategy: str) -> dict[str, list[Any]]:
         whole = images // (size * workers * config.accumulate)
@@ -80,9 +84,15 @@ def cells(
             made["cpus_per_worker"] = [max(cpus // workers, 1)]
         return {**made, "strategy": [strategy]}
 
-    made = [cell(workers, size, AFTER[0]) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]
-    # Of the fewest, who have room where more have none.
-    few = min((workers for workers in shares if workers > 1), default=0)
+    runs = [(workers, size) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]
+    made = [cell(*run, AFTER[0]) for run in runs if math.prod(run) * config.accumulate <= images]
+    if not made:
+        workers, size = runs[0]
+        problem = (
+            f"must be smaller, or --pipeline.micro-batches more: runs of {workers} workers with {size:,} images each"
+        )
+        raise ConfigError("global_batch_size", f"{problem} need more than the {images:,} of the training set")
+    few = min((workers for workers in fitting if workers > 1), default=0)
     if few and parts:
         made.append(cell(few, config.global_batch_size // few, config.strategy))
     elif few:

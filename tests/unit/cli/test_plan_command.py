@@ -250,6 +250,7 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
         ("--local-sgd.sync-every 4", "--local-sgd.sync-every is for --strategy local_sgd only"),
         ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),
         ("--global-batch-size 64 --nodes 3", "--global-batch-size must be a multiple of the workers of one topology"),
+        ("--cpus-per-worker 9999", "--cpus-per-worker must be at most "),
         ("--device cpu --price g6.xlarge", "--price must come with --speed-factor, how many times as fast as "),
     ],
 )
@@ -258,6 +259,24 @@ def test_mistakes_are_told_before_anything_is_trained(
 ) -> None:
     _, err = planned(f"--model simple_cnn --dataset digits --link 10gbit {words}", capsys, status=2)
     assert err.startswith(f"error: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("", "whose command is recorded, and that of {} is not"),
+        (
+            "cifar-ray train --dataset digits",
+            "whose command tells them, and {}, simple_cnn on digits, has resnet on digits",
+        ),
+    ],
+)
+def test_a_run_whose_command_is_not_known_or_of_another_training_is_refused(command: str, sentence: str) -> None:
+    made = run(64)
+    unknown = replace(made, tags={**made.tags, "cifar_ray.command": command})
+    with pytest.raises(ConfigError) as refused:
+        plan.training(unknown)
+    assert refused.value.problem == f"must name runs {sentence.format(made.name)}"
 
 
 @pytest.mark.parametrize("nodes", ["", "--nodes 1,2"])

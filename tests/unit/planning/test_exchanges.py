@@ -171,6 +171,7 @@ def test_a_network_is_the_one_that_comes_to_what_was_measured(network: Link, hos
     assert (found.bytes_per_s, found.latency_s) == pytest.approx((network.bytes_per_s, network.latency_s))
     assert not found.is_whole
     written = link.parse(found.text)
+    assert not written.is_whole
     assert written.bytes_per_s == pytest.approx(found.bytes_per_s, rel=1e-3)
     assert written.latency_s == pytest.approx(found.latency_s, abs=1e-7)
 
@@ -183,6 +184,7 @@ def test_small_messages_tell_the_latency_though_large_ones_are_further_off() -> 
 def test_without_room_for_two_on_a_node_their_own_work_is_in_the_link_and_no_difference_is_no_cost() -> None:
     own = all_reduces(Route(None, GIGABIT))
     assert link.between(own, {}).is_whole
+    assert link.parse(link.between(own, {}).text).is_whole
     assert link.between(own, {}).bytes_per_s == pytest.approx(GIGABIT.bytes_per_s)
     free = link.between(own, own)
     assert (free.bytes_per_s, free.latency_s) == (math.inf, 0.0)

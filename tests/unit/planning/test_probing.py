@@ -81,6 +81,12 @@ def test_the_fewest_workers_beside_others_send_large_messages() -> None:
     assert found == [("1x2", "all_reduce"), ("1x64", "all_reduce"), ("1x2", "send_recv")]
 
 
+def test_two_workers_tell_what_an_exchange_costs_where_those_planned_have_no_room() -> None:
+    found = [(topology, batch, strategy) for topology, batch, *_, strategy in shapes(64, "1x1", "1x4", cpus=2, room=2)]
+    assert found[:2] == [("1x1", 64, "all_reduce"), ("1x2", 16, "all_reduce")]
+    assert found[2:] == [("1x4", 16, "all_reduce"), ("1x2", 16, "send_recv")]
+
+
 def test_workers_that_have_no_room_are_measured_alone_where_each_has_its_own_gpu_or_cpus() -> None:
     eight = [("1x1", 8), ("1x1", 64)]
     assert [found[:2] for found in shapes(64, "1x1", "1x8", cpus=4, room=1, device="cuda")] == eight
@@ -96,6 +102,16 @@ def test_workers_of_a_pipeline_compute_micro_batches_of_the_whole_batch() -> Non
     assert shapes == [("1x1", 16, "all_reduce"), ("1x2", 16, "all_reduce"), ("1x2", 32, "gpipe")]
     with pytest.raises(ConfigError, match="must come to two workers at least for --strategy gpipe"):
         probing.cells(pipeline, [parse("1x1")], IMAGES, None, parts=4)
+
+
+def test_micro_batches_that_are_too_many_images_for_several_workers_are_left_out_or_refused() -> None:
+    stages = planned(1000, strategy="model_parallel", topology="1x2")
+    found = probing.cells(stages, [parse("2x1")], IMAGES, 2, 2, parts=1)
+    shapes = [(*cell["topology"], *cell["batch_size"], *cell["strategy"]) for cell in found]
+    assert shapes == [("1x1", 1000, "all_reduce"), ("1x2", 500, "model_parallel")]
+    pipeline = planned(1024, strategy="gpipe", topology="1x2")
+    with pytest.raises(ConfigError, match="runs of 8 workers with 256 images each need more than the 1,437 of the tra"):
+        probing.cells(pipeline, [parse("1x8")], IMAGES, 2, 2, parts=4)
 
 
 def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:
