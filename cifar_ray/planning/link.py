@@ -52,7 +52,7 @@ class Link:
 
 
 def parse(text: str) -> Link:
-    """Read ``RATE`` or ``RATE:LATENCY``, such as ``10gbit``, ``400mbit`` and ``10gbit:50us``, or a measured link's text.
+    """Read ``RATE`` or ``RATE:LATENCY``, such as ``10gbit``, ``400mbit`` and ``10gbit:50us``, or what a link wrote.
 
     Raises:
         ValueError: saying what a link looks like.

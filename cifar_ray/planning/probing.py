@@ -42,8 +42,9 @@ def cells(
 
     Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
     with many, or with ``gather_scatter`` or the pipeline that is planned. Where each node is to have one worker, they
-    have two, and so where more have no room. A worker that computes the same beside any number of others is measured alone where there is no room for
-    these. A pipeline's micro-batch that several workers cannot each have of the training set is left out.
+    have two, and so where more have no room. A worker that computes the same beside any number of others is measured
+    alone where there is no room for these. A pipeline's micro-batch that several workers cannot each have of the
+    training set is left out.
 
     Args:
         config: the training, with the device that its runs have where that is known.
@@ -55,8 +56,8 @@ def cells(
             each worker has its share of the global batch.
 
     Raises:
-        ConfigError: when no topology can share the global batch, none has two workers for a pipeline, or the training set is too
-            small for the runs.
+        ConfigError: when no topology can share the global batch, none has two workers for a pipeline, or the training
+            set is too small for the runs.
     """
     is_alike = config.device == "cuda" or cpus is None
     space = math.inf if room is None else room

@@ -159,7 +159,9 @@ def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_th
     assert planned(words, capsys, status=1)[1] == "error: not here\n"
     assert devices == ["cuda"]
 
-    (home / ".cifar_ray" / "runs" / "mine").mkdir(parents=True)
+    folder = home / ".cifar_ray" / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "sweep.yaml").write_text("name: mine\n")
     monkeypatch.setattr(network, "ask", lambda config, with_link: pytest.fail("asked before the name was refused"))
     _, err = planned(words, capsys, status=2)
     assert err.startswith("error: --name must be new, and 'mine' is in ")
