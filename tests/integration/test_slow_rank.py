@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_rank_that_is_stopped_time_and_again_is_named(case: str, verdict: str) -> None:
     """By the benchmark, which stops one of two ranks for half of the time."""
     words = ["--only", case, "--slowed", "1", "--slower", "1", "--dry"]
-    words += ["--dataset", "digits", "--images", "64", "--steps", "22", "--epochs", "8"]
+    words += ["--dataset", "digits", "--images", "128", "--steps", "11", "--epochs", "8"]
     command = [sys.executable, str(ROOT / "benchmarks" / "bottlenecks.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
