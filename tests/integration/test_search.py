@@ -91,11 +91,12 @@ def test_a_search_that_is_killed_goes_on_and_trains_nothing_twice(person: Person
     for _ in range(kills):
         with person.starts("sweep", *words) as driver:
             driver.until(" of 4, 1 at once")
-            wait = moments.uniform(0, 15)
+            wait = moments.uniform(0, 6)
             end = time.monotonic() + wait
             while time.monotonic() < end and driver.process.poll() is None:
                 time.sleep(0.05)
-            driver.kill()
+            if driver.process.poll() is None:
+                driver.kill()
             driver.end()
         words = ["--resume", "victim"]
         now = {cell["name"]: cell for cell in cells(person, "victim") if cell["state"] == "RUN"}
