@@ -17,7 +17,7 @@ from cifar_ray.config.plan_command import PlanOptions
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.planning import chart, measured, model
+from cifar_ray.planning import chart, exchange, measured, model
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
 from cifar_ray.planning.exchange import Exchange, Gradients
@@ -155,7 +155,7 @@ def _refuse(planned: ResolvedConfig, here: Measured | None, price: Price | None,
     Raises:
         ConfigError: naming the option.
     """
-    if has := _unknown(planned):
+    if has := exchange.unknown(planned):
         raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
     if here is not None:
         _on(here, price, speed)
@@ -254,19 +254,9 @@ def training(
     if (config.model, config.dataset) != (trial.model, trial.dataset):
         is_of, tells = f"{trial.model} on {trial.dataset}", f"{config.model} on {config.dataset}"
         raise ConfigError("from_", f"must name runs whose command tells them, and {trial.name}, {is_of}, has {tells}")
-    if has := _unknown(config):
+    if has := exchange.unknown(config):
         raise ConfigError("from_", f"must name runs without {has}, and {trial.name} has it")
     return config
-
-
-def _unknown(config: ResolvedConfig) -> str:
-    """The option of a training whose exchange is not in the model; empty where it has none."""
-    given = {
-        "--freeze": bool(config.freeze),
-        "--sync-batchnorm": config.sync_batchnorm,
-        "--ddp.comm-hook powersgd": config.ddp.comm_hook == "powersgd",
-    }
-    return next((flag for flag, is_given in given.items() if is_given), "")
 
 
 def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:

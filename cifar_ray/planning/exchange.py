@@ -94,6 +94,16 @@ class Exchange:
         )
 
 
+def unknown(config: ResolvedConfig) -> str:
+    """The option of a training whose exchange is not in the model; empty where it has none."""
+    given = {
+        "--freeze": bool(config.freeze),
+        "--sync-batchnorm": config.sync_batchnorm,
+        "--ddp.comm-hook powersgd": config.ddp.comm_hook == "powersgd",
+    }
+    return next((flag for flag, is_given in given.items() if is_given), "")
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The buckets of a step, in order: when each is ready, in seconds of the backward pass, and how long it takes."""

@@ -228,7 +228,7 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
     whole = [trial for trial in usable if trial.strategy in WHOLE]
     if not whole:
         name, reason = next(iter(reasons.items()))
-        reason = reason or f"was trained with {trials[0].strategy}; a plan needs one of {one_of(WHOLE)}"
+        reason = reason or _other(trials[0])
         raise ConfigError("from_", f"must name a run that a plan can be made from, and {name} {reason}")
     kinds = list(dict.fromkeys(tuple(_kind(trial).items()) for trial in usable))
     if len(models := list(dict.fromkeys(trial.model for trial in usable))) > 1:
@@ -271,11 +271,15 @@ def why_not(trial: Trial) -> str:
     if trial.tags.get("times_are_a_clusters") == "false":
         return "had more workers than CPUs, or several nodes on one machine, so its times are not a cluster's"
     if trial.strategy not in (*WHOLE, *PIPELINES):
-        return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
+        return _other(trial)
     needed = [f"time/step_{part}_s" for part in _PARTS] + ["time/iteration_mean_s", "time/iteration_p95_s"]
     if any(name not in trial.metrics for name in needed):
         return "has not recorded the parts of its steps, which takes two steps at least"
     return ""
+
+
+def _other(trial: Trial) -> str:
+    return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
 
 
 def _kind(trial: Trial) -> dict[str, str]:

@@ -25,7 +25,6 @@ from cifar_ray.training.rank_times import (
     work,
 )
 from cifar_ray.training.verdict import (
-    CROWDED,
     LARGE,
     LESS_DATA,
     Kind,
@@ -35,6 +34,7 @@ from cifar_ray.training.verdict import (
     ms,
     name,
     percent,
+    slow_exchange,
     unaccounted,
     waiting_for_cpu,
 )
@@ -164,23 +164,14 @@ def _named(kind: Kind, times: StepTimes, late: Sequence[Late], what: str, look: 
 
 
 def _slow_link(times: StepTimes) -> Verdict | None:
-    if not times.exchange or max(rank.cpu_wait for rank in times.ranks) >= CROWDED:
+    if not times.exchange:
         return None
-    steps, share = step(times.ranks[0]), _exchanging(times)
-    if share < LARGE:
-        return None
-    between = len({rank.node for rank in times.ranks}) > 1
-    return Verdict(
-        "slow link" if between else "overhead",
-        f"the exchange {'between the nodes' if between else 'within the node'} takes "
-        f"{ms(statistics.median(times.exchange))} of a step of {ms(statistics.median(steps))} once the last rank has "
-        f"come: {percent(share)} of the training",
-        (
-            f"exchange less: {_EXCHANGING_LESS.get(times.strategy, _ANYWHERE)}",
-            "measure the network (iperf3), and see which interface is used (placement.json)"
-            if between
-            else "fewer workers with more CPUs each",
-        ),
+    share = _exchanging(times)
+    return slow_exchange(
+        times,
+        f"the exchange {{where}} takes {ms(statistics.median(times.exchange))} of a step of "
+        f"{ms(statistics.median(step(times.ranks[0])))} once the last rank has come: {percent(share)} of the training",
+        f"exchange less: {_EXCHANGING_LESS.get(times.strategy, _ANYWHERE)}",
         share,
     )
 

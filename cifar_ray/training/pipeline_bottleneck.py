@@ -24,7 +24,6 @@ from cifar_ray.training.rank_times import (
     typical,
 )
 from cifar_ray.training.verdict import (
-    CROWDED,
     LARGE,
     LESS_DATA,
     Verdict,
@@ -33,6 +32,7 @@ from cifar_ray.training.verdict import (
     ms,
     name,
     percent,
+    slow_exchange,
     unaccounted,
     waiting_for_cpu,
 )
@@ -144,20 +144,11 @@ def _slow_data(times: StepTimes) -> Verdict | None:
 
 def _slow_link(times: StepTimes) -> Verdict | None:
     share = _in_step(times, _messages(times))
-    if share < LARGE or max(rank.cpu_wait for rank in times.ranks) >= CROWDED:
-        return None
-    between = len({rank.node for rank in times.ranks}) > 1
-    return Verdict(
-        "slow link" if between else "overhead",
+    return slow_exchange(
+        times,
         f"the stages wait for {ms(statistics.median(_messages(times)))} of a step of {ms(typical(times, step))} for "
-        f"messages {'between the nodes' if between else 'within the node'}, beyond their passes and the bubble of the "
-        f"schedule: {percent(share)} of the training",
-        (
-            "--precision bf16, which halves what the stages send",
-            "measure the network (iperf3), and see which interface is used (placement.json)"
-            if between
-            else "fewer workers with more CPUs each",
-        ),
+        f"messages {{where}}, beyond their passes and the bubble of the schedule: {percent(share)} of the training",
+        "--precision bf16, which halves what the stages send",
         share,
     )
 

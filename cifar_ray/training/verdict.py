@@ -73,6 +73,21 @@ def unaccounted(times: StepTimes) -> Verdict | None:
     )
 
 
+def slow_exchange(times: StepTimes, sentence: str, less: str, share: float) -> Verdict | None:
+    """The verdict where messages take so much of a step; none on crowded CPUs, which delay them as a slow link does.
+
+    ``{where}`` in the sentence is between what they go, and ``less`` the advice to exchange less.
+    """
+    if share < LARGE or max(rank.cpu_wait for rank in times.ranks) >= CROWDED:
+        return None
+    if len({rank.node for rank in times.ranks}) > 1:
+        look = "measure the network (iperf3), and see which interface is used (placement.json)"
+        return Verdict("slow link", sentence.format(where="between the nodes"), (less, look), share)
+    return Verdict(
+        "overhead", sentence.format(where="within the node"), (less, "fewer workers with more CPUs each"), share
+    )
+
+
 def name(rank: RankTimes) -> str:
     """``rank 1 on node0 (host)``; the host where there are several."""
     host = f" ({rank.host})" if rank.host else ""

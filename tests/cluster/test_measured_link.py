@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,14 +22,6 @@ holder = holder.options(name="holder", namespace="test", lifetime="detached").re
 ray.get(holder.__ray_ready__.remote())
 print("held")
 """
-
-
-@pytest.fixture
-def head(person: Person) -> Iterator[Head]:
-    person.environment |= Head.VARIABLES
-    with contextlib.closing(Head(person)) as running:
-        running.until_nodes(1)
-        yield running
 
 
 def test_the_link_is_measured_between_two_nodes_before_anything_is_trained(person: Person, head: Head) -> None:

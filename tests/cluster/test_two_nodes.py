@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,14 +57,6 @@ def test_a_topology_that_does_not_fit_is_refused_before_anything_is_recorded(per
     assert [experiment.name for experiment in person.mlflow.search_experiments()] == ["Default"]
     assert list((person.home / ".cifar_ray" / "runs").iterdir()) == []
     assert person.leftovers() == []
-
-
-@pytest.fixture
-def head(person: Person) -> Iterator[Head]:
-    person.environment |= Head.VARIABLES
-    with contextlib.closing(Head(person)) as running:
-        running.until_nodes(1)
-        yield running
 
 
 @pytest.mark.extended

@@ -9,6 +9,7 @@ from cifar_ray import data, models
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.planning import exchange as exchanges
 from cifar_ray.planning import measured, model
 from cifar_ray.planning.exchange import AFTER, WHOLE, Exchange, Gradients
 from cifar_ray.planning.model import Means, Work
@@ -76,8 +77,7 @@ def _planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
         return UNKNOWN
     if config.placement.nodes > 1:
         return f"{_NOT_THE_SAME}, and the link between nodes is not known"
-    odd = config.sync_batchnorm or config.freeze or config.ddp.comm_hook == "powersgd"
-    if config.strategy not in WHOLE or (odd and config.world_size > 1):
+    if config.strategy not in WHOLE or (exchanges.unknown(config) and config.world_size > 1):
         return f"{_NOT_THE_SAME}, and what it exchanges cannot be planned here"
     try:
         known, _, _ = measured.of_study(Study("", [_as_planned(run, config) for run in alike], "", ""))
