@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from tests.support.nodes import Head
 
+from tests.support.nodes import Head
 from tests.support.person import Person
 
 
