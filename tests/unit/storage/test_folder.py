@@ -86,3 +86,26 @@ def test_a_folder_has_one_driver_until_it_ends_or_is_killed(folder: Folder) -> N
         other.wait()
         with Lock(folder, TAKEN):
             pass
+
+
+SCRATCH = """
+import sys, time
+from cifar_ray import storage
+with storage.scratch(sys.argv[1]) as folder:
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_temporary_folder_of_a_process_that_was_killed_is_removed_and_those_in_use_stay(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", SCRATCH, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as killed, storage.scratch(str(tmp_path)) as used:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().strip())
+        with storage.scratch(str(tmp_path)):
+            assert left.exists()
+        killed.kill()
+        killed.wait()
+        with storage.scratch(str(tmp_path)) as other:
+            assert {*tmp_path.iterdir()} == {used, other}
+    assert not [*tmp_path.iterdir()]
