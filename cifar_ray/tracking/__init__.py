@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from cifar_ray.config.variables import variables
 
@@ -38,52 +39,105 @@ def quieten(verbose: bool) -> None:
 @contextmanager
 def settings() -> Iterator[None]:
     """Context manager: MLflow works with this program's settings where a person has not set others."""
-    with variables({name: value for name, value in _SETTINGS.items() if name not in os.environ}):
+    unset = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+    with variables(unset | _past_proxies()):
         yield
+
+
+def _past_proxies() -> dict[str, str]:
+    """The variable that has requests to this machine go past the proxies; empty where there are none to pass."""
+    theirs = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if theirs == "*" or not {"http_proxy", "https_proxy", "all_proxy"} & {name.lower() for name in os.environ}:
+        return {}
+    return {"no_proxy": ",".join(filter(None, (theirs, "localhost,127.0.0.1,::1")))}
+
+
+class _State:
+    """A process as it is: variables, warning filters, loggers, and MLflow's address, None if MLflow is not imported."""
+
+    def __init__(self) -> None:
+        mlflow = sys.modules.get("mlflow")
+        self.address = {"": mlflow.get_tracking_uri() if mlflow else None}
+        self.variables, self.loggers = dict(os.environ), _loggers()
+        self.filters: Any = warnings.filters
+
+
+_begun: list[_State] = []  # what each `unchanged` that has begun gives back
 
 
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Context manager: :func:`settings`; variables, warning filters, loggers and MLflow's address stay the caller's."""
-    before, loggers = dict(os.environ), _loggers()
+    before = _State()
+    _begun.append(before)
     try:
-        with settings(), warnings.catch_warnings(), same_address():
+        with settings(), warnings.catch_warnings():
             if any(action == "error" for action, *_ in warnings.filters):
                 # A warning of Ray or MLflow would end the run, here or in a process that is started.
                 warnings.simplefilter("ignore")
                 os.environ.pop("PYTHONWARNINGS", None)
             yield
     finally:
-        restore_variables(before)
-        for name, (level, propagate, handlers) in loggers.items():
+        _begun.remove(before)
+        _restore_address(before)
+        restore_variables(before.variables)
+        for (name, attribute), value in before.loggers.items():
             logger = logging.getLogger(name)
-            if logger.level != level:  # setting it clears what every logger has cached
-                logger.setLevel(level)
-            logger.propagate, logger.handlers[:] = propagate, handlers
+            if getattr(logger, attribute) == value:
+                continue
+            if attribute == "level":  # which every logger has cached
+                logger.setLevel(value)
+            else:
+                setattr(logger, attribute, value)
 
 
-def _loggers() -> dict[str, tuple[int, bool, list[logging.Handler]]]:
-    """Name -> level, propagation and handlers of every logger; ``mlflow.pytorch`` configures even the root, "root"."""
-    names = ("root", *logging.root.manager.loggerDict)
+@contextmanager
+def by_user() -> Iterator[None]:
+    """Context manager: what is changed within it stays so after :func:`unchanged`."""
+    then, filters = _State(), list(warnings.filters)
+    try:
+        yield
+    finally:
+        now = _State()
+        for before in _begun:
+            before.filters[:0] = [each for each in now.filters if each not in filters]
+            for name in ("variables", "loggers", "address"):
+                kept, old, new = (getattr(state, name) for state in (before, then, now))
+                kept |= {key: value for key, value in new.items() if key not in old or old[key] != value}
+                for key in old.keys() - new.keys():
+                    kept.pop(key, None)
+
+
+def _loggers() -> dict[tuple[str, str], Any]:
+    """Every logger's level, propagation and handlers; ``mlflow.pytorch`` configures even the root, "root"."""
+    loggers = [logging.getLogger(name) for name in ("root", *logging.root.manager.loggerDict)]
     return {
-        logger.name: (logger.level, logger.propagate, list(logger.handlers)) for logger in map(logging.getLogger, names)
+        (logger.name, attribute): value
+        for logger in loggers
+        for attribute, value in (
+            ("level", logger.level),
+            ("propagate", logger.propagate),
+            ("handlers", list(logger.handlers)),
+        )
     }
 
 
 @contextmanager
 def same_address() -> Iterator[None]:
     """Context manager: MLflow's functions that take no client work on the same store afterwards as before."""
-    mlflow = sys.modules.get("mlflow")
-    environment = dict(os.environ)
-    before = mlflow.get_tracking_uri() if mlflow else None
+    before = _State()
     try:
         yield
     finally:
-        mlflow = sys.modules.get("mlflow")
-        for address in (None, before):  # without one of its own, MLflow may have the same as before
-            if mlflow and mlflow.get_tracking_uri() != before:
-                mlflow.set_tracking_uri(address)
-                restore_variables(environment, "MLFLOW_TRACKING_URI")
+        _restore_address(before)
+
+
+def _restore_address(before: _State) -> None:
+    mlflow = sys.modules.get("mlflow")
+    for address in (None, before.address[""]):  # without one of its own, MLflow may have the same as before
+        if mlflow and mlflow.get_tracking_uri() != before.address[""]:
+            mlflow.set_tracking_uri(address)
+            restore_variables(before.variables, "MLFLOW_TRACKING_URI")
 
 
 def restore_variables(before: Mapping[str, str], *names: str) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from filelock import FileLock
 from mlflow import MlflowClient
 from mlflow.entities import Run as Run
 from mlflow.exceptions import MlflowException
+from requests.utils import get_environ_proxies, select_proxy
 
 from cifar_ray import tracking
 from cifar_ray.config import files
@@ -102,7 +104,12 @@ def connect(uri: str) -> MlflowClient:
 
 def refusal(uri: str, error: Exception) -> ConfigError:
     """The ConfigError for a store that raised ``error``."""
-    return ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason(error)})")
+    proxy = select_proxy(uri, get_environ_proxies(uri)) if is_server(uri) else None
+    asked, past = ("", "")
+    if proxy is not None:
+        asked = f", asked through the proxy {urlsplit(proxy).netloc.rpartition('@')[2]},"
+        past = f"; NO_PROXY={urlsplit(uri).hostname} goes past the proxy"
+    return ConfigError("tracking_uri", f"must be a store that answers; {uri}{asked} does not ({reason(error)}){past}")
 
 
 @contextmanager

@@ -257,9 +257,9 @@ class RunSession:
         self._preemptions += 1
         self.record.tags({_PREEMPTIONS_TAG: str(self._preemptions)})
         left = f"in {max(event.deadline_ms / 1000 - time.time(), 0):.0f} s" if event.deadline_ms else "soon"
-        address = next(placed.address for placed in self._placed.values() if placed.node_id == event.node_id)
+        address = next((f" ({it.address})" for it in self._placed.values() if it.node_id == event.node_id), "")
         self.view.line(
-            f"node {event.node_id[:8]} ({address}) leaves {left}; stopping as soon as possible, which is no failure"
+            f"node {event.node_id[:8]}{address} leaves {left}; stopping as soon as possible, which is no failure"
         )
 
     @_on.register

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ray.tune.search import Searcher
 from cifar_ray.config.background import background
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.variables import variables
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
@@ -30,6 +31,11 @@ from cifar_ray.tasks.goal import Goal
 
 _CANCEL_S = 20.0
 _LONGEST_REASON = 200
+_SETTINGS = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # the table of trials in the newer style, which verbose=0 does not silence
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # files of results
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial's last result says only that it is done
+}
 
 
 class _CancelledError(Exception):
@@ -113,6 +119,21 @@ class _Queue(Searcher):
         pass
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context manager, and decorator: Ray Tune with our settings, logging errors only."""
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with variables(_SETTINGS):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
+
+
 class Tuning:
     """``tuner.fit()`` in the background.
 
@@ -162,12 +183,7 @@ class Tuning:
                 verbose=0,
             ),
         )
-        for name in ("ray.tune", "ray.train"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        # Tune's own result files, and its table of trials in the newer style, which verbose=0 does not silence.
-        os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}
-        os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial's last result says only that it is done
-        self._fitting = background(tuner.fit, "tuner-fit")
+        self._fitting = background(_quiet()(tuner.fit), "tuner-fit")
 
     @property
     def running(self) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlflow
 import pytest
 
-from cifar_ray import storage, tasks
+from cifar_ray import storage, tasks, tracking
 from cifar_ray.config import topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -103,6 +107,38 @@ class Clumsy(Callback):
         raise ValueError(f"no {row.kind} for me")
 
 
+class Setting(Callback):
+    """Sets what a program may set, at the end of an epoch."""
+
+    def epoch(self, record: EpochRecord) -> None:
+        os.environ["SET_BY_CALLBACK"] = "1"
+        os.environ.pop("SET_BEFORE")
+        logging.getLogger("of_callback").setLevel(logging.DEBUG)
+        warnings.filterwarnings("ignore", message="of the callback")
+        mlflow.set_tracking_uri("sqlite:////theirs.db")
+
+
+def test_what_a_callback_sets_stays_and_what_a_run_sets_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_BEFORE", "1")
+    monkeypatch.delenv("SET_BY_CALLBACK", raising=False)
+    logger = logging.getLogger("of_callback")
+    with tracking.same_address(), warnings.catch_warnings():
+        with tracking.unchanged():
+            tracking.quieten(verbose=False)
+            os.environ["SET_BY_RUN"] = "1"
+            session(callbacks=[Setting()]).handle(EPOCH)
+            assert logging.getLogger("mlflow").level == logging.CRITICAL
+        assert (os.environ["SET_BY_CALLBACK"], logger.level) == ("1", logging.DEBUG)
+        assert mlflow.get_tracking_uri() == "sqlite:////theirs.db"
+        assert not {"SET_BEFORE", "SET_BY_RUN"} & {*os.environ}
+        assert logging.getLogger("mlflow").level != logging.CRITICAL
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.warn("of the callback", stacklevel=1)
+        assert not seen
+    monkeypatch.delenv("SET_BY_CALLBACK")
+    logger.setLevel(logging.NOTSET)
+
+
 def test_callbacks_hear_of_everything_and_end_nothing() -> None:
     hearing = Hearing()
     made = session(callbacks=[Clumsy(), hearing], end=lambda status: True, refused=[])
@@ -152,6 +188,11 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         (
             NodeLeaving("node1-of-the-run", 0),
             "node node1-of (10.0.0.1) leaves soon; stopping as soon as possible, which is no failure",
+            ("tags", {"cifar_ray.preemptions": "1"}),
+        ),
+        (
+            NodeLeaving("node2-of-others", 0),  # where none of its workers is placed yet
+            "node node2-of leaves soon; stopping as soon as possible, which is no failure",
             ("tags", {"cifar_ray.preemptions": "1"}),
         ),
         (RoomToGrow("2x2"), "there is room for topology 2x2; stopping 1x2 as soon as possible", None),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
+import re
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +91,41 @@ def test_a_server_that_is_away_or_silent_is_refused(home: Path, silent: int, mon
     assert str(caught.value) == (
         f"tracking_uri must be a store that answers; http://127.0.0.1:{silent} does not (no answer within 0.25 s)"
     )
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    """A server of MLflow's with nothing in it."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"experiments": []}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_of_this_machine_is_asked_past_a_proxy_and_the_proxy_is_named_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "_REMOTE_TIMEOUT_S", 60)
+    for name in ("NO_PROXY", "no_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with tracking.unchanged():
+            assert store.connect(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    with tracking.unchanged(), pytest.raises(ConfigError) as caught:
+        store.connect("http://mlflow.invalid:5000")
+    assert re.fullmatch(
+        r"tracking_uri must be a store that answers; http://mlflow.invalid:5000, asked through the proxy 127.0.0.1:9, "
+        r"does not \(.*Connection refused\); NO_PROXY=mlflow.invalid goes past the proxy",
+        str(caught.value),
+    )
+    assert "no_proxy" not in os.environ
 
 
 def test_a_database_that_is_none_is_refused(tmp_path: Path) -> None:
