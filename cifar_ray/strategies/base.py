@@ -101,8 +101,10 @@ def unchanged(*modules: nn.Module) -> Iterator[None]:
     every = {module for root in modules for module in root.modules()}
     plain = [(module, {k: v for k, v in vars(module).items() if isinstance(v, int | float | str)}) for module in every]
     buffers = [(module, name, of, of.clone()) for module in every for name, of in module.named_buffers(recurse=False)]
-    yield
-    for module, values in plain:
-        vars(module).update(values)
-    for module, name, buffer, value in buffers:
-        setattr(module, name, buffer.copy_(value))  # it may have another tensor under the name
+    try:
+        yield
+    finally:
+        for module, values in plain:
+            vars(module).update(values)
+        for module, name, buffer, value in buffers:
+            setattr(module, name, buffer.copy_(value))  # it may have another tensor under the name

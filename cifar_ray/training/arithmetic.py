@@ -116,8 +116,10 @@ def passes_of(config: ResolvedConfig) -> int:
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _choose_precision(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:

@@ -212,3 +212,14 @@ def test_layers_whose_columns_are_too_large_stay_convolutions(
     monkeypatch.setattr(arithmetic.convolution, "MOST_BYTES", 16 * 32 * 32 * 72 * 4 - 1)  # of 16 images
     products = Convolutions.parse(arithmetic.choose(LONG, Worker()).convolutions).products
     assert {str(shape) for shape in products} == {*SHAPES} - {SHAPES[1]}
+
+
+def test_after_a_measurement_that_fails_there_are_as_many_threads_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(MemoryError), arithmetic._one_thread():
+            raise MemoryError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
