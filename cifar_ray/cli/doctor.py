@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from cifar_ray import __version__, data, storage
-from cifar_ray.config import files
+from cifar_ray.config import cgroups, files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
@@ -84,8 +84,7 @@ def _gpus() -> str:
 def _memory() -> Check:
     import psutil
 
-    memory = psutil.virtual_memory()
-    state = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
+    state = f"{cgroups.free_memory() / 1e9:.1f} GB free of {psutil.virtual_memory().total / 1e9:.1f} GB"
     shared = Path("/dev/shm")  # noqa: S108  Ray keeps its objects there
     if shared.is_dir():
         state += f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from cifar_ray.config import schema
+from cifar_ray.config import cgroups, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
@@ -167,9 +167,7 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
 
 def memory() -> float:
     """Bytes of memory that a data set may take."""
-    import psutil  # not at the top: the loop alone, on a machine with torch and little else, does without it
-
-    return _MEMORY * psutil.virtual_memory().available
+    return _MEMORY * cgroups.free_memory()
 
 
 def _check_room(what: str, images: int, labels: int, config: TrainConfig, home: Path) -> None:

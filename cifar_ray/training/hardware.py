@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from cifar_ray.config import cgroups
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _BACKENDS: Any = torch.backends  # whose stubs lack most of these
 _CUDNN = (_BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn)
@@ -22,39 +24,20 @@ _CAN_ROUND = (*_CUDNN, _BACKENDS.cuda.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.m
 """Operations whose float32 inputs PyTorch may round. Its older switches, such as ``cudnn.allow_tf32``, stand for
 several of them and raise when these differ, so none is trusted."""
 
-_CGROUPS, _CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
-
-def allowed_cpus(cgroups: Path = _CGROUPS, mount: Path = _CGROUP_MOUNT) -> int:
+def allowed_cpus(listed: Path = cgroups.LISTED, mount: Path = cgroups.MOUNT) -> int:
     """CPUs that this process may use: its affinity, and at most the quota of its control groups; at least 1.
 
     A quota that is no whole number is rounded down, since the last worker would get a part of a CPU. Ray's and
     joblib's counts pass over the affinity or round up, and see the quota of the outermost group alone.
 
     Args:
-        cgroups: the process's control groups, as Linux lists them.
-        mount: where control groups are mounted, of version 1, 2 or both.
+        listed: as for :func:`cifar_ray.config.cgroups.groups`.
+        mount: as there.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = min((_quota(group) for group in _groups(cgroups, mount)), default=math.inf)
+    quota = min((_quota(group) for group in cgroups.groups("cpu", listed, mount)), default=math.inf)
     return max(int(min(count, quota)), 1)
-
-
-def _groups(cgroups: Path, mount: Path) -> list[Path]:
-    """Folders of the control groups that this process is in and that can limit its CPUs, with those around them."""
-    try:
-        lines = cgroups.read_text(encoding="utf-8").splitlines()
-    except OSError:  # not on Linux
-        return []
-    groups = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            root = mount / "cpu" if controllers else mount
-            # In a container the path may be the host's, and the mount already the container's own group.
-            parts = [part for part in path.split("/") if part]
-            groups += [root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
-    return groups
 
 
 def _quota(group: Path) -> float:

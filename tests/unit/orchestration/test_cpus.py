@@ -95,7 +95,6 @@ def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
     monkeypatch: pytest.MonkeyPatch, there: int, values: dict[str, Any], per_node: int, share: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(there)), raising=False)
-    monkeypatch.setattr(hardware, "_CGROUPS", Path("/none"))
     asked = config(**values)
     assert local.cpus_per_node(asked) == per_node
     nodes = [node(per_node, name=str(index)) for index in range(asked.local_nodes)]
