@@ -168,7 +168,8 @@ def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_th
 
 
 def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = planned(f"--from {runs} --nodes 1,2 --link 10gbit --price 3.6 --deadline 1s --budget 2", capsys)
+    words = f"--from {runs} --nodes 1,2 --link 10gbit --price 3.6 --deadline 1s --budget 2"
+    out, _ = planned(words, capsys, status=1)
     assert out.startswith("No topology keeps to 1 s and 2 USD. 2x1 comes nearest: ")
     assert "Fastest" not in out
 
