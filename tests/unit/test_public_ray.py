@@ -235,6 +235,7 @@ PARTS = {
     "variable RAY_prestart_worker_first_driver",
     "variable RAY_gcs_server_port_wait_time_s",
     "variable RAY_agent_register_timeout_ms",
+    "variable RAY_gcs_rpc_server_reconnect_timeout_s",
 }
 """All that is private and used."""
 

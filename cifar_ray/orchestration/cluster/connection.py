@@ -20,7 +20,7 @@ from cifar_ray.config import imports, servers
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import local, optional
+from cifar_ray.orchestration.cluster import interfaces, local, optional
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
@@ -43,8 +43,8 @@ def connected(
         A function that names the process of a Ray started here that has ended, or returns an empty string.
 
     Raises:
-        ConfigError: when no cluster answers at the address, this machine has too few CPUs for the nodes, or a file of
-            the user's hides a library.
+        ConfigError: when no cluster answers at the address, this machine has too few CPUs for the nodes or no network
+            interface of the name that is set, or a file of the user's hides a library.
         NotStartedError: when Ray does not start here.
     """
     head = address(config)
@@ -58,6 +58,8 @@ def connected(
         script = Path(os.path.realpath(sys.argv[0])).parent
         for folder in {Path.cwd(), script} & {Path.cwd(), *map(Path, sys.path)}:
             imports.refuse_hiding(folder, _loaded_before)
+    elif config.world_size > 1:  # else the workers check it, on their nodes
+        interfaces.check()
     doing("joining Ray" if joins else "starting Ray")
     with ExitStack() as stack:
         if ray.is_initialized():

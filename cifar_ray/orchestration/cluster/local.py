@@ -10,9 +10,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from cifar_ray.training import hardware
 _START_S = 120  # for further nodes, on a busy machine
 _STARTS = 2
 _KILLED_S = 5.0
+_LOOK_S, _GIVEN_UP_S = 0.5, 10.0
 _LONGEST_FOLDER = 16  # a socket's path may have 107 bytes, and names below the folder take up to 91 of them
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
 _DAEMONS = ("gcs_server", "raylet")  # a Ray without one of them is lost
@@ -45,7 +48,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
 
     Yields:
         A function that names the Ray process that has ended, or returns an empty string while all run. Ray itself
-        would wait for it, and end this process after a minute.
+        would wait for it.
 
     Raises:
         ConfigError: when this machine has too few CPUs for the nodes.
@@ -74,7 +77,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         finally:
             left = _using(folder, {*further, *(process for _, process in daemons)})
             if ended():
-                atexit.unregister(ray.shutdown)  # it would wait for the process that ended, then end this one
+                atexit.unregister(ray.shutdown)  # it would wait for the process that ended
             else:
                 ray.shutdown()
             _kill(left)  # Ray's agents end later, and would make their folders again
@@ -169,15 +172,18 @@ def _start(
     for left in reversed(range(_STARTS)):
         before = set(psutil.Process().children(recursive=True))
         try:
-            ray.init(address="local", include_dashboard=False, runtime_env=runtime_env, **sizes, **quiet(config))
+            _init(nodes, include_dashboard=False, runtime_env=runtime_env, **sizes, **quiet(config))
             started = set(psutil.Process().children()) - before
             further = _add_nodes(config.local_nodes - 1, sizes, nodes) if config.local_nodes > 1 else []
             return [(process.name(), process) for process in started if process.name() in _DAEMONS], further
         except BaseException as error:
             # Ray does not keep track of the processes of a start that failed.
-            ray.shutdown()
+            if isinstance(error, NotStartedError):
+                atexit.unregister(ray.shutdown)  # it would wait for the process that ended
+            else:
+                ray.shutdown()
             _kill(set(psutil.Process().children(recursive=True)) - before)
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, NotStartedError):
                 raise
             if not left:
                 if config.verbose:
@@ -188,6 +194,36 @@ def _start(
                     + ("" if config.verbose else ", or with --verbose to see what Ray says")
                 ) from error
     raise AssertionError("the last failure was raised")
+
+
+def _init(stack: ExitStack, **arguments: Any) -> None:
+    """``ray.init`` in a thread of its own, which lasts until the end of ``stack``: its daemons end with it.
+
+    Raises:
+        NotStartedError: when a daemon has ended and Ray, as many of its calls would, waits for it for ever. The thread
+            is left alone then, and may still change what Ray has in common for all threads, so that this process
+            does not try again.
+    """
+    before, started, over = set(psutil.Process().children()), Future[None](), threading.Event()
+
+    def init() -> None:
+        try:
+            ray.init(address="local", **arguments)
+        except BaseException as error:
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+            over.wait()
+
+    threading.Thread(target=init, daemon=True, name="ray-init").start()
+    stack.callback(over.set)
+    while not wait([started], _LOOK_S).done:
+        for process in set(psutil.Process().children()) - before:
+            with suppress(psutil.Error):
+                ended = (kind := process.name()) in _DAEMONS and not _lives(process)
+                if ended and not wait([started], _GIVEN_UP_S).done:
+                    raise NotStartedError(f"Ray did not start, since its {kind} process has ended: try again")
+    started.result()
 
 
 def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> list[psutil.Process]:

@@ -59,7 +59,8 @@ def find(path: str) -> Any:
 def start_variables(folder: str) -> dict[str, str]:
     """Undocumented variables for a Ray started here, whose files are to be in ``folder``.
 
-    Without them they are in Ray's own folder and stay there, and Ray starts slower, and waits less for its parts.
+    Without them they are in Ray's own folder and stay there, and Ray starts slower, waits less for its parts, and ends
+    a process whose Ray has ended.
     """
     return {
         "RAY_TMPDIR": folder,  # where Ray writes the address of its head, too, over that of another Ray
@@ -67,6 +68,8 @@ def start_variables(folder: str) -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",  # a Python per CPU, none of them a copy of the fork server
         "RAY_gcs_server_port_wait_time_s": "120",
         "RAY_agent_register_timeout_ms": "120000",
+        # Else Ray's compiled part ends this process a minute after its head has ended; ours notices, and says so.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(10 * 86400),
     }
 
 

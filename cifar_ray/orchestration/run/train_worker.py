@@ -26,6 +26,7 @@ from cifar_ray import storage
 from cifar_ray.config import topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
+from cifar_ray.orchestration.cluster import interfaces
 from cifar_ray.orchestration.run import checkpoints, failures, parameter_server
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Progress, Stopped, WorkerRaised
 from cifar_ray.orchestration.run.workers import BEATS
@@ -130,7 +131,7 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig) -> Iterator[
         return
     from ray.train.collective import broadcast_from_rank_zero  # seconds that a lone worker need not spend
 
-    choose_interface()
+    interfaces.choose()
     timeout = timedelta(seconds=2 * config.hang_timeout_s)
     store: Any = None
     if rank == 0:
@@ -141,25 +142,6 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig) -> Iterator[
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     yield
     dist.destroy_process_group()
-
-
-def choose_interface() -> None:
-    """Set the network interface of gloo and NCCL, unless the environment does.
-
-    Where the host name resolves to loopback, gloo would bind there, and peers on other hosts would wait for ever.
-    """
-    name = interface_of(ray.util.get_node_ip_address())
-    if name:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-
-
-def interface_of(address: str) -> str:
-    """The interface that has an IP address, or an empty string."""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address and entry.family in (socket.AF_INET, socket.AF_INET6) for entry in entries):
-            return name
-    return ""
 
 
 class MailboxObserver:

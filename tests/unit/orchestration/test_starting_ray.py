@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -184,4 +186,34 @@ def test_before_ray_is_joined_a_file_is_named_that_hides_what_its_workers_import
     assert said.pop() == "joining Ray"
     Path("statistics.py").touch()
     assert joined().startswith("statistics.py in the working folder")
+    assert not said
+
+
+def test_a_start_whose_daemon_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ray's own calls wait for it for ever."""
+    daemon = tmp_path / "gcs_server"
+    shutil.copy(shutil.which("true") or "", daemon)
+    left = []
+
+    def init(**_: Any) -> None:
+        left.append(subprocess.Popen([daemon]))
+        threading.Event().wait()
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(local, "_GIVEN_UP_S", 0.1)
+    sentence = r"^Ray did not start, since its gcs_server process has ended: try again$"
+    with pytest.raises(local.NotStartedError, match=sentence):
+        local._start(TrainConfig(), {}, {}, ExitStack())
+    (process,) = left
+    process.wait()
+
+
+def test_a_network_interface_of_another_machine_is_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9,lo")
+    said: list[str] = []
+    with (
+        pytest.raises(ConfigError, match=r"^GLOO_SOCKET_IFNAME must name a network interface of .* got 'eth9,lo'$"),
+        connection.connected(TrainConfig(topology="1x2"), (), said.append),
+    ):
+        pass
     assert not said

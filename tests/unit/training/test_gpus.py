@@ -19,7 +19,7 @@ from cifar_ray.cli import doctor
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.cluster import allocation, connection
+from cifar_ray.orchestration.cluster import allocation, connection, interfaces
 from cifar_ray.orchestration.run import results, train_worker
 from cifar_ray.training import gpus
 from tests.support.helpers import resolved
@@ -222,7 +222,7 @@ def test_the_speed_of_a_card_is_what_its_data_sheet_says(
 def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, timedelta]] = []
     ended: list[bool] = []
-    monkeypatch.setattr(train_worker, "choose_interface", lambda: None)
+    monkeypatch.setattr(interfaces, "choose", lambda: None)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(ray.train.collective, "broadcast_from_rank_zero", lambda address: address)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: begun.append((backend, timeout)))
