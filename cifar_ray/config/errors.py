@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONGEST = 80
@@ -82,6 +82,12 @@ def one_of(options: Iterable[Any]) -> str:
     """``a``, ``b`` or ``c`` as words."""
     words = [str(option) for option in options]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def some(names: Sequence[str]) -> str:
+    """``a, b and c`` as words; of more than 20, the first ones and how many others there are."""
+    shown = [*names[:20], *([f"{len(names) - 20:,} more"] if len(names) > 20 else [])]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
 def counted(number: int, noun: str) -> str:

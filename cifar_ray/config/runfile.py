@@ -28,7 +28,8 @@ UPKEEP = ("version", *WHERE, *_IN_TIME_AND_MONEY, "start_timeout_s", "hang_timeo
 changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and in the tag ``cifar_ray.command``.
 """
 
-OF_DATA = ("dataset", "image_size", "task", "target", "image_column", "ignore_value", "test_share", "text", "val_share")
+_OF_TABLES = ("target", "features", "image_column")
+OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "ignore_value", "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
 
 _LATER = ("val", "inputs", "length", "vocabulary", "features", "target_mean", "target_std")

@@ -43,6 +43,11 @@ def _no_bool(complaint: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _columns(value: Any) -> Any:
+    """A list as a tuple; a text is one name, in which there may be spaces and commas."""
+    return tuple([value] if isinstance(value, str) else value) if isinstance(value, str | list) else value
+
+
 def listed(value: Any) -> Any:
     """A list as a tuple, and so the words of a text."""
     if isinstance(value, str):
@@ -75,6 +80,7 @@ Part = Annotated[Number, Field(gt=0, le=1)]
 Scalar = Annotated[Any, BeforeValidator(_scalar)]
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
+Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
 Wholes = Annotated[tuple[Whole, ...], BeforeValidator(listed), Field(min_length=1)]
 

@@ -30,7 +30,7 @@ from cifar_ray.config.option import (
     option,
     path_of,
 )
-from cifar_ray.config.schema import STRICT, Byte, Count, Numbers, Positive, Share, Texts, Whole, plainly
+from cifar_ray.config.schema import STRICT, Byte, Columns, Count, Numbers, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -138,7 +138,7 @@ class Images:
     vocabulary: Whole = 0
     """Number above every token."""
 
-    features: Texts = ()
+    features: Columns = ()
     """Names of the features, where they have any."""
 
     target_mean: Numbers = ()
@@ -191,8 +191,11 @@ class Data:
     ignore_value: Byte = option(255, weights=True, only={"dataset": (MASKS_PATH,)})
     """Number in the masks of masks:PATH whose pixels are neither learned nor counted."""
 
-    target: Texts = option((), weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
-    """Columns of table:PATH that are learned. All others are what they are learned from, and must be numbers."""
+    target: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
+    """Columns of table:PATH that are learned, such as a,b."""
+
+    features: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
+    """Columns of table:PATH that they are learned from, such as a,b,c. Default: all others, which must be numbers."""
 
     image_column: str | None = option(None, weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
     """Column of table:PATH that has the paths of images, from its folder on, in place of all other columns."""

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from cifar_ray.config import imports, torchvision_sets
-from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.errors import ConfigError, brief, some
 from cifar_ray.config.sections import Images, Inputs
 from cifar_ray.data import validation
 from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, DatasetSpec, Split, digest, unusable
@@ -66,6 +66,7 @@ def _checked(path: str, returned: Any, task: type[Task]) -> Dataset:
     if train.kind != test.kind or train.inputs.shape[1:] != test.inputs.shape[1:]:
         sizes = [f"{half.kind} of {half.inputs.shape[1:3]}" for half in (train, test)]
         raise ValueError(f"{sizes[0]} for training and {sizes[1]} for the test")
+    train, test = narrowed(train, test)
     names = returned[2] if len(returned) == 3 else None
     if len(returned) == 3 and not isinstance(names, list | tuple | range):
         raise ValueError(f"{brief(names)} as names")
@@ -108,9 +109,8 @@ def _half(half: Any, name: str, target: str) -> Split:
 def _of_kind(inputs: np.ndarray) -> tuple[Inputs, np.ndarray | None]:
     """What a model is given, as a split has it, and its kind; None where it cannot be that."""
     if inputs.ndim == 2 and inputs.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            rows = inputs.astype(np.float32)
-        return "features", rows if np.isfinite(rows).all() else None
+        fits = (np.abs(inputs) <= np.finfo(np.float32).max).all()
+        return "features", inputs.astype(np.float64) if fits else None
     if inputs.ndim == 2 and inputs.dtype.kind in "iu":
         fits = inputs.min(initial=0) >= 0 and inputs.max(initial=0) < np.iinfo(np.int32).max
         return "tokens", inputs.astype(np.int32) if fits else None
@@ -120,11 +120,27 @@ def _of_kind(inputs: np.ndarray) -> tuple[Inputs, np.ndarray | None]:
     return "images", inputs if inputs.dtype == np.uint8 and is_square else None
 
 
+def narrowed(train: Split, *others: Split) -> list[Split]:
+    """The same splits, with features as float32, half as large, where that rounds none by 1e-5 of its deviation."""
+    splits = [train, *others]
+    if train.kind != "features":
+        return splits
+    short = [split.inputs.astype(np.float32) for split in splits]
+    std = np.array(standard(train.inputs)[1])  # 0 where nothing varies, and so nothing is to be kept apart
+    rounding = np.max([np.abs(rows - split.inputs).max(0) for rows, split in zip(short, splits)], axis=0)
+    if (rounding > 1e-5 * np.where(std > 0, std, np.inf)).any():
+        return splits
+    return [Split({**split.columns, "features": rows}) for rows, split in zip(short, splits)]
+
+
 def made(name: str, parts: Mapping[str, Split], classes: tuple[str, ...], facts: Images | None = None) -> Dataset:
     """The data set of ``train``, ``test`` and perhaps ``val``; its facts are those found before, or of these pixels."""
     facts = facts or facts_of(parts, len(classes))
     assert facts.digest is not None
-    return Dataset(spec(name, facts), parts["train"], parts["test"], classes, facts.digest, val=parts.get("val"))
+    of, unvaried = spec(name, facts), ""
+    if constant := [name for name, std in zip(of.feature_names, of.std) if not std and of.inputs == "features"]:
+        unvaried = f"without variation in training, and 0 everywhere: {some(constant)}"
+    return Dataset(of, parts["train"], parts["test"], classes, facts.digest, unvaried, parts.get("val"))
 
 
 def facts_of(parts: Mapping[str, Split], classes: int, features: tuple[str, ...] = ()) -> Images:
@@ -173,10 +189,9 @@ def described(dataset: Dataset) -> Images:
 
 
 def standard(rows: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each column of rows (N, length), whose deviation counts as 1 where it is 0."""
+    """Mean and standard deviation of each column of rows (N, length); exactly 0 where all values are the same."""
     values = rows.astype(np.float64)
-    std = values.std(0)
-    return tuple(values.mean(0).tolist()), tuple(np.where(np.ptp(values, 0) > 0, std, 1.0).tolist())
+    return tuple(values.mean(0).tolist()), tuple(np.where(np.ptp(values, 0) > 0, values.std(0), 0.0).tolist())
 
 
 def spec(name: str, images: Images) -> DatasetSpec:

@@ -92,18 +92,22 @@ def normaliser(spec: DatasetSpec) -> nn.Module:
 
 
 class Standardise(nn.Module):
-    """Features with zero mean and unit variance over the training rows: float32 (B, length)."""
+    """Features with zero mean and unit variance over the training rows, 0 where they are all the same there.
+
+    Maps float32 or float64 (B, length) to float32: only what is standardised in float64 keeps times and ids apart.
+    """
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, spec: DatasetSpec) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(spec.mean), persistent=False)
-        self.register_buffer("std", torch.tensor(spec.std), persistent=False)
+        mean, std = (torch.tensor(part, dtype=torch.float64) for part in (spec.mean, spec.std))
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", torch.where(std > 0, std, torch.inf), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        return (rows - self.mean) / self.std
+        return ((rows - self.mean) / self.std).float()
 
 
 class Tokens(nn.Module):

@@ -34,7 +34,7 @@ INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 """What a model may be given of a sample, by the column that has it:
 
 - ``images``: uint8 (N, side, side, 3), channels last; a model takes them normalised, float32 (B, C, H, W).
-- ``features``: rows of numbers, float32 (N, length); a model takes them standardised, float32 (B, length).
+- ``features``: rows of numbers, float32 or float64 (N, length); a model takes them standardised, float32 (B, length).
 - ``tokens``: texts, int32 (N, length), numbers below the vocabulary, with 0 as padding behind a shorter text; a model
   takes them as int64 (B, length).
 """

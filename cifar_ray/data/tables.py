@@ -1,8 +1,9 @@
 """Tables of numbers, and of images with numbers, as CSV files: ``--dataset table:PATH``.
 
 PATH is a folder with train.csv and test.csv, and perhaps val.csv, or one CSV file of which ``--test-share`` is kept for
-the test. ``--target`` names the columns that are learned. The other columns are the features; with ``--image-column``
-that column has the paths of images, from the folder of the CSV file on, and no other is used.
+the test. ``--target`` names the columns that are learned. The other columns are the features, or those of
+``--features``; with ``--image-column`` that column has the paths of images, from the folder of the CSV file on, and no
+other is used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cifar_ray.config.errors import ConfigError, brief, first_line, one_of
+from cifar_ray.config.errors import ConfigError, brief, first_line, some
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, decoded, folders, imagefiles, validation
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 MOST_ROWS = 10_000
 """Rows that a request may have."""
 
+_MOST_COLUMNS = 50_000
+"""Columns that a table may have: the name of each is in a run's record, and 20,000 take seconds to read."""
+
 _TEST, _VAL = "test.csv", "val.csv"
 
 
@@ -37,13 +41,15 @@ class Table:
     """What there is to learn from.
 
     Attributes:
-        parts: ``train``, ``test`` and perhaps ``val``: features, float32 (N, F), or the paths of
-            images, text (N,), and targets, float64 (N, T).
+        parts: ``train``, ``test`` and perhaps ``val``: features, float32 or float64 (N, F), or the
+            paths of images, text (N,), and targets, float64 (N, T).
+        targets: their names.
         left_out: columns that are not used, in words.
         facts: of a table of features; None with images, which are to be decoded first.
     """
 
     parts: dict[str, Split]
+    targets: tuple[str, ...]
     left_out: str = ""
     facts: Images | None = None
 
@@ -59,7 +65,7 @@ def look(config: TrainConfig, root: Path) -> Images:
         return table.facts
     parts = table.parts
     mean, std = arrays.standard(parts["train"][Regression.target])
-    counts = (len(config.target), len(parts["train"]), len(parts["test"]), config.image_size)
+    counts = (len(table.targets), len(parts["train"]), len(parts["test"]), config.image_size)
     return Images(*counts, val=len(parts.get("val", ())), target_mean=mean, target_std=std)
 
 
@@ -76,11 +82,12 @@ def load(config: TrainConfig, root: Path, progress: decoded.Progress) -> Dataset
     """
     table = _read(config, root)
     if table.facts is not None:
-        return arrays.made(config.dataset, table.parts, config.target, table.facts)
+        made = arrays.made(config.dataset, table.parts, table.targets, table.facts)
+        return replace(made, left_out="; ".join(filter(None, (table.left_out, made.left_out))))
     marks = (_marks(rows) for rows in table.parts.values())
-    key = decoded.key(config.image_size, str(root), config.target, marks)
+    key = decoded.key(config.image_size, str(root), table.targets, marks)
     parts = {name: _part(rows, config.image_size) for name, rows in table.parts.items()}
-    made = decoded.provide(config, root.name, key, parts, config.target, progress)
+    made = decoded.provide(config, root.name, key, parts, table.targets, progress)
     return replace(made, left_out=table.left_out)
 
 
@@ -99,7 +106,8 @@ def _read(config: TrainConfig, root: Path) -> Table:
         raise ConfigError(option, "is for images, and a table has some with --image-column")
     files = _files(root)
     stamps = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files.values())
-    return _table(root, config.target, config.image_column, config.test_share, config.val_share or 0.0, stamps)
+    shares = config.test_share, config.val_share or 0.0
+    return _table(root, config.target, config.features, config.image_column, *shares, stamps)
 
 
 def _files(root: Path) -> dict[str, Path]:
@@ -117,6 +125,7 @@ def _files(root: Path) -> dict[str, Path]:
 def _table(
     root: Path,
     targets: tuple[str, ...],
+    features: tuple[str, ...],
     image_column: str | None,
     test_share: float,
     val_share: float,
@@ -126,17 +135,19 @@ def _table(
     files = _files(root)
     frames = {part: frame(path) for part, path in files.items()}
     columns = [*frames["train"].columns]
-    features = _features(files["train"], columns, targets, image_column)
+    are_chosen = bool(features) or image_column is not None
+    targets, features = _chosen(files["train"], columns, targets, features, image_column)
     parts = {}
     for part, path in files.items():
-        if image_column is None and (odd := sorted(set(columns) ^ set(frames[part].columns))):
+        if not are_chosen and (odd := sorted(set(columns) ^ set(frames[part].columns))):
             raise unusable(f"must have the same columns in {files['train']} and {path}; {brief(odd[0])} is in one only")
         learned = numbers(frames[part], targets, path)
         if image_column is None:
-            inputs = {"features": numbers(frames[part], features, path).astype(np.float32)}
+            inputs = {"features": numbers(frames[part], features, path, " (--features names those to use)")}
         else:
             inputs = {"images": _images(frames[part], image_column, path)}
         parts[part] = Split({**inputs, Regression.target: learned})
+    parts = dict(zip(parts, arrays.narrowed(*parts.values())))
     if "test" not in parts:
         if not test_share:
             raise ConfigError("test_share", f"must be given, such as 0.2, for {root}, which has no {_TEST}")
@@ -155,10 +166,9 @@ def _table(
         raise ConfigError(option, f"must give validation rows whose targets vary{where}: without, they have no R2")
     used = {*features, *targets, image_column}
     unused = [column for column in columns if column not in used]
-    left_out = f"columns not used: {', '.join(unused)}" if unused else ""
-    if image_column is not None:
-        return Table(parts, left_out)
-    return Table(parts, left_out, arrays.facts_of(parts, len(targets), features))
+    left_out = f"columns not used: {some(unused)}" if unused else ""
+    facts = arrays.facts_of(parts, len(targets), features) if image_column is None else None
+    return Table(parts, targets, left_out, facts)
 
 
 def _split(rows: Split, share: float, option: str) -> tuple[Split, Split]:
@@ -175,31 +185,39 @@ def _split(rows: Split, share: float, option: str) -> tuple[Split, Split]:
     return rows.at(~kept), rows.at(kept)
 
 
-def _features(path: Path, columns: Sequence[str], targets: Sequence[str], image_column: str | None) -> tuple[str, ...]:
-    """The columns that are the features of a table; none where it has images."""
+def _chosen(
+    path: Path, columns: Sequence[str], targets: Sequence[str], features: Sequence[str], image_column: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns that are learned of a table, and those that are its features; none where it has images."""
     import pandas as pd
 
     if pd.to_numeric(pd.Series(columns), errors="coerce").notna().all():
         raise unusable(f"must begin with a line that names the columns, and {path} begins with numbers")
     if not targets:
-        raise ConfigError("target", f"must name the columns to learn of {path}, which has {_some(columns)}")
-    if twice := next((name for name in targets if list(targets).count(name) > 1), None):
-        raise ConfigError("target", f"must name each column once, and names {twice} twice")
-    for option, name in (*(("target", name) for name in targets), ("image_column", image_column)):
-        if name is not None and name not in columns:
-            raise ConfigError(option, f"must be a column of {path}, which has {_some(columns)}, got {brief(name)}")
+        raise ConfigError("target", f"must name the columns to learn of {path}, which has {some(columns)}")
+    # A name with a comma in it is one where there is such a column.
+    targets, features = (
+        [part.strip() for name in names for part in ([name] if name in columns else name.split(","))]
+        for names in (targets, features)
+    )
+    named = {"target": targets, "features": features, "image_column": [image_column] if image_column else []}
+    for option, names in named.items():
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(option, f"must name each column once, and names {twice} twice")
+        if unknown := [name for name in names if name not in columns]:
+            raise ConfigError(option, f"must be a column of {path}, which has {some(columns)}, got {brief(unknown[0])}")
     if image_column is not None:
         if image_column in targets:
             raise ConfigError("image_column", f"must be another column than those to learn, got {image_column}")
-        return ()
-    features = tuple(name for name in columns if name not in targets)
+        if features:
+            raise ConfigError("features", "is for tables of numbers, and with --image-column there are images")
+        return tuple(targets), ()
+    if learned := next((name for name in features if name in targets), None):
+        raise ConfigError("features", f"must be other columns than those to learn, got {learned}")
+    features = features or [name for name in columns if name not in targets]
     if not features:
-        raise ConfigError("target", f"must leave a column of {path} to learn from, which has {_some(columns)}")
-    return features
-
-
-def _some(columns: Sequence[str]) -> str:
-    return one_of(columns[:20]).replace(" or ", " and ") + (", ..." if len(columns) > 20 else "")
+        raise ConfigError("target", f"must leave a column of {path} to learn from, which has {some(columns)}")
+    return tuple(targets), tuple(features)
 
 
 def frame(path: Path) -> pd.DataFrame:
@@ -210,8 +228,14 @@ def frame(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
+    with path.open("rb") as file:
+        commas = file.readline().count(b",")
+    if commas >= _MOST_COLUMNS:
+        raise unusable(f"must have at most {_MOST_COLUMNS:,} columns, and {path} has {commas + 1:,}")
     try:
-        cells = pd.read_csv(path, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
+        cells = pd.read_csv(
+            path, header=None, dtype=object, keep_default_na=False, encoding="utf-8-sig", index_col=False
+        )
     except UnicodeDecodeError:
         raise unusable(f"must have CSV files in UTF-8, and {path} is not") from None
     except pd.errors.EmptyDataError:
@@ -227,30 +251,32 @@ def frame(path: Path) -> pd.DataFrame:
     return cells[1:].reset_index(drop=True).set_axis(names, axis=1)
 
 
-def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
+def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path, advice: str = "") -> np.ndarray:
     """The numbers of some columns, float64 (N, C).
 
     Raises:
-        ConfigError: naming the first cell without a finite number that float32 can hold, or a column that is missing.
+        ConfigError: naming the first cell without a finite number that float32 can hold, with ``advice``, or a column
+            that is missing.
     """
     import pandas as pd
 
-    values = np.empty((len(rows), len(columns)))
-    for at, name in enumerate(columns):
-        if name not in rows:
-            raise unusable(f"must have the column {name}, and {path} has not")
-        values[:, at] = pd.to_numeric(rows[name].str.strip(), errors="coerce")
-        wrong = ~(np.abs(values[:, at]) <= np.finfo(np.float32).max)
-        if wrong.any():
-            row = int(wrong.argmax())
-            cell = rows[name].iloc[row]
-            has = brief(cell) if isinstance(cell, str) and cell.strip() else "nothing"
-            raise unusable(f"must have a finite number in every row of {name}, and {path} has {has} in row {row + 1}")
+    if missing := next((name for name in columns if name not in rows), None):
+        raise unusable(f"must have the column {missing}, and {path} has not")
+    cells = rows[[*columns]].to_numpy(dtype=object)
+    read = pd.to_numeric(pd.Series(cells.ravel(), dtype=str).str.strip(), errors="coerce")  # at once: columns are slow
+    values = np.asarray(read, np.float64).reshape(cells.shape)
+    wrong = ~(np.abs(values.T) <= np.finfo(np.float32).max)
+    if wrong.any():
+        column, row = np.argwhere(wrong)[0]
+        cell = cells[row, column]
+        has = brief(cell) if isinstance(cell, str) and cell.strip() else "nothing"
+        where = f"and {path} has {has} in row {row + 1}{advice}"
+        raise unusable(f"must have a finite number in every row of {columns[column]}, {where}")
     return values
 
 
 def features_of(path: Path, spec: DatasetSpec) -> np.ndarray:
-    """The features of a CSV file's rows, by their names: float32 (N, length). Other columns do not matter.
+    """The features of a CSV file's rows, by their names: float64 (N, length). Other columns do not matter.
 
     Raises:
         ConfigError: as :func:`frame` and :func:`numbers`.
@@ -258,13 +284,13 @@ def features_of(path: Path, spec: DatasetSpec) -> np.ndarray:
     if path.is_dir():
         raise ConfigError("", f"{path} is a folder, and the model takes CSV files")
     try:
-        return numbers(frame(path), spec.feature_names, path).astype(np.float32)
+        return numbers(frame(path), spec.feature_names, path)
     except ConfigError as error:
         raise ConfigError("", f"a table {error.problem}") from None
 
 
 def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool]:
-    """The features, float32 (N, length), of a JSON object of numbers by name, or of a list of such; whether it is one.
+    """The features, float64 (N, length), of a JSON object of numbers by name, or of a list of such; whether it is one.
 
     Raises:
         ValueError: saying what it must be.
@@ -286,7 +312,7 @@ def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool
             if not np.abs(values[number - 1, at]) <= np.finfo(np.float32).max:
                 has = f"has {brief(value)}" if name in row else "lacks it"
                 raise ValueError(f"it must have a finite number as {name}, and row {number} {has}")
-    return values.astype(np.float32), isinstance(given, list)
+    return values, isinstance(given, list)
 
 
 def _images(rows: pd.DataFrame, column: str, path: Path) -> np.ndarray:

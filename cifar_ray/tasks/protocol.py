@@ -101,5 +101,5 @@ class Task(Protocol):
         """The figures of the whole test set, of that many samples, from the sums of :meth:`tally`, on the CPU."""
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """What a trained model answers: float32 (B, names), probabilities or values in the units of the targets; or of
+        """What a trained model answers: floats (B, names), probabilities or values in the units of the targets; or of
         masks, the number of each pixel's class, uint8 (B, side, side)."""

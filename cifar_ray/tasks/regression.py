@@ -107,9 +107,9 @@ class Regression:
         )
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Values in the targets' own units: float32 (B, targets)."""
+        """Values in the targets' own units: float64 (B, targets), since float32 may round a large mean's deviations."""
         mean, std = self._parts(outputs.device)
-        return (outputs.double() * std + mean).float()
+        return outputs.double() * std + mean
 
     def _standardised(self, targets: Tensor) -> Tensor:
         mean, std = self._parts(targets.device)

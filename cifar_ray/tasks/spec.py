@@ -222,7 +222,9 @@ class TaskSpec:
 
     def answer_text(self, number: float) -> str:
         """One number of a prediction as people read it."""
-        return f"{number:.4g}" if self.answer == "values" else f"{number:.1%}"
+        if self.answer != "values":
+            return f"{number:.1%}"
+        return f"{number:.0f}" if 1e3 <= abs(number) < 1e15 else f"{number:.4g}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, for :func:`from_mapping`, without defaults: MLflow's tags hold 8,000 characters."""

@@ -180,6 +180,7 @@ def log_model(
     )
     config = {"answer": task.answer, "labels": list(dataset.class_names), **taken.config}
     inputs = torch.from_numpy(np.resize(dataset.test.inputs[:2], (2, *dataset.test.inputs.shape[1:])))
+    inputs = inputs.double() if dataset.spec.inputs == "features" else inputs  # as the table's model gives them
     requirements = [
         f"{package}=={metadata.version(package).partition('+')[0]}"  # without +cpu, which PyPI does not have
         for package in ("torch", "mlflow", "numpy", taken.package)

@@ -27,7 +27,7 @@ class TableModel(PythonModel):
         self.network = torch.export.load(context.artifacts["network"]).module()
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        rows = np.array(model_input[self.config["features"]], np.float32)
+        rows = np.array(model_input[self.config["features"]], np.float64)
         with torch.no_grad():
             answers = self.network(torch.from_numpy(rows))
         labels = self.config["labels"]

@@ -51,7 +51,7 @@ class TrainResult:
     stopped_by: str = ""
 
     def load_model(self, best: bool = False) -> Predictor:
-        """The trained model on the CPU: uint8 images (B, 32, 32, C) to float32 answers (B, names).
+        """The trained model on the CPU: uint8 images (B, 32, 32, C) to answers (B, names).
 
         Those of image classification are probabilities.
 

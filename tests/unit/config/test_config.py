@@ -279,7 +279,7 @@ OF_CHOICES = {
     *("image_size", "test_share", "stream", "images", "model_options", "model_source", "resnet", "resnet50", "vit"),
     *("optimizer_options", "optimizer_source", "schedule_source", "ddp", "local_sgd", "data_parallel", "pipeline"),
     *("parameter_server", "reproducible", "task_source", "ignore_value", "unet", "segnet", "mlp"),
-    *("textcnn", "lstm", "text_transformer", "text", "target", "image_column"),
+    *("textcnn", "lstm", "text_transformer", "text", "target", "features", "image_column"),
 }
 
 
@@ -293,7 +293,7 @@ OF_CHOICES = {
         ({"dataset": "masks:mine"}, {"images", "image_size", "ignore_value", "stream", "resnet", "ddp"}),
         (
             {"dataset": "table:mine", "model": "mlp"},
-            {"images", "image_size", "target", "image_column", "test_share", "stream", "mlp", "ddp"},
+            {"images", "image_size", "target", "features", "image_column", "test_share", "stream", "mlp", "ddp"},
         ),
         ({"model": "my:net"}, {"model_options", "model_source", "ddp"}),
         ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source", "resnet", "ddp"}),

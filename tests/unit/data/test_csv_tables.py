@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
-from cifar_ray import data
-from cifar_ray.config import runfile
+from cifar_ray import data, tasks
+from cifar_ray.config import flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import tables
+from cifar_ray.data import augment, tables
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import digest, resolved, train_here
@@ -50,14 +52,73 @@ def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
     assert dataset.class_names == ("y",)
     assert dataset.test.inputs == pytest.approx(rows(20, 1)[["age", "bmi", "sex"]].to_numpy())
     assert dataset.test["targets"] == pytest.approx(rows(20, 1)[["y"]].to_numpy())
-    assert (dataset.spec.std[2], dataset.spec.mean[2]) == (1.0, 1.0)  # a feature that is always the same
+    assert (dataset.spec.std[2], dataset.spec.mean[2]) == (0.0, 1.0)  # a feature that is always the same
     assert dataset.spec.target_std == pytest.approx([rows(80)["y"].std(ddof=0)])
-    assert dataset.contents("values", "rows") == "1 value, 80 training and 20 test rows"
+    assert dataset.contents("values", "rows") == (
+        "1 value, 80 training and 20 test rows; without variation in training, and 0 everywhere: sex"
+    )
     assert data.spec(asked) == dataset.spec
     params = runfile.params(asked)  # type: ignore[arg-type]
     assert (params["target"], params["mlp.width"], "images.mean" in params) == ("['y']", "128", False)
     assert f"--dataset table:{folder}" in recipe.command(asked)  # type: ignore[arg-type]
     assert "--target y" in recipe.command(asked)  # type: ignore[arg-type]
+
+
+def written(folder: Path, **columns: object) -> Path:
+    """The columns as a table to train with, and its first half to test with."""
+    made = pd.DataFrame(columns)
+    made.to_csv(folder / "train.csv", index=False)
+    made[: len(made) // 2].to_csv(folder / "test.csv", index=False)
+    return folder
+
+
+def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_path: Path) -> None:
+    step = 2 * np.arange(60)
+    written(tmp_path, time=1_700_000_000 + step, id=2**53 + step, bmi=24 + step / 100, y=1.7e9 + step)
+    asked = resolved(USUAL, dataset=f"table:{tmp_path}", mlp={"depth": 0}, epochs=100, lr=0.1)
+    dataset = data.read(asked)
+    outcome = train_here(asked, dataset, tmp_path / "run")
+    assert isinstance(outcome, Outcome)
+    learned = predictor.load(Path(outcome.checkpoint))
+    given = tables.features_of(tmp_path / "train.csv", dataset.spec)
+    assert [len(column.unique()) for column in learned.normalise(torch.from_numpy(given)).T] == [60, 60, 60]
+    answers = learned(torch.from_numpy(given)).detach()
+    assert len(answers.unique()) == 60
+    assert answers.numpy() == pytest.approx(dataset.train["targets"], rel=0, abs=20)
+    shown = {tasks.spec(asked).answer_text(answer) for answer in answers.flatten().tolist()}
+    assert len(shown) > 30
+    body = json.dumps([dict(zip(dataset.spec.features, [*map(int, row[:2]), row[2]])) for row in given])
+    assert np.array_equal(tables.features_from_json(body.encode(), dataset.spec)[0], given)
+
+
+def test_numbers_that_float32_keeps_apart_take_half_the_memory(folder: Path) -> None:
+    assert data.read(resolved(USUAL, dataset=f"table:{folder}")).train.inputs.dtype == np.float32
+
+
+def test_a_feature_without_variation_in_training_is_0_everywhere(tmp_path: Path) -> None:
+    written(tmp_path, a=range(40), stamp=0.1, y=range(40))
+    pd.DataFrame({"a": range(20), "stamp": 86_400.0, "y": range(20)}).to_csv(tmp_path / "test.csv", index=False)
+    dataset = data.read(resolved(USUAL, dataset=f"table:{tmp_path}"))
+    shown = augment.normaliser(dataset.spec)(torch.from_numpy(dataset.test.inputs))
+    assert shown[:, 1].tolist() == [0.0] * 20
+    assert dataset.left_out == "without variation in training, and 0 everywhere: stamp"
+
+
+def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -> None:
+    written(tmp_path, **{"a": range(40), "b": range(40), "b, in m": range(40), "name": "x", "median price": range(40)})
+    values = {"dataset": f"table:{tmp_path}", "target": "median price", "epochs": 1}
+    with pytest.raises(ConfigError, match=r"of name, and .* has 'x' in row 1 \(--features names those to use\)"):
+        recipe.resolve(runfile.from_mapping(values))
+    words = ["--dataset", f"table:{tmp_path}", "--target", "median price", "--features", "b, in m", "a,b"]
+    for given in ({**values, "features": ["b, in m", "a,b"]}, flags.parse(TrainConfig, words, "train")):
+        asked = recipe.resolve(runfile.from_mapping(given))
+        dataset = data.read(asked)
+        assert (dataset.class_names, dataset.spec.features) == (("median price",), ("b, in m", "a", "b"))
+        assert dataset.left_out == "columns not used: name"
+        kept = runfile.resolved_from_mapping(runfile.to_mapping(recipe.with_images(asked, dataset)))
+        assert (kept.target, kept.images.features) == (("median price",), ("b, in m", "a", "b"))
+    (tmp_path / "given.csv").write_text('b,name,a,"b, in m"\n1,y,2,3\n')
+    assert tables.features_of(tmp_path / "given.csv", data.spec(kept)).tolist() == [[3, 2, 1]]
 
 
 def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Path) -> None:
@@ -193,6 +254,10 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
         ({}, {"image_size": 64}, "image_size is for images, and a table has some with --image-column"),
         ({}, {"stream": True}, "stream is for images, and a table has some with --image-column"),
         ({}, {"image_column": "file"}, "image_column must be a column of .*, which has a, b and y, got 'file'"),
+        ({}, {"features": ("b,c",)}, "features must be a column of .*, which has a, b and y, got 'c'"),
+        ({}, {"features": ("b", "b")}, "features must name each column once, and names b twice"),
+        ({}, {"features": ("b", "y")}, "features must be other columns than those to learn, got y"),
+        ({}, {"features": ("b",), "image_column": "a"}, "features is for tables of numbers, and with --image-column"),
         ({}, {"image_column": "y"}, "image_column must be another column than those to learn, got y"),
         ({}, {"image_column": "a"}, "dataset must have an image for every row, and .*train.csv names .*1 in row 1"),
         ({}, {"dataset": "table:/no/such"}, "dataset must name a CSV file or a folder that is there, and .*/no/such"),

@@ -79,7 +79,8 @@ def test_features_are_standardised_by_the_training_rows_alone() -> None:
     train = dataset.train.inputs.astype(np.float64)
     assert dataset.spec.mean == pytest.approx(train.mean(0))
     assert dataset.spec.std[:3] == pytest.approx(train.std(0)[:3])
-    assert dataset.spec.std[3] == 1.0
+    assert dataset.spec.std[3] == 0.0
+    assert dataset.left_out == "without variation in training, and 0 everywhere: 3"
     assert runfile.to_mapping(recipe.with_images(asked, dataset))["images"]["inputs"] == "features"  # type: ignore[arg-type]
 
 
