@@ -36,7 +36,7 @@ def read(config: TrainConfig, progress: Progress = lambda done, total: None, enc
 
     Args:
         config: names it.
-        progress: called while images are decoded.
+        progress: called while images are decoded, or texts become tokens.
         encoding: of a data set that has one (:class:`Dataset`), that of a run; by default it is learned.
 
     Raises:

@@ -28,7 +28,7 @@ from cifar_ray.data.datasets import Dataset, Split, folder
 from cifar_ray.tasks.regression import Regression
 
 Progress = Callable[[int, int], None]
-"""Called with the number of images that have been decoded, and that of all."""
+"""Called with the number of images or texts that have been read, and that of all."""
 
 _LAYOUT = 2  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports

@@ -108,7 +108,7 @@ def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset
     root = _path(config.dataset)
     with _reading(root):
         if config.dataset.startswith(TEXT):
-            return texts.load(config, root, encoding)
+            return texts.load(config, root, progress, encoding)
         if config.dataset.startswith(TABLE):
             return tables.load(config, root, progress)
         # Deeper folders may have changed since a first look. A run that began without validation images, when val/ had

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -220,8 +221,10 @@ def _chosen(
     return tuple(targets), tuple(features)
 
 
-def frame(path: Path) -> pd.DataFrame:
+def frame(path: Path, only: Sequence[str] = ()) -> pd.DataFrame:
     """A CSV file's cells as text, by column; missing ones at the end of a line are NaN.
+
+    ``only``: names of columns if no other matters, nor how it is named.
 
     Raises:
         ConfigError: when it is no table with a line that names the columns, and at least one row.
@@ -243,9 +246,9 @@ def frame(path: Path) -> pd.DataFrame:
     except pd.errors.ParserError as error:
         raise unusable(f"must have as many cells in every line, and {path} has not ({first_line(error)})") from None
     names = [str(name).strip() for name in cells.iloc[0]]
-    if not all(names) or len(set(names)) < len(names):
-        what = "a column without a name" if not all(names) else f"{max(names, key=names.count)} twice"
-        raise unusable(f"must name each column once in its first line, and {path} has {what}")
+    twice = [f"{name} twice" for name, count in Counter(names).items() if count > 1 and (name in only or not only)]
+    if wrong := ["a column without a name"] * (not only and not all(names)) + twice:
+        raise unusable(f"must name each column once in its first line, and {path} has {wrong[0]}")
     if len(cells) == 1:
         raise unusable(f"must have rows, and {path} has only a line that names the columns")
     return cells[1:].reset_index(drop=True).set_axis(names, axis=1)

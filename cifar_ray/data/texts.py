@@ -7,11 +7,9 @@ sorted.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ import numpy as np
 from cifar_ray.config.errors import ConfigError, brief, counted, one_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, decoded, folders, imagefiles, tokens, validation
+from cifar_ray.data import arrays, decoded, folders, imagefiles, tables, tokens, validation
 from cifar_ray.data.datasets import Dataset, Split, unusable
 
 SUFFIXES = (".csv", ".jsonl")
@@ -35,7 +33,6 @@ _MOST_CLASSES, _FEWEST_OF_A_CLASS = 1_000, 10
 such as a number of each text, and a confusion matrix has their square."""
 
 _COLUMNS = ("text", "label")
-_LONGEST = 2**31 - 1  # characters of a field of CSV; the csv module's own limit is 131,072
 
 
 @dataclass(frozen=True)
@@ -95,8 +92,10 @@ def look(config: TrainConfig, root: Path) -> Images:
     )
 
 
-def load(config: TrainConfig, root: Path, encoding: str = "") -> Dataset:
+def load(config: TrainConfig, root: Path, progress: decoded.Progress, encoding: str = "") -> Dataset:
     """The texts of the folder ``root`` as tokens, by the tokenizer ``encoding`` or one that the training texts give.
+
+    ``progress`` counts texts that are read for a tokenizer, and then those of each part as they become tokens.
 
     Raises:
         ConfigError: as :func:`look`.
@@ -111,9 +110,9 @@ def load(config: TrainConfig, root: Path, encoding: str = "") -> Dataset:
             f"must be smaller for {config.dataset}: its {count:,} texts of {length:,} tokens take "
             f"{held / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB may be used here, half of the free memory",
         )
-    encoding = encoding or tokens.train(found.parts["train"].texts, config.text)
+    encoding = encoding or tokens.train(found.parts["train"].texts, config.text, progress)
     for name, part in found.parts.items():
-        rows, longer = tokens.encode(encoding, part.texts, length)
+        rows, longer = tokens.encode(encoding, part.texts, length, progress)
         splits[name] = Split({"tokens": rows, "labels": part.labels})
         cut += longer
     listing.cache_clear()  # texts as strings take more memory than their tokens
@@ -199,7 +198,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def records(path: Path, key: str = "dataset") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a file by column, each with its place in words: ``PATH, line 7``.
+    """The rows of a file by column, each with its place in words: ``PATH, row 7``; of JSONL it is the line.
 
     Args:
         path: of a file whose name ends in one of :data:`SUFFIXES`.
@@ -208,8 +207,7 @@ def records(path: Path, key: str = "dataset") -> Iterator[tuple[str, Mapping[str
     Raises:
         ConfigError: when it cannot be read, is no UTF-8, or no such file.
     """
-    read = _csv if path.suffix == ".csv" else _jsonl
-    yield from read(path, _content(path, key), key)
+    yield from (_csv if path.suffix == ".csv" else _jsonl)(path, key)
 
 
 def _content(path: Path, key: str) -> str:
@@ -274,27 +272,17 @@ def given(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
     return found
 
 
-def _csv(path: Path, content: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    lines: list[tuple[int, list[str]]] = []
-    before = csv.field_size_limit(_LONGEST)
+def _csv(path: Path, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-        lines += ((reader.line_num, cells) for cells in reader if cells)
-    except csv.Error as error:
-        raise ConfigError(key, f"{_files(key)} be CSV, and {path}, line {reader.line_num} is not: {error}") from None
-    finally:
-        csv.field_size_limit(before)
-    header = lines[0][1] if lines else []
-    for line, cells in lines[1:]:
-        where = f"{path}, line {line}"  # the last one of a row
-        if len(cells) != len(header):
-            cells_of = f"{counted(len(header), 'cell')} as its header, and {where} has {len(cells)}"
-            raise ConfigError(key, f"{_files(key)} have in each row {cells_of}")
-        yield where, dict(zip(header, cells))
+        rows = tables.frame(path, _COLUMNS).fillna("")
+    except ConfigError as error:
+        raise ConfigError(key, error.problem if key else f"files of texts {error.problem}") from None
+    read = rows[[name for name in _COLUMNS if name in rows]].to_dict("records")
+    yield from ((f"{path}, row {number}", row) for number, row in enumerate(read, 1))
 
 
-def _jsonl(path: Path, content: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for line, words in enumerate(content.split("\n"), 1):
+def _jsonl(path: Path, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for line, words in enumerate(_content(path, key).split("\n"), 1):
         if not words.strip():
             continue
         try:

@@ -10,8 +10,9 @@ A token is the tokenizer's own number plus 1: 0 is padding, and no text can cont
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,11 @@ import numpy as np
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import TextOptions
 
+Progress = Callable[[int, int], None]
 PADDING = 0
 _AT_ONCE = 1024  # texts that are encoded together
+_LONGEST = 256
+"""Bytes of a word above which it is learned in parts, as DNA is: the time to learn one grows with its square."""
 _SHORTEST = 16
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
@@ -49,21 +53,27 @@ def is_unicode(text: str) -> bool:
     return _HALF.search(text) is None
 
 
-def train(texts: Sequence[str], options: TextOptions) -> str:
-    """A tokenizer of these texts as JSON, in the library's own format; equal texts give equal ones."""
+def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambda done, total: None) -> str:
+    """A tokenizer of these texts as JSON, in the library's own format; equal texts give equal ones.
+
+    ``progress`` is called while texts are read.
+    """
     library = _library()
     made = library.Tokenizer(library.models.BPE())
     normalizers = library.normalizers
     steps = [normalizers.NFC(), normalizers.Strip(), *([normalizers.Lowercase()] if options.lowercase else [])]
     made.normalizer = normalizers.Sequence(steps)
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    words = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    parts = library.pre_tokenizers.Split(library.Regex(f".{{{_LONGEST}}}"), "isolated")
+    made.pre_tokenizer = library.pre_tokenizers.Sequence([words, parts])
     made.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=options.vocabulary - 1,
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
+    made.train_from_iterator(_batches(texts, progress), trainer)
+    made.pre_tokenizer = words
     made.enable_truncation(options.max_length)
     json: str = made.to_str()
     return json
@@ -74,16 +84,26 @@ def _of(json: str) -> Any:
     return _library().Tokenizer.from_str(json)
 
 
-def encode(json: str, texts: Sequence[str], length: int) -> tuple[np.ndarray, int]:
-    """Tokens of texts, cut at and padded to ``length``: int32, (N, length); and how many texts were cut."""
-    tokenizer, cut = _of(json), 0
-    rows = np.full((len(texts), length), PADDING, dtype=np.int32)
-    for begin in range(0, len(texts), _AT_ONCE):
-        for row, encoding in enumerate(tokenizer.encode_batch(texts[begin : begin + _AT_ONCE]), begin):
-            rows[row, : len(encoding.ids)] = encoding.ids
-            rows[row, : len(encoding.ids)] += 1
-            cut += bool(encoding.overflowing)
+def encode(
+    json: str, texts: Sequence[str], length: int, progress: Progress = lambda done, total: None
+) -> tuple[np.ndarray, int]:
+    """Tokens of texts, cut at and padded to ``length``: int32, (N, length); and how many texts were cut.
+
+    ``progress`` is called while they become tokens.
+    """
+    cut, rows = 0, np.full((len(texts), length), PADDING, dtype=np.int32)
+    encodings = itertools.chain.from_iterable(map(_of(json).encode_batch, _batches(texts, progress)))
+    for encoding, row in zip(encodings, rows):
+        row[: len(encoding.ids)] = encoding.ids
+        row[: len(encoding.ids)] += 1
+        cut += bool(encoding.overflowing)
     return rows, cut
+
+
+def _batches(texts: Sequence[str], progress: Progress) -> Iterator[list[str]]:
+    for begin in range(0, len(texts), _AT_ONCE):
+        yield [*texts[begin : begin + _AT_ONCE]]
+        progress(min(begin + _AT_ONCE, len(texts)), len(texts))
 
 
 def decode(json: str, row: np.ndarray) -> str:

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.progress import Progress
 
 from cifar_ray.config.limits import duration
+from cifar_ray.config.option import TEXT
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -91,10 +92,11 @@ class Display(ABC):
         self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
 
     def decoding(self, name: str, done: int, total: int) -> None:
-        """``done`` of ``total`` images of a data set have been decoded; told now and then."""
+        """``done`` of ``total`` images of a data set have been decoded, or texts read; told now and then."""
         if time.monotonic() - self._decoding > (_LIVE_S if self.is_live else _LINES_S):
             self._decoding = time.monotonic()
-            self.doing(f"decoding {name}: {done:,} of {total:,} images")
+            verb, unit = ("reading", "texts") if name.startswith(TEXT) else ("decoding", "images")
+            self.doing(f"{verb} {name}: {done:,} of {total:,} {unit}")
 
     @abstractmethod
     def show_doing(self, text: str) -> None:

@@ -231,6 +231,7 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
         ({"train.csv": "1,2,3\n2,3,4\n"}, {}, "dataset must begin with a line that names the columns, and .* numbers"),
         ({"train.csv": ",a,y\n0,1,2\n"}, {}, "dataset must name each column once .* has a column without a name"),
         ({"train.csv": "a,a,y\n0,1,2\n"}, {}, "dataset must name each column once .* has a twice"),
+        ({"train.csv": "a," * 50_000 + "y\n"}, {}, "dataset must have at most 50,000 columns, and .* has 50,001"),
         ({"train.csv": "a,b,y\n1,2,3\n1,2,3,4\n"}, {}, "dataset must have as many cells in every line, and .*line 3"),
         ({"train.csv": "a,b,y\n1,2,3\n1,2\n"}, {}, "a finite number in every row of y, and .* has nothing in row 2"),
         ({"train.csv": "a,b,y\n1,2,3\n2,3,3\n"}, {}, "target must vary over the training rows, and y is always 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,15 @@ def test_frequent_pieces_are_one_token_and_a_long_text_is_cut_and_counted() -> N
     rows, cut = tokens.encode(tokenizer, ["the film was good", "film " * 40, "zq"], 24)
     assert tokens.lengths(rows).tolist() == [4, 24, 3]
     assert cut == 1
+
+
+def test_a_word_without_end_is_learned_in_parts_and_texts_are_counted() -> None:
+    told: list[tuple[int, int]] = []
+    tokenizer = tokens.train(["acgt" * 1000] * 1500, OPTIONS, lambda done, total: told.append((done, total)))
+    assert told == [(1024, 1500), (1500, 1500)]
+    assert max(map(len, json.loads(tokenizer)["model"]["vocab"])) == 256
+    tokens.encode(tokenizer, ["acgt" * 1000], 24, lambda done, total: told.append((done, total)))
+    assert told[2:] == [(1, 1)]
 
 
 def test_texts_are_padded_to_few_lengths_and_by_a_third_at_most() -> None:

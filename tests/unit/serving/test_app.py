@@ -274,7 +274,12 @@ def test_a_body_that_is_no_text_is_refused(reader: FastAPI, body: bytes, kind: b
 @pytest.fixture
 def of_rows() -> FastAPI:
     spec = DatasetSpec("t", 1, 9, 9, (), (), False, inputs="features", length=2, features=("age", "bmi"))
-    app = apps.build({"values": ("y",)}, regression.SPEC, spec, lambda rows: rows.sum(1, keepdim=True))
+
+    def model(rows: torch.Tensor) -> torch.Tensor:
+        total = rows.sum(1, keepdim=True)
+        return total.where(total.float().isfinite(), torch.inf)  # a network computes in float32
+
+    app = apps.build({"values": ("y",)}, regression.SPEC, spec, model)
     assert app.state.example == """'{"age": 0, "bmi": 0}'"""
     return app
 
@@ -282,6 +287,8 @@ def of_rows() -> FastAPI:
 def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
     one = json.dumps({"age": 3, "bmi": 4.5, "other": "x"}).encode()
     assert asyncio.run(asked(of_rows, one))[:2] == (200, {"values": {"y": 7.5}})
+    time = json.dumps({"age": 1_700_000_001, "bmi": 0}).encode()
+    assert asyncio.run(asked(of_rows, time))[1] == {"values": {"y": 1_700_000_001.0}}
     many = json.dumps([{"age": number, "bmi": 1} for number in range(70)]).encode()
     _, said, _ = asyncio.run(asked(of_rows, many))
     assert [row["values"]["y"] for row in said] == list(range(1, 71))
