@@ -32,7 +32,7 @@ _OF_TABLES = ("target", "features", "image_column")
 OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "ignore_value", "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
 
-_LATER = ("val", "inputs", "length", "vocabulary", "features", "target_mean", "target_std")
+_LATER = ("val", "inputs", "length", "vocabulary", "features", "target_mean", "target_std", "test_copies", "val_copies")
 """What is written of a data set's contents only where it has it."""
 
 _FOUND_IN_DATA = ("images", "class_weights_counts")

@@ -147,6 +147,12 @@ class Images:
     target_std: Numbers = ()
     """Standard deviation of each target over the training samples."""
 
+    test_copies: Whole = 0
+    """Test samples that a model cannot tell from training or validation samples."""
+
+    val_copies: Whole = 0
+    """Validation samples that a model cannot tell from training samples."""
+
 
 @plainly
 @dataclass(frozen=True, config=STRICT)
@@ -200,9 +206,9 @@ class Data:
     image_column: str | None = option(None, weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
     """Column of table:PATH that has the paths of images, from its folder on, in place of all other columns."""
 
-    test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH, TABLE_PATH)})
-    """Share of each class's images of folder:PATH, or of the rows of table:PATH, to keep for the test, if there are no
-    test images or rows."""
+    test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH, TEXT_PATH, TABLE_PATH)})
+    """Share of each class's images of folder:PATH or texts of text:PATH, or of the rows of table:PATH, to keep for the
+    test, if there are none for it."""
 
     val_share: Share | None = option(None, weights=True, if_set=True)
     """Share of each class's training images to keep for validation, the same ones in every run. They are measured after

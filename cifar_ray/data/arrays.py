@@ -31,7 +31,7 @@ _RULE = (
 
 _FLOATS = (np.float32, np.float64)
 
-OTHERS = ("inputs", "length", "vocabulary", "features", "target_mean", "target_std")
+OTHERS = ("inputs", "length", "vocabulary", "features", "target_mean", "target_std", "test_copies", "val_copies")
 """Facts that a record and a data set have by the same names."""
 
 
@@ -144,10 +144,12 @@ def made(name: str, parts: Mapping[str, Split], classes: tuple[str, ...], facts:
 
 
 def facts_of(parts: Mapping[str, Split], classes: int, features: tuple[str, ...] = ()) -> Images:
-    """Counts, mean and deviation of the training pixels per channel or of each feature, and the digest of all."""
+    """Counts, copies, mean and deviation of the training pixels per channel or of each feature; the digest of all."""
     train, test, val = parts["train"], len(parts["test"]), len(parts.get("val", ()))
     of_all = digest(*(parts[name] for name in ("train", "test", "val") if name in parts))
     facts = Images(classes, len(train), test, digest=of_all, val=val, inputs=train.kind, features=features)
+    test_copies, val_copies = validation.copies(parts)
+    facts = replace(facts, test_copies=test_copies, val_copies=val_copies)
     if _are_of_regression(targets := train.columns.get(Regression.target)):
         mean, std = standard(targets)
         facts = replace(facts, target_mean=mean, target_std=std)

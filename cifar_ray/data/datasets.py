@@ -67,6 +67,8 @@ class DatasetSpec:
         features: names of the features, in their order.
         target_mean: mean of each target of a regression over the training samples.
         target_std: standard deviation of each target over the training samples.
+        test_copies: test samples that a model cannot tell from training or validation samples.
+        val_copies: validation samples that a model cannot tell from training samples.
         mean: mean of the training pixels per channel, on a scale of 0 to 1; or of each feature.
         std: standard deviation of the training pixels per channel, on the same scale; or of each feature.
         flip: whether a mirrored image still shows its class.
@@ -96,6 +98,8 @@ class DatasetSpec:
     features: tuple[str, ...] = ()
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
+    test_copies: int = 0
+    val_copies: int = 0
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -218,6 +222,16 @@ class Dataset:
         number = f"{spec.num_classes:,} {names if spec.num_classes > 1 else names[:-1]}"
         counts = f"{number}, {learned} and {spec.test_size:,} test {unit}"
         return "; ".join(filter(None, (counts, self.left_out)))
+
+    def caution(self, unit: str = "images") -> str:
+        """How many test and validation samples are copies, which flatter the figures; empty where none is."""
+        spec, said = self.spec, []
+        if spec.test_copies:
+            others = f"training{' or validation' * bool(spec.val_size)} {unit}"
+            said.append(f"{spec.test_copies:,} of {spec.test_size:,} test {unit} are copies of {others}")
+        if spec.val_copies:
+            said.append(f"{spec.val_copies:,} of {spec.val_size:,} validation {unit} are copies of training {unit}")
+        return f"caution: as the model gets them, {' and '.join(said)}" if said else ""
 
     @property
     def class_counts(self) -> tuple[int, ...]:

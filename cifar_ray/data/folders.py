@@ -87,7 +87,7 @@ def listing(root: Path, test_share: float, val_share: float, with_val: bool, sta
                 "test_share",
                 f"must be given, such as 0.2, for {root}, which has no train/ with a test/ or val/ beside it",
             )
-        every, tests = _split(classes, every, test_share, train)
+        every, tests = _split(classes, every, test_share)
         return validated(Listing(classes, every, tests, in_words(left_out, unused)), train, val_share)
     if test_share:
         raise ConfigError("test_share", f"is for folders without test images, and there is {test}")
@@ -110,10 +110,11 @@ def parts(root: Path) -> Halves:
     return halves(root)
 
 
-def check_there(root: Path) -> None:
-    """Refuse what is no folder."""
+def check_there(root: Path, kind: str = "a folder") -> None:
+    """Refuse what is no folder; ``kind`` says what it may be."""
     if not root.is_dir():
-        raise unusable(f"must name a folder that is there, and there is no {root}")
+        has = f"{root} is none" if root.exists() else f"there is no {root}"
+        raise unusable(f"must name {kind} that is there, and {has}")
 
 
 def validated(whole: Listing, train: Path, share: float) -> Listing:
@@ -128,7 +129,7 @@ def validated(whole: Listing, train: Path, share: float) -> Listing:
     labels = [label if isinstance(label, int) else 0 for _, label in whole.train]
     names = whole.classes if whole.column == "labels" else ("",)
     kept = validation.rows(keys, contents(paths), np.array(labels), names, share)
-    learned, val = (tuple(itertools.compress(whole.train, chosen)) for chosen in (~kept, kept))
+    learned, val = _parted(whole.train, kept)
     return dataclasses.replace(whole, train=learned, val=val)
 
 
@@ -254,22 +255,20 @@ def images(root: Path, others: Counter[str]) -> Iterator[str]:
                 others[_readable(path.suffix.lower()) or "no suffix"] += 1
 
 
-def _split(
-    classes: tuple[str, ...], every: Sequence[tuple[str, int]], share: float, root: Path
-) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
-    """Of each class the same share for the test, drawn by the same seed in every run."""
+def _split(classes: Sequence[str], every: Files, share: float) -> tuple[Files, Files]:
+    """Of each class the same share for the test, drawn by the same seed in every run; equal files are on one side."""
     from cifar_ray.data import order
 
-    train: list[tuple[str, int]] = []
-    test: list[tuple[str, int]] = []
-    for label, name in enumerate(classes):
-        own = [one for one in every if one[1] == label]
-        count = max(round(share * len(own)), 1)
-        if count == len(own):
-            raise ConfigError(
-                "test_share", f"must leave an image of every class to learn from, and {root / name} has {len(own)}"
-            )
-        drawn = set(order.permutation(seed=0, epoch=label, size=len(own))[:count].tolist())
-        train += [one for index, one in enumerate(own) if index not in drawn]
-        test += [one for index, one in enumerate(own) if index in drawn]
-    return tuple(train), tuple(test)
+    labels = np.array([label for _, label in every])
+    ranks = np.zeros_like(labels)
+    for label in range(len(classes)):
+        rows = np.flatnonzero(labels == label)
+        ranks[rows[order.permutation(seed=0, epoch=label, size=len(rows))]] = np.arange(len(rows))
+    paths = [path for path, _ in every]
+    return _parted(every, validation.rows(ranks, contents(paths), labels, classes, share, "test_share", int))
+
+
+def _parted(every: Files, kept: np.ndarray) -> tuple[Files, Files]:
+    """The files that are not kept, and those that are."""
+    rest, those = (tuple(itertools.compress(every, chosen)) for chosen in (~kept, kept))
+    return rest, those

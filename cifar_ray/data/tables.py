@@ -179,10 +179,7 @@ def _split(rows: Split, share: float, option: str) -> tuple[Split, Split]:
     else:
         contents = [row.tobytes() for row in rows.inputs]
     keys = [f"{position}".encode() for position in range(len(rows))]
-    try:
-        kept = validation.rows(keys, contents, np.zeros(len(rows), np.int64), ("",), share)
-    except ConfigError as error:
-        raise ConfigError(option, error.problem) from None
+    kept = validation.rows(keys, contents, np.zeros(len(rows), np.int64), ("",), share, option)
     return rows.at(~kept), rows.at(kept)
 
 

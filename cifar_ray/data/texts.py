@@ -1,8 +1,8 @@
 """Texts with the names of their classes, ``--dataset text:PATH``.
 
-PATH has train.csv and test.csv, and perhaps val.csv, each with the columns ``text`` and ``label`` under a header; or
-train.jsonl and so on, with a JSON object on each line. Other columns are not read. The classes are the training labels,
-sorted.
+PATH is a folder with train.csv and test.csv, and perhaps val.csv, each with the columns ``text`` and ``label`` under a
+header; or with train.jsonl and so on, with a JSON object on each line. Or it is one such file, of which
+``--test-share`` is kept for the test. Other columns are not read. The classes are the training labels, sorted.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ class Listing:
 
 
 def files(root: Path) -> dict[str, Path]:
-    """The file of each part that a folder has.
+    """The file of each part that a folder has; that to train with, where ``root`` is a file.
 
     Raises:
-        ConfigError: when there is no such folder, or it has two files of one part, or none to train or to test with.
+        ConfigError: when there is neither, or the folder has two files of one part, or none to train with.
     """
-    folders.check_there(root)
+    if root.is_file() and root.suffix in SUFFIXES:
+        return {"train": root}
+    folders.check_there(root, f"a folder, or a {one_of(SUFFIXES)} file,")
     found: dict[str, Path] = {}
     for part in ("train", "test", "val"):
         paths = [path for suffix in SUFFIXES if (path := root / f"{part}{suffix}").is_file()]
@@ -66,7 +68,7 @@ def files(root: Path) -> dict[str, Path]:
             raise unusable(f"must have one file of each part, and {root} has {both}")
         if paths:
             found[part] = paths[0]
-        elif part != "val":
+        elif part == "train":
             names = one_of(part + suffix for suffix in SUFFIXES)
             raise unusable(f"must have {names}, and {root} has none")
     return found
@@ -79,7 +81,7 @@ def look(config: TrainConfig, root: Path) -> Images:
         ConfigError: when it cannot be learned from, or the library of tokenizers is not installed.
     """
     tokens.check_installed()
-    found = listing(root, config.val_share or 0.0, stamp(root))
+    found = listing(root, config.test_share, config.val_share or 0.0, stamp(root))
     counts = {part: len(each.texts) for part, each in found.parts.items()}
     return Images(
         len(found.classes),
@@ -100,7 +102,7 @@ def load(config: TrainConfig, root: Path, progress: decoded.Progress, encoding: 
     Raises:
         ConfigError: as :func:`look`.
     """
-    found = listing(root, config.val_share or 0.0, stamp(root))
+    found = listing(root, config.test_share, config.val_share or 0.0, stamp(root))
     length, cut, splits = config.text.max_length, 0, {}
     count = sum(len(part.texts) for part in found.parts.values())
     held, room = 4 * count * length, decoded.memory()  # int32
@@ -131,12 +133,13 @@ def stamp(root: Path) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=1)
-def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listing:
-    """The texts of a folder, in the order of their files; read again when ``stamp`` is another.
+def listing(root: Path, test_share: float, val_share: float, stamp: tuple[int, ...] = ()) -> Listing:
+    """The texts of a folder or a file, in the order of their files; read again when ``stamp`` is another.
 
     Args:
-        root: the folder.
-        val_share: of each class's training texts, for validation, by their SHA-256.
+        root: the folder, or the file.
+        test_share: of each class's texts, for the test, by their SHA-256.
+        val_share: of each class's training texts, for validation, likewise.
         stamp: of the folder.
 
     Raises:
@@ -145,6 +148,10 @@ def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listin
     found = files(root)
     if "val" in found and val_share:
         raise ConfigError("val_share", f"is for data without validation texts, and there is {found['val']}")
+    if "test" not in found and not test_share:
+        raise ConfigError("test_share", f"must be given, such as 0.2, for {root}, which has no texts for the test")
+    if "test" in found and test_share:
+        raise ConfigError("test_share", f"is for data without test texts, and there is {found['test']}")
     rows = {part: list(_rows(path)) for part, path in found.items()}
     for part, path in found.items():
         if not rows[part]:
@@ -168,10 +175,12 @@ def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listin
         part: Part(tuple(text for text, _ in every), np.array([numbers[label] for _, label in every], dtype=np.int64))
         for part, every in rows.items()
     }
-    if val_share:
-        train = parts["train"]
-        kept = validation.rows([text.encode() for text in train.texts], train.texts, train.labels, classes, val_share)
-        parts |= {"train": _chosen(train, ~kept), "val": _chosen(train, kept)}
+    for part, option, share in (("test", "test_share", test_share), ("val", "val_share", val_share)):
+        if share:
+            train = parts["train"]
+            keys = [text.encode() for text in train.texts]
+            kept = validation.rows(keys, train.texts, train.labels, classes, share, option)
+            parts |= {"train": _chosen(train, ~kept), part: _chosen(train, kept)}
     return Listing(classes, parts)
 
 

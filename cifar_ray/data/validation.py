@@ -1,13 +1,15 @@
-"""Which training samples are kept for validation: a pure function of the samples and the share.
+"""Which samples are kept for the test or for validation: a pure function of the samples and the share.
 
-Neither the seed nor the test set moves a sample. A larger share keeps what a smaller one has kept, and more.
+The seed does not move a sample, nor the test set one of validation. A larger share keeps what a smaller one has kept,
+and more.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,19 +17,31 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.data.datasets import Dataset, Split, digest
 
 
-def rows(
-    keys: Sequence[bytes], contents: Sequence[Hashable], classes: np.ndarray, names: Sequence[str], share: float
-) -> np.ndarray:
-    """Whether each sample is kept for validation: of each class the share with the lowest SHA-256 of their keys.
+def _hashed(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
-    Equal samples are on one side, that of the first of them.
+
+def rows(
+    keys: Sequence[Any],
+    contents: Sequence[Hashable],
+    classes: np.ndarray,
+    names: Sequence[str],
+    share: float,
+    option: str = "val_share",
+    rank: Callable[[Any], Any] = _hashed,
+) -> np.ndarray:
+    """Whether each sample is kept for validation, or the test: of each class the share with the lowest ranks.
+
+    Equal samples are on one side, that of the first of them, whatever their classes.
 
     Args:
-        keys: what a sample's hash is made of.
+        keys: what a sample's rank is made of.
         contents: equal for equal samples.
         classes: number of each sample's class.
         names: of the classes.
         share: above 0 and below 1; at least one sample of each class is kept.
+        option: ``val_share`` or ``test_share``, which a refusal names.
+        rank: of a key; by default, the SHA-256 of its bytes.
 
     Returns:
         bool, (N,).
@@ -44,18 +58,26 @@ def rows(
     kept = np.zeros(len(keys), dtype=bool)
     for label, wanted in enumerate(np.bincount(classes, minlength=len(names))):
         left = max(round(share * wanted), 1)
-        for group in sorted(groups.get(label, ()), key=lambda group: hashlib.sha256(keys[group[0]]).digest()):
+        for group in sorted(groups.get(label, ()), key=lambda group: rank(keys[group[0]])):
             if left > 0:
                 kept[group] = True
                 left -= int((classes[group] == label).sum())
     for label, name in enumerate(names):
         of_class = kept[classes == label]
         if of_class.all() or not of_class.any():
-            side = "learn from" if of_class.all() else "validate with"
+            side = "learn from" if of_class.all() else "validate with" if option == "val_share" else "test with"
             has = f"class {name!r} has {len(of_class):,}" if name else f"there are {len(of_class):,}"
             what = "a sample of every class" if name else "something"
-            raise ConfigError("val_share", f"must leave {what} to {side}, got {share:g}, and {has}")
+            raise ConfigError(option, f"must leave {what} to {side}, got {share:g}, and {has}")
     return kept
+
+
+def copies(parts: Mapping[str, Split]) -> tuple[int, int]:
+    """Test samples whose inputs training or validation samples have, too, and validation samples so of training."""
+    inputs = {name: [hash(row.tobytes()) for row in part.inputs] for name, part in parts.items()}
+    learned, val = set(inputs["train"]), inputs.get("val", [])
+    known = learned.union(val)
+    return sum(row in known for row in inputs["test"]), sum(row in learned for row in val)
 
 
 def cut(train: Split, names: Sequence[str], share: float) -> tuple[Split, Split]:

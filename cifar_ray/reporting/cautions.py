@@ -55,6 +55,7 @@ def cautions(runs: Runs, price: Price | None = None) -> list[str]:
         *_left_out(runs, finished),
         *_ended_early(finished),
         *_of_few_images(runs, finished),
+        *_copied(runs, finished),
         *(_of_another_machine(finished, price) if price is not None else ()),
         *_unequal(runs),
         *_held_rate(runs),
@@ -119,6 +120,19 @@ def _of_few_images(runs: Runs, finished: list[Trial]) -> Iterator[str]:
     for images, count in Counter(those).items():
         if images != "None":
             yield f"{count} of {len(those)} finished runs were evaluated on {images} test {runs.task.spec.unit} only."
+
+
+def _copied(runs: Runs, finished: list[Trial]) -> Iterator[str]:
+    """Copies that the user's own split has put into two parts."""
+    unit = runs.task.spec.unit
+    for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
+        names = f"images.{part}_copies", f"images.{part}"
+        for (copies, size), count in Counter(tuple(map(trial.params.get, names)) for trial in finished).items():
+            if copies is not None:
+                yield (
+                    f"In {count} of {len(finished)} finished runs, {copies} of {size} {name} {unit} are copies of "
+                    f"{others} {unit}: their figures are too good."
+                )
 
 
 def _of_another_machine(finished: list[Trial], price: Price) -> Iterator[str]:

@@ -277,6 +277,8 @@ def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple
     if is_own(config.dataset):
         task = tasks.spec(config)
         console.line(dataset.contents(task.names, task.unit))
+        if caution := dataset.caution(task.unit):
+            console.line(caution)
     if dataset.imbalance:
         console.line(dataset.imbalance)
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin

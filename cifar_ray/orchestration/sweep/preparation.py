@@ -58,6 +58,8 @@ class Preparation:
                     task = tasks.spec(config)
                     contents = self._read[which].contents(task.names, task.unit)
                     self._board.line(f"{config.dataset_name}: {contents}")
+                    if caution := self._read[which].caution(task.unit):
+                        self._board.line(f"{config.dataset_name}: {caution}")
                 if imbalance := self._read[which].imbalance:
                     self._board.line(f"{config.dataset_name}: {imbalance}")
             trial.config = recipe.with_images(config, self._read[which])

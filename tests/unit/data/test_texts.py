@@ -29,8 +29,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def listed(root: Path, val_share: float = 0.0) -> texts.Listing:
-    return texts.listing(root, val_share, texts.stamp(root))
+def listed(root: Path, val_share: float = 0.0, test_share: float = 0.0) -> texts.Listing:
+    return texts.listing(root, test_share, val_share, texts.stamp(root))
 
 
 def test_csv_and_jsonl_are_the_same_texts(root: Path) -> None:
@@ -113,16 +113,35 @@ def test_labels_that_hardly_repeat_are_no_classes(root: Path) -> None:
     )
 
 
+def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_path: Path) -> None:
+    rows = [(f"text {number % 30}", "good" if number % 2 else "bad") for number in range(60)]
+    write(tmp_path / "reviews.csv", rows)
+    write(tmp_path / "reviews.jsonl", rows)
+    parts = listed(tmp_path / "reviews.csv", 0.2, 0.2).parts
+    assert {part: len(each.texts) for part, each in parts.items()} == {"train": 36, "test": 12, "val": 12}
+    assert len({text for each in parts.values() for text in set(each.texts)}) == 30
+    assert sum(len(set(each.texts)) for each in parts.values()) == 30
+    assert listed(tmp_path / "reviews.jsonl", 0.2, 0.2).parts["test"].texts == parts["test"].texts
+    with pytest.raises(ConfigError, match=r"test_share must be given, such as 0.2, for .*reviews.csv, which has no "):
+        listed(tmp_path / "reviews.csv")
+    (tmp_path / "notes.txt").touch()
+    rule = r"dataset must name a folder, or a \.csv or \.jsonl file, that is there, and "
+    for name, has in (("notes.txt", r".*/notes\.txt is none"), ("none.csv", r"there is no .*/none\.csv")):
+        with pytest.raises(ConfigError, match=f"^{rule}{has}$"):
+            listed(tmp_path / name)
+
+
 def test_each_part_is_one_file_and_there_is_a_test(root: Path) -> None:
     write(root / "train.jsonl", ROWS)
     with pytest.raises(ConfigError, match=r"one file of each part, and .* has train.csv and train.jsonl"):
         listed(root)
     (root / "train.jsonl").unlink()
     (root / "test.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"must have test.csv or test.jsonl, and .* has none"):
+    with pytest.raises(ConfigError, match=r"test_share must be given, .* has no texts for the test"):
         listed(root)
-    with pytest.raises(ConfigError, match="must name a folder that is there, and there is no "):
-        texts.stamp(root / "elsewhere")
+    (root / "train.csv").unlink()
+    with pytest.raises(ConfigError, match=r"must have train.csv or train.jsonl, and .* has none"):
+        listed(root)
 
 
 def test_validation_is_a_file_or_a_share(root: Path) -> None:

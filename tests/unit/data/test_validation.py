@@ -146,6 +146,26 @@ def test_equal_files_are_on_one_side(root: Path) -> None:
     assert len(found.train) + len(found.val) == 400
 
 
+def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(root: Path) -> None:
+    for path in [*(root / "train").glob("*/*.png")]:
+        shutil.copy(path, path.with_name(f"copy-of-{path.name}"))
+    shared = data.read(of(root / "train", test_share=0.2, val_share=0.2))
+    assert shared.val is not None
+    splits = (shared.train, shared.test, shared.val)
+    parts = [{image.tobytes() for image in split.images} for split in splits]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 200
+    assert (sum(map(len, splits)), shared.caution()) == (400, "")
+    folder_of_digits(root, 60, ("val",))  # which are training images
+    shutil.copy(next((root / "test").glob("3/*.png")), root / "train" / "3" / "also.png")
+    folders.listing.cache_clear()
+    said = "caution: as the model gets them, 1 of 200 test images are copies of training or validation images"
+    for stream in (False, True, True):  # of which the last is decoded already
+        config = of(root, stream=stream)
+        given = data.read(config)
+        assert given.caution() == f"{said} and 60 of 60 validation images are copies of training images"
+    assert runfile.params(recipe.with_images(config, given))["images.val_copies"] == "60"
+
+
 def test_streamed_images_stay_on_disk(root: Path) -> None:
     found, memory = (data.read(of(root, val_share=0.2, stream=stream)) for stream in (True, False))
     assert found.val is not None

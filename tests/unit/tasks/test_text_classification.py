@@ -165,7 +165,7 @@ def test_tokens_that_do_not_fit_into_the_memory_are_refused(
         ({"normalise": "half"}, "normalise is for images, and text:.* has tokens"),
         ({"image_size": 64}, "image_size is for --dataset folder:PATH, .* only, and the dataset is text:"),
         ({"stream": True}, "stream is for --dataset folder:PATH, .* only, and the dataset is text:"),
-        ({"test_share": 0.2}, "test_share is for --dataset folder:PATH or table:PATH only, and the dataset is text:"),
+        ({"test_share": 0.2}, "test_share is for data without test texts, and there is .*test.csv"),
         (
             {"model": "resnet", "textcnn": {}},
             "model must be textcnn, lstm, text_transformer or one of your own to learn",
