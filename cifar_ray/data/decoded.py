@@ -23,7 +23,7 @@ from cifar_ray.config import cgroups, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays
+from cifar_ray.data import arrays, imagefiles
 from cifar_ray.data.datasets import Dataset, Split, folder
 from cifar_ray.tasks.regression import Regression
 
@@ -45,10 +45,12 @@ class Part:
         labels: int64, (N,); numbers, float64 (N, targets); or zeros, uint8, (N, side, side), which need take no memory,
             for the masks that are decoded with the images.
         image: decodes the image of a position: uint8, (side, side, 3), or (side, side, 4) with its mask.
+        files: image files, which are looked at before any is decoded.
     """
 
     labels: np.ndarray
     image: Callable[[int], np.ndarray]
+    files: Sequence[str] = ()
 
     @property
     def column(self) -> str:
@@ -132,6 +134,8 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
     side, total = config.image_size, sum(len(part.labels) for part in parts.values())
     sizes = total * side**2 * 3, sum(part.labels.nbytes for part in parts.values())
     _check_room(f"its {total:,} images of {side}x{side} pixels", *sizes, config, kept.parent)
+    imagefiles.check([Path(path) for part in parts.values() for path in part.files])
+    unreadable: list[imagefiles.UnreadableError] = []
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -145,7 +149,11 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
             def decode(start: int, part: Part = part, images: Any = images, labels: np.ndarray = labels) -> int:
                 rows = range(start, min(start + _CHUNK, len(part.labels)))
                 for row in rows:
-                    pixels = part.image(row)
+                    try:
+                        pixels = part.image(row)
+                    except imagefiles.UnreadableError as error:
+                        unreadable.append(error)
+                        continue
                     images[row] = pixels[..., :3]
                     if part.column == "masks":
                         labels[row] = pixels[..., 3]
@@ -156,6 +164,7 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
                     progress(done := done + count, total)
             images.flush()
             np.save(partial / f"{half}_{part.column}.npy", labels)
+        imagefiles.refuse(unreadable, total)
         splits = {half: _kept(partial, half, True, part.column) for half, part in parts.items()}
         facts = arrays.facts_of(splits, classes)
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))

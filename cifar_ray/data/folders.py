@@ -223,9 +223,7 @@ def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], tuple
         others: Counter[str] = Counter()
         paths = sorted(images(root / name, others))
         if not paths:
-            kinds = ", ".join(imagefiles.SUFFIXES)
-            has = f"; left out there: {_kinds(others)}" * bool(others)
-            raise unusable(f"must have an image in every class, and {root / name} has none ({kinds}){has}")
+            raise unusable(f"must have an image in every class, and {root / name} has none {_no_image(others)}")
         left_out += others
         found += [(path, label) for path in paths]
     if beside := sum(entry.is_file() and not _is_hidden(entry.name) for entry in root.iterdir()):
@@ -253,6 +251,37 @@ def images(root: Path, others: Counter[str]) -> Iterator[str]:
                 yield str(path)
             else:
                 others[_readable(path.suffix.lower()) or "no suffix"] += 1
+
+
+def given(paths: Sequence[Path]) -> tuple[list[Path], str]:
+    """The image files that paths name: each file, and below each folder its images, sorted; what is left out, in words.
+
+    Files that are named are looked at; of those in a folder, any may be damaged.
+
+    Raises:
+        ConfigError: as :func:`imagefiles.check`, or naming a folder without images, or when there is no path at all.
+    """
+    if not paths:
+        raise ConfigError("", "there is no image to classify; name at least one file or folder after the run")
+    found: list[Path] = []
+    left_out: Counter[str] = Counter()
+    imagefiles.check([path for path in paths if not path.is_dir()])
+    for path in paths:
+        others: Counter[str] = Counter()
+        try:
+            below = sorted(map(Path, images(path, others))) if path.is_dir() else [path]
+        except OSError as error:
+            raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}") from None
+        if not below:
+            raise ConfigError("", f"there is no image in {path} {_no_image(others)}")
+        found += below
+        left_out += others
+    return found, in_words(left_out, ())
+
+
+def _no_image(others: Counter[str]) -> str:
+    """What would be images, and what else there is."""
+    return f"({', '.join(imagefiles.SUFFIXES)})" + f"; left out there: {_kinds(others)}" * bool(others)
 
 
 def _split(classes: Sequence[str], every: Files, share: float) -> tuple[Files, Files]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -31,8 +32,21 @@ MAX_PIXELS = 100_000_000
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+_MOST_NAMED = 10  # images that cannot be read
+_AT_ONCE = 4096  # images that wait to be looked at
+_END_OF_JPEG = b"\xff\xd9"
+
+
 class ImageError(ValueError):
     """Why an image cannot be read, in words that follow the image's name."""
+
+
+class UnreadableError(ConfigError):
+    """An image that cannot be read; ``what`` names it and says why."""
+
+    def __init__(self, name: object, reason: object) -> None:
+        self.what = f"{name}: {reason}"
+        super().__init__("", f"cannot read image {self.what}")
 
 
 @contextmanager
@@ -55,41 +69,48 @@ def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
         raise ImageError("it is truncated or damaged") from None
 
 
-def check(paths: Sequence[Path]) -> list[Path]:
-    """The files that paths name: each file, and below each folder those with names of images, sorted.
+def check(paths: Sequence[Path]) -> None:
+    """Refuse files that are no readable images, all of them at once; only what looks damaged is decoded.
 
-    Nothing is decoded, and torch is not loaded. What is in a folder need not be an image.
+    Damage that neither a header, a checksum nor a missing end shows is found when an image is decoded.
 
     Raises:
-        ConfigError: naming the first file whose header shows that it is no readable image, or a folder without images,
-            or when there is no path at all.
+        ConfigError: as :func:`refuse`.
     """
-    if not paths:
-        raise ConfigError("", "there is no image to classify; name at least one file or folder after the run")
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            files += _below(path)
-            continue
-        with named(path), opened(path):
-            files.append(path)
-    return files
+    with ThreadPoolExecutor() as pool:
+        parts = (pool.map(_damage, paths[begin : begin + _AT_ONCE]) for begin in range(0, len(paths), _AT_ONCE))
+        refuse([error for part in parts for error in part if error], len(paths))
 
 
-def _below(folder: Path) -> list[Path]:
-    """The image files below a folder by their names, but nothing hidden; links to folders are not followed."""
+def _damage(path: Path) -> UnreadableError | None:
+    try:
+        with suppress(ImageError), opened(path) as image:
+            if image.format != "JPEG":
+                image.verify()  # of PNG files, the checksums
+                return None
+            assert image.fp is not None
+            image.fp.seek(-len(_END_OF_JPEG), os.SEEK_END)
+            if image.fp.read() == _END_OF_JPEG:
+                return None
+        with named(path):
+            read(path)
+    except UnreadableError as error:
+        return error
+    return None
 
-    def fail(error: OSError) -> None:
-        raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}")
 
-    files: list[Path] = []
-    for place, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = (Path(place, name) for name in names if not name.startswith("."))
-        files += [path for path in paths if path.suffix.lower() in SUFFIXES]
-    if not files:
-        raise ConfigError("", f"there is no image in {folder} ({', '.join(SUFFIXES)})")
-    return sorted(files)
+def refuse(errors: Sequence[UnreadableError], total: int) -> None:
+    """Refuse images that cannot be read, of so many, if there are any.
+
+    Raises:
+        ConfigError: naming the first ten of them, and their number.
+    """
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        first = "; ".join(sorted(error.what for error in errors)[:_MOST_NAMED])
+        more = f"; and {len(errors) - _MOST_NAMED:,} more" * (len(errors) > _MOST_NAMED)
+        raise ConfigError("", f"cannot read {len(errors):,} of {total:,} images: {first}{more}")
 
 
 @contextmanager
@@ -98,7 +119,7 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except ImageError as error:
-        raise ConfigError("", f"cannot read image {path}: {error}") from None
+        raise UnreadableError(path, error) from None
 
 
 def read(source: Path | BinaryIO, side: int | None = None) -> Image.Image:

@@ -100,6 +100,7 @@ def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[
         if len(names) < 2 or len(names) > IGNORED or len(set(names)) < len(names) or not all(names):
             raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
         return tuple(names)
+    imagefiles.check([Path(mask) for _, mask in train])
     with ThreadPoolExecutor() as pool:
         highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_mtime_ns, ignored), train))
     if highest < 1:

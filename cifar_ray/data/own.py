@@ -154,8 +154,11 @@ def _part(listed: folders.Files, config: TrainConfig, classes: int) -> decoded.P
         of_mask = functools.partial(masks.read, side=side, classes=classes, ignored=config.ignore_value)
         pair = functools.partial(coco.read, side=side) if is_coco else of_mask
         return decoded.Part(
-            np.broadcast_to(np.uint8(0), (len(listed), side, side)), lambda row: pair(*map(str, listed[row]))
+            np.broadcast_to(np.uint8(0), (len(listed), side, side)),
+            lambda row: pair(*map(str, listed[row])),
+            [str(path) for pair in listed for path in pair[: 1 if is_coco else 2]],
         )
 
     labels = np.array([label for _, label in listed], dtype=np.int64)
-    return decoded.Part(labels, lambda row: imagefiles.square(Path(listed[row][0]), side))
+    paths = [path for path, _ in listed]
+    return decoded.Part(labels, lambda row: imagefiles.square(Path(paths[row]), side), paths)

@@ -98,7 +98,8 @@ def _marks(rows: Split) -> list[bytes]:
 
 
 def _part(rows: Split, side: int) -> decoded.Part:
-    return decoded.Part(rows[Regression.target], lambda row: imagefiles.square(Path(str(rows.images[row])), side))
+    paths = rows.images.tolist()
+    return decoded.Part(rows[Regression.target], lambda row: imagefiles.square(Path(paths[row]), side), paths)
 
 
 def _read(config: TrainConfig, root: Path) -> Table:

@@ -21,7 +21,7 @@ import numpy as np
 from cifar_ray.config.errors import ConfigError, brief, counted, one_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, decoded, folders, imagefiles, tables, tokens, validation
+from cifar_ray.data import arrays, decoded, folders, tables, tokens, validation
 from cifar_ray.data.datasets import Dataset, Split, unusable
 
 SUFFIXES = (".csv", ".jsonl")
@@ -244,7 +244,7 @@ def check_given(paths: Sequence[Path]) -> None:
     if absent := next((path for path in of_texts if not path.is_file()), None):
         raise ConfigError("", f"there is no file {absent}")
     if images := [path for path in paths if path not in of_texts]:
-        imagefiles.check(images)
+        folders.given(images)
 
 
 def given(paths: Sequence[Path], words: Sequence[str]) -> list[str]:

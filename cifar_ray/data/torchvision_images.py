@@ -213,7 +213,7 @@ def _image(config: TrainConfig, part: Any, rows: np.ndarray, position: int) -> n
     try:
         image = part[row][0].convert("RGB")
     except Exception as error:  # on damaged files the decoders raise whatever comes
-        raise ConfigError("", f"cannot read image {row} of {config.dataset}: {first_line(error)}") from None
+        raise imagefiles.UnreadableError(f"{row} of {config.dataset}", first_line(error)) from None
     if _facts(config.dataset).bordered and side == BORDERED_SIDE:
         return np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
     return imagefiles.cropped(image, side)

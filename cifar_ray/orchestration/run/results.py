@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks, tables, texts, tokens
+from cifar_ray.data import Dataset, DatasetSpec, folders, imagefiles, masks, tables, texts, tokens
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec, choosing
@@ -261,7 +261,9 @@ def predict(
         raise ConfigError("text", f"is for models of texts, and that of run {run} takes {spec.inputs}")
     if spec.inputs == "features":
         return task, [each for path in images for each in _of_rows(model, spec, task, names, path, shown)]
-    files, required = imagefiles.check(images), set(images)
+    (files, left_out), required = folders.given(images), set(images)
+    if left_out:
+        note(left_out)
     places = masks.places(files, images, out) if task.answer == "masks" else {}
     predictions: list[Prediction] = []
     noted = time.monotonic()

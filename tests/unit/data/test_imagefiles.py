@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, Dataset, imagefiles
+from cifar_ray.data import SPECS, Dataset, folders, imagefiles
 from cifar_ray.data.imagefiles import FORMATS, ImageError, read
 from cifar_ray.orchestration.run import results
 
@@ -129,7 +129,6 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
         with pytest.raises(ConfigError) as told:  # before the run is looked for, or else before anything is classified
             results.predict("nobody", [tmp_path / "whole.png", tmp_path / name], "last", no_store, print)
         sentences = {
-            "half.png": f"there is no run 'nobody' in {no_store}; a run is named by its name or MLflow id",
             "folder": f"there is no image in {tmp_path / 'folder'} ({', '.join(imagefiles.SUFFIXES)})",
         }
         assert str(told.value) == sentences.get(name, f"cannot read image {tmp_path / name}: {reason}")
@@ -144,9 +143,36 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
 
 
 def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> None:
-    for name in ("b/10.png", "b/2.PNG", "a.jpg", "b/c/d.webp", "notes.txt", ".hidden/e.png", "b/.f.png"):
+    for name in ("b/10.png", "b/2.PNG", "a.jpg", "b/c/d.webp", "1.HEIC", "b/2.heic", ".hidden/e.png", "b/.f.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(encoded(image, "PNG"))
     (tmp_path / "b" / "broken.png").write_text("no image")  # is looked at when its turn comes
     below = [tmp_path / name for name in ("a.jpg", "b/10.png", "b/2.PNG", "b/broken.png", "b/c/d.webp")]
-    assert imagefiles.check([tmp_path / "a.jpg", tmp_path]) == [tmp_path / "a.jpg", *below]
+    found = [tmp_path / "a.jpg", *below], "2 files left out (.heic 2)"
+    assert folders.given([tmp_path / "a.jpg", tmp_path]) == found
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.HEIC").touch()
+    with pytest.raises(ConfigError, match=r"^there is no image in .*/photos \(\.bmp, .*\); left out there: \.heic 1$"):
+        folders.given([tmp_path / "photos"])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_files_that_are_cut_off_or_no_images_are_told_at_once_and_whole_ones_are_not(
+    kind: str, tmp_path: Path, image: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encoded(image.resize((64, 64)), kind)
+    contents = [whole, whole + b"more", *(whole[: len(whole) * part // 13] for part in range(12)), b"<html>"]
+    paths = [tmp_path / f"{number:02}" for number in range(len(contents))]
+    for path, content in zip(paths, contents):
+        path.write_bytes(content)
+    decoded: list[object] = []
+    monkeypatch.setattr(imagefiles, "read", lambda path: decoded.append(path) or read(path))
+    imagefiles.check(paths[:1])
+    assert decoded == []
+    imagefiles.check(paths[:2])
+    with pytest.raises(ConfigError) as told:
+        imagefiles.check(paths)
+    assert str(told.value).startswith(
+        f"cannot read 13 of 15 images: {paths[2]}: it is not an image; {paths[3]}: it is "
+    )
+    assert str(told.value).endswith(f"{paths[11]}: it is truncated or damaged; and 3 more")

@@ -341,6 +341,19 @@ def test_nothing_is_left_of_images_that_could_not_be_decoded(root: Path, tmp_pat
     assert [path.suffix for path in (tmp_path / "decoded" / "folders").iterdir()] == [".lock"]
 
 
+@pytest.mark.parametrize("keeps_its_header", [True, False])
+def test_all_images_that_cannot_be_read_are_named_at_once(root: Path, keeps_its_header: bool) -> None:
+    """Some damage is found only when an image is decoded."""
+    paths = sorted(root.glob("t*/3/*.png"))[:12]
+    for path in paths:
+        whole = Image.open(path).resize((9, 9))
+        whole.save(path, "BMP")
+        path.write_bytes(path.read_bytes()[: 60 if keeps_its_header else 1])
+    reason = "it is truncated or damaged" if keeps_its_header else "it is not an image"
+    named = "; ".join(f"{path}: {reason}" for path in paths[:10])
+    assert refusal(root) == f"cannot read 12 of 200 images: {named}; and 2 more"
+
+
 def test_a_new_image_is_seen_by_the_next_run_of_a_process(root: Path) -> None:
     before = of(root).images.train
     some = next(root.glob("train/0/*.png"))
