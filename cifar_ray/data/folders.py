@@ -212,7 +212,7 @@ def _kinds(files: Counter[str]) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in shown)
 
 
-def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], Files]:
     """The names of a folder's folders, and their image files with the numbers of these, in torchvision's order.
 
     Other files are counted in ``left_out`` by the end of their names.
@@ -294,7 +294,7 @@ def _split(classes: Sequence[str], every: Files, share: float) -> tuple[Files, F
         rows = np.flatnonzero(labels == label)
         ranks[rows[order.permutation(seed=0, epoch=label, size=len(rows))]] = np.arange(len(rows))
     paths = [path for path, _ in every]
-    return _parted(every, validation.rows(ranks, contents(paths), labels, classes, share, "test_share", int))
+    return _parted(every, validation.rows(ranks.tolist(), contents(paths), labels, classes, share, "test_share", int))
 
 
 def _parted(every: Files, kept: np.ndarray) -> tuple[Files, Files]:

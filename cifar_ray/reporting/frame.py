@@ -52,7 +52,6 @@ _ASIDE = {
     *runfile.UPKEEP,  # older runs have it as parameters
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models", "convolutions", "class_weights_counts"),
-    *("images.test_copies", "images.val_copies"),
 }
 _T = TypeVar("_T")
 _OF_FIRST = (*PLACED, "nodes", "world_size", "strategy")

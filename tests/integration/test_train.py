@@ -167,11 +167,13 @@ def test_predicting_names_the_classes_of_images(run: Run, resident: Person, tmp_
     found = [re.fullmatch(rf"{file}: (\d) +[\d.]+%", line) for file, line in zip(files, shown, strict=True)]
     assert sum(each[1] == str(label) for each, label in zip(found, test["labels"], strict=False) if each) >= 10
     (tmp_path / "broken.png").write_text("no image")
+    (tmp_path / "photo.HEIC").touch()
     done = resident.succeeds("predict", "first", str(tmp_path), "--csv", "-")
     rows = [*csv.DictReader(done.stdout.splitlines())]
     assert [row["image"] for row in rows] == sorted(map(str, files))
     assert {f"{row['image']}: {row['class']} {float(row['probability']):.1%}" for row in rows} == set(shown)
     assert f"note: left out: cannot read image {tmp_path}/broken.png: it is not an image" in done.stderr
+    assert "note: 1 file left out (.heic 1)" in done.stderr
 
 
 def test_a_finished_run_is_not_resumed_and_its_name_is_used_once(run: Run, resident: Person) -> None:
