@@ -25,22 +25,24 @@ _SECRET_OPTION = re.compile(r"(passw|passphrase|pwd|token|secret|credential|api_
 def check(key: str, address: str | None) -> None:
     """Refuse an address with a secret in it, without repeating it: addresses are shown, recorded, and seen by ``ps``.
 
-    A database's may name a user; in any other, a user may be a token.
+    A database's may name a user; in any other, a user may be a token, also where slashes are missing or too many.
 
     Raises:
         ConfigError: of ``key``, one of :data:`KEYS`, saying where the secret belongs.
     """
     scheme, separator, rest = (address or "").partition("://")
     if not separator:
-        if key != "address":
-            return  # a path
+        is_path = key != "address" and re.match(r"[.~]|/(?!/)", scheme)
+        if is_path or (key == "storage" and not re.search(":.*@", scheme)):
+            return
         scheme, rest = "", scheme
+    rest = rest.lstrip("/")
     named = re.split("[?#]", rest, maxsplit=1)
     options = unquote(named[1]) if len(named) > 1 else ""
     if scheme.partition("+")[0] in _DATABASES:
         secret = _SECRET_OPTION.search(options) is not None
     else:
-        secret = bool(_USER.match(rest))
+        secret = bool(_USER.match(rest)) if separator else "@" in rest
         if options and not secret:
             raise ConfigError(key, f"must not have a ? or #, after which there may be a secret; {_INSTEAD[key]}")
     if secret or _PASSWORD.match(rest):

@@ -37,8 +37,8 @@ def token_mode() -> dict[str, str]:
 
     Ray reads it when it is imported. ``ray start`` does the same.
     """
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-    has_token = os.environ.get("RAY_AUTH_TOKEN") or path.is_file()
+    path = os.path.expanduser(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")  # noqa: PTH111  as in tilde
+    has_token = os.environ.get("RAY_AUTH_TOKEN") or Path(path).is_file()
     return {"RAY_AUTH_MODE": "token"} if has_token and "RAY_AUTH_MODE" not in os.environ else {}
 
 
@@ -97,7 +97,7 @@ def job_server(address: str | None) -> str:
     """
     url = (address or os.environ.get(JOB_SERVER_VARIABLE) or _JOB_SERVER).rstrip("/")
     if not re.fullmatch(r"https?://[^/@\s]+", url):
-        shown = re.sub(r"//.*@", "//...@", url)  # do not print a password
+        shown = re.sub(".*@", "...@", url)  # do not print a password
         raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
     return url
 

@@ -93,7 +93,7 @@ def submit(asked: Submission, command: SubmitCommand) -> int:
         JobServerError: the server has gone.
     """
     root = Path(command.working_dir or ".").absolute()
-    if not root.is_dir() or root in (Path.home(), Path(root.anchor)):
+    if not root.is_dir() or root in (Path(os.path.expanduser("~")), Path(root.anchor)):  # noqa: PTH111
         raise ConfigError("working_dir", f"must be the folder of one piece of work, got {str(root)!r}")
     imports.refuse_hiding(root)
     words, (variables, store) = list(asked.words), _store(asked.tracking_uri)
