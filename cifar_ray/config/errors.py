@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import signal
 from collections.abc import Iterable, Sequence
@@ -68,6 +69,17 @@ def brief(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
+_UNPRINTABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+
+
+def printable(text: str) -> str:
+    r"""What others have named, to be shown: a character that commands a terminal, or is none, as ``\x1b``.
+
+    Those that turn the direction of a text count, too; line breaks and tabs stay.
+    """
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1].replace(r"\udc", r"\x"), text)
+
+
 def first_line(error: Exception) -> str:
     """The first line of what an error says, or its type when it says nothing."""
     return (str(error) or type(error).__name__).splitlines()[0]
@@ -95,7 +107,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+_ELSEWHERE = {"--pretrained": "--weights DEFAULT", "pretrained": "weights: DEFAULT"}
+"""What other programs call an option."""
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean x?`` when something known is close, else an empty string."""
+    if (theirs := _ELSEWHERE.get(word, "")) and theirs.removesuffix(" DEFAULT").rstrip(":") in known:
+        return f"; did you mean '{theirs}'?"
     near = difflib.get_close_matches(word[:LONGEST], list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""

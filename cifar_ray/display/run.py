@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.text import Text
 
-from cifar_ray.config.errors import counted
+from cifar_ray.config.errors import counted, printable
 from cifar_ray.config.limits import dollars, duration
 from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
@@ -315,7 +315,7 @@ class Console(Display):
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table, whose last column may be long."""
-        lines = [header, *rows]
+        lines = [[printable(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
         widths = [max(len(line[at]) for line in lines) for at in range(len(header) - 1)]
         for line in lines:
             cells = [f"{cell:<{width}}" for cell, width in zip(line, widths)]

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from cifar_ray.config.errors import printable
 from cifar_ray.config.limits import dollars, duration
 from cifar_ray.display.terminal import Display
 from cifar_ray.tasks import USUAL, TaskSpec, measured_on
@@ -180,7 +181,7 @@ def result(task: TaskSpec, score: float, times: Mapping[str, float]) -> str:
 
 def _note(row: RowState) -> str:
     if row.state != RUNNING or row.no_room_since is None:
-        return row.note
+        return printable(row.note)
     return f"waiting for room in the cluster for {duration(time.monotonic() - row.no_room_since)}"
 
 

@@ -15,6 +15,7 @@ from rich.console import Console as Terminal
 from rich.live import Live
 from rich.progress import Progress
 
+from cifar_ray.config.errors import printable
 from cifar_ray.config.limits import duration
 from cifar_ray.config.option import TEXT
 
@@ -75,6 +76,7 @@ class Display(ABC):
 
     def line(self, text: str, indent: int = 0) -> None:
         """Plain lines, above the live part if there is one; on a screen they break between words, then ``indent``."""
+        text = printable(text)
         if self.terminal.is_terminal:  # words, such as paths, stay whole and can be copied
             how: Any = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
             text = "\n".join(textwrap.fill(line, self.terminal.width, **how) for line in text.split("\n"))
@@ -83,7 +85,7 @@ class Display(ABC):
     def doing(self, text: str) -> None:
         """What is going on before the first step."""
         if self.is_live:
-            self.show_doing(text)
+            self.show_doing(printable(text))
         else:
             self.line(text)
 

@@ -11,6 +11,7 @@ import pandas as pd
 from cifar_ray import tracking
 from cifar_ray.config import commands, runfile
 from cifar_ray.config.commands import CompareCommand
+from cifar_ray.config.errors import printable
 from cifar_ray.reporting import cost, frame, pages, report, tables, words
 from cifar_ray.reporting.contents import Entry, Results, Table
 from cifar_ray.reporting.cost import Price
@@ -43,7 +44,7 @@ class Comparison(Results):
     full: bool = False
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return printable("\n".join(self._lines()))
 
     def _lines(self) -> Iterator[str]:
         yield from words.spoken(self.findings, self.cautions)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from cifar_ray.config.errors import printable
 from cifar_ray.reporting import frame
 from cifar_ray.reporting.contents import Report, Results
 from cifar_ray.reporting.frame import Configuration, Runs
@@ -83,8 +84,8 @@ def _place(config: Configuration) -> Row:
 
 
 def csv_text(rows: Any) -> str:
-    """A frame as CSV (RFC 4180); what a row lacks is empty."""
-    return str(rows.to_csv(index=False, lineterminator="\n"))
+    """A frame as CSV (RFC 4180); what a row lacks is empty. A lone CR or a NUL would end a row, or reading it."""
+    return printable(rows.to_csv(index=False, lineterminator="\n"))
 
 
 def records(rows: Any) -> list[Row]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from cifar_ray.config.errors import printable
 from cifar_ray.reporting import draw
 from cifar_ray.reporting.contents import Finding, Report, Table, web_address
 
@@ -71,12 +72,13 @@ def summary(findings: Sequence[Finding], cautions: Sequence[str]) -> list[str]:
 
 
 def _paragraphs(template: str, **values: object) -> list[str]:
-    return re.split(r"\n{2,}", _pages.get_template(template).render(values).strip())
+    return re.split(r"\n{2,}", printable(_pages.get_template(template).render(values)).strip())
 
 
 def lines(table: Table) -> list[str]:
     """A table as aligned lines for a terminal, its title first; the best of a column is marked ``*``."""
     rows = [[label, *(entry.text + BEST * entry.best for entry in entries)] for label, entries in table.rows]
+    rows = [[printable(cell).replace("\n", " ") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(table.columns, *rows)]
     aligned = []
     for label, *cells in (table.columns, ["-" * width for width in widths], *rows):

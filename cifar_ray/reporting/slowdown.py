@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cifar_ray.config.errors import ConfigError, brief, counted
+from cifar_ray.config.errors import ConfigError, brief, counted, printable
 from cifar_ray.reporting import compare, figures, report
 from cifar_ray.reporting.chance import CHANCE
 from cifar_ray.reporting.frame import PLACED, Runs
@@ -99,7 +99,7 @@ class Slowdown:
             f"{counted(side.left_out, 'run')} of {brief(side.name)}" for side in (self.a, self.b) if side.left_out
         ]:
             lines.append(f"Not counted: {' and '.join(left)}, not finished or without times of their own.")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def slowdown(

@@ -3,14 +3,16 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import io
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from cifar_ray.reporting import pages
+from cifar_ray.reporting import data, pages
 from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Report, Section, Table
 from cifar_ray.tracking.study import Study
 
@@ -188,6 +190,16 @@ def test_the_store_and_captions_are_text_in_markdown() -> None:
     shown = pages.markdown(dataclasses.replace(report(), study=Study("grid", [], link, ""), charts=charts))
     assert shown.count(r"/my_runs \[x\](javascript:alert(1)) \<javascript:alert(1)\>") == 2
     assert "<javascript" not in shown.replace(r"\<", "")
+
+
+def test_characters_that_command_a_terminal_are_escapes_in_markdown_and_csv() -> None:
+    evil = "a\x1b[2J\0\rb"
+    table = Table("runs", "Runs", ["Run"], [(evil, [])])
+    shown = pages.markdown(dataclasses.replace(report(), runs=table, study=Study(evil, [], evil, evil), charts=[]))
+    assert not re.search("[\x1b\0\r]", shown)
+    assert pages.lines(table)[-1] == r"a\x1b[2J\x00\rb"
+    text = data.csv_text(pd.DataFrame({"name": [evil, "c\nd"], "seed": [1, 2]}))
+    assert pd.read_csv(io.StringIO(text)).to_dict("list") == {"name": [r"a\x1b[2J\x00\rb", "c\nd"], "seed": [1, 2]}
 
 
 def test_a_command_does_not_end_its_block_of_code() -> None:
