@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import shlex
 import sys
@@ -31,7 +32,7 @@ from cifar_ray.config.commands import (
     TrainCommand,
     UiCommand,
 )
-from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, counted
+from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, counted, printable
 from cifar_ray.config.plan_command import PlanCommand
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
@@ -167,7 +168,7 @@ def report(command: ReportCommand) -> int:
         output.show(data.whole(report), as_json=True)
         return 0
     for line in (*filter(None, [report.lead]), *spoken(report.findings, report.cautions)):
-        print(line)
+        print(printable(line))
     print(report.files[0])
     print(f"{len(report.files)} files in {report.files[0].parent}")
     return 0
@@ -205,9 +206,9 @@ def export(command: ExportCommand) -> int:
     from cifar_ray.reporting import exported
 
     path = command.out or f"{command.sweep}{EXPORTED}"
-    out = files.absolute("out", path)
-    if out.suffix != EXPORTED:
+    if not path.endswith(EXPORTED):
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")
+    out = files.output("out", path, command.overwrite)
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import reading
     (study,) = reading.sweeps_or_runs(stores.resolve_uri(command.tracking_uri), [command.sweep])
@@ -337,7 +338,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str, status: int) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {printable(sentence)}", file=sys.stderr)
     return status
 
 
@@ -357,6 +358,8 @@ def program() -> NoReturn:
     while they are imported, and they are not taken apart at the end.
     """
     gc.set_threshold(_OBJECTS_PER_LOOK)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII, and names that are not
     os.environ.update(servers.token_mode())
     try:
         status = main()

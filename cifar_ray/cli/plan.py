@@ -62,7 +62,7 @@ def show(words: Sequence[str]) -> int:
         _check_measurable(asked)
     if asked.training is not None and command.link is None and max(command.nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
-    picture = None if command.chart is None else chart.file(command.chart)
+    picture = None if command.chart is None else chart.file(command.chart, command.overwrite)
     topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     in_store = early.check_studies(command.from_, command.tracking_uri)
     with output.progress(command.json):

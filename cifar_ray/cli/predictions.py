@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cifar_ray.cli import early, output
 from cifar_ray.config import files, flags
 from cifar_ray.config.commands import PredictCommand
-from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.config.errors import ConfigError, counted, printable
 from cifar_ray.display.run import Console
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ def show(command: PredictCommand) -> int:
 
     if command.csv and command.json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
-    table = _writable(command.csv) if command.csv not in (None, "-") else None
+    table = None if command.csv in (None, "-") else files.output("csv", command.csv, command.overwrite, command.images)
     out = None if command.out is None else files.folder("out", command.out)
     if not command.images and not command.text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
@@ -45,6 +43,7 @@ def show(command: PredictCommand) -> int:
         command.top,
         out,
         command.text,
+        command.overwrite,
     )
     if command.csv == "-":
         print(as_csv(task, predictions), end="")
@@ -63,14 +62,6 @@ def show(command: PredictCommand) -> int:
     return 0
 
 
-def _writable(text: str | None) -> Path:
-    """The file, of which it is known before anything is computed that it can be written."""
-    path = files.absolute("csv", str(text))
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError("csv", f"must be a file that can be written, or -, got {text}")
-    return path
-
-
 def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
     """A header, and a row for each image: ``image,class,probability,class_2,...``, or values by name.
 
@@ -85,7 +76,6 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
     writer.writerow([*predictions[0].named, *masks, *head])
     for prediction in predictions:
         cells = [*prediction.named.values(), *([prediction.mask] if prediction.mask else [])]
-        named = [os.fsencode(str(cell)).decode(errors="backslashreplace") for cell in cells]  # a name need not be UTF-8
         pairs = [cell for pair in prediction.answers for cell in pair]
-        writer.writerow([*named, *(pairs if classes else [number for _, number in prediction.answers])])
-    return text.getvalue()
+        writer.writerow([*cells, *(pairs if classes else [number for _, number in prediction.answers])])
+    return printable(text.getvalue())  # a name need not be UTF-8

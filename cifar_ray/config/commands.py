@@ -29,6 +29,14 @@ class ResultAsJson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WritesFiles:
+    """The option of commands that write files which a person names."""
+
+    overwrite: Switch = False
+    """Replace files that are there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfModel:
     """The options of commands that use a run's model."""
 
@@ -160,8 +168,8 @@ class SweepCommand(TrainConfig):
     """Print one line, the result."""
 
 
-@dataclass(frozen=True)
-class ReportCommand:
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(WritesFiles):
     """Write the results of sweeps or runs as a page, charts and data, from the tracking store or from exported files
     alone."""
 
@@ -169,7 +177,8 @@ class ReportCommand:
     """Names of sweeps or runs, or .json files of cifar-ray export; several make one report."""
 
     out: str = "report"
-    """Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/."""
+    """Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier report
+    in it is replaced."""
 
     format: Literal["files", "json"] = "files"
     """Files in a folder, or all figures as JSON on standard output."""
@@ -203,8 +212,8 @@ class ReportCommand:
     tracking_uri: str | None = None
 
 
-@dataclass(frozen=True)
-class ExportCommand:
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(WritesFiles):
     """Write the figures of a sweep's runs to one file, from which anyone can make its report; it contains no
     weights."""
 
@@ -212,7 +221,7 @@ class ExportCommand:
     """Name of the sweep or run."""
 
     out: str | None = None
-    """The file; when not given, NAME.json here. An earlier file is overwritten."""
+    """The file; when not given, NAME.json here."""
 
     tracking_uri: str | None = None
 
@@ -303,7 +312,7 @@ class EvaluateCommand(ResultAsJson, OfModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand(ResultAsJson, OfModel):
+class PredictCommand(ResultAsJson, WritesFiles, OfModel):
     """Answer for image files, texts, or the rows of CSV files, with a run's model."""
 
     images: Positional[tuple[Path, ...]] = ()
@@ -316,16 +325,14 @@ class PredictCommand(ResultAsJson, OfModel):
 
     csv: str | None = None
     """File for the answers as CSV: a row for each image with its path, or for each text, and the likeliest
-    classes with their probabilities or, of a task that answers values, each value by name. '-' prints it. An earlier
-    file is overwritten."""
+    classes with their probabilities or, of a task that answers values, each value by name. '-' prints it."""
 
     top: Count = 3
     """Classes to show per image or text, most likely first."""
 
     out: str | None = None
     """Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class, named
-    as the images and as large. Earlier predicted masks are replaced; other files are not. Default:
-    predicted_masks."""
+    as the images and as large. It must be new or empty, without --overwrite. Default: predicted_masks."""
 
 
 @dataclass(frozen=True)

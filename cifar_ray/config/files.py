@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, brief
 
 
 def absolute(key: str, path: str) -> Path:
@@ -31,6 +33,23 @@ def existing(key: str, text: str) -> Path | None:
     with suppress(OSError, ValueError):  # a name that is too long, a null byte
         return path if path.is_file() else None
     return None
+
+
+def output(key: str, text: str, overwrite: bool, reads: Sequence[Path] = ()) -> Path:
+    """A file that a command is to write, of which it is known before anything is computed that it can be.
+
+    Raises:
+        ConfigError: naming ``key`` when it cannot, when the file is there and ``overwrite`` is not given, or when it is
+            one of those that the command ``reads``.
+    """
+    path = absolute(key, text)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(key, f"must be a file that can be written, got {brief(text)}")
+    if path.exists() and any(read.exists() and path.samefile(read) for read in reads):
+        raise ConfigError(key, f"must be another file than {text}, which is read")
+    if not overwrite and os.path.lexists(path):
+        raise ConfigError(key, f"must be a new file, and {text} is there; --overwrite replaces it")
+    return path
 
 
 def folder(key: str, text: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from cifar_ray.config.commands import ResultAsJson
+from cifar_ray.config.commands import ResultAsJson, WritesFiles
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, Counts, Positive
 from cifar_ray.config.sections import Name
@@ -33,7 +33,7 @@ def _commas(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(ResultAsJson):
+class PlanOptions(ResultAsJson, WritesFiles):
     """What to plan, for which machines, and from which runs."""
 
     from_: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class PlanOptions(ResultAsJson):
     """What the whole run may cost in USD, at --price."""
 
     chart: str | None = None
-    """Also draw the plan: a file that ends in .svg or .png. An earlier file is overwritten."""
+    """Also draw the plan: a file that ends in .svg or .png."""
 
     tracking_uri: str | None = None
 

@@ -8,16 +8,14 @@ PATH/classes.txt names the classes, one a line from number 0 on; without it, the
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
-import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
@@ -29,9 +27,6 @@ from cifar_ray.tasks.spec import IGNORED
 
 DEFAULT_OUT = "predicted_masks"
 """Folder of the masks that a model predicts."""
-
-_MARK = "cifar_ray predicted"
-"""The key of a predicted mask's text, the SHA-256 of its pixels: what has it was written here and is unchanged."""
 
 _CLASSES = "classes.txt"
 _MODES = ("L", "P", "1")
@@ -176,24 +171,25 @@ def png(mask: np.ndarray, size: tuple[int, int]) -> bytes:
     centre = Image.fromarray(mask).resize((side, side), Image.Resampling.NEAREST)
     whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
     whole.putpalette(palette().tobytes())
-    text = PngImagePlugin.PngInfo()
-    text.add_text(_MARK, _digest(whole))
-    whole.save(file, "png", pnginfo=text)
+    whole.save(file, "png")
     return file.getvalue()
 
 
-def places(images: Sequence[Path], given: Sequence[Path], out: Path | None) -> dict[Path, Path]:
+def places(
+    images: Sequence[Path], given: Sequence[Path], out: Path | None, overwrite: bool = False
+) -> dict[Path, Path]:
     """The file of each image's mask: as the image is named, below the folder that was ``given``, but .png, in ``out``.
 
     Raises:
-        ConfigError: when two have one file, or one is an image, or there is a file that is no predicted mask.
+        ConfigError: when two have one file, or one is an image, or ``out`` has files and ``overwrite`` is not given.
     """
+    out = out or Path(DEFAULT_OUT)
     roots = [path for path in given if path.is_dir()]
     found: dict[Path, Path] = {}
     taken: dict[Path, Path] = {}
     for image in images:
         root = next((path for path in roots if image.is_relative_to(path)), image.parent)
-        found[image] = ((out or Path(DEFAULT_OUT)) / image.relative_to(root)).with_suffix(".png")
+        found[image] = (out / image.relative_to(root)).with_suffix(".png")
         other = taken.setdefault(found[image], image)
         if other != image:
             raise ConfigError(
@@ -202,26 +198,9 @@ def places(images: Sequence[Path], given: Sequence[Path], out: Path | None) -> d
     known = {image.resolve() for image in images}
     if clash := next((path for path in found.values() if path.resolve() in known), None):
         raise ConfigError("out", f"must be another folder than that of the images, and {clash} is one of them")
-    if kept := next((path for path in found.values() if os.path.lexists(path) and not _is_predicted(path)), None):
-        raise ConfigError(
-            "out",
-            f"must be a folder where predicted masks alone are replaced, and {kept} is none, or has changed since; "
-            "move it, or name another folder",
-        )
+    if not overwrite and out.is_dir() and any(out.iterdir()):
+        raise ConfigError("out", f"must be a new or an empty folder, and {out} has files; --overwrite replaces masks")
     return found
-
-
-def _is_predicted(path: Path) -> bool:
-    """Whether a file is a mask that a model has predicted, and nobody has changed."""
-    try:
-        with imagefiles.opened(path) as mask:
-            return mask.info.get(_MARK) == _digest(mask)
-    except imagefiles.ImageError:
-        return False
-
-
-def _digest(mask: Image.Image) -> str:
-    return hashlib.sha256(f"{mask.mode} {mask.size}".encode() + mask.tobytes()).hexdigest()
 
 
 def write(path: Path, mask: bytes) -> None:

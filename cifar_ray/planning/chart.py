@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,18 +28,15 @@ class Panel(NamedTuple):
     limit: float | None = None
 
 
-def file(text: str) -> Path:
+def file(text: str, overwrite: bool = False) -> Path:
     """The file of ``--chart``, of which it is known before anything is measured that it can be written.
 
     Raises:
-        ConfigError: when it cannot, or is of another kind.
+        ConfigError: when it cannot, or is of another kind, or there and not to be replaced.
     """
-    path = files.absolute("chart", text)
-    if path.suffix not in _KINDS:
+    if not text.endswith(_KINDS):
         raise ConfigError("chart", f"must be a file that ends in .svg or .png, got {brief(text)}")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError("chart", f"must be a file that can be written, got {brief(text)}")
-    return path
+    return files.output("chart", text, overwrite)
 
 
 def write(path: Path, plan: Plan, means: Means, title: str) -> None:

@@ -65,6 +65,7 @@ def report(
     width: str | None = None,
     latex: bool = False,
     tracking_uri: str | None = None,
+    overwrite: bool = False,
 ) -> Report:
     """Report on sweeps or runs of these names, or on .json files of ``cifar-ray export``.
 
@@ -85,11 +86,11 @@ def report(
     if target or baseline is not None:
         TaskFigures(study.task).check(target)
     if into is not None:
-        prepare(into, latex)
+        prepare(into, latex, overwrite)
     built = build(study, baseline, node, target, title)
     if into is None:
         return built
-    built = replace(built, files=write(built, into, flags.note, inches, latex))
+    built = replace(built, files=write(built, into, flags.note, inches, latex, overwrite))
     if study.run_id and not any(name.endswith(EXPORTED) for name in sweeps):
         from cifar_ray.tracking import parent
 
@@ -228,11 +229,11 @@ def _writing(folder: Path) -> Iterator[None]:
         raise ConfigError("out", problem) from None
 
 
-def prepare(out: Path, latex: bool = False) -> None:
+def prepare(out: Path, latex: bool = False, overwrite: bool = False) -> None:
     """Make the folder that receives a report, and write to it and to those below it, before anything is computed.
 
     Raises:
-        ConfigError: when one cannot be written to, or a folder stands where a page belongs.
+        ConfigError: when one cannot be written to, or a folder stands where a page belongs, or somebody else's file.
     """
     tables = out / "tables"
     for folder in (out, out / "charts", *([tables] if latex and tables.exists() else [])):
@@ -240,14 +241,17 @@ def prepare(out: Path, latex: bool = False) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             files.write_whole(probe := folder / ".probe", "")
             probe.unlink()
-    _refuse_folders(out, ["report.html", "report.md", "runs.csv", "figures.csv", _MANIFEST])
+    _refuse_taken(out, ["report.html", "report.md", "runs.csv", "figures.csv", _MANIFEST], overwrite)
 
 
-def _refuse_folders(out: Path, names: Sequence[str]) -> None:
-    """Raise where a folder stands in the way of a file."""
+def _refuse_taken(out: Path, names: Sequence[str], overwrite: bool) -> None:
+    """Raise where a folder stands in the way of a file, or a file that is of no report: its report.html tells."""
+    replaces = overwrite or (out / "report.html").exists()
     for path in (out / name for name in names):
         if path.is_dir():
             raise ConfigError("out", f"must have no folder where a report has a file, and {path} is one")
+        if not replaces and path.exists():
+            raise ConfigError("out", f"must be a folder without {path.name}, or with a report; --overwrite replaces it")
 
 
 def write(
@@ -256,6 +260,7 @@ def write(
     note: Callable[[str], None] = lambda _: None,
     inches: float | None = None,
     latex: bool = False,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``, and tell ``note`` of it.
 
@@ -267,6 +272,7 @@ def write(
         note: receives what is being written.
         inches: width of charts for a paper, ``charts/*.pdf``; None for none.
         latex: whether to write ``tables/*.tex``.
+        overwrite: whether to replace files that are of no report.
 
     Returns:
         The files, the page for a browser first.
@@ -280,7 +286,7 @@ def write(
     drawn = [f"charts/{name}" for chart in report.charts for name in (f"{chart.key}.png", f"{chart.key}.svg")]
     drawn += [f"charts/{name}" for name in pdfs]
     named = ["report.html", "report.md", *(f"{name}.csv" for name in report.data), *drawn, *tabled]
-    _refuse_folders(out, [*drawn, *tabled])
+    _refuse_taken(out, [*drawn, *tabled], overwrite)
     with _writing(out), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as folder:
         staged = Path(folder)
         for name in ("charts", "tables"):

@@ -147,8 +147,11 @@ def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
 
 def test_an_exported_file_makes_the_same_report(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "kept.json"
-    kept.write_text("an earlier one, which is overwritten")
-    assert main.main(["export", "scaling", "--out", str(kept), "--tracking-uri", uri]) == 0
+    kept.write_text("an earlier one")
+    words = ["export", "scaling", "--out", str(kept), "--tracking-uri", uri]
+    assert main.main(words) == 2
+    assert capsys.readouterr().err == f"error: --out must be a new file, and {kept} is there; --overwrite replaces it\n"
+    assert main.main([*words, "--overwrite"]) == 0
     assert capsys.readouterr().out == f"{kept}: 5 runs; `cifar-ray report {kept}` reads it\n"
     told = []
     for words in (["scaling", "--tracking-uri", uri], [str(kept)]):
@@ -269,6 +272,22 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(uri: str, tmp_path: P
     manifest.write_text("damaged")
     assert main.main(words) == 0
     assert "charts/accuracy.png" in json.loads(manifest.read_text())["files"]
+
+
+@pytest.mark.parametrize("name", ["runs.csv", "charts/accuracy.svg"])
+def test_a_report_replaces_no_file_where_there_is_no_report(
+    name: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("mine")
+    words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
+    assert main.main(words) == 2
+    said = f"error: --out must be a folder without {own.name}, or with a report; --overwrite replaces it\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert own.read_text() == "mine"
+    assert main.main([*words, "--overwrite"]) == 0
+    assert own.read_text() != "mine"
 
 
 def test_a_report_that_ends_early_leaves_the_earlier_one_whole(

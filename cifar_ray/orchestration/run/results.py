@@ -217,6 +217,7 @@ def predict(
     top: int | None = None,
     out: Path | None = None,
     words: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> tuple[TaskSpec, list[Prediction]]:
     """Answer for image files, and those below folders, or for the rows of CSV files, with a run's model.
 
@@ -233,6 +234,7 @@ def predict(
         top: classes to keep for an image, the likeliest; all without.
         out: folder of the masks, by default ``predicted_masks``, with the names that the images have.
         words: texts.
+        overwrite: whether masks that are in ``out`` may be replaced.
 
     Returns:
         What kind of answers they are, and the answers.
@@ -264,7 +266,7 @@ def predict(
     (files, left_out), required = folders.given(images), set(images)
     if left_out:
         note(left_out)
-    places = masks.places(files, images, out) if task.answer == "masks" else {}
+    places = masks.places(files, images, out, overwrite) if task.answer == "masks" else {}
     predictions: list[Prediction] = []
     noted = time.monotonic()
     for begin in range(0, len(files), _AT_ONCE):

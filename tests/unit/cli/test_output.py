@@ -109,7 +109,7 @@ def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
 
     def predict(*words: Any) -> Any:
-        return tasks.recorded(None), [Prediction(each.sample, each.answers[: words[-3]]) for each in found]
+        return tasks.recorded(None), [Prediction(each.sample, each.answers[: words[-4]]) for each in found]
 
     monkeypatch.setattr(results, "predict", predict)
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
@@ -151,7 +151,7 @@ def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert printed(f"predict ./mine {IMAGE}", capsys)[0] == f"{IMAGE} -> out/a.png: ground 75.0%, cat 25.0%\n"
     (one,) = json.loads(printed(f"predict ./mine {IMAGE} --out there --json", capsys)[0])
     assert one == {"image": str(IMAGE), "mask": "out/a.png", "classes": [["ground", 0.75], ["cat", 0.25]]}
-    assert [words[-2] for words in asked] == [None, Path("there").absolute()]
+    assert [words[-3] for words in asked] == [None, Path("there").absolute()]
     head, row = printed(f"predict ./mine {IMAGE} --csv -", capsys)[0].splitlines()
     assert (head, row) == ("image,mask,class,share,class_2,share_2", f"{IMAGE},out/a.png,ground,0.75,cat,0.25")
 
@@ -160,8 +160,10 @@ def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ("words", "sentence"),
     [
         ("--csv - --json", "--csv is another form than --json; give one of the two"),
-        ("--csv /nowhere/answers.csv", "--csv must be a file that can be written, or -, got /nowhere/answers.csv"),
-        ("--csv /", "--csv must be a file that can be written, or -, got /"),
+        ("--csv /nowhere/answers.csv", "--csv must be a file that can be written, got '/nowhere/answers.csv'"),
+        ("--csv /", "--csv must be a file that can be written, got '/'"),
+        (f"--csv {IMAGE} --overwrite", f"--csv must be another file than {IMAGE}, which is read"),
+        (f"--csv {__file__}", f"--csv must be a new file, and {__file__} is there; --overwrite replaces it"),
     ],
 )
 def test_csv_that_cannot_be_written_is_refused_at_once(
@@ -249,6 +251,15 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (listed["run_id"], listed["score"], listed["images_per_s"]) == (run_id, 0.9722, 9300.4)
     (listed,) = json.loads(printed(f"runs --json {flag}", capsys)[0])
     assert (listed["kind"], listed["runs"], listed["score"]) == ("sweep", 1, None)
+
+
+def test_a_name_of_somebody_elses_run_commands_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    run_id = client.create_run("0", 1, {store.KEY_TAG: "k"}, "evil\x1b[2J\nfinished").info.run_id
+    client.log_param(run_id, "model", "m\x1b]0;title\x07")
+    header, line = printed(f"runs --tracking-uri {client.tracking_uri}", capsys)[0].splitlines()
+    assert line.endswith(r"  evil\x1b[2J finished")
+    assert line.index(r"m\x1b]0;title\x07") == header.index("model")
 
 
 def test_runs_of_several_tasks_are_listed_with_the_names_of_their_figures(

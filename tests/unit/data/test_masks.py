@@ -258,28 +258,14 @@ def test_a_predicted_mask_is_named_as_its_image_and_replaces_none(tmp_path: Path
         masks.write(tmp_path / "file" / "a.png", b"")
 
 
-def test_a_predicted_mask_replaces_an_earlier_one_and_no_other_file(tmp_path: Path) -> None:
+def test_masks_go_to_a_new_or_an_empty_folder_unless_files_may_be_replaced(tmp_path: Path) -> None:
     image, place = tmp_path / "images" / "a.jpg", tmp_path / "masks" / "a.png"
-    first, second = (masks.png(np.full((4, 4), number, dtype=np.uint8), (9, 7)) for number in (1, 2))
+    place.parent.mkdir()
     assert masks.places([image], [image], place.parent) == {image: place}
-    masks.write(place, first)
-    masks.write(masks.places([image], [image], place.parent)[image], second)
-    assert place.read_bytes() == second
-    with Image.open(place) as mask:
-        mask.save(tmp_path / "again.png")
-        text = PngImagePlugin.PngInfo()
-        text.add_text(*next(iter(mask.text.items())))  # type: ignore[attr-defined]
-        mask.putpixel((0, 0), 3)
-        mask.save(tmp_path / "changed.png", pnginfo=text)
-    (tmp_path / "cut.png").write_bytes(second[:-30])
-    (tmp_path / "text.png").write_text("mine")
-    for other in ("again.png", "changed.png", "cut.png", "text.png", "images"):
-        place.unlink()
-        place.symlink_to(tmp_path / other)
-        with pytest.raises(
-            ConfigError, match=f"must be a folder where predicted masks alone are replaced, and {place}"
-        ):
-            masks.places([image], [image], place.parent)
+    masks.write(place, masks.png(np.zeros((4, 4), dtype=np.uint8), (9, 7)))
+    with pytest.raises(ConfigError, match=f"must be a new or an empty folder, and {place.parent} has files; --over"):
+        masks.places([image], [image], place.parent)
+    assert masks.places([image], [image], place.parent, overwrite=True) == {image: place}
 
 
 @pytest.mark.parametrize("size", [(16, 16), (40, 24), (24, 41)])

@@ -55,3 +55,7 @@ def test_what_cannot_be_written_is_refused_before_it_is_drawn(tmp_path: Path) ->
     (tmp_path / "folder.svg").mkdir()
     with pytest.raises(ConfigError, match="must be a file that can be written"):
         chart.file(str(tmp_path / "folder.svg"))
+    (tmp_path / "there.svg").touch()
+    with pytest.raises(ConfigError, match=r"must be a new file, and .*there\.svg is there; --overwrite replaces it"):
+        chart.file(str(tmp_path / "there.svg"))
+    assert chart.file(str(tmp_path / "there.svg"), overwrite=True) == tmp_path / "there.svg"
