@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import shutil
 import sys
 import textwrap
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from cifar_ray.config import schema
-from cifar_ray.config.errors import ConfigError, flag_of, one_of, suggestion
+from cifar_ray.config.errors import ConfigError, flag_of, one_of, printable, suggestion
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 
@@ -154,7 +153,7 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
     result = Parser(
         prog=program,
         usage=" ".join([program, *positional, "[OPTIONS]"]),
-        description="\n\n".join([inspect.getdoc(kind) or "", *getattr(kind, "EXAMPLES", ())]),
+        description="\n\n".join([schema.summary(kind), *getattr(kind, "EXAMPLES", ())]),
         formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -183,7 +182,7 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
 def _section(name: str) -> str:
     """The title of the section of a run's options that declares a field."""
     section = next(cls for cls in reversed(TrainConfig.__mro__) if name in vars(cls).get("__annotations__", ()))
-    return inspect.cleandoc(section.__doc__ or "").removesuffix(".")
+    return schema.summary(section).removesuffix(".")
 
 
 def _belongs(field: dataclasses.Field[Any]) -> str:
@@ -252,4 +251,4 @@ def _in_words(default: Any) -> str:
 
 def note(sentence: str) -> None:
     """Tell a person something that is no result."""
-    print(f"note: {sentence}", file=sys.stderr)
+    print(f"note: {printable(sentence)}", file=sys.stderr)

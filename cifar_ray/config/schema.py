@@ -88,21 +88,18 @@ Wholes = Annotated[tuple[Whole, ...], BeforeValidator(listed), Field(min_length=
 class _Explained:
     """The docstring of a dataclass with those of its fields, which Python itself does not keep; for ``help``."""
 
-    def __init__(self, summary: str) -> None:
-        self.summary = summary
-
     def __get__(self, instance: object, cls: type) -> str:
         lines = [f"{name}: {doc}" for name, doc in docstrings(cls).items()]
         wrapped = [
             textwrap.fill(line, 100, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
             for line in lines
         ]
-        return "\n".join([self.summary, "", "Attributes:", *wrapped])
+        return "\n".join([summary(cls), "", "Attributes:", *wrapped])
 
 
 def summary(cls: type) -> str:
-    """The docstring of a dataclass, without those of its fields."""
-    return inspect.cleandoc(cls.__doc__ or "").partition("\n\nAttributes:")[0]
+    """The docstring of a dataclass, without those of its fields, read from the source: ``python -OO`` keeps none."""
+    return ast.get_docstring(_source(cls)) or ""
 
 
 def docstrings(kind: type) -> dict[str, str]:
@@ -116,17 +113,21 @@ def docstrings(kind: type) -> dict[str, str]:
 
 @functools.cache
 def _own_docstrings(cls: type) -> list[tuple[str, str]]:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     return [
         (ast.unparse(line.target), " ".join(str(doc.value.value).split()))
-        for line, doc in itertools.pairwise(typing.cast(ast.ClassDef, tree).body)
+        for line, doc in itertools.pairwise(_source(cls).body)
         if isinstance(line, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
     ]
 
 
+def _source(cls: type) -> ast.ClassDef:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    return typing.cast(ast.ClassDef, tree)
+
+
 def plainly(cls: type[T]) -> type[T]:
     """Class decorator for a pydantic dataclass: an impossible value is a ConfigError, from Python, too."""
-    cls.__doc__ = _Explained(cls.__doc__ or "")  # type: ignore[assignment]
+    cls.__doc__ = _Explained()  # type: ignore[assignment]
     validated = cls.__init__
 
     @functools.wraps(validated)
