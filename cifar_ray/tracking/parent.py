@@ -83,7 +83,7 @@ class SweepRecord(Record):
             **origin_tags(),
         }
         with store.refusing(client.tracking_uri):
-            experiment = store.experiment_id(client, store.experiment_name(sweep.base.experiment, _datasets(sweep)))
+            experiment = store.experiment_id(client, experiment_name(sweep))
             run = client.create_run(experiment, tags=tags, run_name=sweep.name)
         record = cls(client, run, session)
         record.text(CONFIG_FILE, sweepfile.to_yaml(sweep))
@@ -122,10 +122,12 @@ class SweepRecord(Record):
         self._sink.metrics(self._steps, time.time_ns() // 1_000_000, values)
 
 
-def _datasets(sweep: SweepConfig) -> set[str]:
+def experiment_name(sweep: SweepConfig) -> str:
+    """The experiment of a sweep and its runs."""
     default = sweep.train.get("dataset", TrainConfig.dataset)
     named = [axes.get("dataset", default) for axes in sweep.grid or ({},)]
-    return {dataset for names in named for dataset in ([names] if isinstance(names, str) else names)}
+    datasets = {dataset for names in named for dataset in ([names] if isinstance(names, str) else names)}
+    return store.experiment_name(sweep.base.experiment, datasets)
 
 
 def attach(uri: str, run_id: str, page: Path, tables: Sequence[Path], summary: Sequence[str]) -> str:

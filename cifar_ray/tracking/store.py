@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 from mlflow import MlflowClient
+from mlflow.entities import Experiment
 from mlflow.entities import Run as Run
 from mlflow.exceptions import MlflowException
 from requests.utils import get_environ_proxies, select_proxy
@@ -140,7 +141,7 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     Raises:
         ConfigError: when it was deleted, and so can neither be used nor created.
     """
-    experiment = client.get_experiment_by_name(name)
+    experiment = active_experiment(client, name)
     if experiment is None:
         path = sqlite_path(client.tracking_uri)
         # MLflow's own default for a database is a folder relative to the working folder.
@@ -151,12 +152,23 @@ def experiment_id(client: MlflowClient, name: str) -> str:
                 name, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
             )
         except MlflowException:
-            experiment = client.get_experiment_by_name(name)  # another process was first
+            experiment = active_experiment(client, name)  # another process was first
             if experiment is None:
                 raise
-    if experiment.lifecycle_stage != "active":
-        raise ConfigError("experiment", f"must not be a deleted one; restore {name!r} in MLflow, or take another")
     return experiment.experiment_id
+
+
+def active_experiment(client: MlflowClient, name: str) -> Experiment | None:
+    """The experiment of a name, or None.
+
+    Raises:
+        ConfigError: when it was deleted, or the store does not answer.
+    """
+    with refusing(client.tracking_uri):
+        experiment = client.get_experiment_by_name(name)
+    if experiment is not None and experiment.lifecycle_stage != "active":
+        raise ConfigError("experiment", f"must not be a deleted one; restore {name!r} in MLflow, or take another")
+    return experiment
 
 
 def experiment_name(name: str | None, datasets: Collection[str]) -> str:
@@ -253,8 +265,8 @@ def find(client: MlflowClient, run: str, absent: Callable[[str, str], ConfigErro
 
 
 def escaped(text: str) -> str:
-    """Text for a search; a quote would end it, and no name of ours has one."""
-    return text.replace("'", "")
+    """Text for a search; a quote would end it, and no name of ours has one, nor bytes that are no UTF-8."""
+    return text.replace("'", "").encode(errors="backslashreplace").decode()
 
 
 def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:

@@ -68,7 +68,7 @@ def lacks(uri: str, run: str) -> bool:
             # Whose run a person has renamed in MLflow's pages is found by its tag.
             tagged = "SELECT 1 FROM tags WHERE key = ? AND value = ? LIMIT 1"
             return named is None and database.execute(tagged, (SWEEP_TAG, run)).fetchone() is None
-    except sqlite3.Error:  # no database, another layout, or in use
+    except (sqlite3.Error, UnicodeEncodeError):  # no database, another layout, in use; a name that is no UTF-8
         return False
 
 

@@ -93,7 +93,7 @@ def main(words: list[str], begun: float) -> Outcome:
     values["topology"] = f"{world_size // local_world_size}x{local_world_size}"
     asked = runfile.merge(TrainConfig(), values)
     config = recipe.resolve(asked)
-    if rank == 0 and (note := recipe.share_note(config, asked)):
+    for note in recipe.notes(config, asked) if rank == 0 else ():
         print(note)
     if strategies.of(config).needs_server:
         raise errors.ConfigError("strategy", f"{config.strategy} needs a server, which only `cifar-ray train` starts")

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import shlex
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from cifar_ray import data, models, strategies, tasks
@@ -119,14 +120,15 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     return config.val_share or choosing.DEFAULT_SHARE
 
 
-def share_note(config: TrainConfig, asked: TrainConfig) -> str:
-    """A note on the validation images of a resolved config for which nobody asked; empty when they were given."""
-    if config.val_share is None or asked.val_share is not None:
-        return ""
-    return (
-        f"note: {config.val_share:.0%} of the training {tasks.spec(config).unit} are kept for validation, since "
-        "something is chosen (--val-share sets the share)"
-    )
+def notes(config: TrainConfig, asked: TrainConfig) -> Iterator[str]:
+    """Notes on what a resolved config has that nobody asked for, or can hardly want."""
+    if config.val_share is not None and asked.val_share is None:
+        yield (
+            f"note: {config.val_share:.0%} of the training {tasks.spec(config).unit} are kept for validation, since "
+            "something is chosen (--val-share sets the share)"
+        )
+    if config.freeze and config.weights is None and not is_function(config.model):  # one's own may read weights
+        yield "note: --freeze keeps random weights as they are: --weights says which weights to start from"
 
 
 _OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",), "convolutions": (None, USUAL)}

@@ -82,7 +82,7 @@ def train(
     uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
     asked, config = config, recipe.resolve(allocation.with_largest_topology(limits.with_price(config)))
     with signals(), Console() as console:
-        if note := recipe.share_note(config, asked):
+        for note in recipe.notes(config, asked):
             console.line(note)
         weights, encoding = None, ""
         if config.weights is not None:
@@ -92,6 +92,7 @@ def train(
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
         client = store.connect(uri)
+        store.active_experiment(client, store.experiment_name(config.experiment, [config.dataset]))
         folder, held = run_folder.create(config, uri)
         session = None
         try:

@@ -231,7 +231,7 @@ class Driver:
         if any(run.gpu_share < 1 for run in asked):
             board.line(shared_note(config.gpus_per_worker))
         given = [(trial.config, trial.cell.config) for trial in self._asked() if trial.config and trial.cell.config]
-        for note in sorted({recipe.share_note(run, cell) for run, cell in given} - {""}):
+        for note in sorted({note for run, cell in given for note in recipe.notes(run, cell)}):
             board.line(note)
         for reason in sorted({trial.unused_gpus for trial in self._trials if trial.unused_gpus}):
             board.line(cpu_note(reason))

@@ -50,6 +50,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     with signals():
         tracking.quieten(base.verbose)
         client = store.connect(address)
+        store.active_experiment(client, parent.experiment_name(config))
         folder, held = planner.create(config, client)
         record: SweepRecord | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.cli import early
+from cifar_ray.cli import early, main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import store, uri
 from tests.support import mlflow_store
@@ -125,6 +126,45 @@ def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path:
         [sys.executable, "-c", ANNOUNCED, *words.split()], capture_output=True, text=True, env=environment
     )
     assert (done.stdout, done.stderr) == (line, "error: interrupted\n")
+
+
+IMAGE = Path(__file__).parents[3] / "docs/strategies/charts/confusion.png"
+
+PROGRAM = """
+import os
+os.getuid = lambda: 4_000_000  # a user without a home folder, as in a container
+from cifar_ray.cli import main
+if os.environ.get("PRINTS"):
+    main.main = lambda: print(os.environ["PRINTS"]) or 0
+main.program()
+"""
+
+
+def program(words: list[str], variables: dict[str, str], *options: str) -> str:
+    """What ``cifar-ray`` prints as a process of its own."""
+    environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path), **variables}
+    command = [sys.executable, *options, "-c", PROGRAM, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_help_needs_no_home_folder_and_no_docstrings() -> None:
+    assert program(["--help"], {}).startswith("usage: cifar-ray COMMAND [OPTIONS]")
+    assert program(["train", "--help-all"], {}, "-OO") == program(["train", "--help-all"], {})
+
+
+def test_names_are_shown_on_a_terminal_of_ascii() -> None:
+    assert program([], {"PRINTS": "größe", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}) == "gr\\xf6\\xdfe\n"
+
+
+@pytest.mark.parametrize("words", ["delete RUN --yes", "report RUN", f"predict RUN {IMAGE}", "runs RUN", "export RUN"])
+def test_a_name_that_is_no_utf8_is_that_of_no_run(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = mlflow_store.new_store(tmp_path).tracking_uri
+    assert main.main([*words.replace("RUN", "a\udcff").split(), "--tracking-uri", where]) == 2
+    assert re.match(r"error: there is no [a-z ]+ 'a\\udcff' in ", capsys.readouterr().err)
 
 
 def test_what_a_store_lacks_is_known_without_mlflow(tmp_path: Path) -> None:

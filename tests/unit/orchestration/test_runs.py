@@ -3,22 +3,25 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.run import driver, run_folder, run_names
+from cifar_ray.orchestration.sweep import runner
 from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Outcome
-from tests.support import step_times
+from tests.support import mlflow_store, step_times
 from tests.support.helpers import forge, resolved, train_here
 from tests.support.images import folder_of_digits
 
@@ -153,3 +156,20 @@ def test_a_runs_last_line_says_what_bounds_it_where_something_is_named() -> None
     short = step_times.run({}, {"backward": 26.0}, stretches=3)
     for steps in (None, step_times.run({}, {}), short):
         assert driver.bound_line(replace(outcome, steps=steps), "my run", "sqlite:////a/m.db") == ""
+
+
+@pytest.mark.parametrize("grid", [None, {"seed": [0, 1]}])
+def test_a_deleted_experiment_is_refused_before_ray_starts(
+    grid: dict[str, Any] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = mlflow_store.new_store(tmp_path)
+    client.delete_experiment(client.create_experiment("gone"))
+    where = {"tracking_uri": client.tracking_uri, "storage": str(tmp_path / "runs")}
+    run = {"dataset": "digits", "experiment": "gone", **where}
+    start = (
+        (lambda: runner.sweep(SweepConfig("mine", grid, run))) if grid else (lambda: driver.train(TrainConfig(**run)))
+    )
+    with pytest.raises(ConfigError, match="experiment must not be a deleted one; restore 'gone'"):
+        start()
+    assert "Ray" not in capsys.readouterr().out
+    assert not list(tmp_path.glob("runs/*"))

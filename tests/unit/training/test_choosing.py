@@ -218,7 +218,7 @@ def test_a_share_is_taken_where_something_is_to_choose(
     asked = TrainConfig(dataset="digits", **values)  # type: ignore[arg-type]
     config = recipe.resolve(asked, chooser)
     assert config.val_share == share
-    assert bool(recipe.share_note(config, asked)) == (share == 0.1)
+    assert bool([*recipe.notes(config, asked)]) == (share == 0.1)
     assert recipe.resolve(config) == config
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
     again = command_line.train(recipe.command(config).split()[2:]).config

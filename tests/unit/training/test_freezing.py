@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cifar_ray import models
 from cifar_ray.config import command_line, runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, Dataset
 from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.worker import Worker
@@ -129,6 +129,20 @@ def test_what_is_frozen_stays_to_the_last_byte_and_has_no_state(
 
 def parameters(made: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in made.param_groups for parameter in group["params"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [
+        ({"freeze": TRUNK}, True),
+        ({"freeze": TRUNK, "weights": "a_run"}, False),
+        ({"freeze": ("0",), "model": "tests.support.nets:build"}, False),
+        ({}, False),
+    ],
+)
+def test_a_note_tells_of_random_weights_that_are_kept(values: dict[str, Any], is_told: bool) -> None:
+    asked = TrainConfig(dataset="digits", **values)
+    assert any("--freeze keeps random weights" in note for note in recipe.notes(asked, asked)) == is_told
 
 
 def test_an_evaluation_leaves_the_trunk_in_evaluation_mode(digits: Dataset, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
     asked = TrainConfig(dataset="digits", patience=3)
     config = recipe.resolve(asked)
     assert config.val_share == 0.1
-    assert recipe.share_note(config, asked)
+    assert [*recipe.notes(config, asked)]
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
     assert command_line.train(recipe.command(config).split()[2:]).config.patience == 3
     assert "patience" not in runfile.to_mapping(of())
