@@ -19,7 +19,7 @@ def show(listed: Sequence[Listed], store: str) -> None:
         return
     learned = {tasks.recorded(run.task) for run in listed}
     shared = learned.pop() if len(learned) == 1 else None
-    figures = (shared.primary.name, f"{shared.unit}/s") if shared else ("result", "throughput")
+    figures = (f"test {shared.primary.name}", f"{shared.unit}/s") if shared else ("test result", "throughput")
     costs = ("cost",) if any(run.cost_usd is not None for run in listed) else ()
     header = ("started", "state", "data set", "model", "topology", *figures, *costs, "name")
     Console().columns(header, (_cells(run, shared is None, bool(costs)) for run in listed))

@@ -324,7 +324,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _complain(error.as_flag(), 2)
     except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+        print("Stopped.", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, such as `head`, has gone; so shall the rest of the output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -333,7 +334,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except CommandFailedError as error:
         return _complain(str(error), 1)
     except InterruptedRunError as error:
-        print(error.advice or f"error: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 128 + error.signum
 
 

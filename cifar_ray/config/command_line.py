@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,7 +181,7 @@ def sweep(words: Sequence[str]) -> SweepRequest:
     base = sweepfile.load(file) if file else {}
     try:
         values = sweepfile.merge(base, options, file)
-        config = sweepfile.from_mapping({"name": time.strftime("sweep-%Y%m%d-%H%M%S"), **values})
+        config = sweepfile.from_mapping(values)
     except ConfigError as error:
         if file is not None and (error.key == "train" or (error.key == "grid" and "grid" not in options)):
             raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None

@@ -53,7 +53,7 @@ class InterruptedRunError(BaseException):
     def __init__(self, signum: int, advice: str = "") -> None:
         self.signum = signum
         self.advice = advice
-        super().__init__(advice or f"interrupted by {signal.Signals(signum).name}")
+        super().__init__(advice or f"Stopped by {signal.Signals(signum).name} before training began.")
 
 
 _BRIEF = reprlib.Repr()

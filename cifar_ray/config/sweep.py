@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import time
 import typing
 from collections.abc import Mapping
 from dataclasses import field
@@ -149,8 +150,8 @@ def _check_field(key: str, name: str) -> None:
 class SweepConfig:
     """Train every combination of values, and record all runs under one parent."""
 
-    name: Name
-    """Name of the sweep, new in its storage folder."""
+    name: Name = field(default_factory=functools.partial(time.strftime, "sweep-%Y%m%d-%H%M%S"))
+    """Name of the sweep, new in its storage folder. Default: one made from the time."""
 
     grid: Annotated[tuple[Axes, ...], BeforeValidator(functools.partial(grids, strict=True))] = ()
     """One or several grids; each maps fields of a run to the values they take."""

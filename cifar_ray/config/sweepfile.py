@@ -62,8 +62,6 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
         ConfigError: on an unknown key, a wrong type or an impossible value.
     """
     grid, shared = grids(values.get("grid", {}), strict=False), shared_by_all(values.get("train"), strict=False)
-    if "name" not in values:
-        raise ConfigError("name", "must be given")
     return schema.build(SweepConfig, {**values, "grid": grid, "train": shared})
 
 

@@ -151,7 +151,7 @@ class Console(Display):
         task, primary, subset = self._learned, self._learned.primary, measured_on(metrics)
         self.line(
             f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
-            f"{subset} loss {metrics[LOSS.on(subset)]:.4f}  {primary.named(metrics[primary.on(subset)])}  "
+            f"{subset} loss {metrics[LOSS.on(subset)]:.4f}  {subset} {primary.named(metrics[primary.on(subset)])}  "
             f"{metrics['epoch_s']:.1f} s  {task.speed(metrics[task.epoch_throughput])}"
         )
 
@@ -228,7 +228,7 @@ class Console(Display):
             on = "" if recorded_images == images else f" on {recorded_images:,} of them (--test-images)"
             if recorded_on == "val":
                 on = f" on {recorded_images:,} validation {task.unit}"
-            rows.append((f"{primary.name} when written", f"{primary.text(recorded_score)}{on}"))
+            rows.append((f"{recorded_on} {primary.name} when written", f"{primary.text(recorded_score)}{on}"))
         self._table(rows)
 
     def predictions(

@@ -108,7 +108,8 @@ class Board(Display):
         row.took_s = time.monotonic() - row.begun if row.begun else None
         left = self.left_s()
         rest = f"; about {duration(left)} left" if left else ""
-        self.line(f"{row.name}: {state}, {note} ({self._ended()} of {self._total()} runs{rest})")
+        what = note if note.startswith(state) else f"{state}, {note}"  # stopped by --max-time
+        self.line(f"{row.name}: {what} ({self._ended()} of {self._total()} runs{rest})")
 
     def ended_before(self, index: int, state: str, note: str, took_s: float) -> None:
         """A run has ended under an earlier driver."""
@@ -173,10 +174,10 @@ class Board(Display):
 
 
 def result(task: TaskSpec, score: float, times: Mapping[str, float]) -> str:
-    """A finished run's result: its primary figure, and of its times the training's and the throughput, if known."""
+    """A finished run's result: its test figure, and of its times the training's and the throughput, if known."""
     rate = times.get(task.throughput)
     speed = f", {task.speed(rate)}" if rate else ""
-    return f"{task.primary.named(score)}, training {times['time/training_s']:.1f} s{speed}"
+    return f"test {task.primary.named(score)}, training {times['time/training_s']:.1f} s{speed}"
 
 
 def _note(row: RowState) -> str:
@@ -239,6 +240,7 @@ class RunView:
         if not self._board.is_live:
             task, primary, subset = self._task, self._task.primary, measured_on(metrics)
             self._board.line(
-                f"{self._row.name}: epoch {number}/{self._epochs}, {primary.named(metrics[primary.on(subset)])}, "
+                f"{self._row.name}: epoch {number}/{self._epochs}, "
+                f"{subset} {primary.named(metrics[primary.on(subset)])}, "
                 f"{metrics['epoch_s']:.1f} s, {task.speed(metrics[task.epoch_throughput])}"
             )

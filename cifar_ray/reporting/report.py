@@ -210,6 +210,12 @@ def results(
     )
 
 
+def means(study: Study) -> list[str]:
+    """Lines for a terminal: the means of every configuration, their standard deviations and how many runs there are."""
+    printed = [table for runs in map(Runs, study.meant.by_task) for table in tables.means(runs)]
+    return [line for table in printed for line in ("", *pages.lines(table), *table.notes)] + [""] * bool(printed)
+
+
 def summary(study: Study) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
     found: list[Finding] = []

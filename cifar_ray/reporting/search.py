@@ -141,12 +141,8 @@ class Searched:
 
     @cached_property
     def images(self) -> int | None:
-        """How many images the figure is a share of; None of what is no such share, or where that is not recorded."""
-        figure, subset = self.goal.figure, self.goal.subset
-        if figure is None or subset is None or not figure.binomial:
-            return None
-        counted = [candidate.trial.metrics.get(self.goal.task.counted_on(subset)) for _, candidate in self.ranked]
-        return int(min(filter(None, counted), default=0)) or None
+        """How many images the figure is a share of, see :meth:`Goal.images`."""
+        return self.goal.images(candidate.trial.metrics for _, candidate in self.ranked)
 
     def by_luck(self, value: float, other: float) -> float | None:
         """How likely the images alone bring two values so far apart, see :func:`chance.of_shares`; None if unknown."""

@@ -158,12 +158,8 @@ def _against_second(searched: Searched, second: float, images: int, unit: str) -
     }[is_ahead, is_told]
     return (
         f"If the first two were equally good, {images:,} {unit} would set them this far apart or further, either way, "
-        f"with a probability of {_probability(by_luck)} (Fisher's exact test), {verdict}."
+        f"with a probability of {winner.probability(by_luck)} (Fisher's exact test), {verdict}."
     )
-
-
-def _probability(value: float) -> str:
-    return f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %" if value >= 1e-4 else "less than 0.01 %"
 
 
 def _most_explained(explained: Sequence[importance.Explained]) -> Iterator[str]:

@@ -94,6 +94,24 @@ def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None)
     return [Part(Group(configurations, Names.of(configurations)), targets, price) for configurations in among]
 
 
+def means(runs: Runs) -> list[Table]:
+    """The main figures of every configuration with its number of runs, for each model and data set, in few columns."""
+    count = Column(Figure("n", "n"), lambda _, config: Entry(str(len(config.finished))))
+    tables = []
+    for part in parts(runs):
+        first, of = part.group.among[0], part.task
+        shown = (of.validation, of.tested, of.throughput)
+        spec = Spec(
+            "means",
+            f"{first.model} on {first.dataset}",
+            [count, *columns(*(replace(figure, better="", note="") for figure in shown))],
+            every=True,
+        )
+        if (filled := _filled(part.group, spec)) is not None:
+            tables.append(_table(part, filled))
+    return tables
+
+
 def _specs(part: Part) -> list[Spec]:
     strategies, ranks = part.group.names.strategies, range(max(config.world_size for config in part.group.among))
     task = part.task
@@ -110,7 +128,7 @@ def _specs(part: Part) -> list[Spec]:
                 cells.global_batch(),
                 *columns(TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])),
                 *(cells.ratio(SPEED_UP), cells.ratio(EFFICIENCY)),
-                *columns(task.validation, replace(task.primary, better="") if is_chosen else task.primary),
+                *columns(task.validation, replace(task.tested, better="") if is_chosen else task.primary),
                 *columns(*task.beside, figures.MEMORY, *_costs(part)),
             ],
             (f"{joined(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of {_epoch(trials)}.",),

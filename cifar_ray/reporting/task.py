@@ -37,6 +37,11 @@ class TaskFigures:
         """The figure by which runs are compared."""
         return self.every[0]
 
+    @property
+    def tested(self) -> Figure:
+        """The primary figure, with the test in its title, for beside the one of validation."""
+        return _figure(replace(self.spec.primary, title=f"Test {self.spec.primary.noun}"))
+
     @cached_property
     def validation(self) -> Figure:
         """The primary figure on the validation images, after the epoch that it chose; none of runs without."""

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from cifar_ray.config.errors import counted
+from cifar_ray.reporting import chance
 from cifar_ray.tasks.goal import Goal
 
 
@@ -20,6 +21,21 @@ def lead(goal: Goal, value: float, repeated: Sequence[float], second: float) -> 
     Less than 0 if it is behind.
     """
     return goal.rank(level(value, repeated)) - goal.rank(second)
+
+
+def probability(value: float) -> str:
+    """A probability as people read it: ``14 %``."""
+    return f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %" if value >= 1e-4 else "less than 0.01 %"
+
+
+def by_chance(level: float, second: float, images: int | None) -> str:
+    """How likely chance alone sets two runs so far apart, in brackets behind the lead; ``images`` as of a goal."""
+    if level == second:
+        return ""
+    if images is None:
+        return " (how much of that is chance, one run of the second does not tell)"
+    likely = probability(chance.of_shares(level, second, images))
+    return f" (if both were equally good, chance would set them this far apart with a probability of {likely})"
 
 
 def sentence(

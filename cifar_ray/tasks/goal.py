@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cifar_ray.config.search import Better
@@ -57,6 +57,15 @@ class Goal:
         if (self.metric, self.better) == (primary.on("val"), primary.better):
             value = figures.get(primary.best, value)
         return value if math.isfinite(value) else None
+
+    def images(self, runs: Iterable[Mapping[str, float]]) -> int | None:
+        """How many images it is a share of in these runs, by their metrics; None of what is no such share, or where
+        that is not recorded.
+        """
+        if self.figure is None or self.subset is None or not self.figure.binomial:
+            return None
+        counted = (metrics.get(self.task.counted_on(self.subset)) for metrics in runs)
+        return int(min(filter(None, counted), default=0)) or None
 
     def rank(self, value: float) -> float:
         """A number that is higher for a better value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,9 +11,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec
+from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec, measured_on
 from cifar_ray.tracking import store
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, task_of
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, MEASURED, task_of
 from cifar_ray.tracking.uri import flag
 
 TRAINING = "workflowType=machine_learning"
@@ -23,6 +24,8 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 """Where MLflow's pages keep a view that is shared: a tag of the experiment, found by the address's share key."""
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _SECTION = "Training"
+_RECENT = 200
+"""Newest runs of an experiment by which its view is made."""
 _CARD = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
 _LINE = {
     **_CARD,
@@ -38,29 +41,30 @@ _LINE = {
     "useGlobalXaxisKey": True,
     "useGlobalLineSmoothing": True,
 }
-_FOLDED = ("val", "test", "best", "chosen", "chosen/test", "train", "time", "sweep", "Model metrics", "System metrics")
+_FOLDED = (
+    *("measured", "val", "test", "best", "chosen", "chosen/test", "train", "time", "sweep"),
+    *("Model metrics", "System metrics"),
+)
 
 
-def _view(task: TaskSpec, measured: Subset = "test") -> dict[str, Any]:
+def _view(task: TaskSpec, measured: Sequence[Subset]) -> dict[str, Any]:
     """The columns, and the cards of the chart view; MLflow adds one for every other metric, to the folded sections.
 
     Sorted by anything but time, the runs of a sweep are not folded away below its own, which has no figures.
-    ``measured``: the images that runs are measured on after every epoch.
+    ``measured``: the images that runs are measured on after every epoch; MLflow sorts by one metric, so where some runs
+    are measured on the test and some on validation images, it is the one that both have.
     """
     primary, speed = task.primary, task.throughput
-    metrics = [f"metrics.`{name}`" for name in (primary.on(measured), speed, "time/training_s")]
-    on = SUBSETS[measured].capitalize()
-    titles = {
-        primary.on(measured): f"{on} {primary.noun}",
-        LOSS.on(measured): f"{on} {LOSS.noun}",
-        "train/epoch_loss": "Training loss",
-    }
+    first = f"{MEASURED}{primary.name}" if len(measured) > 1 else primary.on(measured[0])
+    names = dict.fromkeys((first, *map(primary.on, measured), primary.metric, speed, "time/training_s"))
+    titles = {of.on(on): f"{SUBSETS[on].capitalize()} {of.noun}" for of in (primary, LOSS) for on in measured}
+    titles["train/epoch_loss"] = "Training loss"
     return {
         "selectedColumns": [
-            *dict.fromkeys((metrics[0], f"metrics.`{primary.metric}`", *metrics)),
+            *(f"metrics.`{name}`" for name in names),
             *(f"params.`{name}`" for name in _PARAMS),
         ],
-        "orderByKey": metrics[0],
+        "orderByKey": f"metrics.`{first}`",
         "orderByAsc": primary.better == "min",
         "compareRunCharts": [
             *(
@@ -84,6 +88,13 @@ def _view(task: TaskSpec, measured: Subset = "test") -> dict[str, Any]:
         "isAccordionReordered": True,  # or MLflow would sort the sections by name
         "runsHiddenMode": "SHOW_ALL",
     }
+
+
+def _measured(run: Run, task: TaskSpec) -> Subset | None:
+    """The images that a run is measured on after every epoch; None of one that has ended without a figure."""
+    metrics = run.data.metrics
+    on = "val" if run.data.tags.get(CHOSEN_BY_TAG) == "val" else measured_on(metrics)
+    return on if run.info.status == "RUNNING" or task.primary.on(on) in metrics else None
 
 
 def run(uri: str, run: Run) -> str | None:
@@ -111,8 +122,10 @@ def newest(server: str, client: MlflowClient) -> str:
         if not runs:
             return f"{server}/#/experiments?{TRAINING}"
         experiment = runs[0].info.experiment_id
-        tags = runs[0].data.tags
-        view = json.dumps(_view(task_of(tags), "val" if tags.get(CHOSEN_BY_TAG) == "val" else "test"))
+        task = task_of(runs[0].data.tags)
+        recent = client.search_runs([experiment], ours, max_results=_RECENT)
+        measured = {_measured(run, task) for run in recent}
+        view = json.dumps(_view(task, [subset for subset in SUBSETS if subset in measured] or ["test"]))
         if client.get_experiment(experiment).tags.get(_VIEW_TAG) != view:
             with suppress(MlflowException):  # a store may be for reading only
                 client.set_experiment_tag(experiment, _VIEW_TAG, view)

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from cifar_ray.config import runfile
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tasks import Subset
+from cifar_ray.tasks import Subset, measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, lineage, mistakes, origin, step_times, store
 from cifar_ray.tracking.lineage import Takeover
@@ -28,6 +28,7 @@ from cifar_ray.tracking.study import (
     BOUND_TAG,
     CHOSEN_BY_TAG,
     HARDWARE_TAG,
+    MEASURED,
     STOPPED_BY_TAG,
     THREADS_TAG,
     TOPOLOGY_TAG,
@@ -179,7 +180,10 @@ class RunRecord(Record):
             self._held.append(row)
 
     def _write(self, row: Row) -> None:
-        self._sink.metrics(row.step, row.timestamp_ms, finite(row.metrics))
+        metrics, primary = finite(row.metrics), self.task.primary
+        if (measured := primary.on(measured_on(row.metrics))) in metrics:
+            metrics[f"{MEASURED}{primary.name}"] = metrics[measured]
+        self._sink.metrics(row.step, row.timestamp_ms, metrics)
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
         """Record a reference to a checkpoint, and write the rows that it covers."""

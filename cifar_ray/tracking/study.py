@@ -30,6 +30,10 @@ MEASURE_TAG = "cifar_ray.measure"
 CHOSEN_BY_TAG, CHOSEN_BY_NOTHING = "cifar_ray.chosen_by", "nothing"
 """Tag of a run: whose figure chose its best checkpoint, ``val`` or ``test``; and its value where none was."""
 
+MEASURED = "measured/"
+"""Prefix of a metric of every run: its primary figure after every epoch, on validation images, or where it has none,
+on the test. MLflow sorts by one metric."""
+
 EARLIER = "cifar_ray.earlier."
 """Prefix of a tag that keeps the earlier values of the tag named after it."""
 
@@ -45,7 +49,7 @@ LOAD = re.compile(r"system/[^/]+/(cpu|gpu)(?:_\d+)?_utilization_percentage")
 
 _T = TypeVar("_T")
 _ALL, _LEARNED_ALONE, _TIMES_ALONE = get_args(Measure)
-_LEARNED = ("test/", "val/", "best/", "chosen/", "train/")
+_LEARNED = (MEASURED, "test/", "val/", "best/", "chosen/", "train/")
 """How figures begin that tell what a run has learned."""
 
 

@@ -121,7 +121,7 @@ def test_a_run_told_to_end_is_killed_in_mlflow_and_goes_on_where_it_was(person: 
         run.kill(signal.SIGINT)
         assert run.end() == 130
         last = run.output.splitlines()[-1]
-        assert re.fullmatch(r"stopped after epoch \d+; continue with `cifar-ray resume victim`", last), run.output
+        assert re.fullmatch(r"Stopped after epoch \d+\. Continue with: cifar-ray resume victim", last), run.output
         assert "Traceback" not in run.output
     assert person.run_named("victim").info.status == "KILLED"
     wait_for_nothing_left(person)
@@ -140,7 +140,7 @@ def test_a_signal_to_the_command_and_all_that_it_has_started_is_told_as_one_to_t
         os.killpg(run.process.pid, signal.SIGTERM)
         assert run.end() == 143
         last = run.output.splitlines()[-1]
-        assert re.fullmatch(r"stopped after epoch \d+; continue with `cifar-ray resume victim`", last), run.output
+        assert re.fullmatch(r"Stopped after epoch \d+\. Continue with: cifar-ray resume victim", last), run.output
     assert person.run_named("victim").info.status == "KILLED"
     wait_for_nothing_left(person)
 
@@ -274,7 +274,7 @@ def test_three_quick_signals_end_the_run_with_a_sentence(person: Person) -> None
             run.kill(signal.SIGINT)
             time.sleep(0.1)
         assert run.end() == 130
-        assert run.output.endswith("\nstopped within the first epoch; continue with `cifar-ray resume victim`\n")
+        assert run.output.endswith("\nStopped within the first epoch. Continue with: cifar-ray resume victim\n")
         assert "Traceback" not in run.output
     wait_for_status(person, "KILLED")
 
@@ -304,7 +304,7 @@ def test_an_interruption_before_the_first_step_leaves_the_name_free(person: Pers
         run.until("starting Ray")
         run.kill(signal.SIGTERM)
         assert run.end() == 143
-        assert "error: interrupted by SIGTERM" in run.output
+        assert run.output.endswith("\nStopped by SIGTERM before training began.\n")
     assert list((person.home / ".cifar_ray" / "runs").iterdir()) == []
     wait_for_nothing_left(person)
 

@@ -70,6 +70,11 @@ def test_each_cell_is_one_child_of_the_sweep(runs: dict[str, Run], output: str, 
         else:
             assert "not a finite number" in run.data.tags["cifar_ray.failure"]
     assert re.search(r"^runs +2 finished, 2 skipped, 2 failed$", output, flags=re.MULTILINE)
+    means = re.search(
+        r"^resnet on digits\nConfiguration +n +Test accuracy \(%\) +Images/s\n.*?\nn = 1\.$", output, re.M | re.S
+    )
+    assert means
+    assert len(re.findall(r"^1x[12], lr=0.05 +1 +[\d.]+ +[\d,.]+$", means[0], re.M)) == 2
 
 
 def test_all_runs_of_a_model_train_in_one_precision_which_is_measured_once(output: str, runs: dict[str, Run]) -> None:

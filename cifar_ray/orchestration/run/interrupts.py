@@ -96,7 +96,8 @@ def signals(pending: list[int] | None = None) -> Iterator[None]:
         last = now
         pending.append(signum)
         if len(pending) > _PATIENCE:
-            os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}error: {InterruptedRunError(signum)}\n".encode())
+            cursor = _SHOW_CURSOR if os.isatty(2) else ""
+            os.write(2, f"{cursor}Stopped at once by {signal.Signals(signum).name}.\n".encode())
             os._exit(128 + signum)
 
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}

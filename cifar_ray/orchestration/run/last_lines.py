@@ -31,7 +31,7 @@ class LastLines:
     @property
     def interrupted(self) -> str:
         """Of a run that a signal has ended."""
-        return f"stopped {self._when}; continue with `{self.command}`"
+        return f"Stopped {self._when}. Continue with: {self.command}"
 
     @property
     def _when(self) -> str:

@@ -156,14 +156,21 @@ class Driver:
         )
 
     def _summarise(self, record: SweepRecord, winner: Winner | None) -> None:
-        """Have the sweep's page in MLflow say what a report would say first; its record is complete without."""
+        """Display the means of a grid, and have the sweep's page in MLflow say what a report would say first.
+
+        Its record is complete without.
+        """
         self._board.show_doing("summing up")
         name = self._config.name
         ways = [f"`cifar-ray report {name}{uri.flag(record.uri)}` adds a page with charts and tables."]
         if winner is not None:
             ways.append(f"The best run is {winner.sentence}. Train it longer:\n\n    {winner.command}")
         try:
-            summary = reports.summary(reading.study(record.uri, name))
+            study = reading.study(record.uri, name)
+            if not self._config.is_search:
+                for line in reports.means(study):
+                    self._board.line(line)
+            summary = reports.summary(study)
             with store.refusing(record.uri):
                 store.describe(self._client, record.run_id, [*ways, *summary])
         except ConfigError as error:
@@ -174,8 +181,8 @@ class Driver:
         planned = sum(trial.state != boards.SKIPPED for trial in self._trials)
         store_flag = uri.flag(self._client.tracking_uri)
         return (
-            f"stopped after {ended} of {planned} runs; "
-            f"continue with `cifar-ray sweep --resume {self._config.name}{store_flag}`"
+            f"Stopped after {ended} of {planned} runs. "
+            f"Continue with: cifar-ray sweep --resume {self._config.name}{store_flag}"
         )
 
     def _waiting(self) -> list[tuple[PlannedTrial, ResolvedConfig]]:

@@ -64,6 +64,9 @@ def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
     second = (others[0][1].cell.name, others[0][0]) if others else None
     ahead = None if second is None else words.lead(goal, value, repeated, second[1])
     sentence = words.sentence(goal, best.cell.name, value, repeated, second, len(ranked))
+    if second is not None:
+        images = goal.images(trial.figures for _, trial in ranked)
+        sentence += words.by_chance(words.level(value, repeated), second[1], images)
     if best.lineage:
         sentence += f"; it took over {counted(len(best.lineage), 'checkpoint')}, which the command does not repeat"
     assert best.config is not None

@@ -318,8 +318,8 @@ def test_output_that_cannot_be_written_is_told() -> None:
 @pytest.mark.parametrize(
     ("advice", "last"),
     [
-        ("stopped after epoch 1; continue with `cifar-ray resume mine`",) * 2,
-        ("", "error: interrupted by SIGINT"),
+        ("Stopped after epoch 1. Continue with: cifar-ray resume mine",) * 2,
+        ("", "Stopped by SIGINT before training began."),
     ],
 )
 def test_the_last_line_after_ctrl_c_says_how_to_continue(

@@ -125,7 +125,7 @@ def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path:
     done = subprocess.run(
         [sys.executable, "-c", ANNOUNCED, *words.split()], capture_output=True, text=True, env=environment
     )
-    assert (done.stdout, done.stderr) == (line, "error: interrupted\n")
+    assert (done.stdout, done.stderr) == (line, "Stopped.\n")
 
 
 IMAGE = Path(__file__).parents[3] / "docs/strategies/charts/confusion.png"

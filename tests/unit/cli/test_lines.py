@@ -98,15 +98,15 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     console.result("a", metrics, times)
     console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 1200)
     assert capsys.readouterr().out.splitlines() == [
-        "a: epoch 2/2, rmse 3.2100, 2.0 s, 1,000 scans/s",
-        "epoch 2/2  train loss 0.5000  test loss 0.2500  rmse 3.2100  2.0 s  1,000 scans/s",
+        "a: epoch 2/2, test rmse 3.2100, 2.0 s, 1,000 scans/s",
+        "epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
         "run a: test rmse 3.2100, 1,500 scans/s, 9 s",
-        "test rmse          3.2100",
-        "test near          50.00%",
-        "test loss          0.2500",
-        "scans evaluated    1,200",
-        "checkpoint         /there",
-        "rmse when written  3.0000",
+        "test rmse               3.2100",
+        "test near               50.00%",
+        "test loss               0.2500",
+        "scans evaluated         1,200",
+        "checkpoint              /there",
+        "test rmse when written  3.0000",
     ]
     assert board.rows[0].note == "epoch 2/2, 1,500 scans/s"
     measured = {"val/rmse": 3.0, "val/near": 0.5, "val/loss": 0.75, "train/epoch_loss": 0.5, "epoch_s": 2.0}
@@ -118,9 +118,9 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 300, "val")
     shown = capsys.readouterr().out.splitlines()
     assert shown[:3] == [
-        "a: epoch 1/2, rmse 3.0000, 2.0 s, 1,000 scans/s",
-        "epoch 1/2  train loss 0.5000  val loss 0.7500  rmse 3.0000  2.0 s  1,000 scans/s",
+        "a: epoch 1/2, val rmse 3.0000, 2.0 s, 1,000 scans/s",
+        "epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
         "run a: test rmse 2.5000, 1,500 scans/s, 9 s",
     ]
-    assert shown[-1] == "rmse when written  3.0000 on 300 validation scans"
-    assert result(task, 3.21, times) == "rmse 3.2100, training 4.0 s, 1,500 scans/s"
+    assert shown[-1] == "val rmse when written  3.0000 on 300 validation scans"
+    assert result(task, 3.21, times) == "test rmse 3.2100, training 4.0 s, 1,500 scans/s"

@@ -232,20 +232,20 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
     for name, figure in {"test/accuracy": 0.9722, "images_per_s": 9300.4}.items():
         client.log_metric(run_id, name, figure)
     client.set_terminated(run_id)
-    header = "started           state    data set       model   topology  accuracy  images/s  name"
+    header = "started           state    data set       model   topology  test accuracy  images/s  name"
     assert [line[17:] for line in printed(f"runs {flag}", capsys)[0].splitlines()] == [
         header[17:],
-        " running  folder:photos  resnet  1x2                           grid (sweep of 1 run)",
+        " running  folder:photos  resnet  1x2                                grid (sweep of 1 run)",
     ]
     assert [line[17:] for line in printed(f"runs grid {flag}", capsys)[0].splitlines()] == [
-        " state     data set       model   topology  accuracy  images/s  name",
-        " finished  folder:photos  resnet  1x2         97.22%     9,300  bs16 1x2",
+        " state     data set       model   topology  test accuracy  images/s  name",
+        " finished  folder:photos  resnet  1x2         97.22%          9,300  bs16 1x2",
     ]
     for tag, number in {parent.PLANNED_TAG: "3", parent.WITHOUT_RUN_TAG: "1"}.items():
         client.set_tag(own, tag, number)
     client.set_terminated(own)
     assert [line[17:] for line in printed(f"runs {flag}", capsys)[0].splitlines()][1:] == [
-        " 1 of 3 failed  folder:photos  resnet  1x2                           grid (sweep of 1 of 3 runs)",
+        " 1 of 3 failed  folder:photos  resnet  1x2                                grid (sweep of 1 of 3 runs)",
     ]
     (listed,) = json.loads(printed(f"runs grid --json {flag}", capsys)[0])
     assert (listed["run_id"], listed["score"], listed["images_per_s"]) == (run_id, 0.9722, 9300.4)
@@ -274,7 +274,7 @@ def test_runs_of_several_tasks_are_listed_with_the_names_of_their_figures(
         for metric, figure in figures.items():
             client.log_metric(run_id, metric, figure)
     assert [line[16:].split() for line in printed(f"runs {flag}", capsys)[0].splitlines()] == [
-        ["state", "data", "set", "model", "topology", "result", "throughput", "name"],
+        ["state", "data", "set", "model", "topology", "test", "result", "throughput", "name"],
         ["running", "accuracy", "97.22%", "9,300", "images/s", "digits"],
         ["running", "rmse", "3.2100", "1,500", "scans/s", "depth"],
     ]

@@ -86,7 +86,10 @@ def test_the_words_of_errors() -> None:
     assert errors.printable("a\x1b[2J\x9b\0\x7f\u202e\udcff\rb") == r"a\x1b[2J\x9b\x00\x7f\u202e\xff\rb"
     assert errors.printable(kept := "größe 猫 \N{FAMILY}\t\r\n") == kept
     assert errors.suggestion("epochs" + "x" * 1000, ["epochs" + "x" * 74]) != ""
-    assert (str(InterruptedRunError(15)), InterruptedRunError(15).signum) == ("interrupted by SIGTERM", 15)
+    assert (str(InterruptedRunError(15)), InterruptedRunError(15).signum) == (
+        "Stopped by SIGTERM before training began.",
+        15,
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cifar_ray.config import command_line, sweepfile
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweepfile
 from cifar_ray.config.cells import Cell, cells, proposed
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Range, SweepConfig
@@ -169,6 +170,14 @@ def test_values_that_do_not_go_together_say_so() -> None:
     cells = cells_of(grid={"batch_size": [16], "topology": ["1x1", "1x3"]}, hold="global_batch")
     assert [cell.config is None for cell in cells] == [False, True]
     assert cells[1].reason == "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 16"
+
+
+def test_a_sweep_without_a_name_has_one_made_from_the_time_as_the_command_makes_it() -> None:
+    named = [
+        SweepConfig(grid={"lr": [0.1]}, train={"batch_size": 16}).name,
+        command_line.sweep(["--grid", "lr=0.1", "--batch-size", "16"]).name,
+    ]
+    assert all(re.fullmatch(r"sweep-\d{8}-\d{6}", name) for name in named)
 
 
 @pytest.mark.parametrize("names", [("lr", "storage"), ("lr", "address"), ("lr", "oversubscribe")])

@@ -39,7 +39,7 @@ def test_the_handler_of_sigterm_is_kept(handler: Any) -> None:
 
 
 def test_a_sigterm_while_ray_starts_is_told_as_one(handler: Any) -> None:
-    with pytest.raises(InterruptedRunError, match="interrupted by SIGTERM"), connection._same_sigterm_handler():
+    with pytest.raises(InterruptedRunError, match="Stopped by SIGTERM"), connection._same_sigterm_handler():
         ray_starts(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is handler
 

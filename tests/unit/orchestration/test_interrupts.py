@@ -21,4 +21,4 @@ for apart in (0, 1.1):
 def test_signals_that_come_together_are_one_and_the_third_after_a_while_ends_the_process() -> None:
     ended = subprocess.run([sys.executable, "-c", TWICE_THREE_SIGNALS], capture_output=True, text=True)
     assert ended.returncode == 128 + signal.SIGTERM
-    assert (ended.stdout, ended.stderr) == ("True\n", "error: interrupted by SIGTERM\n")
+    assert (ended.stdout, ended.stderr) == ("True\n", "Stopped at once by SIGTERM.\n")

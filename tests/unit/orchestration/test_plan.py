@@ -233,11 +233,11 @@ def test_a_sweep_that_is_resumed_shows_what_has_ended_and_counts_it(
     resumed = Driver(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri="sqlite:///x"), trials, 0.0)  # type: ignore[arg-type]
     resumed._announce(1)
     assert [(row.state, row.note, row.took_s) for row in resumed._board.rows[:3]] == [
-        (board.FINISHED, "accuracy 50.00%, training 2.0 s, 1,000 images/s", 9.0),
+        (board.FINISHED, "test accuracy 50.00%, training 2.0 s, 1,000 images/s", 9.0),
         (board.FAILED, "rank 0: it died", 0.0),
         (board.STOPPED, "stopped early by ASHA", 0.0),
     ]
-    assert resumed._stopped().startswith("stopped after 3 of 4 runs; ")
+    assert resumed._stopped().startswith("Stopped after 3 of 4 runs. ")
 
 
 def test_a_sweep_says_once_what_is_in_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,7 @@ def test_runs_end_as_they_report(capsys: pytest.CaptureFixture[str]) -> None:
     made.catch_up(Filled(*(TrialEvent(*each) for each in events)), [(0, False), (1, False)])
     assert [(trial.state, trial.reason) for trial in made.trials] == [(boards.FINISHED, ""), (boards.FAILED, sentence)]
     shown = capsys.readouterr().out
-    assert "finished, accuracy 50.00%, training 2.0 s, 1,000 images/s" in shown
+    assert "finished, test accuracy 50.00%, training 2.0 s, 1,000 images/s" in shown
     assert "failed, rank 0: it died" in shown
     assert made.figures()["sweep/training_s"] == 2.0
 
@@ -204,7 +204,9 @@ def test_what_a_sweep_has_used_is_recorded_once_a_minute_while_no_run_ends() -> 
     assert [figures["sweep/placed_s"] for figures in made.record.told] == [70.0]
 
 
-def test_a_run_stopped_early_says_at_which_epoch_and_what_comes_later_is_left_out() -> None:
+def test_a_run_stopped_early_says_at_which_epoch_and_what_comes_later_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     made = recorder("asha")
     epoch = EpochRecord(Row("epoch", 2, 0, {"epoch_s": 1.5}), [], {})
     made.catch_up(Filled(TrialEvent(1, epoch)), [(1, False)])
@@ -214,6 +216,7 @@ def test_a_run_stopped_early_says_at_which_epoch_and_what_comes_later_is_left_ou
         boards.STOPPED,
         "stopped early by ASHA: it was behind the best runs at epoch 2",
     )
+    assert f"{trial.cell.name}: stopped early by ASHA: it was" in capsys.readouterr().out
 
 
 def test_a_run_that_a_limit_has_stopped_says_whose_limit_it_was() -> None:

@@ -296,15 +296,15 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
 def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
     made = session(name="mine")
     made.handle(Started(made.config, step, steps_per_epoch=12, resumed_from="step" if step else None))
-    assert made.last_lines.interrupted == f"stopped {when}; continue with `cifar-ray resume mine`"
+    assert made.last_lines.interrupted == f"Stopped {when}. Continue with: cifar-ray resume mine"
 
 
 def test_an_interrupted_run_says_how_to_continue_it() -> None:
     made = session(name="my run")
     made.handle(EPOCH)
-    assert made.last_lines.interrupted == "stopped after epoch 2; continue with `cifar-ray resume 'my run'`"
+    assert made.last_lines.interrupted == "Stopped after epoch 2. Continue with: cifar-ray resume 'my run'"
     elsewhere = session(name="mine", uri="sqlite:////a b/m.db").last_lines.interrupted
-    assert elsewhere.endswith("continue with `cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'`")
+    assert elsewhere.endswith("Continue with: cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'")
 
 
 def placed_on(*cards: tuple[str, Facts]) -> Any:

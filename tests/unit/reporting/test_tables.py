@@ -212,12 +212,12 @@ def test_what_was_not_measured_is_empty_with_the_reason() -> None:
 def test_validation_stands_beside_the_test_and_has_the_mark() -> None:
     of = twice(validated(grid(), 0.6, 0.7, 0.71, 0.72, 0.73, 0.9))
     main = table(of, "main")
-    assert [title for title in main.columns if "ccuracy" in title] == ["Validation accuracy (%)", "Accuracy (%)"]
+    assert [title for title in main.columns if "ccuracy" in title] == ["Validation accuracy (%)", "Test accuracy (%)"]
     assert texts(main, "Validation accuracy (%)")["2x2, batch 64"] == "90.00 ± 0.00"
-    assert texts(main, "Accuracy (%)")["2x2, batch 64"] == "66.00 ± 0.00"  # of the chosen epoch
+    assert texts(main, "Test accuracy (%)")["2x2, batch 64"] == "66.00 ± 0.00"  # of the chosen epoch
     marked = best(main)
     assert marked["Validation accuracy (%)"] == ["2x2, batch 64"]
-    assert "Accuracy (%)" not in marked
+    assert "Test accuracy (%)" not in marked
     assert "F1, a macro average, are those of the test after the chosen epoch." in " ".join(main.notes)
     found = {row["figure"] for row in figures(of)}
     assert {"validation_accuracy_percent", "accuracy_percent"} <= found
@@ -446,6 +446,16 @@ def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
     assert "lr" not in read[0]  # the same in all
     skipped = run_rows(study(trial(), without_run("SKIPPED", "no room", "2x2", 16))).to_dict("records")[1]
     assert (skipped["status"], skipped["reason"], skipped["run_id"]) == ("SKIPPED", "no room", "")
+
+
+def test_a_grid_in_a_terminal_is_its_means_with_their_deviations_and_counts() -> None:
+    runs = [trial(seed=0, accuracies=(0.5,)), trial(seed=1, accuracies=(0.6,)), trial("1x2", accuracies=(0.4,))]
+    _, title, head, _, one, two, note, _ = report.means(study(*runs, without_run("FAILED", "out of memory", "1x2", 16)))
+    assert title == "resnet on cifar10"
+    assert re.split("  +", head) == ["Configuration", "n", "Test accuracy (%)", "Images/s"]
+    assert re.split("  +", one)[:3] == ["1x1", "2", "55.00 ± 7.07"]
+    assert re.split("  +", two)[:3] == ["1x2", "1", "40.00"]
+    assert note == "n = 1 to 2, means ± sample standard deviations over the seeds."
 
 
 @pytest.mark.parametrize("axes", [(), ("lr",)])

@@ -84,6 +84,19 @@ def test_runs_with_validation_images_are_sorted_by_their_figure(client: MlflowCl
     ]  # fmt: skip
 
 
+def test_a_search_killed_before_its_first_epoch_leaves_the_grids_view(client: MlflowClient) -> None:
+    home = begun(client, "both", 1)
+    client.log_metric(client.search_runs([home])[0].info.run_id, "test/accuracy", 0.5)
+    begun(client, "both", 2)
+    run_id = client.search_runs([home], order_by=["attributes.start_time DESC"])[0].info.run_id
+    client.set_tag(run_id, "cifar_ray.chosen_by", "val")
+    client.set_terminated(run_id, "KILLED")
+    pages.newest("http://here", client)
+    view = json.loads(client.get_experiment(home).tags[VIEW])
+    assert view["orderByKey"] == "metrics.`test/accuracy`"
+    assert "Test accuracy by epoch" in [one["displayName"] for one in view["compareRunCharts"]]
+
+
 def test_a_store_for_reading_only_is_shown_without_columns(client: MlflowClient) -> None:
     begun(client, "there", 1)
     mlflow_store.refuse(client, "INSERT ON experiment_tags")

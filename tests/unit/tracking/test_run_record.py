@@ -26,11 +26,11 @@ from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
-from cifar_ray.tracking import artifacts, mistakes, origin, store
+from cifar_ray.tracking import artifacts, mistakes, origin, pages, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.sink import Sink
-from cifar_ray.tracking.study import TASK_TAG
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, TASK_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
@@ -177,6 +177,32 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
     assert value(client, record.run_id, "placement.json") == [{"rank": 0, "node": "a"}]
     assert found.info.status == "FAILED"
     assert before <= found.info.end_time <= 1000 * time.time()
+
+
+def test_runs_measured_on_validation_and_on_test_images_are_all_sorted_the_most_accurate_first(
+    client: MlflowClient, digits: Dataset
+) -> None:
+    """A grid, and beside it a search, of which one run was killed before its first epoch ended."""
+    accuracies = {"grid a": 0.5, "grid b": 0.75, "search a": 0.625, "search b": 0.875, "search c": None}
+    for name, accuracy in accuracies.items():
+        on = "val" if name.startswith("search") else "test"
+        tags = {CHOSEN_BY_TAG: on}
+        record = RunRecord.create(client, CONFIG, name, name, "/there/mine", digits, BEGUN + len(name), tags)
+        if accuracy is not None:
+            record.row(Row("epoch", 1, 1000, {f"{on}/loss": 1.0, f"{on}/accuracy": accuracy}))
+            record.checkpoint(saved(11, 1))
+        record.end("KILLED")
+    (home,) = {run.info.experiment_id for run in client.search_runs(store.all_experiments(client))}
+    pages.newest("http://here", client)
+    view = json.loads(client.get_experiment(home).tags["mlflow.sharedViewState.cifar_ray"])
+    order = f"{view['orderByKey']} {'ASC' if view['orderByAsc'] else 'DESC'}"
+    listed = [run.info.run_name for run in client.search_runs([home], order_by=[order])]
+    assert listed == ["search b", "grid b", "search a", "grid a", "search c"]
+    assert view["selectedColumns"][:3] == [
+        view["orderByKey"], "metrics.`val/accuracy`", "metrics.`test/accuracy`",
+    ]  # fmt: skip
+    cards = {card.get("metricKey") for card in view["compareRunCharts"]}
+    assert {f"{on}/{figure}" for on in ("val", "test") for figure in ("accuracy", "loss")} < cards
 
 
 def test_the_end_of_an_epoch_is_written_although_it_is_the_first(client: MlflowClient, digits: Dataset) -> None:
