@@ -125,7 +125,7 @@ def forget() -> None:
 
 
 def _annotations(file: Path) -> _Annotations:
-    return _read(file, file.stat().st_mtime_ns)
+    return _read(file, file.stat().st_ctime_ns)
 
 
 @functools.lru_cache(maxsize=2)

@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -20,6 +20,7 @@ from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Inputs
 from cifar_ray.data import published
+from cifar_ray.tasks.spec import IGNORED
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,8 @@ BORDERED_SIDE = 32
 
 _ABOUT_EQUAL = 1.25
 """How many times as many images as another a class may have to count as equal; in MNIST it is 1.24."""
+
+_NAMED = 5  # classes that a line names, at most
 
 
 def unusable(problem: str) -> ConfigError:
@@ -221,7 +224,17 @@ class Dataset:
         learned = f"{spec.train_size:,} training" + (f", {spec.val_size:,} validation" if spec.val_size else "")
         number = f"{spec.num_classes:,} {names if spec.num_classes > 1 else names[:-1]}"
         counts = f"{number}, {learned} and {spec.test_size:,} test {unit}"
-        return "; ".join(filter(None, (counts, self.left_out)))
+        return "; ".join(filter(None, (counts, self._not_counted, self.left_out)))
+
+    @property
+    def _not_counted(self) -> str:
+        """``5.1 % of training and 4.9 % of test pixels do not count``; empty where all do."""
+        masks = [split.columns.get("masks", np.empty(0)) for split in (self.train, self.test)]
+        ignored = [sum(np.count_nonzero(mask == IGNORED) for mask in each) for each in masks]
+        if not any(ignored):
+            return ""
+        train, test = (f"{100 * count / each.size:.1f} %" for count, each in zip(ignored, masks))
+        return f"{train} of training and {test} of test pixels do not count"
 
     def caution(self, unit: str = "images") -> str:
         """How many test and validation samples are copies, which flatter the figures; empty where none is."""
@@ -246,18 +259,25 @@ class Dataset:
         counts = np.bincount(labels, minlength=len(self.class_names))
         return tuple(counts.tolist()) if len(counts) == len(self.class_names) else ()
 
-    @property
-    def imbalance(self) -> str:
-        """``training images by class: 2.1 % (61, cat) to 41.0 % (1,204, dog)``; empty where they are about equal."""
-        counts = self.class_counts
-        if not counts or max(counts) <= _ABOUT_EQUAL * min(counts):
-            return ""
+    def imbalance(self, ignored: int) -> Iterator[str]:
+        """``training images by class: 2.1 % (61, cat) to 41.0 % (1,204, dog)``, unless they are about equal.
+
+        A second line is a caution that names classes without any. ``ignored`` is the class of pixels that do not count.
+        """
+        unit = "pixels" if "masks" in self.train.columns else "images" if self.spec.inputs == "images" else "samples"
+        counts = dict(zip(self.class_names, self.class_counts))
+        if unit == "pixels" and ignored < len(counts):
+            del counts[self.class_names[ignored]]
+        if not counts or max(counts.values()) <= _ABOUT_EQUAL * min(counts.values()):
+            return
         extremes = (
-            f"{count / sum(counts):.1%} ({count:,}, {self.class_names[counts.index(count)]})".replace("%", " %", 1)
-            for count in (min(counts), max(counts))
+            f"{100 * counts[name] / sum(counts.values()):.1f} % ({counts[name]:,}, {name})"
+            for name in (min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__))
         )
-        counted = "pixels" if "masks" in self.train.columns else "images" if self.spec.inputs == "images" else "samples"
-        return f"training {counted} by class: {' to '.join(extremes)}"
+        yield f"training {unit} by class: {' to '.join(extremes)}"
+        if empty := [name for name, count in counts.items() if not count]:
+            more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
+            yield f"caution: there are no training {unit} of {', '.join(empty[:_NAMED])}{more}"
 
     def normalised(self, by: str) -> Dataset:
         """The same samples, with the facts of :meth:`DatasetSpec.normalised`."""

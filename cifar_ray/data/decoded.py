@@ -30,7 +30,7 @@ from cifar_ray.tasks.regression import Regression
 Progress = Callable[[int, int], None]
 """Called with the number of images or texts that have been read, and that of all."""
 
-_LAYOUT = 2  # of the decoded files; it changes when older ones would mean something else
+_LAYOUT = 3  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
 _DECODED = re.compile(r"-[0-9a-f]{16}$")
 _UNUSED_S = 30 * 86400
@@ -61,7 +61,9 @@ class Part:
 def mark(path: str, label: int) -> bytes:
     """What tells an image file and its label from others."""
     stat = Path(path).stat()
-    return f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="surrogateescape")
+    # `cp -p` and `rsync -a` bring size and time of a file along. They cannot set the time of the change itself.
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    return f"{path} {label} {state}\n".encode(errors="surrogateescape")
 
 
 def key(side: int, name: str, classes: Sequence[str], parts: Iterable[Iterable[bytes]]) -> str:

@@ -122,31 +122,28 @@ def named(path: Path) -> Iterator[None]:
         raise UnreadableError(path, error) from None
 
 
-def read(source: Path | BinaryIO, side: int | None = None) -> Image.Image:
-    """The decoded image, the first one if there are several, as ``RGB``, or grey (``L``) if it has 16 bits.
+def read(source: Path | BinaryIO) -> Image.Image:
+    """The decoded image, as :func:`upright`; the first one if there are several.
 
-    It is turned as its EXIF data say.
-
-    Args:
-        source: a file, or one that is open.
-        side: what the image will be resized to, at most: a JPEG is decoded to an eighth, a quarter or a half of its
-            size where that is at least twice as large.
+    It is decoded whole, by training as by predictions: a JPEG that is decoded to a part of its size has other pixels.
 
     Raises:
         ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
             numbers (modes ``I`` and ``F``) in place of shades.
     """
     with opened(source) as file:
-        if side is not None:
-            file.draft(None, (2 * side, 2 * side))
-        file.load()
-        image = ImageOps.exif_transpose(file)
-        if image.mode.startswith("I;16"):
-            # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
-            return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        if image.mode in ("I", "F"):
-            raise ImageError("its grey values are numbers of which none is known to be white; save it with 8 bits each")
-        return image.convert("RGB")
+        return upright(file)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image as ``RGB``, or grey (``L``) if it has 16 bits, turned as its EXIF data say."""
+    ImageOps.exif_transpose(image, in_place=True)  # a copy of a photo takes as long as half of its decoding
+    if image.mode.startswith("I;16"):
+        # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ImageError("its grey values are numbers of which none is known to be white; save it with 8 bits each")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:
@@ -171,9 +168,9 @@ def square(path: Path, side: int) -> np.ndarray:
         ConfigError: naming the file, as :func:`named`.
     """
     with named(path):
-        return cropped(read(path, side), side)
+        return cropped(read(path), side)
 
 
 def cropped(image: Image.Image, side: int) -> np.ndarray:
-    """The centre of an image whose shorter side has been resized to ``side``: uint8, (side, side, 3)."""
-    return np.asarray(ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR))
+    """The centre of an ``RGB`` or grey image with its shorter side resized to ``side``: uint8, (side, side, 3)."""
+    return np.asarray(ImageOps.fit(image, (side, side), Image.Resampling.BILINEAR).convert("RGB"))

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
@@ -97,7 +97,7 @@ def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[
         return tuple(names)
     imagefiles.check([Path(mask) for _, mask in train])
     with ThreadPoolExecutor() as pool:
-        highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_mtime_ns, ignored), train))
+        highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_ctime_ns, ignored), train))
     if highest < 1:
         raise unusable(
             f"must have at least two classes in its training masks, beside {IGNORED}, which does not count, and {root} "
@@ -145,15 +145,28 @@ def read(image: str, mask: str, side: int, classes: int, ignored: int) -> np.nda
 
 
 def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
-    """The centre of an image and of the numbers of its pixels' classes, as :func:`read`, which ``mask`` has."""
-    with imagefiles.named(Path(image)):
-        pixels = imagefiles.read(Path(image))
-    if pixels.size != numbers.shape[::-1]:
-        sizes = [f"{width}x{height}" for width, height in (numbers.shape[::-1], pixels.size)]
+    """The centre of an image and of the numbers of its pixels' classes, as :func:`read`, which ``mask`` has.
+
+    An image that its EXIF data turn has a mask that fits it once turned, or one that fits its file and is turned alike.
+    """
+    with imagefiles.named(Path(image)), imagefiles.opened(Path(image)) as file:
+        stored, turn = file.size, file.getexif().get(ExifTags.Base.Orientation, 1)
+        pixels = imagefiles.upright(file)
+    laid = Image.fromarray(numbers)
+    if laid.size == stored and turn in range(2, 9):
+        if stored == pixels.size:
+            raise unusable(
+                f"must have masks of which it is sure that they are turned as their images, and EXIF data turn {image} "
+                f"and leave its size: save it turned, or without these data, as it fits {mask}"
+            )
+        laid.getexif()[ExifTags.Base.Orientation] = turn
+        laid = ImageOps.exif_transpose(laid)
+    if pixels.size != laid.size:
+        sizes = [f"{width}x{height}" for width, height in (laid.size, pixels.size)]
         raise unusable(
             f"must have masks as large as their images, and {mask} has {sizes[0]} pixels, {image} {sizes[1]}"
         )
-    cropped = ImageOps.fit(Image.fromarray(numbers), (side, side), Image.Resampling.NEAREST)
+    cropped = ImageOps.fit(laid, (side, side), Image.Resampling.NEAREST)
     return np.dstack([imagefiles.cropped(pixels, side), np.asarray(cropped)])
 
 

@@ -129,7 +129,7 @@ def load(config: TrainConfig, root: Path, progress: decoded.Progress, encoding: 
 def stamp(root: Path) -> tuple[int, ...]:
     """What changes when a file of the folder does."""
     stats = [path.stat() for path in files(root).values()]
-    return tuple(number for stat in stats for number in (stat.st_mtime_ns, stat.st_size))
+    return tuple(number for stat in stats for number in (stat.st_ctime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=1)

@@ -211,7 +211,7 @@ def _kept(sources: Sequence[Any], labels: np.ndarray, classes: Sequence[str], sh
 def _image(config: TrainConfig, part: Any, rows: np.ndarray, position: int) -> np.ndarray:
     row, side = int(rows[position]), config.image_size
     try:
-        image = part[row][0].convert("RGB")
+        image = imagefiles.upright(part[row][0])
     except Exception as error:  # on damaged files the decoders raise whatever comes
         raise imagefiles.UnreadableError(f"{row} of {config.dataset}", first_line(error)) from None
     if _facts(config.dataset).bordered and side == BORDERED_SIDE:

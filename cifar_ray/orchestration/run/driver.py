@@ -280,8 +280,8 @@ def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple
         console.line(dataset.contents(task.names, task.unit))
         if caution := dataset.caution(task.unit):
             console.line(caution)
-    if dataset.imbalance:
-        console.line(dataset.imbalance)
+    for line in dataset.imbalance(config.ignore_value):
+        console.line(line)
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 
 

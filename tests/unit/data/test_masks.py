@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from PIL import Image, PngImagePlugin
+from PIL import ExifTags, Image, PngImagePlugin
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
@@ -71,6 +71,36 @@ def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(ro
     ignored = data.read(of(root, ignore_value=2))
     assert ignored.class_names == ("0", "1")
     assert ignored.class_counts == data.read(of(root)).class_counts[:2]
+
+
+def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -> None:
+    for mask in root.glob("*/masks/a/*.png"):  # of an object and its ground, in black and white
+        write(mask, np.pad(np.full((8, 8), 255, np.uint8), 4))
+    (root / "classes.txt").write_text("ground\nthing\nother")
+    dataset = data.read(of(root))
+    assert dataset.contents("classes") == (
+        "3 classes, 24 training and 8 test images; 25.0 % of training and 25.0 % of test pixels do not count"
+    )
+    by_class = "training pixels by class: 0.0 % (0, thing) to 100.0 % (4,608, ground)"
+    assert [*dataset.imbalance(255)] == [by_class, "caution: there are no training pixels of thing, other"]
+    assert [*dataset.imbalance(1)][1] == "caution: there are no training pixels of other"
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_photo_and_its_mask_are_turned_alike(tmp_path: Path, turn: int) -> None:
+    mask, exif = np.arange(8 * 16, dtype=np.uint8).reshape(8, 16), Image.Exif()
+    exif[ExifTags.Base.Orientation] = turn
+    image, beside = tmp_path / "image.png", tmp_path / "mask.png"
+    Image.fromarray(np.stack([mask] * 3, axis=2)).save(image, exif=exif)
+    upright = np.asarray(imagefiles.read(image))[..., 0]
+    for numbers in (mask, upright):
+        write(beside, numbers)
+        if turn in (2, 3, 4):  # where its mask may be turned or not
+            with pytest.raises(ConfigError, match=f"EXIF data turn {image} and leave its size: save it turned"):
+                masks.read(str(image), str(beside), 8, 255, 255)
+        else:
+            read = masks.read(str(image), str(beside), 8, 255, 255)
+            assert np.array_equal(read[..., 0], read[..., 3])
 
 
 def test_a_list_of_classes_may_begin_with_a_mark_and_end_with_empty_lines(root: Path) -> None:

@@ -26,6 +26,9 @@ from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import arrays as of_functions
 from cifar_ray.data import folders, imagefiles, loader
+from cifar_ray.orchestration.run import results
+from cifar_ray.serving import app
+from cifar_ray.tracking import image_model
 from cifar_ray.training import recipe
 from tests.support.images import folder_of_digits
 
@@ -89,6 +92,19 @@ def test_images_are_decoded_once_and_again_when_a_file_has_changed(root: Path) -
         ConfigError, match=f"dataset must have the images that the run began with, and those of folder:{root} "
     ):
         recipe.with_images(held, read())
+
+
+@pytest.mark.parametrize("bring", [shutil.copy2, os.replace], ids=["cp -p", "rsync -a"])
+def test_a_file_of_another_content_with_the_size_and_time_of_the_first_is_decoded(
+    root: Path, bring: Callable[[Path, Path], object]
+) -> None:
+    files = sorted(root.glob("train/0/*.png"))[0], root.parent / "other.png"
+    for file, shade in zip(files, (0, 255)):
+        Image.new("RGB", (8, 8), (shade, shade, shade)).save(file, "BMP")
+        os.utime(file, ns=(10**18, 10**18))
+    assert data.read(of(root)).train.images[0].max() == 0
+    bring(files[1], files[0])
+    assert (files[0].stat().st_mtime_ns, data.read(of(root)).train.images[0].min()) == (10**18, 255)
 
 
 def test_decoded_images_that_no_run_uses_are_removed_after_a_month(root: Path, tmp_path: Path) -> None:
@@ -170,6 +186,25 @@ def test_a_photo_is_turned_as_its_camera_was(tmp_path: Path) -> None:
     images_in(tmp_path, {"a": image, "b": image}, exif=exif)
     upright = data.read(of(tmp_path)).train.images[0]
     assert (upright[:16].min(), upright[16:].max()) == (255, 0)
+
+
+def test_training_predictions_the_server_and_mlflow_see_one_image(tmp_path: Path) -> None:
+    """Stripes show a JPEG that is decoded to a part of its size."""
+    stripes, exif = (np.indices((900, 1200)).sum(0) * 11).astype(np.uint8), Image.Exif()
+    exif[0x0112] = 6
+    for half in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / half / name).mkdir(parents=True)
+            Image.fromarray(stripes).convert("RGB").save(tmp_path / half / name / "1.jpg", exif=exif)
+    dataset, file = data.read(of(tmp_path)), tmp_path / "test" / "a" / "1.jpg"
+    body, model = file.read_bytes(), image_model.ImageModel()
+    model.config = {"side": 32, "native_side": 32, "crop": dataset.spec.crop}
+    for seen in (
+        results.pixels(dataset.spec, [file], [file], print)[1][0].numpy(),
+        app._decode(dataset.spec, body)[0].numpy(),
+        model.pixels(model.image(body)),
+    ):
+        assert np.array_equal(seen, dataset.test.images[0])
 
 
 def renamed(root: Path, halves: dict[str, str]) -> None:

@@ -106,13 +106,14 @@ def test_validation_images_are_those_of_the_same_share_at_any_size_and_on_disk(t
 
 
 def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_path: Path) -> None:
-    root = tmp_path / "rendered-sst2"
+    root, exif = tmp_path / "rendered-sst2", Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
     for number, half in enumerate(("train", "valid", "test")):
         for label in ("negative", "positive"):
             (root / half / label).mkdir(parents=True)
             for row in range(3):
                 shown = Image.fromarray(np.tile(PIXELS[number * 20 + row], (2, 1 + row)))
-                shown.save(root / half / label / f"{row}.png")
+                shown.save(root / half / label / f"{row}.png", exif=exif)
     sized = {"image_size": 16, "batch_size": 1, "model": "resnet"}
     found = data.read(config := of("RenderedSST2", tmp_path, **sized))
     same = data.read(recipe.resolve(TrainConfig(dataset=f"folder:{root}", data_dir=str(tmp_path), **sized)))  # type: ignore[arg-type]
