@@ -34,7 +34,6 @@ from cifar_ray.training import predictor
 
 MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
 MAX_BODIES_MIB = 256  # of all requests in progress
-MAX_REQUESTS = 1024  # in progress
 BODY_TIMEOUT_S = 10.0  # for a body to arrive
 MAX_BATCH = 32  # images in one forward pass
 BATCH_WAIT_S = 0.01  # for which an image waits for others to share its forward pass
@@ -220,22 +219,19 @@ class Batches:
 
 
 class Bodies:
-    """Receives the bodies of requests within limits of number, size and time."""
+    """Receives the bodies of requests within limits of size and time."""
 
     def __init__(self) -> None:
-        self._requests = self._bytes = 0
+        self._bytes = 0
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[bytes]:
         """Yield a request's body, which counts towards the limits until the context ends.
 
         Raises:
-            HTTPException: 413 or 408 when it is too large or too slow, 503 when there are too many.
+            HTTPException: 413 or 408 when it is too large or too slow, 503 when all together are too large.
         """
-        if self._requests == MAX_REQUESTS:
-            raise _busy()
         body = bytearray()
-        self._requests += 1
         try:
             await asyncio.wait_for(self._read(request, body), BODY_TIMEOUT_S)
             yield bytes(body)
@@ -244,7 +240,6 @@ class Bodies:
         except ClientDisconnect:
             raise HTTPException(400, "the body has ended too early") from None
         finally:
-            self._requests -= 1
             self._bytes -= len(body)
 
     async def _read(self, request: Request, body: bytearray) -> None:
@@ -261,8 +256,4 @@ class Bodies:
         if size > MAX_BODY_MIB << 20:
             raise HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
         if self._bytes > MAX_BODIES_MIB << 20:
-            raise _busy()
-
-
-def _busy() -> HTTPException:
-    return HTTPException(503, "the server has too many requests; try again", {"Retry-After": "1"})
+            raise HTTPException(503, "the server has too many requests; try again", {"Retry-After": "1"})

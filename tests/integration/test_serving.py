@@ -171,6 +171,24 @@ def test_a_body_that_is_too_large_is_refused_before_all_of_it_has_arrived(servic
         assert answer(posted) == (413, {"error": f"the body is larger than {MAX_BODY_MIB} MiB"})
 
 
+def test_clients_that_send_half_a_header_keep_nobody_else_waiting(trained: Person, files: list[Path]) -> None:
+    port = free_port()
+    serve = trained.command("serve", "first", "--port", str(port))
+    few_files = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *serve)
+    with trained.starts_program(*few_files) as command, contextlib.ExitStack() as stack:
+        command.until("curl ")
+        slow = []
+        for _ in range(400):
+            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S)))
+            slow[-1].sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX-a: ")
+        answered(Service(command, port).predict(files[0].read_bytes()))
+        assert command.output.count("connections are open") == 1
+        assert "Traceback" not in command.output
+        for client in slow:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+
+
 @pytest.mark.parametrize("host", ["203.0.113.1", "nohost.invalid"])
 def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
