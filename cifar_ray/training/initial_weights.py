@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors import torch as safetensors
 from torch import Tensor, nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.config.train import ResolvedConfig
@@ -22,7 +21,7 @@ _LEAST = 0.5
 """Share of the model's parameters below which the weights are those of another model."""
 
 _NAMED = 5  # layers that a sentence names
-_WITHIN = ("state_dict", "model")  # where training scripts keep a state dict beside other things
+_USUAL = ("model", "state_dict", "model_state_dict")  # of several state dicts in a file, the one to take
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -41,13 +40,32 @@ def read(path: Path) -> dict[str, Tensor]:
         ) from None
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
         raise ConfigError("weights", f"must be a file that can be read; {path}: {first_line(error)}") from None
-    if isinstance(state, Mapping):
-        state = next((state[name] for name in _WITHIN if isinstance(state.get(name), Mapping)), state)
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) and _is_plain(state[name]) for name in state):
+    if isinstance(state, Mapping) and not _is_state(state):  # a checkpoint, which has other things, too
+        states: dict[Any, Any] = {name: value for name, value in state.items() if _is_state(value)}
+        state = states.get(next(filter(states.get, states if len(states) == 1 else _USUAL), None))
+    if not _is_state(state):
         raise ConfigError("weights", f"must be a state dict, names of parameters with dense tensors; {path} is none")
-    state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}  # torch.compile wraps modules
-    consume_prefix_in_state_dict_if_present(state, "module.")  # of a model that DDP wrapped
-    return state
+    return {name.replace("_orig_mod.", ""): value for name, value in state.items()}  # torch.compile wraps modules
+
+
+def named_alike(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights by a model's names: without a prefix, such as ``module.`` of DDP, if more of the model fits so."""
+    own = {name: value.shape for name, value in model.state_dict().items()}
+    parts = [name.split(".") for name in weights]
+    prefixes = {"".join(f"{part}." for part in each[:depth]) for each in parts for depth in range(len(each))}
+
+    def fits(prefix: str) -> int:
+        theirs = ((weights.get(prefix + name), shape) for name, shape in own.items())
+        return sum(value is not None and value.shape == shape for value, shape in theirs)
+
+    best = max(sorted(prefixes, key=len), key=fits)
+    return {name.removeprefix(best): value for name, value in weights.items() if name.startswith(best)}
+
+
+def _is_state(content: object) -> bool:
+    if not isinstance(content, Mapping) or not content:
+        return False
+    return all(isinstance(name, str) and _is_plain(value) for name, value in content.items())
 
 
 def _is_plain(value: object) -> bool:
@@ -78,9 +96,11 @@ def compared(model: nn.Module, weights: Mapping[str, Tensor], config: ResolvedCo
     """What of a model the weights set, as a sentence.
 
     Raises:
-        ConfigError: when that is less than half of its parameters.
+        ConfigError: when that is less than half of its parameters, or no numbers.
     """
     fitting = _fitting(model, weights)
+    if broken := next((name for name, value in fitting.items() if value.isnan().any()), None):
+        raise ConfigError("weights", f"must be numbers, and {config.weights} has NaN in {broken}")
     parameters = dict(model.named_parameters())
     fresh = [name for name in parameters if name not in fitting]
     total = sum(parameter.numel() for parameter in parameters.values())

@@ -40,13 +40,15 @@ def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tup
         ConfigError: when there are no such weights, or they are another model's, or not those of the config's digest.
     """
     config, weights, encoding = _read(config, store, note)
+    model = models.outline(config, data.spec(config))
+    weights = initial_weights.named_alike(weights, model)
     content, digest = initial_weights.pack(weights)
     if config.weights_digest not in (None, digest):
         raise ConfigError(
             "weights",
             f"must be those that the run began with, and {config.weights} has others now; undo that, or give --weights",
         )
-    note(initial_weights.compared(models.outline(config, data.spec(config)), weights, config))
+    note(initial_weights.compared(model, weights, config))
     return replace(config, weights_digest=digest), content, encoding
 
 

@@ -41,19 +41,35 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def test_a_state_dict_is_read_however_it_was_written(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "plain.safetensors")
-    wrapped = {f"module.{name}": value for name, value in STATE.items()}
-    compiled = {f"_orig_mod.{name}": value for name, value in wrapped.items()}
+    optimizer = torch.optim.SGD([torch.zeros(2)], momentum=0.9).state_dict()
     for name, written in {
         "plain.pt": STATE,
-        "wrapped.pt": wrapped,
-        "compiled.pt": compiled,
-        "among.pt": {"epoch": 3, "state_dict": wrapped},
-        "other.pth": {"model": STATE, "optimizer": {"lr": 0.1}},
+        "compiled.pt": {f"_orig_mod.{name}": value for name, value in STATE.items()},
+        "among.pt": {"epoch": 3, "state_dict": STATE},
+        "other.pth": {"model": STATE, "model_ema": {"a": torch.ones(2)}, "optimizer": {"lr": 0.1}},
+        "saving.tar": {"epoch": 3, "model_state_dict": STATE, "optimizer_state_dict": optimizer, "loss": 0.4},
+        "tuned.pt": {"net": STATE, "optimizer": optimizer},
     }.items():
         torch.save(written, tmp_path / name)
     files = sorted(tmp_path.iterdir())
-    assert len(files) == 6
+    assert len(files) == 7
     assert all(same(initial_weights.read(file), STATE) for file in files)
+
+
+def test_a_prefix_is_stripped_only_where_more_fits_without_it() -> None:
+    plain = network(3)
+    wrapped = nn.ModuleDict({"module": plain, "head": nn.Linear(3, 2)})  # the model itself has the name
+    averaged = torch.optim.swa_utils.AveragedModel(nn.ModuleDict({"net": plain}))  # and `n_averaged` beside it
+    for weights, model in ((averaged, plain), (plain, plain), (wrapped, wrapped), (nn.DataParallel(wrapped), wrapped)):
+        assert same(initial_weights.named_alike(weights.state_dict(), model), model.state_dict())
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    weights = network(5).state_dict()
+    weights["2.weight"][0] = torch.nan
+    initial_weights.compared(network(3), weights, given())  # which does not take that layer
+    with pytest.raises(ConfigError, match=r"^weights must be numbers, and them has NaN in 2\.weight$"):
+        initial_weights.compared(network(5), weights, given())
 
 
 def test_code_is_refused_and_not_executed(tmp_path: Path) -> None:
@@ -76,6 +92,7 @@ def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
 
 OTHERS: list[object] = [
     {"epoch": 3},
+    {"generator": STATE, "discriminator": STATE},
     [torch.ones(2)],
     {"state_dict": {"a": 1.0}},
     {0: torch.ones(2)},
