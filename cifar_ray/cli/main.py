@@ -147,11 +147,10 @@ def runs(command: RunsCommand) -> int:
 def report(command: ReportCommand) -> int:
     """``cifar-ray report``."""
     cost.checked(command.price)
-    if command.format == "json" and (command.latex or command.style == "paper"):
-        raise ConfigError("format", "must be files where --latex or --style paper is given")
     latex.chart_width(command.style, command.width)
-    if command.format == "files":
-        files.folder("out", command.out)
+    out = command.out or (None if command.json else "report")
+    if out is not None:
+        files.folder("out", out)
     in_store = early.check_studies(command.sweeps, command.tracking_uri)
     from cifar_ray.reporting import data, papers
     from cifar_ray.reporting import report as reports
@@ -159,12 +158,13 @@ def report(command: ReportCommand) -> int:
 
     if command.baseline is not None:
         papers.check(command.baseline)
-    if in_store:
-        with early.loading("loading MLflow"):
-            import cifar_ray.tracking.reading  # noqa: F401
-    options = {name: value for name, value in vars(command).items() if name not in ("sweeps", "out", "format")}
-    report = reports.report(*command.sweeps, out=command.out if command.format == "files" else None, **options)
-    if not report.files:
+    options = {name: value for name, value in vars(command).items() if name not in ("sweeps", "out", "json")}
+    with output.progress(command.json):
+        if in_store:
+            with early.loading("loading MLflow"):
+                import cifar_ray.tracking.reading  # noqa: F401
+        report = reports.report(*command.sweeps, out=out, **options)
+    if command.json:
         output.show(data.whole(report), as_json=True)
         return 0
     for line in (*filter(None, [report.lead]), *spoken(report.findings, report.cautions)):

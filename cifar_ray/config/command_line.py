@@ -147,10 +147,7 @@ def resume(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
         ConfigError: on an option or a value that there is not.
     """
     command = flags.read(ResumeCommand, words, "resume")
-    options = dataclasses.asdict(command).items()
-    changes = {
-        name: value for name, value in options if value is not None and (name, value) != ("oversubscribe", False)
-    }
+    changes = {name: value for name, value in dataclasses.asdict(command).items() if value is not None}
     return changes.pop("run"), changes
 
 

@@ -86,8 +86,8 @@ class ResumeCommand:
     data_dir: str | None = None
     address: str | None = None
     local_nodes: int | None = None
-    oversubscribe: bool = False
-    """Let the Ray started here count more CPUs than the machine has; also if the run was started with it."""
+    oversubscribe: bool | None = None
+    """Let the Ray started here count more CPUs than the machine has. Default: as the run was started."""
 
     price: PriceText | None = None
     max_time: DurationText | None = None
@@ -169,19 +169,16 @@ class SweepCommand(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand(WritesFiles):
+class ReportCommand(ResultAsJson, WritesFiles):
     """Write the results of sweeps or runs as a page, charts and data, from the tracking store or from exported files
     alone."""
 
     sweeps: Positional[tuple[str, ...]]
     """Names of sweeps or runs, or .json files of cifar-ray export; several make one report."""
 
-    out: str = "report"
+    out: str | None = None
     """Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier report
-    in it is replaced."""
-
-    format: Literal["files", "json"] = "files"
-    """Files in a folder, or all figures as JSON on standard output."""
+    in it is replaced. Default: report; with --json, none."""
 
     baseline: str | None = None
     """Published study to show beside the results, such as rangoju_katneni_2025."""

@@ -78,7 +78,7 @@ def report(
     node = cost.checked(price)
     inches = chart_width(style, width)
     if out is None and (latex or inches is not None):
-        raise ConfigError("latex" if latex else "style", "writes files, so there must be a folder for them")
+        raise ConfigError("latex" if latex else "style", "writes files, and needs --out, a folder for them")
     into = files.folder("out", out) if out is not None else None
     if baseline is not None:
         papers.check(baseline)

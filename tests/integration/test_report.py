@@ -168,7 +168,7 @@ def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert all(file.exists() for file in made.files)
     assert repr(made) == "<report scaling: 5 runs>"
     capsys.readouterr()
-    assert main.main(["report", "scaling", "--format", "json", "--tracking-uri", uri]) == 0
+    assert main.main(["report", "scaling", "--json", "--tracking-uri", uri]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == data.records(made.data["runs"])
     assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--tracking-uri", uri]) == 0
     compared = cifar_ray.compare("bs16 1x1 seed0", "bs16 2x2 seed0", tracking_uri=uri)
@@ -444,7 +444,6 @@ def test_a_sweep_without_a_finished_run_has_a_report(
         (["--style", "paper", "--width", "84"], "--width must be a length from 60mm to 400mm, such as 84mm, 8.4cm,"),
         (["--style", "paper", "--width", "1mm"], "--width must be a length from 60mm to 400mm, such as 84mm, 8.4cm,"),
         (["--width", "84mm"], "--width is the width of charts for a paper, and needs --style paper"),
-        (["--latex", "--format", "json"], "--format must be files where --latex or --style paper is given"),
         (["--out", "/dev/null/x"], "--out must be a folder that can be written to, and /dev/null/x is not"),
     ],
 )
@@ -465,7 +464,7 @@ def test_a_report_for_a_latex_document(uri: str, tmp_path: Path) -> None:
     (tmp_path / "tables" / "mine.tex").write_text("kept")
     assert main.main(words) == 0  # without them, those of the earlier report are gone
     assert [path.name for path in tmp_path.rglob("*") if path.suffix in (".pdf", ".tex")] == ["mine.tex"]
-    with pytest.raises(ConfigError, match="latex writes files, so there must be a folder for them"):
+    with pytest.raises(ConfigError, match="latex writes files, and needs --out, a folder for them"):
         cifar_ray.report("scaling", latex=True, tracking_uri=uri)
 
 
@@ -516,7 +515,7 @@ def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture
 
 
 def test_a_report_may_be_json(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path / "out"), "--format", "json"]
+    words = ["report", "scaling", "--tracking-uri", uri, "--json"]
     assert main.main(words) == 0
     whole = json.loads(capsys.readouterr().out)
     assert (whole["study"], whole["status"], len(whole["runs"])) == ("scaling", "RUNNING", 5)
@@ -524,7 +523,9 @@ def test_a_report_may_be_json(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
         **{"title": "Shortest training (n = 1)", "figure": "100.00 s", "configuration": "2x2"}
     }
     assert {row["mean"] for row in whole["figures"] if row["figure"] == "training_s"} == {400.0, 100.0}
-    assert not (tmp_path / "out").exists()
+    assert main.main([*words, "--out", str(tmp_path / "out")]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == whole["runs"]
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ import ray
 import ray.train
 
 from cifar_ray import storage
+from cifar_ray.config import option
 from cifar_ray.config.background import background
 from cifar_ray.config.errors import CommandFailedError, ConfigError
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.config.variables import variables
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight, reservations
@@ -58,7 +59,7 @@ def ask(config: ResolvedConfig, with_link: bool) -> Answers:
         CommandFailedError: when the workers that exchange fail, or two nodes have no room for them.
         InterruptedRunError: on SIGINT or SIGTERM.
     """
-    plain = replace(config, strategy="all_reduce", topology="2x1" if with_link else "1x1")
+    plain = exchanging(config, "2x1" if with_link else "1x1")
     with (
         Console() as console,
         connected(plain, console) as check,
@@ -83,6 +84,13 @@ def ask(config: ResolvedConfig, with_link: bool) -> Answers:
         except (TooSmallError, NoRoomError):
             together = {}
         return Answers(hardware, device, between, together)
+
+
+def exchanging(config: ResolvedConfig, topology: str) -> ResolvedConfig:
+    """A training's config for all-reduces alone, without the options of another strategy."""
+    choice = {kind: getattr(config, kind) for kind in option.choices(TrainConfig)} | {"strategy": "all_reduce"}
+    others = {field.name: option.default_of(field) for field in option.unused(TrainConfig, choice)}
+    return replace(config, **others, strategy="all_reduce", topology=topology)
 
 
 def _timed(chosen: Allocation, check: Callable[[], object]) -> dict[int, float]:

@@ -15,6 +15,7 @@ from cifar_ray.cli.probe import Probe
 from cifar_ray.config import command_line, servers
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import network
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.planning.link import Link
@@ -165,6 +166,20 @@ def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_th
     monkeypatch.setattr(network, "ask", lambda config, with_link: pytest.fail("asked before the name was refused"))
     _, err = planned(words, capsys, status=2)
     assert err.startswith("error: --name must be new, and 'mine' is in ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ddp": {"bucket_cap_mb": 5}},
+        {"ddp": {"comm_hook": "bf16"}, "compile": True, "accumulate": 2},
+        {"strategy": "local_sgd", "local_sgd": {"sync_every": 4}},
+        {"strategy": "gpipe", "topology": "1x2", "pipeline": {"micro_batches": 8}},
+    ],
+)
+def test_a_link_is_timed_whatever_the_strategy_is_told(options: dict[str, Any]) -> None:
+    config = network.exchanging(recipe.resolve(TrainConfig(model="vit", **options)), "2x1")
+    assert (config.strategy, config.topology, config.ddp) == ("all_reduce", "2x1", TrainConfig().ddp)
 
 
 def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ def test_a_run_goes_on_with_what_is_given_alone() -> None:
         "mine",
         {"topology": "1x2", "local_nodes": 2, "oversubscribe": True, "verbose": True, "hang_timeout_s": 9.0},
     )
+    assert command_line.resume(["mine", "--no-oversubscribe"])[1]["oversubscribe"] is False
     with pytest.raises(ConfigError, match=r"^run must be given; `cifar-ray resume --help` tells what it takes$"):
         command_line.resume([])
 
