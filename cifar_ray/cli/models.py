@@ -9,12 +9,12 @@ from cifar_ray.cli import early
 from cifar_ray.config import flags
 from cifar_ray.config.commands import ModelsCommand
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.option import LIBRARIES
+from cifar_ray.config.option import LIBRARIES, library_of
 from cifar_ray.models.options import ModelName
 
 
 def show(command: ModelsCommand) -> int:
-    """``cifar-ray models``: one name a line, as ``--model`` takes it."""
+    """``cifar-ray models``: one name a line, as ``--model`` takes it, and what a library knows of those of PATTERN."""
     with early.loading("loading PyTorch"):
         from cifar_ray.models import libraries
 
@@ -28,5 +28,15 @@ def show(command: ModelsCommand) -> int:
     matches = fnmatch.filter(names, pattern if set(pattern) & set("*?[") else f"*{pattern}*")
     if not matches:
         raise ConfigError("", f"PATTERN must match the name of a model, got {brief(pattern)}")
-    print("\n".join(matches))
+    if command.pattern is None:
+        print("\n".join(matches))
+        return 0
+    width = max(map(len, matches))
+    print(f"{'model':<{width}}  {'parameters':>13}  {'image':>5}  weights")
+    for name in matches:
+        size, tags = ("", ""), ""
+        if library_of(name):
+            parameters, side = libraries.size(name)
+            size, tags = (f"{parameters:,}", f"{side}"), " ".join(libraries.weights(name))
+        print(f"{name:<{width}}  {size[0]:>13}  {size[1]:>5}  {tags}".rstrip(), flush=True)
     return 0

@@ -334,10 +334,14 @@ class PredictCommand(ResultAsJson, WritesFiles, OfModel):
 
 @dataclass(frozen=True)
 class ModelsCommand:
-    """List the models of this package, of torchvision and of timm."""
+    """List the models of this package, of torchvision and of timm.
+
+    With PATTERN: also the parameters, the side of the images in pixels and the names for --weights. Those of this
+    package depend on the data, and have no such names.
+    """
 
     pattern: Positional[str | None] = None
-    """Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: all."""
+    """Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: the names of all."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Networks of other libraries, by the libraries' own registries: ``--model torchvision:NAME`` and ``timm:NAME``.
 
-Each library has a module here with five functions: its names, what builds one of them, the names of the weights that
-there are for one, the download of such weights, and the constants that pixels were normalised by.
+Each library has a module here with six functions: its names, what builds one of them, the size of one, the names of the
+weights that there are for one, the download of such weights, and the constants that pixels were normalised by.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ def builder(model: str) -> Callable[..., nn.Module]:
         ConfigError: when there is no such network. The builder raises it on options that the network does not have.
     """
     return functools.partial(_build, model)
+
+
+def size(model: str) -> tuple[int, int]:
+    """Parameters of a model as the library has it, and the side of the images that its weights are for, in pixels."""
+    module, name = _found(model)
+    parameters, side = module.size(name)
+    return parameters, side
 
 
 def weights(model: str) -> Sequence[str]:

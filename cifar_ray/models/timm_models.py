@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import timm
+import torch
 from torch import Tensor, nn
 
 OF_WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
@@ -28,6 +29,13 @@ def _create(name: str, image_size: int, **options: Any) -> nn.Module:
     size = {"img_size": image_size} if known is not None and known.fixed_input_size else {}
     network: nn.Module = timm.create_model(name, **{**size, **options})
     return network
+
+
+def size(name: str) -> tuple[int, int]:
+    """Its parameters, of which timm has no record, and the side of its images."""
+    with torch.device("meta"):
+        network: nn.Module = timm.create_model(name)
+    return sum(parameter.numel() for parameter in network.parameters()), timm.get_pretrained_cfg(name).input_size[-1]
 
 
 def weights(name: str) -> list[str]:

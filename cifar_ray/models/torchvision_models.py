@@ -37,6 +37,12 @@ def _usual(name: str, image_size: int) -> dict[str, Any]:
     return {"input_size": (image_size, image_size)} if name.startswith("maxvit_") else {}
 
 
+def size(name: str) -> tuple[int, int]:
+    """Its parameters and the side of its images, with the default weights."""
+    usual = models.get_model_weights(name)["DEFAULT"]
+    return usual.meta["num_params"], usual.transforms().crop_size[0]
+
+
 def weights(name: str) -> list[str]:
     """The members of the network's enum of weights."""
     return [*models.get_model_weights(name).__members__]

@@ -122,13 +122,16 @@ def test_norms_with_a_fused_activation_are_not_replaced() -> None:
         recipe.placed(config, "cuda", 1)
 
 
-def test_models_are_listed_by_part_of_a_name_or_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_are_listed_by_part_of_a_name_or_a_pattern_with_what_their_library_knows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["models", "resnet18"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert listed[:2] == ["resnet18", "torchvision:resnet18"]
-    assert "timm:resnet18" in listed
+    _, *listed = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert listed[:2] == [["resnet18"], ["torchvision:resnet18", "11,689,512", "224", "IMAGENET1K_V1", "DEFAULT"]]
+    assert ["timm:skresnet18", "11,958,056", "224", "ra_in1k"] in listed
     assert main(["models", "torchvision:vgg1?_bn"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"torchvision:vgg1{depth}_bn" for depth in (1, 3, 6, 9)]
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == ["model", *(f"torchvision:vgg1{depth}_bn" for depth in (1, 3, 6, 9))]
     assert main(["models"]) == 0
     everything = capsys.readouterr().out
     assert "speednet\n" in everything
