@@ -289,7 +289,7 @@ class CompareCommand(ResultAsJson):
 class ExplainCommand(ResultAsJson):
     """Say what bounds a run, with the times of a step on every rank and what to try.
 
-    That is a slow rank, slow data, a slow link, overhead, or nothing that stands out (balanced).
+    That is a slow rank, slow data, a slow link, too few CPUs, overhead, or nothing that stands out (balanced).
     """
 
     run: Positional[str]

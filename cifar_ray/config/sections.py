@@ -160,13 +160,13 @@ class TextOptions:
     """Only with ``--dataset text:PATH``."""
 
     vocabulary: Count = option(8000, weights=True)
-    """Tokens that a text may consist of: 256 bytes and padding, and the most frequent pieces of the training texts."""
+    """Vocabulary size: 256 bytes, padding, and the most frequent pieces of the training texts."""
 
     max_length: Count = option(256, weights=True)
-    """Tokens that the model sees of a text; a longer one is cut there."""
+    """Longest text, in tokens; what is beyond is cut off."""
 
     lowercase: bool = option(True, weights=True)
-    """Take upper case for lower case."""
+    """Lower-case texts."""
 
     def __post_init__(self) -> None:
         if self.vocabulary < LEAST_VOCABULARY:
@@ -195,7 +195,7 @@ class Data:
     side is resized to it, and the centre is cropped."""
 
     ignore_value: Byte = option(255, weights=True, only={"dataset": (MASKS_PATH,)})
-    """Number in the masks of masks:PATH whose pixels are neither learned nor counted."""
+    """Mask value of masks:PATH whose pixels are ignored, in training and in figures."""
 
     target: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
     """Columns of table:PATH that are learned, such as a,b."""
@@ -259,7 +259,7 @@ class Placement:
     """Ray cluster to join (RAY_ADDRESS). Default: start Ray on this machine."""
 
     local_nodes: Count = option(1, weights=False)
-    """Ray nodes to start on this machine, to try several nodes. Times are not a cluster's."""
+    """Ray nodes to simulate on this machine. Times are not a cluster's."""
 
     oversubscribe: bool = option(False, weights=False)
     """Let the Ray started here count more CPUs than the machine has. Times are not a cluster's."""
@@ -279,7 +279,7 @@ class Placement:
 @plainly
 @dataclass(frozen=True, config=STRICT)
 class ProfileOptions:
-    """A look inside some steps."""
+    """Profile some steps."""
 
     steps: Annotated[Count, Field(le=100)] | None = option(None, weights=False)
     """Steps to profile on every rank, 100 at most, once the run has warmed up: a trace per rank for ui.perfetto.dev,
@@ -306,7 +306,7 @@ class Tracking:
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = option(None, weights=False)
-    """Test images per evaluation, spread evenly over the test set. Default: all. For runs made for their times. The
+    """Test images per evaluation, spread evenly over the test set. Default: all. For timing runs. The
     images of --val-share are always all used."""
 
     per_rank_test: bool = option(False, weights=False)

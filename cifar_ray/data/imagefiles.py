@@ -142,7 +142,7 @@ def upright(image: Image.Image) -> Image.Image:
         # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ImageError("its grey values are numbers of which none is known to be white; save it with 8 bits each")
+        raise ImageError("its grey values have no known white; save it with 8 bits per pixel")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

@@ -65,7 +65,7 @@ def whole(name: str) -> Callable[[Any], list[nn.Module]]:
     def refuse(model: nn.Module) -> list[nn.Module]:
         raise ConfigError(
             "strategy",
-            f"must keep the model whole for --model {name}, whose decoder uses what every level of its encoder gave",
+            f"must keep the model whole for --model {name}, whose decoder uses the output of every encoder level",
         )
 
     return refuse

@@ -181,7 +181,7 @@ class ViTOptions:
     """Side of a square patch in pixels; it must divide the image's side."""
 
     dim: Count = option(192, weights=True)
-    """Width of a token; a multiple of the number of heads."""
+    """Embedding size; a multiple of the number of heads."""
 
     depth: Count = option(6, weights=True)
     """Transformer blocks."""
@@ -193,7 +193,7 @@ class ViTOptions:
     """Width of a block's hidden layer as a multiple of dim."""
 
     dropout: Share = option(0.0, weights=True)
-    """Share of activations dropped after the embedding, in attention and in the MLP."""
+    """Dropout rate after the embedding, in attention and in the MLP."""
 
     stochastic_depth: Share = option(0.1, weights=True)
     """Probability of skipping the last block for a sample; it rises linearly from 0 at the first block."""
@@ -233,16 +233,16 @@ class TextCNNOptions:
     """Only with ``--model textcnn``."""
 
     dim: Count = option(128, weights=True)
-    """Width of a word's vector."""
+    """Embedding size."""
 
     filters: Count = option(100, weights=True)
     """Filters of each width."""
 
     widths: Counts = option((3, 4, 5), weights=True)
-    """Words that a filter sees at once."""
+    """Widths of the filters, in tokens."""
 
     dropout: Share = option(0.5, weights=True)
-    """Share of activations dropped before the last layer."""
+    """Dropout rate before the last layer."""
 
 
 @plainly
@@ -251,16 +251,16 @@ class LSTMOptions:
     """Only with ``--model lstm``."""
 
     dim: Count = option(128, weights=True)
-    """Width of a word's vector."""
+    """Embedding size."""
 
     hidden: Count = option(128, weights=True)
-    """Width of what each direction keeps."""
+    """Hidden units per direction."""
 
     layers: Count = option(1, weights=True)
-    """Layers, each in both directions."""
+    """Bidirectional layers."""
 
     dropout: Share = option(0.3, weights=True)
-    """Share of activations dropped before every layer."""
+    """Dropout rate before every layer."""
 
 
 @plainly
@@ -269,7 +269,7 @@ class TextTransformerOptions:
     """Only with ``--model text_transformer``."""
 
     dim: Count = option(64, weights=True)
-    """Width of a token; a multiple of the number of heads."""
+    """Embedding size; a multiple of the number of heads."""
 
     depth: Count = option(2, weights=True)
     """Transformer blocks."""
@@ -281,7 +281,7 @@ class TextTransformerOptions:
     """Width of a block's hidden layer as a multiple of dim."""
 
     dropout: Share = option(0.0, weights=True)
-    """Share of activations dropped after the embedding, in attention and in the MLP."""
+    """Dropout rate after the embedding, in attention and in the MLP."""
 
     def __post_init__(self) -> None:
         if self.dim % self.heads:
@@ -294,13 +294,13 @@ class MLPOptions:
     """Only with ``--model mlp``."""
 
     width: Count = option(128, weights=True)
-    """Numbers that each hidden layer gives."""
+    """Units per hidden layer."""
 
     depth: Whole = option(2, weights=True)
-    """Hidden layers; with 0 it is a linear model."""
+    """Hidden layers; 0 is a linear model."""
 
     dropout: Share = option(0.0, weights=True)
-    """Share of a hidden layer's numbers that is dropped."""
+    """Dropout rate of the hidden layers."""
 
     norm: Literal["none", "batch", "layer"] = option("none", weights=True)
     """Norm before each ReLU."""

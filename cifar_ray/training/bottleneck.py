@@ -27,6 +27,7 @@ from cifar_ray.training.rank_times import (
 from cifar_ray.training.verdict import (
     LARGE,
     LESS_DATA,
+    STOP_OTHERS,
     Kind,
     Verdict,
     also,
@@ -200,7 +201,7 @@ def _in_turn(times: StepTimes) -> Verdict | None:
         return None
     return Verdict(
         "overhead",
-        f"the ranks wait {percent(share)} of the training for whichever is the last, which is another one each time",
-        ("not more workers on a node than it has CPUs", "nothing else on the nodes"),
+        f"the ranks wait for the slowest for {percent(share)} of training, and each time another one is the slowest",
+        ("run at most as many workers on a node as it has CPUs", STOP_OTHERS),
         share,
     )

@@ -36,7 +36,7 @@ def read(path: Path) -> dict[str, Tensor]:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise ConfigError(
-            "weights", f"must be a state dict of tensors, which loads without executing code; {path} holds more or else"
+            "weights", f"must be a state dict of tensors, which loads without executing code; {path} holds other things"
         ) from None
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
         raise ConfigError("weights", f"must be a file that can be read; {path}: {first_line(error)}") from None

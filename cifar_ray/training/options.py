@@ -90,16 +90,16 @@ class Optimisation:
     exported. Default: no average."""
 
     freeze: Texts = option((), weights=True, only={"strategy": FREEZING}, shared=True, if_set=True)
-    """Parameters that do not learn, as shell patterns of their names. A pattern also matches all below what it matches:
+    """Parameters that do not learn, as shell patterns of their names. A pattern also matches everything below a match:
     layer1, layer? and features.* match layer1.0.conv1.weight and features.0.bias. Their modules stay in evaluation
     mode, so batch norm keeps its statistics. Default: all learn."""
 
     unfreeze_epoch: Count | None = option(None, weights=True, only={"strategy": UNFREEZING}, shared=True, if_set=True)
-    """Epoch, counted from 1, from which on what --freeze names learns, too. Default: never."""
+    """Epoch, counted from 1, at which to unfreeze the parameters of --freeze. Default: never."""
 
     lr_scale: Scales = option((), weights=True, only={"strategy": GROUPING}, shared=True, if_set=True)
-    """PATTERN=NUMBER ...: learning rate of the parameters that a pattern matches, as one of --freeze does, in multiples
-    of the others', such as features=0.1. Of several that match, the last counts."""
+    """PATTERN=NUMBER ...: multiply the learning rate of the parameters that a pattern matches, such as features=0.1.
+    Patterns are as for --freeze; of several that match, the last counts."""
 
     schedule: ScheduleText | None = option(None, weights=True)
     """Learning-rate schedule after the warm-up, or MODULE:FUNCTION, a function from progress (0 to 1) to the share of
@@ -148,7 +148,7 @@ class Batch:
     """Batch."""
 
     batch_size: Count | None = option(None, weights=False)
-    """A way of saying --global-batch-size: the images of one worker in a micro-batch. In a pipeline, where all workers
+    """Images per worker in a micro-batch, in place of --global-batch-size. In a pipeline, where all workers
     see every image, the global batch divided by the workers. Default: a worker's share."""
 
     global_batch_size: Count | None = option(None, weights=True)

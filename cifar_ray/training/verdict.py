@@ -10,7 +10,15 @@ from typing import Literal
 from cifar_ray.training.rank_times import Late, RankTimes, StepTimes, rest, share_of, step, typical
 
 Kind = Literal[
-    "slow rank", "slow data", "slow link", "overhead", "long stage", "bubble", "balanced", "not enough evidence"
+    "slow rank",
+    "slow data",
+    "slow link",
+    "too few CPUs",
+    "overhead",
+    "long stage",
+    "bubble",
+    "balanced",
+    "not enough evidence",
 ]
 
 LARGE = 0.15
@@ -19,6 +27,7 @@ CROWDED = 0.10
 """Share of its time for which a worker on a shared CPU waits for it: it delays an exchange as a slow link does."""
 LESS_DATA = ("a cheaper --augment, or none", "more CPUs for a worker (--cpus-per-worker)")
 """What makes the batches sooner."""
+STOP_OTHERS = "stop other programs there (see `top`)"
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,11 @@ def crowded(times: StepTimes) -> Verdict | None:
     share = min(min(rank.cpu_wait for rank in times.ranks), 1.0)
     if share < CROWDED:
         return None
-    who = "every rank waits" if len(times.ranks) > 1 else "the worker waits"
+    who = "every rank waited for at least" if len(times.ranks) > 1 else "the worker waited for"
     return Verdict(
-        "overhead",
-        f"{who} for a CPU for {percent(share)} of the training or more: more runs there than there are CPUs for",
-        ("fewer workers on a node", "nothing else on the nodes (top)"),
+        "too few CPUs",
+        f"{who} {percent(share)} of training. Run fewer programs at once",
+        ("fewer workers on a node", STOP_OTHERS),
         share,
     )
 
@@ -66,8 +75,8 @@ def unaccounted(times: StepTimes) -> Verdict | None:
         return None
     return Verdict(
         "overhead",
-        f"{ms(typical(times, rest))} of a step of {ms(typical(times, step))} are in no part of it, such as the record "
-        f"of its loss: {percent(share)} of the training",
+        f"{ms(typical(times, rest))} of a step of {ms(typical(times, step))} go to work between its parts, such as "
+        f"recording the loss: {percent(share)} of training",
         ("a larger --log-every", "a larger global batch, which has fewer steps"),
         share,
     )

@@ -379,7 +379,7 @@ def test_a_tracking_server_that_goes_away_and_comes_back_has_everything(
     with person.starts(*LONG, "--tracking-uri", server.uri) as run:
         run.until("epoch 2/30")
         server.kill()
-        run.until("MLflow takes nothing")
+        run.until("MLflow does not answer")
         run.until("epoch 12/30")
         server.start()
         assert run.end() == 0, run.output

@@ -31,7 +31,7 @@ def test_a_rank_that_is_stopped_time_and_again_or_sleeps_is_named(case: str, ver
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     (sentence,) = re.findall(rf"^{case}: (.+)$", done.stdout, re.MULTILINE)
-    if sentence.startswith("overhead: every rank waits for a CPU"):
+    if sentence.startswith("too few CPUs"):
         pytest.skip("other programs leave the ranks no CPUs")
     assert sentence.startswith(verdict), sentence
     assert "named in 1 (1 of 1)" in done.stdout

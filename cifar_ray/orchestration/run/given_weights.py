@@ -59,8 +59,8 @@ def _read(
     if path := files.existing("weights", text):
         if config.dataset.startswith(TEXT):
             note(
-                f"weights of {path}: a file has no tokenizer; unless they were trained on the same texts, this run's "
-                "gives words other numbers than they know"
+                f"weights of {path}: a file has no tokenizer; unless they were trained on the same texts, this "
+                "run numbers words differently"
             )
         return replace(config, weights=str(path)), initial_weights.read(path), ""
     known = libraries.weights(model) if library_of(model) else ()
@@ -110,11 +110,11 @@ def _other_data(config: ResolvedConfig, theirs: Snapshot) -> Iterator[str]:
     is_other = theirs.config.dataset_name != config.dataset_name
     if not is_other and (theirs.config.val_share or 0) < (config.val_share or 0):
         yield (
-            f"weights of {config.weights}: may have been trained on images that this run keeps for validation, whose "
-            "figures are then too good"
+            f"weights of {config.weights}: may have been trained on images that this run keeps for validation, so "
+            "that validation figures may be too good"
         )
     if is_other and len(theirs.class_names) == data.spec(config).num_classes:
         yield (
-            f"weights of {config.weights}: their head is for the {len(theirs.class_names)} classes of "
-            f"{theirs.config.dataset_name}, and is taken as it is"
+            f"weights of {config.weights}: the head is kept, though it was trained for the "
+            f"{len(theirs.class_names)} classes of {theirs.config.dataset_name}"
         )

@@ -295,7 +295,7 @@ def check_reads(snapshot: Snapshot) -> None:
     """
     if not snapshot.encoding:
         name = snapshot.config.dataset
-        raise ConfigError("", f"a model of {name} takes tokens, and how texts become these is not known")
+        raise ConfigError("", f"a model of {name} takes tokens, and its tokenizer is not known")
     tokens.check_installed()
 
 

@@ -125,7 +125,7 @@ class RunSession:
         self._on(event)
         if self.record.trouble and not self._trouble_shown:
             self._trouble_shown = True
-            self.view.line(f"MLflow takes nothing ({self.record.trouble}); training goes on, and it is tried again")
+            self.view.line(f"MLflow does not answer ({self.record.trouble}); training goes on, and keeps trying")
 
     @singledispatchmethod
     def _on(self, event: Any) -> None:
@@ -338,7 +338,7 @@ class RunSession:
             return
         for refused, times in Counter(self.record.refused).items():
             often = f" ({times} times)" if times > 1 else ""
-            self.view.line(f"MLflow at {self.record.uri} has not taken something: {refused}{often}")
+            self.view.line(f"MLflow at {self.record.uri} refused something: {refused}{often}")
 
     def result(self, outcome: Outcome | None, stopped_by: str = "") -> TrainResult:
         """The run as plain values; without an outcome, since a limit has stopped it, with its last whole epoch."""

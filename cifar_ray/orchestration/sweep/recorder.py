@@ -185,7 +185,7 @@ class SweepRecorder:
         if not opening.done():
             if self._away:
                 RunView(self.board, trial.index).doing("training; MLflow does not answer")
-                self.board.line_once(f"MLflow takes nothing ({self._away}); training goes on, and it is tried again")
+                self.board.line_once(f"MLflow does not answer ({self._away}); training goes on, and keeps trying")
             return
         record = opening.result()
         assert record is not None

@@ -128,7 +128,7 @@ def test_a_store_that_is_away_as_a_run_starts_has_it_later_and_the_driver_does_n
     epoch = EpochRecord(Row("epoch", 1, 0, figures), [], {})
     events = [TrialStarted(time.time()), SavedCheckpoint(tmp_path, 1, 1, "", 0.5, False), epoch]
     made.catch_up(Filled(*(TrialEvent(0, event) for event in events)), [])  # which returns
-    until(made, lambda: "MLflow takes nothing (no room); training goes on" in capsys.readouterr().out)
+    until(made, lambda: "MLflow does not answer (no room); training goes on" in capsys.readouterr().out)
     assert trial.session is None
     mlflow_store.alter(client, "DROP TRIGGER full")
     until(made, lambda: trial.session is not None)

@@ -287,7 +287,7 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
     made.handle(ROW)
     made.handle(ROW)
     lines = [call[1] for call in made.view.calls if call[0] == "line"]
-    assert lines == ["MLflow takes nothing (connection refused); training goes on, and it is tried again"]
+    assert lines == ["MLflow does not answer (connection refused); training goes on, and keeps trying"]
 
 
 @pytest.mark.parametrize(

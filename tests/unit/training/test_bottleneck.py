@@ -108,12 +108,12 @@ def test_the_larger_of_two_causes_is_the_verdict() -> None:
 def test_overhead_is_what_is_in_no_part_or_what_ranks_wait_in_turn() -> None:
     verdict = explain(run({}, {}, rest=40.0))
     assert verdict.kind == "overhead"
-    assert "40 ms of a step of 140 ms are in no part of it" in verdict.sentence
+    assert "40 ms of a step of 140 ms go to work between its parts" in verdict.sentence
     times = run({}, {})
     ranks = [replace(rank, stretches={**rank.stretches, "communication": (0.034,) * 20}) for rank in times.ranks]
     in_turn = explain(replace(times, ranks=tuple(ranks)))
     assert in_turn.kind == "overhead"
-    assert "whichever is the last" in in_turn.sentence
+    assert "and each time another one is the slowest" in in_turn.sentence
     one = replace(ranks[0], stretches={**ranks[0].stretches, "communication": (EXCHANGE / 1000,) * 20})
     always = explain(replace(times, ranks=(one, ranks[1])))
     assert always.kind == "not enough evidence"
@@ -122,11 +122,11 @@ def test_overhead_is_what_is_in_no_part_or_what_ranks_wait_in_turn() -> None:
 
 def test_workers_that_share_too_few_cpus_are_told_so_unless_more_is_lost_to_one_rank() -> None:
     verdict = explain(run({}, {"backward": 60.0}, exchange=60.0, cpu_wait=(0.45, 0.5)))
-    assert verdict.kind == "overhead"
-    assert verdict.sentence.startswith("every rank waits for a CPU for 45 % of the training or more")
+    assert verdict.kind == "too few CPUs"
+    assert verdict.sentence == "every rank waited for at least 45 % of training. Run fewer programs at once"
     assert explain(run({}, {"backward": 60.0}, cpu_wait=(0.2, 0.2))).ranks == (1,)
-    assert explain(run({}, {"backward": 20.0}, cpu_wait=(0.2, 0.2))).kind == "overhead"
-    assert explain(run({}, cpu_wait=(0.2,))).sentence.startswith("the worker waits for a CPU for 20 %")
+    assert explain(run({}, {"backward": 20.0}, cpu_wait=(0.2, 0.2))).kind == "too few CPUs"
+    assert explain(run({}, cpu_wait=(0.2,))).sentence.startswith("the worker waited for 20 % of training.")
 
 
 def test_a_balanced_run_has_nothing_to_say() -> None:

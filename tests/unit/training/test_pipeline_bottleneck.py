@@ -77,7 +77,7 @@ def test_what_passes_and_schedule_leave_unexplained_is_waiting_for_messages() ->
     assert "for messages between the nodes, beyond their passes and the bubble of the schedule" in between.sentence
     assert explain(pipeline(60.0, 60.0, message=2.0)).kind == "overhead"  # there is no link
     crowded = explain(pipeline(60.0, 60.0, message=2.0, workers_per_node=1, cpu_wait=0.12))
-    assert crowded.kind == "overhead"
+    assert crowded.kind == "too few CPUs"
     times = pipeline(60.0, 60.0, message=2.0, workers_per_node=1)
     busy = replace(times, ranks=(times.ranks[0], replace(times.ranks[1], cpu_wait=0.12)))
     assert explain(busy).kind == "not enough evidence"
@@ -98,7 +98,7 @@ def test_the_larger_of_two_causes_is_the_verdict() -> None:
     assert explain(pipeline(60.0, 80.0, data=60.0)).kind == "slow data"
     assert explain(pipeline(60.0, 120.0, data=30.0)).kind == "long stage"
     assert explain(pipeline(60.0, 60.0, rest=40.0)).kind == "overhead"
-    assert explain(pipeline(60.0, 75.0, cpu_wait=0.4)).kind == "overhead"
+    assert explain(pipeline(60.0, 75.0, cpu_wait=0.4)).kind == "too few CPUs"
 
 
 def test_a_balanced_pipeline_says_what_its_bubble_is() -> None:
