@@ -156,8 +156,8 @@ def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
     if laid.size == stored and turn in range(2, 9):
         if stored == pixels.size:
             raise unusable(
-                f"must have masks of which it is sure that they are turned as their images, and EXIF data turn {image} "
-                f"and leave its size: save it turned, or without these data, as it fits {mask}"
+                f"must show whether a mask is turned as its photo, and {mask} fits both ways: EXIF data turn {image}; "
+                "save that turned, or without these data"
             )
         laid.getexif()[ExifTags.Base.Orientation] = turn
         laid = ImageOps.exif_transpose(laid)

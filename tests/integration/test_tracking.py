@@ -27,7 +27,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, get_error_code
 from PIL import Image
 
-from cifar_ray import storage, tasks, tracking
+from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -38,10 +38,10 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
-from cifar_ray.training import checkpoint, manifest, predictor
+from cifar_ray.training import checkpoint, manifest, predictor, recipe
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
-from tests.support.helpers import png, train_here
+from tests.support.helpers import png, resolved, train_here
 
 
 @pytest.fixture
@@ -533,6 +533,26 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     for absent in ("nobody", str(tmp_path), "no/where", "s3:/x"):
         with pytest.raises(ConfigError, match=f"there is no run '{absent}' in {uri}"):
             results.find_run(absent, uri, notes.append)
+
+
+def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -> None:
+    stripes = np.indices((900, 1200)).sum(0)
+    for half in ("train", "test"):
+        for name, step in (("narrow", 11), ("wide", 3)):
+            (tmp_path / half / name).mkdir(parents=True)
+            for number in range(4):
+                shades = (stripes * step + 9 * number).astype(np.uint8)
+                Image.fromarray(shades).convert("RGB").save(tmp_path / half / name / f"{number}.jpg")
+    asked: dict[str, object] = {"dataset": f"folder:{tmp_path}", "data_dir": str(home), "model": "simple_cnn"}
+    config = resolved(asked, batch_size=8, epochs=4, augment="none", run_name="photos")
+    dataset, (folder, held) = data.read(config), run_folder.create(config)
+    held.release()
+    train_here(recipe.with_images(config, dataset), dataset, Path(folder.address) / "checkpoints")
+    uri = f"sqlite:///{tmp_path}/lost.db"
+    scored = results.evaluate("photos", "last", None, uri, print)
+    said = results.predict("photos", [tmp_path / "test"], "last", uri, print)[1]
+    right = [dict(each.answers)[Path(each.sample).parent.name] for each in said]
+    assert scored.metrics["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-4)
 
 
 def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(

@@ -176,22 +176,6 @@ def test_predicting_names_the_classes_of_images(run: Run, resident: Person, tmp_
     assert "note: 1 file left out (.heic 1)" in done.stderr
 
 
-def test_photos_have_the_loss_of_their_predictions(resident: Person, tmp_path: Path) -> None:
-    stripes = np.indices((900, 1200)).sum(0)
-    for half, count in (("train", 8), ("test", 3)):
-        for name, step in (("narrow", 11), ("wide", 3)):
-            (tmp_path / half / name).mkdir(parents=True)
-            for number in range(count):
-                shades = (stripes * step + 9 * number).astype(np.uint8)
-                Image.fromarray(shades).convert("RGB").save(tmp_path / half / name / f"{number}.jpg")
-    of_run = ["--dataset", f"folder:{tmp_path}", "--model", "simple_cnn", "--topology", "1x1", "--batch-size", "8"]
-    resident.succeeds("train", *of_run, "--epochs", "4", "--augment", "none", "--run-name", "photos")
-    scored = json.loads(resident.succeeds("evaluate", "photos", "--json").stdout)
-    told = json.loads(resident.succeeds("predict", "photos", str(tmp_path / "test"), "--json").stdout)
-    right = [dict(each["classes"])[Path(each["image"]).parent.name] for each in told]
-    assert scored["metrics"]["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-4)
-
-
 def test_a_finished_run_is_not_resumed_and_its_name_is_used_once(run: Run, resident: Person) -> None:
     *_, last = resident.succeeds("resume", "first").stdout.splitlines()
     assert last == "run first is finished; `cifar-ray train --weights first` starts another from its weights"

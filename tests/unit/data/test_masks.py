@@ -96,7 +96,7 @@ def test_a_photo_and_its_mask_are_turned_alike(tmp_path: Path, turn: int) -> Non
     for numbers in (mask, upright):
         write(beside, numbers)
         if turn in (2, 3, 4):  # where its mask may be turned or not
-            with pytest.raises(ConfigError, match=f"EXIF data turn {image} and leave its size: save it turned"):
+            with pytest.raises(ConfigError, match=f"{beside} fits both ways: EXIF data turn {image}; save"):
                 masks.read(str(image), str(beside), 8, 255, 255)
         else:
             read = masks.read(str(image), str(beside), 8, 255, 255)
