@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ _ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_che
 _PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
 """Flags with addresses, which may hold names of people's folders, and passwords."""
 
+_HOME = re.compile(r"/(home|Users)/[^/\s,:'\"\\]+")
+_PATH = re.compile(r"""(?<![^\s,:='"(\[])(~|/(?!/))[^\s,:'"\\]+""")
+
 
 def text(study: Study) -> str:
     """A study as JSON, with all that a report needs of its runs: no weights, images, or addresses of folders and pages.
@@ -42,7 +46,36 @@ def text(study: Study) -> str:
     command = "\n".join(_without_places(line) for line in study.command.splitlines())
     whole = dataclasses.asdict(dataclasses.replace(study, store="", page=None, trials=(), command=command))
     whole |= {"cifar_ray_study": VERSION, "trials": [_trial(trial) for trial in study.trials]}
-    return json.dumps(whole, separators=(",", ":"), allow_nan=False) + "\n"
+    return _shortener(study)(json.dumps(whole, separators=(",", ":"), allow_nan=False, ensure_ascii=False)) + "\n"
+
+
+def as_in_a_file(study: Study) -> Study:
+    """A study of a store, with its data sets and weights called as :func:`text` has them."""
+    shorten = _shortener(study)
+    trials = [
+        dataclasses.replace(trial, params={name: shorten(value) for name, value in trial.params.items()})
+        for trial in study.trials
+    ]
+    return dataclasses.replace(study, trials=trials)
+
+
+def _shortener(study: Study) -> Callable[[str], str]:
+    """A function that leaves of each path in a text its last part; in the order of the runs, twins get numbers."""
+    known: dict[str, str] = {}
+
+    def named(path: re.Match[str]) -> str:
+        if (whole := path[0].rstrip("/")) not in known:
+            name = whole.rpartition("/")[2]
+            number = 1 + sum(other.rpartition("/")[2] == name for other in known)
+            known[whole] = f"{name}-{number}" if number > 1 else name
+        return known[whole]
+
+    def shorten(text: str) -> str:
+        return _PATH.sub(named, _HOME.sub("~", text))
+
+    for trial in study.trials:
+        shorten(" ".join(trial.params.values()))
+    return shorten
 
 
 def read(path: Path) -> Study:

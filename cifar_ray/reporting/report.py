@@ -107,7 +107,8 @@ def read(names: Sequence[str], tracking_uri: str | None) -> list[Study]:
     if recorded := [name for name in names if name not in studies]:
         from cifar_ray.tracking import reading
 
-        studies |= zip(recorded, reading.sweeps_or_runs(stores.resolve_uri(tracking_uri), recorded))
+        stored = reading.sweeps_or_runs(stores.resolve_uri(tracking_uri), recorded)
+        studies |= zip(recorded, map(exported.as_in_a_file, stored) if studies else stored)
     return [studies[name] for name in names]
 
 

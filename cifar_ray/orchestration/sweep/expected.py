@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cifar_ray import data, models
-from cifar_ray.config import runfile
+from cifar_ray.config import option, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning import exchange as exchanges
@@ -109,7 +109,7 @@ def _alike(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
         for run in runs
         if run.finished
         and run.params.get("val_share") == params.get("val_share")  # none is a decision, too
-        and all(run.params.get(name) in (None, value) for name, value in asked.items())
+        and all(run.params.get(name) in (None, value, option.short(value)) for name, value in asked.items())
     ]
 
 

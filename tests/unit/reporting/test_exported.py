@@ -286,3 +286,29 @@ def test_a_configuration_has_its_times_of_one_sweep_and_its_accuracies_of_the_ot
     ]
     total = next(table for table in section.folded if "Total (s)" in table.columns)
     assert all(entry.run_ids in ((), ("id-bs16-1x1-seed0",)) for entry in dict(total.rows)["1x1"])
+
+
+def test_data_and_weights_are_named_without_the_folders_of_people(tmp_path: Path) -> None:
+    """Wherever they are told, and two data sets of one name stay two."""
+    lists = {"/home/ada/my photos/flowers": 0.6, "/home/bob/flowers/": 0.9}
+    runs = [
+        trial(
+            accuracies=(accuracy,),
+            run_id=path,
+            params={"dataset": f"folder:{path}", "weights": "/Users/ada/first.pt"},
+            tags={
+                "dataset": f"folder:{path}",
+                "cifar_ray.command": f"cifar-ray train --dataset 'folder:{path}' --weights=/Users/ada/first.pt",
+            },
+        )
+        for path, accuracy in lists.items()
+    ]
+    lost = replace(runs[0], status="FAILED", reason="there is no file '/home/ada/my photos/flowers/train/1.png'")
+    of = study(*(replace(run, run_id=f"{at}") for at, run in enumerate((*runs, lost))), axes=("dataset",))
+    (first, second, third) = round_trip(of, tmp_path).trials
+    text = (tmp_path / "study.json").read_text()
+    assert not [name for name in ("home", "ada", "bob", "Users") if name in text]
+    assert first.params["weights"] == "first.pt"
+    assert "--weights=first.pt" in first.tags["cifar_ray.command"]
+    assert first.dataset == first.tags["dataset"] == third.dataset != second.dataset
+    assert [run.dataset for run in exported.as_in_a_file(of).trials] == [first.dataset, second.dataset, third.dataset]
