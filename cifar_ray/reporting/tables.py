@@ -295,7 +295,7 @@ def _targets(part: Part) -> list[str]:
         why = "as asked for" if part.targets else "the largest multiple of 5 % that the best epoch of all reaches"
         return [f"Target {noun}: {', '.join(map(part.task.target_text, part.goals))}; {why}."]
     if part.task.has_default_target and any(config.finished for config in part.group.among):
-        return [f"There is no target {noun}: not all runs reach 5 %, or --target names another."]
+        return [f"There is no target {noun}: not all runs are clearly better than guessing. --target sets one."]
     return []
 
 

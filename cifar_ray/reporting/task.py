@@ -18,6 +18,7 @@ from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking.study import Trial
 
 _STEP = 0.05
+_OVER_CHANCE = 1.5
 _ROUNDING = 1e-6
 
 
@@ -94,12 +95,14 @@ class TaskFigures:
         return self.spec.primary.percent and self.spec.primary.better == "max"
 
     def default_target(self, trials: Iterable[Trial]) -> float | None:
-        """The largest multiple of 5 % that the best epoch of every run reaches; None below 5 %."""
+        """The largest multiple of 5 % that the best epoch of every run reaches; None up to 1.5 times chance."""
         if not self.has_default_target:
             return None
-        known = [value for trial in trials if (value := best(trial)) is not None and math.isfinite(value)]
-        steps = math.floor((min(known, default=0.0) + _ROUNDING) / _STEP)
-        return round(steps * _STEP, 2) if steps else None
+        known = [(best(trial), len(trial.class_names)) for trial in trials]
+        reached = min((value for value, _ in known if value is not None and math.isfinite(value)), default=0.0)
+        target = round(math.floor((reached + _ROUNDING) / _STEP) * _STEP, 2)
+        guessed = max((1 / classes for _, classes in known if classes), default=0.0)
+        return target if target > _OVER_CHANCE * guessed + _ROUNDING else None
 
     def target_text(self, target: float) -> str:
         """A target with its unit, in the digits that tell two apart: ``60 %``."""

@@ -295,7 +295,14 @@ def test_a_target_that_only_some_seeds_reached_is_never_the_best() -> None:
 def test_the_target_is_stated(given: Sequence[float], said: str) -> None:
     assert said in section(grid(), given).notes
     none = section(study(trial(accuracies=(0.01,)))).notes
-    assert "There is no target accuracy: not all runs reach 5 %, or --target names another." in none
+    assert "There is no target accuracy: not all runs are clearly better than guessing. --target sets one." in none
+
+
+@pytest.mark.parametrize(("reached", "target"), [(0.19, None), (0.21, 0.2), (0.15, None)])
+def test_no_default_target_is_what_guessing_nearly_reaches(reached: float, target: float | None) -> None:
+    """Of ten classes, 15 % is 1.5 times chance."""
+    runs = [trial(accuracies=(value,), class_names=tuple("0123456789")) for value in (0.9, reached)]
+    assert Runs(study(*runs)).task.default_target(runs) == target
 
 
 def test_what_all_runs_share_is_told_once() -> None:
