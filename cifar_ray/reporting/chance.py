@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from cifar_ray.reporting.figures import Figure, Statistic
 from cifar_ray.reporting.frame import Configuration
@@ -34,51 +36,127 @@ def unequal_work(among: Sequence[Configuration], figure: Figure) -> str:
     return f"the runs trained on different numbers of {unit} ({min(images):,.0f} to {max(images):,.0f})"
 
 
+def comparable(figure: Figure, among: Sequence[Configuration]) -> bool:
+    """Whether the finished runs of these configurations share what a figure depends on besides the settings."""
+    finished = [config for config in among if config.finished]
+    if figure.alike == "work":
+        return not unequal_work(finished, figure)
+    keys = {"step": lambda config: (config.global_batch_size, config.device), "device": lambda config: config.device}
+    return figure.alike == "" or len(set(map(keys[figure.alike], finished))) < 2
+
+
 def better(figure: Figure, among: Sequence[Configuration]) -> str:
     """Which way a figure of these configurations is better; empty where they cannot be compared by it."""
-    finished = [config for config in among if config.finished]
-    alike = {
-        "step": lambda: len({(config.global_batch_size, config.device) for config in finished}) < 2,
-        "device": lambda: len({config.device for config in finished}) < 2,
-        "work": lambda: not unequal_work(finished, figure),
-    }
-    return figure.better if figure.alike == "" or alike[figure.alike]() else ""
+    return figure.better if comparable(figure, among) else ""
 
 
-def visible(first: Statistic, other: Statistic, images: float | None = None) -> float | None:
-    """The smallest difference of two means that counts; None with one run of each.
+class Measured(NamedTuple):
+    """A configuration and one of its figures."""
 
-    It is more than chance, see :func:`by_seeds`, and at least 1 %. Shares of so many test ``images``, in percent, must
-    instead differ by more than two standard errors of the difference between two such shares: seeds that agree do not
-    make the test larger.
+    config: Configuration
+    value: Statistic
+
+
+class Noise(NamedTuple):
+    """How far chance alone sets two means of a figure apart: Student's t-test with one deviation for all.
+
+    The deviation is that of the seeds, pooled over configurations of equal work: of two or three seeds, one for each
+    configuration hardly tells anything apart, and a single run has none. Differences are in the figure's unit if it is
+    one of what was learned, else logarithms of ratios.
+
+    Attributes:
+        figure: which one.
+        variance: over the seeds.
+        freedom: its degrees of freedom; 0 where every configuration has one run, and there is no test.
+        images: how many test images limit how exact the figure is, see :func:`images`.
+        several: the configurations with more than one run.
     """
-    chance = by_seeds(first, other)
-    if chance is None:
-        return None
-    least = _LEAST * max(abs(first.mean), abs(other.mean))
-    return max(chance, least if images is None else of_images((first.mean + other.mean) / 2, images))
+
+    figure: Figure
+    variance: float
+    freedom: int
+    images: float | None
+    several: Sequence[Measured]
+
+    @classmethod
+    def of(cls, figure: Figure, among: Sequence[Measured], like: Sequence[Configuration] = ()) -> Noise:
+        """Of configurations, or only of those with as much work as one of ``like``."""
+        if like:
+            among = [
+                each
+                for each in among
+                if each.config in like or any(comparable(figure, (each.config, other)) for other in like)
+            ]
+        several = [each for each in among if each.value.std is not None]
+        freedom = sum(each.value.n - 1 for each in several)
+        variance = sum(_squares(figure, each.value) for each in several) / freedom if freedom else 0.0
+        return cls(figure, variance, freedom, images(figure, [each.config for each in among]), several)
+
+    @property
+    def unsteady(self) -> Iterator[Configuration]:
+        """Those that vary much more by seed than all others together (F test, Bonferroni)."""
+        from scipy import stats  # takes long to import
+
+        for config, value in self.several:
+            own, count, rest = _squares(self.figure, value), value.n - 1, self.freedom - value.n + 1
+            others = self.variance * self.freedom - own
+            if others > 0 and stats.f.sf(own / count / (others / rest), count, rest) < CHANCE / len(self.several):
+                yield config
+
+    def difference(self, first: Statistic, other: Statistic) -> float:
+        """By how much the first is larger."""
+        if self.figure.of is not None:
+            return first.mean - other.mean
+        return math.log(first.mean / other.mean) if first.mean > 0 and other.mean > 0 else 0.0
+
+    def least(self, *pairs: tuple[Statistic, Statistic], levels: int = 2) -> float | None:
+        """The smallest mean difference of pairs that is more than chance; None where there is no test.
+
+        It is also at least 1 %, or of a share two standard errors of the difference between two shares of so many
+        test images: seeds that agree do not make the test larger.
+
+        Args:
+            pairs: of two means each.
+            levels: how many values were compared to choose the two; of more than two, by Tukey's range.
+        """
+        if not self.freedom:
+            return None
+        shares = sum(1 / first.n + 1 / other.n for first, other in pairs)
+        by_seeds = _quantile(levels, self.freedom) * math.sqrt(self.variance * shares) / len(pairs)
+        means = [each.mean for pair in pairs for each in pair]
+        if self.figure.of is None:
+            return max(by_seeds, math.log1p(_LEAST))
+        if self.images is None:
+            return max(by_seeds, _LEAST * max(map(abs, means)))
+        return max(by_seeds, of_images(statistics.fmean(means), self.images))
+
+    def distinct(self, first: Statistic, other: Statistic) -> bool | None:
+        """Whether two means differ by more than chance; None where there is no test."""
+        least = self.least((first, other))
+        return None if least is None else abs(self.difference(first, other)) > least
+
+    def text(self, difference: float) -> str:
+        """A difference with its unit: ``3.3 points``, or of ratios ``24 %``."""
+        if self.figure.of is not None:
+            return self.figure.difference(difference)
+        percent = 100 * math.expm1(difference)
+        return f"{percent:.{0 if percent >= 10 else 1}f} %"
 
 
-def by_seeds(first: Statistic, other: Statistic) -> float | None:
-    """The smallest difference of two means that is more than chance; None with one run of each.
-
-    By Student's t-test over the seeds, at 5 %. It takes one deviation for both: of two or three seeds, Welch's with one
-    for each hardly tells anything apart, and a single run has none.
-    """
-    spread = [(each.n - 1, each.std) for each in (first, other) if each.std is not None]
-    freedom = sum(count for count, _ in spread)
-    if not freedom:
-        return None
-    variance = sum(count * std**2 for count, std in spread) / freedom
-    return quantile(freedom) * math.sqrt(variance * (1 / first.n + 1 / other.n))
+def _squares(figure: Figure, value: Statistic) -> float:
+    """The sum of the squared deviations from the mean; of a time's logarithm, to first order."""
+    scale = 1.0 if figure.of is not None else value.mean or math.inf
+    return (value.n - 1) * ((value.std or 0.0) / scale) ** 2
 
 
 @lru_cache
-def quantile(freedom: int) -> float:
-    """Standard errors from which a difference is more than chance, with so many degrees of freedom (Student's t)."""
+def _quantile(levels: int, freedom: int) -> float:
+    """Standard errors in half of a 95 % interval of the difference between two of so many means."""
     from scipy import stats  # takes long to import
 
-    return float(stats.t.ppf(1 - CHANCE / 2, freedom))
+    if levels < 3:
+        return float(stats.t.ppf(1 - CHANCE / 2, freedom))
+    return float(stats.studentized_range.ppf(1 - CHANCE, levels, freedom)) / math.sqrt(2)
 
 
 def of_images(percent: float, images: float | None) -> float:
@@ -96,12 +174,6 @@ def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
         return None
     known = [trial.metrics.get(trial.task.counted_on(figure.subset)) for config in among for trial in config.finished]
     return min(filter(None, known), default=math.inf) if figure.of.binomial else math.inf
-
-
-def distinct(first: Statistic, other: Statistic, images: float | None = None) -> bool | None:
-    """Whether the means of a figure differ, see :func:`visible`; None with one run of each: that is not tested."""
-    least = visible(first, other, images)
-    return None if least is None else abs(first.mean - other.mean) > least
 
 
 def of_shares(first: float, second: float, images: int) -> float:

@@ -138,9 +138,8 @@ def _luck(searched: Searched) -> Iterator[str]:
     again = counted(len(searched.repeated), "other seed")
     seeds = f"the first was trained with {again}, the second with one" if searched.repeated else "each has one seed"
     yield (
-        f"These figures take each run's {unit} for a sample of its own. All runs share them, which makes the test "
-        "cautious. As it counts both directions, the first against the second needs no correction for the number of "
-        f"runs (Hung and Fithian, 2019). The luck of the seed is not in them: {seeds}."
+        "Runs share images, so this test is cautious. As it counts both directions, the first against the second needs "
+        f"no correction for the number of runs (Hung and Fithian, 2019). The luck of the seed is not in it: {seeds}."
     )
 
 

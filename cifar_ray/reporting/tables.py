@@ -15,6 +15,7 @@ from typing import NamedTuple
 from cifar_ray import tasks
 from cifar_ray.reporting import cells, chance, figures, frame, scaling
 from cifar_ray.reporting.cells import Column, Group, columns, setting
+from cifar_ray.reporting.chance import Measured, Noise
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, LOSS, SPEED_UP, TRAINING_TIME, Figure, Statistic
@@ -249,22 +250,16 @@ def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entr
     if not better or len(candidates) < 2:
         return
     candidates.sort(key=lambda entries: entries[at].value or 0.0, reverse=better == "high")
-    top, *others = candidates
-    images = chance.images(figure, among)
-    if all(_exceeds(figure, top[at], entries[at], images) for entries in others):
-        top[at] = replace(top[at], best=True)
+    noise = Noise.of(figure, [Measured(config, _statistic(entries[at])) for config, entries in rows if config in among])
+    top, *others = (entries[at] for entries in candidates)
+    digits = {figure.number(other.value or 0.0) for other in others}
+    told = all(noise.distinct(_statistic(top), _statistic(other)) for other in others)
+    if told and figure.number(top.value or 0.0) not in digits:
+        candidates[0][at] = replace(top, best=True)
 
 
-def _exceeds(figure: Figure, top: Entry, other: Entry, images: float | None) -> bool:
-    """Whether two entries differ, and as the table shows them."""
-
-    def statistic(entry: Entry) -> Statistic:
-        # The reference of a ratio has none; other ratios are also of the reference's runs.
-        exact = entry.std is None and 1 < entry.n == len(entry.run_ids)
-        return Statistic(entry.value or 0.0, 0.0 if exact else entry.std, entry.n)
-
-    best, rival = statistic(top), statistic(other)
-    return figure.number(best.mean) != figure.number(rival.mean) and chance.distinct(best, rival, images) is True
+def _statistic(entry: Entry) -> Statistic:
+    return Statistic(entry.value or 0.0, entry.std, entry.n)
 
 
 def _table(part: Part, filled: Filled) -> Table:

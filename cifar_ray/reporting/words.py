@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from cifar_ray import tasks
 from cifar_ray.reporting import chance, figures, scaling
+from cifar_ray.reporting.chance import Measured, Noise
 from cifar_ray.reporting.contents import Finding, Highlight
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.effects import effects
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, titled
-from cifar_ray.reporting.ranking import Measured, Ranking
+from cifar_ray.reporting.ranking import Ranking
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking.study import Trial
 
@@ -74,19 +75,13 @@ class _Group(NamedTuple):
         return sorted(known, key=lambda measured: measured.value.mean, reverse=figure.better == "high")
 
     def tied(self, ranking: Ranking, what: str) -> str:
-        """Names the configurations that the test does not tell from the best, and those without a test."""
-
-        def listed(ties: Sequence[Measured]) -> str:
-            more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
-            return "; ".join(self.name(tie.config) for tie in ties[:_MOST_NAMED]) + more
-
-        sentences = []
-        if tested := ranking.tested:
-            test = ranking.test(ranking.ranked[0], tested)
-            sentences.append(f"Its {what} is not distinguishable from that of {listed(tested)} ({test}).")
-        if ranking.untested and not ranking.single:
-            sentences.append(f"One run of each (n = 1) cannot tell it from {listed(ranking.untested)}.")
-        return " ".join(sentences)
+        """The configurations that the test does not tell from the best, in a sentence; empty without any."""
+        if ranking.single or not ranking.ties:
+            return ""
+        more = f" and {len(ranking.ties) - _MOST_NAMED} more" if len(ranking.ties) > _MOST_NAMED else ""
+        listed = "; ".join(self.name(tie.config) for tie in ranking.ties[:_MOST_NAMED]) + more
+        seen = ranking.seen(ranking.ranked[0], ranking.ties)
+        return f"Its {what} is not distinguishable from that of {listed}. {seen}"
 
 
 def findings(runs: Runs, price: Price | None) -> list[Finding]:
@@ -108,7 +103,7 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     unequal, apart = (chance.unequal_work(group.among, figure) for figure in (TRAINING_TIME, objective))
     speed, speed_question = (task.throughput, _throughput(task)) if unequal else (TRAINING_TIME, _TIME)
     known = list(effects(group.among, speed))
-    moved = {effect.figure.key for effect in known if effect.measurable}
+    moved = {effect.figure.key for effect in known}
     speeds = Ranking.of(speed, group.ranked(speed), speed.key in moved)
     fastest = speeds.ranked[0].config if speeds.ranked else None
     learned = Ranking.of(objective, _leading(group.ranked(objective), fastest), task.primary.key in moved)
@@ -137,7 +132,22 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
         sentences.append(_of_fastest(group, of, None if speeds.level else fastest, learned))
         sentences += _chosen(group, learned, tested)
     sentences += [effect.sentence for effect in known]
-    return Finding(title, tiles, [*sentences, *_efficiencies(group, ratios), *_strategies(group)])
+    sentences += [*_efficiencies(group, ratios), *_strategies(group), *_tests(group, speeds, learned)]
+    return Finding(title, tiles, sentences)
+
+
+def _tests(group: _Group, *rankings: Ranking) -> Iterator[str]:
+    """What the test takes for granted: one deviation for all, and the configurations that have another one."""
+    tested = {each.figure.of.noun if each.figure.of else "speed": each.noise for each in rankings if each.noise.freedom}
+    if tested:
+        spread = " and ".join(f"{noise.text(math.sqrt(noise.variance))} of {what}" for what, noise in tested.items())
+        yield f"Tests are Student's t at 5 %, with one standard deviation of the seeds for all: {spread}."
+    for what, noise in tested.items():
+        for config in noise.unsteady:
+            yield (
+                f"By seed, {group.name(config)} varies much more in {what} than the others: tests are too lenient with "
+                "it and too strict with them. Train more seeds."
+            )
 
 
 def _throughput(task: TaskFigures) -> _Question:
@@ -192,18 +202,17 @@ def _tile(group: _Group, ranking: Ranking, question: _Question, shown: str = "")
     elif ranking.single:
         yield Highlight(f"{question.single} (n = 1)", figure, name)
     else:
-        both = (("not distinguishable from", ranking.tested), ("not tested against", ranking.untested))
-        words = ", ".join(f"{words} {len(ties)} other{'s' * (len(ties) > 1)}" for words, ties in both if ties)
-        title = f"{question.single} (n = 1)" if ranking.untested else f"{question.single}, not alone"
-        yield Highlight(title, figure, f"{name}; {words}")
+        ties = f"{len(ranking.ties)} other{'s' * (len(ranking.ties) > 1)}"
+        yield Highlight(f"{question.single}, not alone", figure, f"{name}; not distinguishable from {ties}")
 
 
 def _gain(group: _Group, ratios: Sequence[tuple[Configuration, scaling.Ratio]]) -> Iterator[Highlight]:
     """The best speed-up for its workers, or that more workers brought none."""
+    noise = Noise.of(group.task.throughput, group.ranked(group.task.throughput))
 
     def gained(ratio: scaling.Ratio) -> bool:
-        speed, base = (Statistic.of(values) for values in (ratio.pairs.own, ratio.pairs.base))
-        return ratio.speed_up.mean > 1 and chance.distinct(speed, base) is not False
+        both = (Statistic.of(values) for values in (ratio.pairs.own, ratio.pairs.base))
+        return ratio.speed_up.mean > 1 and noise.distinct(*both) is not False
 
     gains = [(config, ratio) for config, ratio in ratios if gained(ratio)]
     if ratios and not gains:
@@ -272,13 +281,11 @@ def _of_fastest(group: _Group, of: tasks.Figure, fastest: Configuration | None, 
         return _best(group, of, ranking)
     if of_fastest is top:
         return f"No other is measurably {of.more}." if ranking.ties else f"It is also the {of.most}."
-    both = _both(figure, of_fastest, top)
-    distinct = chance.distinct(of_fastest.value, top.value, ranking.images)
+    best, both = group.name(top.config), _both(figure, of_fastest, top)
+    distinct = ranking.noise.distinct(of_fastest.value, top.value)
     if distinct is False:
-        return (
-            f"Its {of.noun} is not distinguishable from the {of.extreme}, that of {group.name(top.config)}: {both} "
-            f"({ranking.test(top, [of_fastest])})."
-        )
+        seen = ranking.seen(top, [of_fastest])
+        return f"Its {of.noun} is not distinguishable from the {of.extreme}, that of {best}: {both}. {seen}"
     if figure.number(of_fastest.value.mean) == figure.number(top.value.mean):
         where = f"In the digits shown, its {of.noun} is" if distinct else f"{_ONCE}, its {of.noun} was"
         return f"{where} the {of.extreme}, {figure.text(of_fastest.value.mean)}."
@@ -287,9 +294,14 @@ def _of_fastest(group: _Group, of: tasks.Figure, fastest: Configuration | None, 
     if of_fastest.config.global_batch_size != top.config.global_batch_size:
         sizes = f" Its global batch is {of_fastest.config.global_batch_size}, against {top.config.global_batch_size}."
     if distinct:
-        return f"It loses {much} of {of.noun} against {group.name(top.config)}: {both}.{sizes}"
-    doubt, less = "One run of each (n = 1) cannot tell that from chance.", "less" if of.better == "max" else "more"
-    return f"Its run had {much} {less} {of.noun} than {group.name(top.config)}: {both}. {doubt}{sizes}"
+        first, second = (figure.text(each.value.mean) for each in (of_fastest, top))
+        counts = (of_fastest.value.n, top.value.n)
+        runs = f"n = {counts[0]} each" if len({*counts}) == 1 else f"n = {counts[0]} and {counts[1]}"
+        return (
+            f"The fastest configuration loses {much} of {of.noun}: {first} against {second} of {best} ({runs}).{sizes}"
+        )
+    doubt = "One run of each (n = 1) cannot tell that from chance."
+    return f"{group.name(of_fastest.config)} was {much} {of.less} than {best}: {both}. {doubt}{sizes}"
 
 
 def _best(group: _Group, of: tasks.Figure, ranking: Ranking) -> str:
@@ -340,7 +352,7 @@ def _strategies(group: _Group) -> list[str]:
 
 def _rivals(group: _Group, times: Sequence[Measured]) -> str:
     best, after, slowest = times[0], times[1], times[-1]
-    ranking = Ranking.of(ITERATION_TIME, times)
+    ranking = Ranking.of(ITERATION_TIME, times, among=group.ranked(ITERATION_TIME))
     if ranking.level:
         return ranking.none_better("no strategy is measurably faster")
 
@@ -348,7 +360,7 @@ def _rivals(group: _Group, times: Sequence[Measured]) -> str:
         remark = ITERATION_TIME.remarks(measured.config.finished)
         return ITERATION_TIME.text(measured.value.mean) + (f", {remark}" if remark else "")
 
-    tested = chance.distinct(best.value, after.value)
+    tested = ranking.noise.distinct(best.value, after.value)
     name = f"{group.name(best.config)} {'had, in one run of each,' if tested is None else 'has'}"
     last = f"{_times(best, slowest)} the slowest, {group.name(slowest.config)} ({told(slowest)})"
     if tested is False:

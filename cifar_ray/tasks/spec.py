@@ -127,9 +127,9 @@ class Figure:
         return f"more {self.adjective}" if self.adjective else f"better in {self.noun}"
 
     @property
-    def equally(self) -> str:
-        """What a run like another is: ``as accurate as``, or ``as good in RMSE as``."""
-        return f"as {self.adjective} as" if self.adjective else f"as good in {self.noun} as"
+    def less(self) -> str:
+        """What a worse run is: ``less accurate``, or ``worse in RMSE``."""
+        return f"less {self.adjective}" if self.adjective else f"worse in {self.noun}"
 
 
 LOSS = Figure("loss", "Loss", "min")

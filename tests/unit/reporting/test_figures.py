@@ -293,38 +293,54 @@ def test_a_plain_run_is_no_base_of_a_compiled_one() -> None:
     assert ratios(study(plain, compiled, axes=("topology", "compile")))["ddp 1x2"] == ("1x2", 1.0, 100.0)
 
 
-STATISTIC = Statistic(50.0, 1.0, 3, ())
+def told(*accuracies: tuple[float, ...], images: int = 0) -> bool | None:
+    """Whether the first two configurations are told apart; each has an accuracy in percent for every seed."""
+    runs = [
+        trial(f"1x{at}", seed=seed, accuracies=(value / 100,))
+        for at, values in enumerate(accuracies, 1)
+        for seed, value in enumerate(values)
+    ]
+    counted = {"test/images": float(images)} if images else {}
+    among = Runs(study(*(replace(run, metrics={**run.metrics, **counted}) for run in runs))).configurations
+    figure = among[0].runs.task.primary
+    cells = [chance.Measured(each, value) for each in among if (value := each.statistic(figure)) is not None]
+    return chance.Noise.of(figure, cells).distinct(cells[0].value, cells[1].value)
 
 
 @pytest.mark.parametrize(
     ("other", "images", "distinct"),
     [
-        (Statistic(50.5, 1.0, 3, ()), None, False),  # t = 0.61
-        (Statistic(53.0, 1.0, 3, ()), None, True),  # t = 3.67 with 4 degrees of freedom: p = 0.021
-        (Statistic(52.0, 1.0, 3, ()), None, False),  # t = 2.45: p = 0.07
-        (Statistic(53.0, None, 1, ()), None, False),  # 4.97 points with 2 degrees of freedom
-        (Statistic(56.0, None, 1, ()), None, True),
-        (Statistic(53.0, 1.0, 3, ()), 1000, False),  # two standard errors are 4.5 points
-        (Statistic(53.0, 1.0, 3, ()), 10000, True),  # 1.4 points
-        (Statistic(55.0, 3.0, 3, ()), None, False),  # t = 2.74: p = 0.052
+        ((49.5, 50.5, 51.5), 0, False),  # t = 0.61
+        ((52.0, 53.0, 54.0), 0, True),  # t = 3.67 with 4 degrees of freedom: p = 0.021
+        ((51.0, 52.0, 53.0), 0, False),  # t = 2.45: p = 0.07
+        ((53.0,), 0, False),  # 4.97 points with 2 degrees of freedom
+        ((56.0,), 0, True),
+        ((52.0, 53.0, 54.0), 1000, False),  # two standard errors are 4.5 points
+        ((52.0, 53.0, 54.0), 10000, True),  # 1.4 points
+        ((52.0, 55.0, 58.0), 0, False),  # t = 2.74: p = 0.052
     ],
 )
-def test_a_difference_is_told_from_chance(other: Statistic, images: int | None, distinct: bool | None) -> None:
-    assert chance.distinct(STATISTIC, other, images) is distinct
-    assert chance.distinct(other, STATISTIC, images) is distinct
+def test_a_difference_is_told_from_chance(other: tuple[float, ...], images: int, distinct: bool) -> None:
+    assert told((49.0, 50.0, 51.0), other, images=images) is distinct
+    assert told(other, (49.0, 50.0, 51.0), images=images) is distinct
+
+
+def test_all_configurations_share_one_deviation() -> None:
+    """Two seeds of each of two tell nothing that far apart; the seeds of others say how much seeds do."""
+    two = ((50.0, 53.0), (56.0, 59.0))
+    assert told(*two) is False  # t = 2.83 with 2 degrees of freedom: p = 0.11
+    assert told(*two, (20.0, 23.0), (30.0, 33.0), (40.0, 43.0)) is True  # with 5: p = 0.037
+    assert told((50.0,), (56.0,)) is None
+    assert told((50.0,), (56.0,), (20.0, 21.0), (30.0, 31.0)) is True  # 0.71 points, with 2 degrees of freedom
 
 
 def test_equal_seeds_do_not_make_the_test_set_larger() -> None:
     """Two of 360 images, twice."""
-    one, other = (Statistic(value, 0.0, 2, ()) for value in (98.0, 99.17))
-    assert chance.distinct(one, other, 360) is False
-    assert chance.distinct(one, other) is True
-    assert chance.distinct(one, one) is False
-    two = [Statistic(98.61, 0.2, 2, ()), Statistic(91.39, 1.57, 2, ())]
-    assert chance.distinct(*two, 360) is True  # t = 6.45 with 2 degrees of freedom: p = 0.023; Welch's has p = 0.09
-    middle, near = (Statistic(value, 0.1, 3, ()) for value in (50.0, 52.0))
-    assert chance.distinct(middle, near, 10000) is True  # two standard errors are 1.41 points
-    assert chance.distinct(middle, near, 4990) is False  # 2.0016 points
+    assert told((98.0, 98.0), (99.17, 99.17), images=360) is False
+    assert told((98.0, 98.0), (99.17, 99.17)) is True
+    assert told((98.0, 98.0), (98.0, 98.0)) is False
+    assert told((50.0, 50.1), (52.0, 52.1), images=10000) is True  # two standard errors are 1.41 points
+    assert told((50.0, 50.1), (52.0, 52.1), images=4900) is False  # 2.02 points
 
 
 @pytest.mark.parametrize(

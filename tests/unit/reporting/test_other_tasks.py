@@ -41,8 +41,8 @@ def test_the_lowest_is_the_best() -> None:
     ]
     assert finding.sentences[1] == "It is also the best in RMSE."
     assert (
-        "Batch per worker: 64 is 0.333 better in RMSE than 16 (95 % interval 0.333 to 0.333), from 0.200 with topology "
-        "1x1 to 0.500 with topology 2x2."
+        "Batch per worker: 64 is on average 0.333 better in RMSE than 16 (95 % interval 0.253 to 0.413; from 0.200 to "
+        "0.500 over the other settings)."
     ) in finding.sentences
     (main,) = made.sections[0].tables
     at = main.columns.index("RMSE") - 1
@@ -70,11 +70,12 @@ def test_its_figures_are_named_and_no_others() -> None:
 def test_the_fastest_beside_a_better_one() -> None:
     runs = [*seeds("1x1", 200.0, (3.2, 3.22)), *seeds("1x2", 100.0, (3.6, 3.65))]
     (finding,) = report.build(study(*runs)).findings
-    assert "It loses 0.415 of RMSE against 1x1: 3.62 against 3.21. Its global batch is 32, against 16." in (
-        finding.sentences
+    assert finding.sentences[1] == (
+        "The fastest configuration loses 0.415 of RMSE: 3.62 against 3.21 of 1x1 (n = 2 each). Its global batch is 32, "
+        "against 16."
     )
     (finding,) = report.build(study(runs[0], runs[2])).findings
-    assert finding.sentences[1].startswith("Its run had 0.400 more RMSE than 1x1: 3.60 against 3.20.")
+    assert finding.sentences[1].startswith("1x2 was 0.400 worse in RMSE than 1x1: 3.60 against 3.20.")
 
 
 def test_an_outlier_is_far_above_the_others() -> None:

@@ -11,9 +11,10 @@ from cifar_ray.reporting import figures as figures_module
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Study, Trial
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, validated, without_run
-from tests.unit.reporting.test_tables import figures, sections, small
+from tests.unit.reporting.test_tables import best, figures, sections, small
 
 PRICE = cost.find("c7i.xlarge")
+TESTS = "Tests are Student's t at 5 %, with one standard deviation of the seeds for all"
 
 
 def warnings(of: Study, price: cost.Price | None = None) -> list[str]:
@@ -33,17 +34,18 @@ def highlights(of: Study, price: cost.Price | None = None) -> list[tuple[str, st
 def test_what_a_study_comes_to() -> None:
     assert said(twice(grid())) == [
         "2x2 with batch 64 is 3.33 times as fast as 1x1 with batch 64 (60.00 against 200.00 s).",
-        "It loses 15.0 points of accuracy against 1x1 with batch 16: 65.00 against 80.00 %. Its global batch is 256, "
-        "against 16.",
-        "Batch per worker: 64 is 1.88 times as fast as 16 (95 % interval 1.88 to 1.88), from 1.75 with topology 2x2 to "
-        "2.00 with topology 1x1.",
-        "Batch per worker: 16 is 3.3 points more accurate than 64 (95 % interval 3.3 to 3.3), from 2.0 with topology "
-        "1x1 to 5.0 with topology 2x2.",
-        "Topology: 2x2 is 3.56 times as fast as 1x1 (95 % interval 3.56 to 3.56), from 3.33 with batch per worker 64 "
-        "to 3.81 with batch per worker 16.",
-        "Topology: 1x1 is 11.5 points more accurate than 2x2 (95 % interval 11.5 to 11.5), from 10.0 with batch per "
-        "worker 16 to 13.0 with batch per worker 64; the global batch differs, too.",
+        "The fastest configuration loses 15.0 points of accuracy: 65.00 % against 80.00 % of 1x1 with batch 16 (n = 2 "
+        "each). Its global batch is 256, against 16.",
+        "Batch per worker: 64 is on average 1.88 times as fast as 16 (95 % interval 1.86 to 1.90; from 1.75 to 2.00 "
+        "over the other settings).",
+        "Batch per worker: 16 is on average 3.3 points more accurate than 64 (95 % interval 3.3 to 3.3; from 2.0 to 5.0 "
+        "over the other settings).",
+        "Topology: 2x2 is on average 3.56 times as fast as 1x1 (95 % interval 3.53 to 3.60; from 3.33 to 3.81 over the "
+        "other settings).",
+        "Topology: 1x1 is on average 11.5 points more accurate than 2x2 (95 % interval 11.5 to 11.5; from 10.0 to 13.0 "
+        "over the other settings); the global batch differs, too.",
         "With 2 workers the efficiency is 90 %, with 4 it is 75 to 80 %.",
+        f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
     ]
     # 110 s of training and 40 s of all else are 150 s; at 0.1785 USD an hour they cost 0.0074375 USD.
     assert highlights(twice(grid()), PRICE) == [
@@ -85,7 +87,7 @@ def test_the_most_accurate_is_chosen_on_the_validation_images() -> None:
     assert highlights(of)[1] == ("Most accurate by validation", "66.00 % in the test", "2x2 with batch 64")
     of = twice(validated(grid(), 0.9, 0.7, 0.71, 0.72, 0.73, 0.6))
     assert said(of)[1].startswith(
-        "It loses 30.0 points of validation accuracy against 1x1 with batch 16: 60.00 against 90.00 %."
+        "The fastest configuration loses 30.0 points of validation accuracy: 60.00 % against 90.00 % of 1x1 with batch "
     )
     assert (
         said(of)[2] == "The most accurate was chosen on the validation set: 1x1 with batch 16 has 81.00 % in the test."
@@ -113,10 +115,10 @@ def test_a_choice_on_the_test_set_is_called_one() -> None:
 
 
 def test_one_run_of_each_makes_nothing_the_best() -> None:
-    first, second, third, *_ = said(grid())
+    first, second, *rest = said(grid())
     assert first.startswith("In one run of each, 2x2 with batch 64 was 3.33 times as fast as")
-    assert second.startswith("Its run had 15.0 points less accuracy than 1x1 with batch 16: 65.00 against 80.00 %.")
-    assert third.endswith("in one run of each, so without an interval.")
+    assert second.startswith("2x2 with batch 64 was 15.0 points less accurate than 1x1 with batch 16: 65.00 against ")
+    assert rest == ["With 2 workers the efficiency is 90 %, with 4 it is 75 to 80 %."]  # no effect, and no test
     assert [title for title, *_ in highlights(grid(), PRICE)] == [
         *("Shortest training (n = 1)", "Highest accuracy (n = 1)", "Highest speed-up for its workers (n = 1)"),
         "Lowest cost on c7i.xlarge (n = 1)",
@@ -136,8 +138,8 @@ def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
         ("No second worker paid off here", "0.82 times", "1x2, the highest"),
     ]
     assert said(study(*runs))[0] == (
-        "No configuration is measurably faster: 34.00 to 37.00 s in 3 configurations (Student's t-test over the seeds, "
-        "5 %; with n = 2 it sees differences above 24.34 s)."
+        "No configuration is measurably faster: 34.00 to 37.00 s in 3 configurations. Two seeds can only reveal "
+        "differences above 66 %."
     )
     assert said(study(*runs))[1].startswith("No configuration is measurably more accurate: 55.90 to 56.10 % in 3")
     near = [trial(t, seed=n, images_per_s=s + 20 * n) for t, s in (("1x1", 100.0), ("1x2", 105.0)) for n in (0, 1)]
@@ -162,49 +164,50 @@ def of_seeds(**known: tuple[float, ...]) -> Study:
     )
 
 
-def test_what_cannot_be_tested_is_no_tie() -> None:
-    runs = of_seeds(t1=(0.6,), t2=(0.5,), t4=(0.59, 0.55), t8=(0.101, 0.102), t16=(0.4,))
-    assert [one for one in highlights(runs) if "accuracy" in one[0]] == [
-        (
-            "Highest accuracy (n = 1)",
-            "60.00 %",
-            "1x1; not distinguishable from 1 other, not tested against 2 others",
-        )
-    ]
-    timed = study(
-        *(
-            replace(one, metrics={**one.metrics, "time/training_s": 10 / accuracy})
-            for one, accuracy in ((one, one.metrics["test/accuracy"]) for one in runs.trials)
-            if one.topology != "1x8"
-        )
-    )
-    assert said(timed)[0] == (
-        "1x1 has the shortest training, 16.67 s. Its speed is not distinguishable from that of 1x4 (Student's t-test "
-        "over the seeds, 5 %; with n = 1 to 2 it sees differences above 13.56 s). One run of each (n = 1) cannot tell "
-        "it from 1x2; 1x16."
-    )
-
-
-def test_without_a_second_run_there_is_no_tie_by_a_test() -> None:
+def test_one_run_is_told_by_the_deviation_of_the_others_seeds() -> None:
     """Two rates have one run each, and the third's two runs are told from them."""
     known = (("0.1", 0, 40.0, 0.9), ("0.2", 0, 41.0, 0.89), ("0.3", 0, 100.0, 0.5), ("0.3", 1, 101.0, 0.51))
     runs = [trial(seed=n, training_s=s, accuracies=(a,), params={"lr": lr}) for lr, n, s, a in known]
     assert said(study(*runs, axes=("lr",)))[0] == (
-        "1x1 with lr=0.1 is 2.51 times as fast as 1x1 with lr=0.3 (40.00, n = 1, against 100.50 s, n = 2). "
-        "One run of each (n = 1) cannot tell it from 1x1 with lr=0.2."
+        "1x1 with lr=0.1 is 2.51 times as fast as 1x1 with lr=0.3 (40.00, n = 1, against 100.50 s, n = 2). Its speed "
+        "is not distinguishable from that of 1x1 with lr=0.2. One seed can only reveal differences above 13 %."
     )
     assert highlights(study(*runs, axes=("lr",))) == [
-        ("Shortest training (n = 1)", "40.00 s", "1x1 with lr=0.1; not tested against 1 other"),
-        ("Highest accuracy (n = 1)", "90.00 %", "1x1 with lr=0.1; not tested against 1 other"),
+        ("Shortest training, not alone", "40.00 s", "1x1 with lr=0.1; not distinguishable from 1 other"),
+        ("Highest accuracy, not alone", "90.00 %", "1x1 with lr=0.1; not distinguishable from 1 other"),
     ]
 
 
 def test_no_tile_says_that_nothing_differs_where_a_test_tells_two_apart() -> None:
-    """The best varies so much that nothing is told from it, but the others are told from each other."""
-    runs = of_seeds(t1=(0.4, 0.8), t2=(0.55, 0.5501), t4=(0.5, 0.5001))
+    """The best has one run, which is told from nothing, but the others are told from each other."""
+    runs = of_seeds(t1=(0.6,), t2=(0.587, 0.607), t4=(0.525, 0.545))
     tiles = [one for one in highlights(runs) if "accuracy" in one[0]]
     assert tiles == [("Highest accuracy, not alone", "60.00 %", "1x1; not distinguishable from 2 others")]
     assert not [line for line in said(runs) if line.startswith("No configuration is measurably more accurate")]
+
+
+def test_the_whole_report_has_one_answer_to_whether_two_accuracies_differ() -> None:
+    """Two seeds of each, of which one configuration's differ by 25 points."""
+    known = {("1x1", 16): (0.972, 0.967), ("1x1", 64): (0.685, 0.436), ("1x2", 16): (0.985, 0.981)}
+    runs = study(
+        *(
+            trial(top, batch, seed=seed, accuracies=(accuracy,), training_s=100.0 - batch + seed)
+            for (top, batch), accuracies in (known | {("1x2", 64): (0.25, 0.222)}).items()
+            for seed, accuracy in enumerate(accuracies)
+        )
+    )
+    lines = said(runs)
+    # s = 8.9 points with 4 degrees of freedom, of which 1x1 with batch 64 has most: 2.776 * 8.9 = 24.7.
+    assert lines[1].startswith("The fastest configuration loses 42.2 points of accuracy: 56.05 % against 98.30 % of ")
+    assert [line for line in lines if "not distinguishable" in line and "accuracy" in line] == []
+    (effect,) = (line for line in lines if line.startswith("Batch per worker: 16 is on average"))
+    assert "57.8 points more accurate than 64 (95 % interval 40.4 to 75.2; " in effect
+    assert f"{TESTS}: 1.5 % of speed and 8.9 points of accuracy." in lines
+    assert lines[-1] == (
+        "By seed, 1x1 with batch 64 varies much more in accuracy than the others: tests are too lenient with it and "
+        "too strict with them. Train more seeds."
+    )
+    assert best(sections(runs)[0].tables[0]) == {}
 
 
 def test_no_tile_says_that_nothing_differs_where_an_axis_has_an_effect() -> None:
@@ -217,8 +220,8 @@ def test_no_tile_says_that_nothing_differs_where_an_axis_has_an_effect() -> None
             for seed in (0, 1)
         )
     )
-    (line,) = (line for line in said(runs) if line.startswith("Batch per worker: 64 is 2.1 points more accurate"))
-    assert "95 % interval" in line
+    line = "Batch per worker: 64 is on average 2.1 points more accurate than 16 (95 % interval 1.1 to 3.1)."
+    assert line in said(runs)
     tiles = [title for title, *_ in highlights(runs) if "accuracy" in title]
     assert tiles == ["Highest accuracy, not alone"]
     assert not [line for line in said(runs) if line.startswith("No configuration is measurably more accurate")]
@@ -228,7 +231,6 @@ def test_equal_figures_of_one_run_each_make_nothing_the_highest() -> None:
     runs = study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16))))
     assert highlights(runs)[1] == ("Same accuracy (n = 1)", "60.00 %", "3 configurations")
     assert said(runs)[1] == "In one run of each, all had an accuracy of 60.00 %."
-    assert "Batch per worker: 64 was as accurate as 16, in one run of each, so without an interval." in said(runs)
     ahead = study(trial("1x2", training_s=50.0, accuracies=(0.7,)), trial(accuracies=(0.6,)))
     assert said(ahead)[1] == "No other is measurably more accurate."
     again = twice(study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16)))))
@@ -259,7 +261,7 @@ def of_rates(*accuracies: float, seeds: int = 1, timed: bool = True) -> Study:
         (of_rates(0.90002, 0.8, 0.9, seeds=2), "In the digits shown, its accuracy is the highest, 90.00 %."),
         (
             of_rates(0.9004, 0.8, 0.9),
-            "Its run had 0.04 points less accuracy than 1x1 with lr=0.1: 90.00 against 90.04 %. "
+            "1x1 with lr=0.3 was 0.04 points less accurate than 1x1 with lr=0.1: 90.00 against 90.04 %. "
             "One run of each (n = 1) cannot tell that from chance.",
         ),
     ],
@@ -276,7 +278,7 @@ def test_short_times_have_the_digits_that_tell_them_apart() -> None:
 
 def test_a_difference_below_one_percent_is_none() -> None:
     near = [trial(t, seed=n, training_s=s + 0.001 * n) for t, s in (("1x1", 100.0), ("1x2", 99.5)) for n in (0, 1)]
-    assert said(study(*near))[0].endswith("with n = 2 it sees differences above 1.00 s).")
+    assert said(study(*near))[0].endswith("Two seeds can only reveal differences above 1.0 %.")
 
 
 def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> None:
@@ -284,9 +286,8 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
     runs = study(*(trial(params={"lr": lr}, accuracies=(float(lr),)) for lr in rates), axes=("lr",))
     names = [row for row, _ in sections(runs)[0].tables[0].rows]
     assert names == ["1x1, lr=0.06769", "1x1, lr=0.06772", "1x1, lr=0.2285", "1x1, lr=0.05"]
-    assert "lr: 0.2285 was 17.9 points more accurate than 0.05, in one run of each, so without an interval." in said(
-        runs
-    )
+    (line,) = (line for line in said(twice(runs)) if line.startswith("lr: "))
+    assert line.startswith("lr: 0.2285 is 17.9 points more accurate than 0.05 (")
     assert not [line for line in said(runs) + [" ".join(one) for one in highlights(runs)] if rates[2] in line]
     assert {row["lr"] for row in figures(runs)} == set(map(float, rates))
     chosen = study(*(trial(params={"ema": ema}) for ema in ("0.99995", "0.9999", "none")), axes=("ema",))
@@ -312,15 +313,14 @@ def two_axes(low: float) -> Study:
     )
 
 
-def test_the_effect_of_an_axis_has_an_interval_and_says_where_it_depends_on_another() -> None:
+def test_the_effect_of_an_axis_has_an_interval_and_the_range_over_the_other_settings() -> None:
     (line,) = (line for line in said(two_axes(0.41)) if line.startswith("Batch per worker") and "accura" in line)
     # s = 0.283 points with 4 degrees of freedom, and 2 cells of 2 runs each: 2.776 * 0.283 * sqrt(2 / 4).
     assert line == (
-        "Batch per worker: 64 is 7.0 points more accurate than 16 (95 % interval 6.4 to 7.6), from 0.0 with topology "
-        "1x2 to 14.0 with topology 1x1."
+        "Batch per worker: 64 is on average 7.0 points more accurate than 16 (95 % interval 6.4 to 7.6; from 0.0 to "
+        "14.0 over the other settings)."
     )
-    (line,) = (line for line in said(two_axes(0.55)) if line.startswith("Batch per worker") and "accura" in line)
-    assert line.startswith("Batch per worker: no measurable effect on accuracy (")
+    assert not [line for line in said(two_axes(0.55)) if line.startswith("Batch per worker")]
     rates = [
         trial(seed=seed, accuracies=(a + 0.01 * seed,), params={"lr": lr})
         for lr, a in (("0.01", 0.3), ("0.1", 0.5), ("1.0", 0.1))
@@ -331,29 +331,6 @@ def test_the_effect_of_an_axis_has_an_interval_and_says_where_it_depends_on_anot
     assert line == "lr: 0.1 is 40.0 points more accurate than 1.0 (95 % interval 37.0 to 43.0)."
 
 
-def test_an_effect_depends_on_settings_that_have_a_value() -> None:
-    """``comm_hook`` has no value with ``all_reduce``, nor in the plain run of ``ddp``."""
-
-    def places(*rest: tuple[str, str, float]) -> str:
-        runs = [
-            trial(
-                seed=seed,
-                training_s=(seconds if lr == "0.1" else 100.0) + seed / 10,
-                params={"strategy": strategy, "lr": lr, "ddp.comm_hook": hook},
-            )
-            for strategy, hook, seconds in rest
-            for lr in ("0.1", "0.2")
-            for seed in (0, 1)
-        ]
-        whole = study(*runs, axes=("strategy", "ddp.comm_hook", "lr"))
-        (line,) = (line for line in said(whole) if line.startswith("lr: ") and "fast" in line)
-        return line.partition("), ")[2]
-
-    ddp, plain, other = ("ddp", "fp16", 40.0), ("ddp", "", 80.0), ("all_reduce", "", 80.0)
-    assert places(ddp, other) == ("from 1.25 with strategy all_reduce to 2.50 with strategy ddp, ddp.comm_hook fp16.")
-    assert places(ddp, plain) == "from 1.25 elsewhere to 2.50 with ddp.comm_hook fp16."
-
-
 def test_effects_in_sweeps_whose_runs_are_not_alike() -> None:
     """An option that is not set in half of them, seeds that agree to the last image, and a value with few runs."""
     unset = [
@@ -361,19 +338,14 @@ def test_effects_in_sweeps_whose_runs_are_not_alike() -> None:
         for a, params in ((0.5, {}), (0.7, {"ema": "0.999"}))
         for seed in (0, 1)
     ]
-    assert said(study(*unset, axes=("ema",)))[-1] == (
-        "ema: 0.999 is 20.0 points more accurate than none (95 % interval 17.0 to 23.0)."
-    )
+    line = "ema: 0.999 is 20.0 points more accurate than none (95 % interval 17.0 to 23.0)."
+    assert line in said(study(*unset, axes=("ema",)))
     agreeing = [
         replace(one, metrics={**one.metrics, "test/images": 10000.0})
         for top, batch, a in (("1x1", 16, 0.5), ("1x1", 64, 0.501), ("1x2", 16, 0.5), ("1x2", 64, 0.5))
         for one in twice(study(trial(top, batch, accuracies=(a,)))).trials
     ]
-    (line,) = (line for line in said(study(*agreeing)) if line.startswith("Batch per worker") and "accura" in line)
-    assert line == (
-        "Batch per worker: no measurable effect on accuracy (64 is 0.1 points more accurate than 16, 95 % interval "
-        "-1.4 to 1.5)."
-    )
+    assert not [line for line in said(study(*agreeing)) if line.startswith("Batch per worker")]
     rates = [
         trial(batch=batch, seed=seed, accuracies=(a + 0.03 * seed,), params={"lr": lr})
         for lr, a, batches, seeds in (("0.1", 0.5, (16, 32, 64), (0, 1)), ("0.01", 0.4, (16, 32, 64), (0, 1)), ("1", 0.39, (16,), (0,)))
@@ -383,7 +355,7 @@ def test_effects_in_sweeps_whose_runs_are_not_alike() -> None:
     (line,) = (
         line for line in said(study(*rates, axes=("lr", "batch_size"))) if line.startswith("lr: ") and "accu" in line
     )
-    assert line.startswith("lr: 0.1 is 10.0 points more accurate than 0.01 (95 % interval ")
+    assert line.startswith("lr: 0.1 is on average 10.0 points more accurate than 0.01 (95 % interval ")
 
 
 def test_an_interval_is_of_runs_of_as_much_work_as_those_compared() -> None:
@@ -395,13 +367,10 @@ def test_an_interval_is_of_runs_of_as_much_work_as_those_compared() -> None:
 
     def told(*runs: list[Trial]) -> str:
         whole = study(*(one for part in runs for one in part), axes=("lr", "epochs"))
-        (line,) = (line for line in said(whole) if line.startswith("lr: ") and "accurate" in line)
-        return line
+        return "".join(line for line in said(whole) if line.startswith("lr: ") and "accurate" in line)
 
     long = [rate("0.1", 0.7, 3, 1), rate("0.4", 0.2, 3, 1)]
-    assert told(*long, rate("0.1", 0.1, 1, 3)) == (
-        "lr: 0.1 was 50.0 points more accurate than 0.4, in one run of each, so without an interval."
-    )
+    assert told(*long, rate("0.1", 0.1, 1, 3)) == ""
     short = [rate("0.2", 0.3, 1, 2), rate("0.3", 0.2, 1, 2)]
     assert told(*long, *short).startswith("lr: 0.2 is 10.0 points more accurate than 0.3 (95 % interval ")
 
@@ -410,10 +379,10 @@ def test_one_run_beside_several_is_told_by_their_deviation() -> None:
     """A seed has failed; the test has one degree of freedom, and sees only what is large."""
     runs = [trial("1x1", seed=seed, training_s=100.0 + seed) for seed in (0, 1)]
     near, far = (study(*runs, trial("1x2", training_s=seconds)) for seconds in (99.0, 50.0))
-    # s = 0.707 s: 12.71 * 0.707 * sqrt(1 / 2 + 1).
+    # s = 0.704 %: 12.71 * 0.00704 * sqrt(1 / 2 + 1), of the logarithm.
     assert said(near)[0] == (
-        "No configuration is measurably faster: 99.00 to 100.50 s in 2 configurations (Student's t-test over the seeds, "
-        "5 %; with n = 1 to 2 it sees differences above 11.00 s)."
+        "No configuration is measurably faster: 99.00 to 100.50 s in 2 configurations. One to two seeds can only reveal "
+        "differences above 12 %."
     )
     assert said(far)[0] == "1x2 is 2.01 times as fast as 1x1 (50.00, n = 1, against 100.50 s, n = 2)."
     assert [title for title, *_ in highlights(near)[:1] + highlights(far)[:1]] == [
@@ -467,18 +436,18 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
     [
         (
             pair(0.005),
-            "Its accuracy is not distinguishable from the highest, that of 1x1: 60.50 against 61.00 % "
-            "(Student's t-test over the seeds, 5 %; with n = 3 it sees differences above 2.3 points).",
+            "Its accuracy is not distinguishable from the highest, that of 1x1: 60.50 against 61.00 %. "
+            "Three seeds can only reveal differences above 2.3 points.",
         ),
         (
             pair(0.05),
-            "It loses 5.0 points of accuracy against 1x1: 56.00 against 61.00 %. Its global batch is 32, against 16.",
+            "The fastest configuration loses 5.0 points of accuracy: 56.00 % against 61.00 % of 1x1 (n = 3 each). Its "
+            "global batch is 32, against 16.",
         ),
         (
             pair(0.05, images=500),
-            "Its accuracy is not distinguishable from the highest, that of 1x1: 56.00 against 61.00 % "
-            "(Student's t-test over the seeds and the size of the test set, 5 %; with n = 3 it sees differences above "
-            "6.2 points).",
+            "Its accuracy is not distinguishable from the highest, that of 1x1: 56.00 against 61.00 %. "
+            "Three seeds can only reveal differences above 6.2 points.",
         ),
         (pair(-0.1), "It is also the most accurate."),
         (pair(0.0), "No other is measurably more accurate."),
@@ -502,8 +471,9 @@ def test_unequal_work_is_ranked_by_images_per_second() -> None:
         "The runs trained on different numbers of images (4,800 to 19,200), so they are ranked by images/s, and a "
         "difference in accuracy may come from the amount of training.",
         "2x2 is 2.67 times as fast as 1x1 (320.0 against 120.0 images/s).",
-        "Topology: 2x2 is 2.67 times as fast as 1x1 (95 % interval 2.67 to 2.67).",
+        "Topology: 2x2 is 2.67 times as fast as 1x1 (95 % interval 2.64 to 2.69).",
         "With 2 workers the efficiency is 83 %, with 4 it is 67 %.",
+        f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
     ]
     # 80 s for 4,800 images, 90 s for 9,600, and twice 100 s for 19,200, at 0.1785 USD an hour: 0.000465 USD for 9.4 s.
     assert highlights(twice(unequal()), PRICE) == [
@@ -551,7 +521,7 @@ def test_each_device_and_data_set_has_findings_of_its_own() -> None:
 
 
 def test_the_fastest_strategy_is_named_and_where_the_others_lose_their_time() -> None:
-    *_, line = said(twice(small()))
+    *_, line, _ = said(twice(small()))
     assert line == (
         "With 2 workers, ddp on 1x2 has the shortest iteration (260 ms), 1.15 times as fast as gpipe on 1x2 (300 ms) "
         "and 1.58 times as fast as the slowest, gather_scatter on 1x2 (410 ms). Exposed communication takes 150 ms "
