@@ -32,7 +32,8 @@ from cifar_ray.training import hardware
 _START_S = 120  # for further nodes, on a busy machine
 _STARTS = 2
 _KILLED_S = 5.0
-_LOOK_S, _GIVEN_UP_S = 0.5, 10.0
+_LOOK_S = 0.5
+_GIVEN_UP_S = 60.0  # of a daemon that has ended; Ray itself gives up a raylet after 30 s
 _LONGEST_FOLDER = 16  # a socket's path may have 107 bytes, and names below the folder take up to 91 of them
 _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
 _DAEMONS = ("gcs_server", "raylet")  # a Ray without one of them is lost
