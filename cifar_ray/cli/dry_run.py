@@ -65,4 +65,5 @@ def _summary(found: DryRun) -> str:
         return f"{', '.join(counts)}; time unknown"
     of = "" if len(known) == len(left) else f" for the {counted(len(known), 'run')} whose time is known"
     paid = "" if found.usd is None else f", {ranged(found.usd, dollars)}"
-    return f"{', '.join(counts)}; about {ranged(found.seconds, duration)} one after the other{paid}{of}"
+    takes = f"about {ranged(found.seconds, duration)} on their nodes, one after the other{paid}{of}"
+    return f"{', '.join(counts)}; {takes}; starting Ray and waiting come on top (unknown)"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from cifar_ray.config import topology
-from cifar_ray.config.errors import counted
+from cifar_ray.config.errors import counted, one_of
 from cifar_ray.config.limits import dollars, duration
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import TOO_FAST, Means, Plan, Row, Work
@@ -42,14 +42,21 @@ def findings(plan: Plan, means: Means, unit: str) -> Iterator[str]:
         row = rows[plan.nearest]
         yield f"No topology keeps to {_limits(means)}. {row.topology} comes nearest: {_whole(row)}."
     within = f" within {_limits(means)}" if _limits(means) else ""
+    kept = [row for row in plan.rows if row.keeps(means)]
     if plan.fastest:
-        row = rows[plan.fastest]
-        yield f"Fastest{within}: {row.topology}, {_whole(row)}."
+        yield _best(f"Fastest{within}", rows[plan.fastest], {row.topology: row.total_s for row in kept})
     if plan.cheapest:
-        row = rows[plan.cheapest]
-        yield f"Cheapest{within}: {row.topology}, {_whole(row)}."
+        yield _best(f"Cheapest{within}", rows[plan.cheapest], {row.topology: row.usd for row in kept if row.usd})
     if plan.knee is not None:
         yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {unit} per second."
+
+
+def _best(what: str, best: Row, spans: Mapping[str, Span]) -> str:
+    """The best row, or with which others its range overlaps, so that the plan does not tell them apart."""
+    alike = [name for name, of in spans.items() if name != best.topology and of.low <= spans[best.topology].high]
+    if alike:
+        return f"{what}: no difference between {best.topology}, {_whole(best)}, and {one_of(alike)}: ranges overlap."
+    return f"{what}: {best.topology}, {_whole(best)}."
 
 
 def ranged(span: Span, write: Callable[[float], str]) -> str:
@@ -106,9 +113,9 @@ def notes(
         )
     elif any(row.workers > 1 for row in rows):
         sentences.append(
-            "What an exchange costs the workers themselves is not known, and left out, so the plan is too fast where "
-            f"there are several: give --host. The far end of their ranges allows for steps {100 * TOO_FAST:.0f} % too "
-            "fast, the most by which published ones were missed."
+            "The workers' own communication cost is unknown and ignored; plans for several are optimistic: give "
+            f"--host. The far end of their ranges allows for steps {100 * TOO_FAST:.0f} % too fast, the most by which "
+            "published ones were missed."
         )
     if exchange.strategy == "ddp":
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")

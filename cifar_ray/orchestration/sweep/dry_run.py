@@ -150,7 +150,8 @@ def _of(config: SweepConfig, trials: list[PlannedTrial], finished: Sequence[Tria
         rows.append(row)
     if any(row.seconds for row in rows):
         notes.append(
-            f"Times are those of whole runs on {' and '.join(sorted(hardware))}, from placement to the last figure."
+            f"Times are those of runs on {' and '.join(sorted(hardware))}, from when a run gets its CPUs; the start of "
+            "Ray and waiting for CPUs are not included, and not known."
         )
         if config.scheduler in ("asha", "median"):
             notes.append(f"--scheduler {config.scheduler} stops some earlier.")

@@ -69,10 +69,10 @@ def test_time_and_cost_are_ranges_where_runs_tell_them(
     assert found["seconds"] == near["seconds"]
     assert not (home / ".cifar_ray").exists()
     *_, note, last = shown(grid, capsys)[0].splitlines()
-    assert note == "Times are those of whole runs on AMD EPYC 9754, from placement to the last figure."
+    assert note.startswith("Times are those of runs on AMD EPYC 9754, from when a run gets its CPUs; the start of Ray")
     assert last.startswith("sweep s: 2 runs, ")
-    told = " at once; about 44 s one after the other, 0.0445 USD for the 1 run whose time is known"
-    assert last.endswith(told)
+    told = " at once; about 44 s on their nodes, one after the other, 0.0445 USD for the 1 run whose time is known"
+    assert last.endswith(f"{told}; starting Ray and waiting come on top (unknown)")
     assert shown(f"{grid} --quiet", capsys)[0].splitlines() == [last]
 
 

@@ -20,6 +20,7 @@ from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.planning.pipeline import Pipeline
+from cifar_ray.planning.span import Span
 from cifar_ray.reporting import exported
 from tests.support.studies import study, trial
 
@@ -428,3 +429,12 @@ def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_li
             errors.append(abs(row.step_s.mid / row.measured_s - 1))
     assert statistics.median(errors) < 0.10
     assert max(errors) < 0.25
+
+
+def test_nothing_is_called_the_fastest_that_its_range_does_not_tell_from_others() -> None:
+    plan = planned("1x1", "2x1", link=Link(500e6))
+    one, two = (replace(row, total_s=of) for row, of in zip(plan.rows, (Span(11.0, 35.0, 95.0), Span(9.0, 33.0, 96.0))))
+    close = next(words.findings(replace(plan, rows=(one, two), fastest="2x1"), Means(), "images"))
+    assert close == "Fastest: no difference between 2x1, 33 s (9 s to 1 min 36 s), and 1x1: ranges overlap."
+    apart = replace(plan, rows=(replace(one, total_s=Span(97.0, 98.0, 99.0)), two), fastest="2x1")
+    assert next(words.findings(apart, Means(), "images")) == "Fastest: 2x1, 33 s (9 s to 1 min 36 s)."
