@@ -265,7 +265,7 @@ def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path, advice: str 
         raise unusable(f"must have the column {missing}, and {path} has not")
     cells = rows[[*columns]].to_numpy(dtype=object)
     read = pd.to_numeric(pd.Series(cells.ravel(), dtype=str).str.strip(), errors="coerce")  # at once: columns are slow
-    values = np.asarray(read, np.float64).reshape(cells.shape)
+    values = np.array(read, np.float64).reshape(cells.shape)  # a copy, since tensors need one that can be written
     wrong = ~(np.abs(values.T) <= np.finfo(np.float32).max)
     if wrong.any():
         column, row = np.argwhere(wrong)[0]
