@@ -71,7 +71,7 @@ def test_the_plan_says_the_best_first_and_what_it_rests_on(runs: str, capsys: py
     assert "3x1: not planned, the global batch of 64 is no multiple of 3 workers" in out
     assert "a processor" in out
     assert "accuracy is not predicted" in out
-    assert "not known, and left out, so the plan is too fast where there are several: give --host" in out
+    assert "communication cost is unknown and ignored; plans for several are optimistic: give --host" in out
     assert "Start-up is as measured on 1 node at most; on more it takes longer, which is left out." in out
 
 
