@@ -13,7 +13,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, NotNegative, Numbers, Part, Positive, Whole
-from cifar_ray.config.search import Asha, Median, ObjectiveText, Pbt, SchedulerName, SearchName
+from cifar_ray.config.search import Asha, Median, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.train import TrainConfig
 
@@ -158,7 +158,6 @@ class SweepCommand(TrainConfig):
     scheduler: SchedulerName = "none"
     asha: Asha = field(default_factory=Asha)
     median: Median = field(default_factory=Median)
-    pbt: Pbt = field(default_factory=Pbt)
     objective: ObjectiveText | None = None
     repeat: Whole = 0
     skip_infeasible: bool = False

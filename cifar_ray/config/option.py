@@ -50,7 +50,6 @@ def option(
     shared: bool = False,
     recorded: bool = False,
     if_set: bool = False,
-    mutable: bool = False,
     formerly: str = "",
 ) -> Any:
     """A field of a config, with its default or, for a group of options, the group's class.
@@ -65,8 +64,6 @@ def option(
         recorded: whether the program fills it in, and no person does.
         if_set: whether it is written nowhere while it is not set, so that runs without it stay as they were before it
             existed.
-        mutable: whether a run may go on with another value after the end of an epoch: weights and the optimizer's state
-            fit it, whatever it is.
         formerly: the name that it had at the top of ``TrainConfig``; MLflow's parameters keep it.
     """
     marks = {
@@ -75,7 +72,6 @@ def option(
         "shared": shared,
         "recorded": recorded,
         "if_set": if_set,
-        "mutable": mutable,
         "formerly": formerly,
     }
     if isinstance(default, type):
@@ -138,11 +134,6 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 def decide_weights(cls: type) -> list[str]:
     """Dotted names of the options that decide the weights."""
     return [name for name, field in flat_fields(cls) if field.metadata["weights"]]
-
-
-def may_change(cls: type) -> list[str]:
-    """Dotted names of the options that may change within a run."""
-    return [name for name, field in flat_fields(cls) if field.metadata["mutable"]]
 
 
 def chosen(value: str | None) -> str | None:

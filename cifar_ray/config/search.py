@@ -14,7 +14,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.schema import STRICT, Count, Number, Whole, plainly
 
 SearchName = Literal["grid", "random", "optuna"]
-SchedulerName = Literal["none", "asha", "median", "pbt"]
+SchedulerName = Literal["none", "asha", "median"]
 
 Better = Literal["max", "min"]
 """Whether the highest value of a figure is the best, or the lowest."""
@@ -119,15 +119,3 @@ class Median:
 
     min_trials: Count = 3
     """Other runs that must have come to an epoch before one is stopped there."""
-
-
-@plainly
-@dataclass(frozen=True, config=STRICT)
-class Pbt:
-    """Only with ``--scheduler pbt``."""
-
-    every: Count = 1
-    """Epochs after which all runs pause, are compared, and take over from each other."""
-
-    quantile: Annotated[Number, Field(gt=0, le=0.5)] = 0.25
-    """Share of the runs that take over from others, and of those that they take over from."""

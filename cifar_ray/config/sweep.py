@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import cell_names, errors, limits, population, runfile, schema
+from cifar_ray.config import cell_names, errors, limits, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
 from cifar_ray.config.option import check_choices, option
@@ -28,7 +28,6 @@ from cifar_ray.config.search import (
     Asha,
     Median,
     ObjectiveText,
-    Pbt,
     Range,
     SchedulerName,
     SearchName,
@@ -182,17 +181,13 @@ class SweepConfig:
 
     scheduler: SchedulerName = "none"
     """Stop runs early: 'asha' those whose validation figure, such as the accuracy, falls behind the best at some
-    epochs, 'median' those whose best figure so far is behind the median of the other runs' means. 'pbt' stops none: the
-    worst take over checkpoints from the best and go on with other values (population-based training)."""
+    epochs, 'median' those whose best figure so far is behind the median of the other runs' means."""
 
     asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
     """Options of ASHA."""
 
     median: Median = option(Median, weights=None, only={"scheduler": ("median",)})
     """Options of the median stopping rule."""
-
-    pbt: Pbt = option(Pbt, weights=None, only={"scheduler": ("pbt",)})
-    """Options of population-based training."""
 
     objective: ObjectiveText | None = None
     """NAME:min or NAME:max, the figure that a scheduler and Optuna go by and that names the best run, such as
@@ -297,8 +292,6 @@ def _check(sweep: SweepConfig) -> None:
     for axes in sweep.grid:
         _check_axes(sweep, axes)
     _check_number(sweep)
-    if sweep.scheduler == "pbt":
-        population.check(sweep)
     if sweep.search == "optuna":
         _check_proposing(sweep)
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))

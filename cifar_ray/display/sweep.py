@@ -19,9 +19,8 @@ from cifar_ray.display.terminal import Display
 from cifar_ray.tasks import USUAL, TaskSpec, measured_on
 
 WAITING, RUNNING, FINISHED, FAILED, STOPPED, SKIPPED = "waiting", "running", "finished", "failed", "stopped", "skipped"
-PAUSED = "paused"
 _MOST_ROWS = 30
-_MARKS = {WAITING: "·", RUNNING: "▶", PAUSED: "▷", FINISHED: "✓", FAILED: "✗", STOPPED: "■", SKIPPED: "–"}
+_MARKS = {WAITING: "·", RUNNING: "▶", FINISHED: "✓", FAILED: "✗", STOPPED: "■", SKIPPED: "–"}
 
 
 @dataclass
@@ -29,8 +28,8 @@ class RowState:
     """A row of the table: one run.
 
     Attributes:
-        state: ``waiting``, ``running``, ``paused`` (until others of its population have come as far), ``finished``,
-            ``failed``, ``stopped`` (by the scheduler or a limit), or ``skipped``.
+        state: ``waiting``, ``running``, ``finished``, ``failed``, ``stopped`` (by the scheduler or a limit), or
+            ``skipped``.
         note: what it is doing, or its result.
         share: fraction that is done, from 0 to 1.
         begun: ``time.monotonic()`` when it began.
@@ -89,17 +88,10 @@ class Board(Display):
 
     def begin(self, index: int) -> None:
         row = self.rows[index]
-        before, row.state, row.note = row.state, RUNNING, "starting the workers"
-        if before == PAUSED and row.begun:
-            return
-        row.begun = time.monotonic()
+        row.state, row.note, row.begun = RUNNING, "starting the workers", time.monotonic()
         if not self.is_live:
             begun = sum(row.begun > 0 for row in self.rows)
             self.line(f"{row.name}: begins, run {begun} of {self._total()}")
-
-    def pause(self, index: int, note: str) -> None:
-        """A run waits for the others of its population."""
-        self.rows[index].state, self.rows[index].note = PAUSED, note
 
     def end(self, index: int, state: str, note: str) -> None:
         """A run has ended as ``state``; ``note`` is its result, or why."""
@@ -143,7 +135,7 @@ class Board(Display):
 
     def _total(self) -> int:
         """The runs of this driver: not those skipped, nor those that had ended before."""
-        return sum(row.state in (WAITING, RUNNING, PAUSED) or row.begun > 0 for row in self.rows)
+        return sum(row.state in (WAITING, RUNNING) or row.begun > 0 for row in self.rows)
 
     def _table(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, highlight=False)

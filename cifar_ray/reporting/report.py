@@ -28,7 +28,6 @@ from cifar_ray.reporting import (
     data,
     draw,
     exported,
-    lineage,
     misread,
     pages,
     papers,
@@ -204,7 +203,6 @@ def results(
         sections=[
             *([part.section for part in parts] if page is None else page.sections),
             *misread.sections(runs),
-            *lineage.sections(runs.study),
         ],
         runs=tables.runs_table(runs.study),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},

@@ -174,6 +174,5 @@ def _notes(searched: Searched) -> list[str]:
     assert study.search is not None
     chosen = by.get(study.search.by, "every combination")
     scheduler = study.search.scheduler
-    does = "has the worst runs take over from the best" if scheduler == "pbt" else "may stop runs early"
-    stops = f", and {scheduler} {does}" if scheduler != "none" else ""
+    stops = f", and {scheduler} may stop runs early" if scheduler != "none" else ""
     return [f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."]

@@ -21,8 +21,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Subset, measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, lineage, mistakes, origin, step_times, store
-from cifar_ray.tracking.lineage import Takeover
+from cifar_ray.tracking import artifacts, mistakes, origin, step_times, store
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.study import (
     BOUND_TAG,
@@ -202,19 +201,6 @@ class RunRecord(Record):
         )
         if saved.best:
             self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
-
-    def lineage(self, begun_with: Mapping[str, float], takeovers: Sequence[Takeover]) -> None:
-        """Record a run of a population: its values by option at its start, and all takeovers so far, in order.
-
-        Values that change are metrics, since a parameter in MLflow cannot.
-        """
-        now_ms = time.time_ns() // 1_000_000
-        for epoch, values in [(0, begun_with), *((takeover.epoch, takeover.after) for takeover in takeovers)]:
-            self._sink.metrics(epoch, now_ms, {f"{lineage.METRIC}{name}": value for name, value in values.items()})
-        if takeovers:
-            whole = [asdict(takeover) for takeover in takeovers]
-            self._sink.tags({lineage.LINEAGE_TAG: lineage.tag(takeovers)})
-            self._sink.call(lambda client, run_id: client.log_dict(run_id, {"takeovers": whole}, lineage.FILE))
 
     def _address(self, checkpoint: Path) -> str:
         """A checkpoint's final address; it may have been written to another disk first."""

@@ -24,7 +24,6 @@ def fit(
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
     initial: Callable[[], bytes] | None = None,
-    pause_after: int | None = None,
 ) -> Outcome:
     """Train to the last epoch, or as long as ``--patience`` lasts, from the newest usable checkpoint below ``folder``.
 
@@ -33,12 +32,12 @@ def fit(
 
     Raises:
         CheckpointError: when another process trains into ``folder``, or its checkpoints are all unusable.
-        StoppedError: on every rank after the same step, with a checkpoint, if ``asked`` says so or at ``pause_after``.
+        StoppedError: on every rank after the same step, with a checkpoint, if ``asked`` says so.
         DivergedError: when the loss is not finite at a step that is logged or kept; on every rank, unless the
             strategy is asynchronous.
     """
     lock = checkpoint.lock(folder) if worker.rank == 0 else None
-    state = prepare(config, dataset, folder, worker, launch, server, asked, initial, pause_after)
+    state = prepare(config, dataset, folder, worker, launch, server, asked, initial)
     config, strategy, clock, steps = state.config, state.strategy, state.clock, state.loader.steps_per_epoch
     evaluation = None
     if worker.rank == 0:

@@ -67,25 +67,23 @@ class Optimisation:
     optimizer_source: str | None = option(None, weights=True, only={"optimizer": (OWN,)}, recorded=True)
     """SHA-256 of the file that defines it."""
 
-    lr: Positive | None = option(None, weights=True, mutable=True)
+    lr: Positive | None = option(None, weights=True)
     """Peak learning rate at --base-batch images per step. Default: the model's own."""
 
-    momentum: Share | None = option(None, weights=True, mutable=True)
+    momentum: Share | None = option(None, weights=True)
     """Momentum of sgd. Default: the model's own."""
 
     nesterov: bool = option(True, weights=True)
     """Use Nesterov momentum."""
 
-    weight_decay: NotNegative | None = option(None, weights=True, mutable=True)
+    weight_decay: NotNegative | None = option(None, weights=True)
     """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).
     Default: the model's own."""
 
-    clip_norm: Positive | None = option(
-        None, weights=True, only={"strategy": WHOLE_GRADIENT}, shared=True, mutable=True
-    )
+    clip_norm: Positive | None = option(None, weights=True, only={"strategy": WHOLE_GRADIENT}, shared=True)
     """Clip the global gradient norm to this value. Default: no clipping."""
 
-    ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING}, shared=True, mutable=True)
+    ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING}, shared=True)
     """Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is evaluated, saved and
     exported. Default: no average."""
 
@@ -112,7 +110,7 @@ class Optimisation:
     """Epochs of linear warm-up of the learning rate from 0 (triangle: from a fifth of the peak), at most --epochs.
     Default: the model's own, at most a quarter of the run."""
 
-    label_smoothing: Share | None = option(None, weights=True, mutable=True)
+    label_smoothing: Share | None = option(None, weights=True)
     """Label smoothing: share of the target spread evenly over all classes. Default: the model's own."""
 
     class_weights: Literal["none", "balanced"] = option("none", weights=True, if_set=True)

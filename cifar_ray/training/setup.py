@@ -88,7 +88,6 @@ def prepare(
     server: ServerHandle | None = None,
     asked: Callable[[], bool] | None = None,
     initial: Callable[[], bytes] | None = None,
-    pause_after: int | None = None,
 ) -> TrainingState:
     """Build what the run needs and restore the newest usable checkpoint below ``folder``.
 
@@ -101,7 +100,6 @@ def prepare(
         server: the parameter server, for the strategy that has one.
         asked: whether the run is to stop, which only rank 0 is asked; None on every rank when it never is.
         initial: reads the weights of ``config.weights`` as a safetensors file; only rank 0 calls it.
-        pause_after: the epoch, counted from 1, after which the run stops to be continued; None when it does not.
 
     Raises:
         CheckpointError: when there are checkpoints and none can be used, or they belong to another config, or the
@@ -148,7 +146,7 @@ def prepare(
         clock=clock,
         class_names=dataset.class_names,
         encoding=dataset.encoding,
-        stopper=Stopper(worker, asked, config.epochs * steps, pause_after and pause_after * steps),
+        stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
             config,
             0,

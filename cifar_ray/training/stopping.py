@@ -19,11 +19,10 @@ class StoppedError(Exception):
 
     Attributes:
         step: optimizer steps done.
-        paused: whether it has come to the step where it was to pause.
     """
 
-    def __init__(self, step: int, paused: bool = False) -> None:
-        self.step, self.paused = step, paused
+    def __init__(self, step: int) -> None:
+        self.step = step
         super().__init__(f"stopped after step {step}")
 
 
@@ -33,17 +32,14 @@ class Stopper:
     The answer is sent in one step and read in the next, so no rank waits for it. It also says after how many steps the
     ranks talk again, so that short steps do not pay for it. Reading it keeps the ranks within one step of each other,
     on a GPU as well, where they would queue work ahead; so it has a process group of its own on the CPU. A run that
-    can never be asked to stop has neither the group nor the message. ``pause_at`` is a step, known to all ranks, after
-    which the run stops in any case.
+    can never be asked to stop has neither the group nor the message.
 
     Attributes:
         leaving: whether all ranks have agreed to stop.
     """
 
-    def __init__(
-        self, worker: Worker, asked: Callable[[], bool] | None, last_step: int, pause_at: int | None = None
-    ) -> None:
-        self._last_step, self._pause_at = last_step, pause_at
+    def __init__(self, worker: Worker, asked: Callable[[], bool] | None, last_step: int) -> None:
+        self._last_step = last_step
         self._rank = worker.rank
         self._asked = asked
         self._together = asked is not None and worker.world_size > 1
@@ -82,11 +78,10 @@ class Stopper:
         return min(max(steps, 1), _MOST_STEPS)
 
     def leave(self, step: int) -> None:
-        """Stop after ``step`` if all ranks have agreed to, or pause there. The checkpoint of this step must be written.
+        """Stop after ``step`` if all ranks have agreed to. The checkpoint of this step must be written.
 
         Raises:
             StoppedError: on every rank alike, unless nothing is left to train.
         """
-        paused = step == self._pause_at
-        if (self.leaving or paused) and step < self._last_step:
-            raise StoppedError(step, paused)
+        if self.leaving and step < self._last_step:
+            raise StoppedError(step)

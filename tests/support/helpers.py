@@ -112,11 +112,10 @@ def train_here(
     worker: Worker | None = None,
     server: ServerHandle | None = None,
     initial: bytes = b"",
-    pause_after: int | None = None,
 ) -> Outcome:
     """The loop in this process, with no launcher."""
     heard, start = recorder or Recorder(), Launch(0.0, 0.0)
-    return fit(config, dataset, folder, worker or Worker(), heard, start, server, None, lambda: initial, pause_after)
+    return fit(config, dataset, folder, worker or Worker(), heard, start, server, None, lambda: initial)
 
 
 def digest(snapshot: Snapshot) -> str:

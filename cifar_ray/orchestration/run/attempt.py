@@ -47,7 +47,6 @@ class Attempt:
         launch: what the driver has done so far.
         stoppable: whether the workers can stop between two steps.
         start_s: seconds to wait for room.
-        pause_after: the epoch after which the workers stop in any case; None when they do not.
     """
 
     allocation: Allocation
@@ -56,7 +55,6 @@ class Attempt:
     launch: Launch
     stoppable: bool
     start_s: float
-    pause_after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,6 @@ def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
         "launch": attempt.launch,
         "mailbox": mailbox,
         "stoppable": attempt.stoppable,
-        "pause_after": attempt.pause_after,
     }
     if config.world_size == 1:
         where = None if config.elastic is None else {NODE_ID_LABEL: attempt.allocation.nodes[0]}

@@ -27,7 +27,7 @@ from cifar_ray.orchestration.run import checkpoints, events, given_weights, limi
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.run.limits import Meter
 from cifar_ray.orchestration.run.listeners import Callback, checked
-from cifar_ray.orchestration.run.restarts import Halt, Pause, Run
+from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
@@ -219,7 +219,6 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
         )
         outcome = run.train(ready.chosen, launch)
         session.view.doing("recording the result")
-        assert not isinstance(outcome, Pause), "only runs of a sweep pause"
         if isinstance(outcome, Halt):
             session.halt(outcome.by)
         else:

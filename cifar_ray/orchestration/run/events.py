@@ -135,15 +135,14 @@ class RoomToGrow:
 
 @dataclass(frozen=True)
 class Stopped:
-    """All workers have stopped after ``step`` with a checkpoint: they were asked to, or were to pause there."""
+    """All workers have stopped after ``step`` with a checkpoint: they were asked to."""
 
     step: int
-    paused: bool = False
 
 
 @dataclass(frozen=True)
 class Moved:
-    """The run goes on with ``config``, which differs in its topology, or in values that a population explores."""
+    """The run goes on with ``config``, which differs in its topology."""
 
     config: ResolvedConfig
 

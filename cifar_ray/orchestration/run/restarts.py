@@ -75,11 +75,6 @@ class Halt:
     by: str
 
 
-@dataclass(frozen=True)
-class Pause:
-    """The run has stopped after the epoch at which it was to pause."""
-
-
 class _HaltError(Exception):
     """A limit ends workers that cannot stop between two steps."""
 
@@ -101,7 +96,7 @@ class Past:
     limit: str = ""
 
 
-Decision = Done | Retry | Move | GiveUp | Halt | Pause
+Decision = Done | Retry | Move | GiveUp | Halt
 
 
 def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Decision:
@@ -121,7 +116,7 @@ def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> De
         )
     past.waiting_since = None
     if isinstance(ended, Stopped):
-        return Pause() if ended.paused else Move()
+        return Move()
     past.failures += 1
     past.verdict = failures.judge(ended.failures, past.verdict)
     failed = WorkersFailed(past.verdict, past.failures, ended.stacks)
@@ -144,7 +139,6 @@ class Run:
         allocator: chooses the nodes after the first attempt.
         mailbox: into which its workers post; it may have served a run that has finished.
         limit: says when what the meter has counted is too much.
-        pause_after: the epoch, counted from 1, after which it stops to be continued later; None when it does not.
     """
 
     folder: Folder
@@ -155,14 +149,13 @@ class Run:
     mailbox: Mailbox
     meter: Meter
     limit: Limit
-    pause_after: int | None = None
     _config: ResolvedConfig = field(init=False)
     _nodes: dict[int, str] = field(default_factory=dict)
     _past: Past = field(default_factory=Past)
     _watch: _Watch = field(init=False)
 
-    def train(self, chosen: Allocation, launch: Launch) -> Outcome | Halt | Pause:
-        """Train to the end, to a limit or to the epoch ``pause_after``, however often the workers start.
+    def train(self, chosen: Allocation, launch: Launch) -> Outcome | Halt:
+        """Train to the end or to a limit, however often the workers start.
 
         A move because a node leaves with notice, or because there is room for more workers, is not a failure.
 
@@ -175,21 +168,21 @@ class Run:
             self._nodes.clear()
             self._watch = _Watch(self.allocator)
             stoppable = strategies.of(chosen.config).synchronous
-            start = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s(), self.pause_after)
+            start = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
             try:
                 ended = attempt.run(start, self.mailbox, self._hear, self._should_stop)
             except _HaltError:
                 return Halt(self._past.limit)
             finally:
                 self.handle(self.meter.release())
-            if isinstance(ended, Stopped) and not ended.paused:
+            if isinstance(ended, Stopped):
                 self.handle(ended)
             if not isinstance(ended, Outcome):
                 self.check()
             decision = decide(ended, self._past, self._config, begun)
             if isinstance(decision, Done):
                 return decision.outcome
-            if isinstance(decision, Halt | Pause):
+            if isinstance(decision, Halt):
                 return decision
             if isinstance(decision, GiveUp):
                 if decision.failed is not None:

@@ -48,8 +48,7 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
 
     Args:
         payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``,
-            ``stoppable``: whether the driver may ask the run to stop between two steps, and ``pause_after``: the epoch
-            after which it stops in any case, or None.
+            ``stoppable``: whether the driver may ask the run to stop between two steps.
         rank: of this worker, among ``world_size``.
 
     Raises:
@@ -110,10 +109,9 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
         server = parameter_server.start(config, worker)
         try:
             initial = partial(checkpoints.initial, folder, str(config.weights_digest))
-            pause_after = payload["pause_after"]
-            return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial, pause_after)
+            return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial)
         except StoppedError as stop:
-            return Stopped(stop.step, stop.paused)
+            return Stopped(stop.step)
 
 
 def _wait(posted: ray.ObjectRef) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,6 @@ from cifar_ray.orchestration.sweep import planner, preparation, proposals
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
-from cifar_ray.orchestration.sweep.population import Population
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
@@ -96,7 +94,6 @@ class Driver:
         self._base = preparation.session(config.base, [*trials, *self._probes])
         self._board = Board([trial.cell.name for trial in trials], begun)
         self._ready = Preparation(self._base, self._board)
-        self._population = Population(config, folder, trials) if config.scheduler == "pbt" else None
         self._locks: dict[int, Lock] = {}  # by index of the trial
         self._kept: set[str] = set()  # digests of weights in the folder
 
@@ -124,9 +121,7 @@ class Driver:
                 status = "FAILED"
                 try:
                     self._announce(at_once)
-                    if self._population is not None and goal is not None:
-                        self._train_population(self._population, recorder, at_once, goal, check)
-                    elif self._first_turn():
+                    if self._first_turn():
                         self._train(recorder, at_once, goal, check)
                     if goal is not None and not recorder.left:  # what limits have left may be better
                         self._add_repeats(goal, record)
@@ -243,33 +238,7 @@ class Driver:
         for reason in sorted({trial.unused_gpus for trial in self._trials if trial.unused_gpus}):
             board.line(cpu_note(reason))
 
-    def _train_population(
-        self, population: Population, recorder: SweepRecorder, at_once: int, goal: Goal, check: Callable[[], object]
-    ) -> None:
-        """Train all until they pause, have the worst take over from the best, and so on until their end."""
-        self._lock(population.members)
-        taken = population.take_up()
-        while True:
-            recorder.took_over(taken)
-            pause_after = population.pause_after
-            if self._first_turn():
-                self._train(recorder, at_once, goal, check, pause_after)
-            if recorder.left:  # the sweep's limits are reached
-                recorder.halt_paused()
-            if pause_after is None or not population.members:
-                return
-            self._board.show_doing(f"comparing the runs after epoch {pause_after}")
-            taken = population.advance(goal)
-            recorder.end_lost()
-
-    def _train(
-        self,
-        recorder: SweepRecorder,
-        at_once: int,
-        goal: Goal | None,
-        check: Callable[[], object],
-        pause_after: int | None = None,
-    ) -> None:
+    def _train(self, recorder: SweepRecorder, at_once: int, goal: Goal | None, check: Callable[[], object]) -> None:
         mailbox = events.open_mailbox()
         turn = self._waiting() if goal is None else preparation.configured(self._first_turn())
         scheduler = None if goal is None else self._scheduler(goal)
@@ -279,7 +248,7 @@ class Driver:
             begin, drop = partial(self._begin, recorder.record), partial(self._drop, recorder.record)
             proposer = OptunaProposer(self._config, goal, self._trials, begin, drop)
         admit = recorder.admit if self._budget.limited else None
-        trials = (self._specs(turn, pause_after), self._ready.datasets, mailbox, notes, at_once)
+        trials = (self._specs(turn), self._ready.datasets, mailbox, notes, at_once)
         tuning = Tuning(*trials, scheduler, proposer, proposed, admit)
         recorder.expect()
         self._board.start(at_once)
@@ -350,17 +319,12 @@ class Driver:
         planner.write_cells(self._folder, cells)
         record.cells(cells)
 
-    def _lock(self, trials: Sequence[PlannedTrial]) -> None:
-        for trial in trials:
+    def _specs(self, turn: Sequence[tuple[PlannedTrial, ResolvedConfig]]) -> list[TrialSpec]:
+        """Make or lock the folders of these trials."""
+        for trial, _ in turn:
             if trial.folder is not None and trial.index not in self._locks:
                 self._locks[trial.index] = trial.folder.lock()
-
-    def _specs(
-        self, turn: Sequence[tuple[PlannedTrial, ResolvedConfig]], pause_after: int | None = None
-    ) -> list[TrialSpec]:
-        """Make or lock the folders of these trials."""
-        self._lock([trial for trial, _ in turn])
-        return [dataclasses.replace(self._spec(trial, config), pause_after=pause_after) for trial, config in turn]
+        return [self._spec(trial, config) for trial, config in turn]
 
     def _spec(self, trial: PlannedTrial, config: ResolvedConfig) -> TrialSpec:
         """What a trial's process gets; its folder is made if it has none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,6 @@ from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent
-from cifar_ray.tracking.lineage import Takeover
 from cifar_ray.tracking.parent import KnownTrial
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.study import Trial, placement
@@ -53,8 +52,6 @@ class PlannedTrial:
         is_open: whether its values are still to be proposed.
         proposal: the values that were proposed, by axis.
         repeats: name of the best run, if it is that one with another seed.
-        explored: of a population, the values with which it began, by option.
-        lineage: what it has taken over from others of its population.
         spent: what it has used so far, over all drivers.
         admitted: whether the limits of the sweep let it start.
         reported: whether it has ended; its state and its record may follow.
@@ -81,8 +78,6 @@ class PlannedTrial:
     is_open: bool = False
     proposal: Mapping[str, Any] | None = None
     repeats: str = ""
-    explored: Mapping[str, float] = field(default_factory=dict)
-    lineage: Sequence[Takeover] = ()
     spent: Spent = field(default_factory=Spent)
     admitted: bool = False
     reported: bool = False
@@ -157,7 +152,7 @@ class PlannedTrial:
         home = folder.below(self.slug)
         if run_folder.is_half_made(home):  # its driver was killed before the run was recorded anywhere else
             if any(known.name == self.cell.name for known in earlier.values()):
-                problem = "which is gone, or has the name of an earlier version: start another sweep"
+                problem = "which is gone: start another sweep"
                 raise ConfigError("resume", f"needs the folder of the run {self.cell.name}, {home.address}, {problem}")
             if not read_only:
                 home.remove()

@@ -200,11 +200,6 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
     if config.scheduler == "none":
         return
     longest = max((run.epochs for run in runs), default=math.inf)
-    if config.scheduler == "pbt":
-        if config.pbt.every >= longest:
-            problem = f"must be less than the {longest} epochs of a run, got {config.pbt.every}"
-            raise ConfigError("pbt.every", problem)
-        return
     grace = getattr(config, config.scheduler).grace
     if grace > longest:
         raise ConfigError(f"{config.scheduler}.grace", f"must be at most the {longest} epochs of a run, got {grace}")

@@ -19,17 +19,15 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
-from cifar_ray.orchestration.run.events import Mailbox, Moved
+from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep.limits import Budget, expect
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
-from cifar_ray.orchestration.sweep.population import Taken
 from cifar_ray.orchestration.sweep.trial import (
     BY_SWEEP,
     TrialEvent,
     TrialFinished,
-    TrialPaused,
     TrialStarted,
     TrialTooLarge,
 )
@@ -95,7 +93,7 @@ class SweepRecorder:
         trial = self.trials[message.index]
         if isinstance(message.event, Spent):
             trial.spent = message.event
-        elif isinstance(message.event, TrialFinished | TrialPaused | TrialTooLarge | _Ended):
+        elif isinstance(message.event, TrialFinished | TrialTooLarge | _Ended):
             trial.reported = True
             trial.completed = trial.completed or getattr(message.event, "outcome", None) is not None
         if trial.opening is not None:
@@ -144,13 +142,6 @@ class SweepRecorder:
         self.close(trial, boards.FINISHED, note)
 
     @_on.register
-    def _(self, event: TrialPaused, trial: PlannedTrial) -> None:
-        trial.state, trial.reason = boards.PAUSED, event.reason
-        self.board.pause(trial.index, event.reason or f"after epoch {trial.epoch}")
-        if event.reason:
-            self.board.line(f"{trial.cell.name}: {event.reason}")
-
-    @_on.register
     def _(self, event: TrialTooLarge, trial: PlannedTrial) -> None:
         if not self.too_large:
             self.board.line(f"the cluster has lost nodes ({event.reason}); runs that still fit go on")
@@ -193,8 +184,6 @@ class SweepRecorder:
         assert trial.folder is not None
         dataset, view = self.datasets[trial.config.dataset_key], RunView(self.board, trial.index)
         trial.session = RunSession(trial.config, dataset, trial.folder, record, view, trial.unused_gpus)
-        if trial.explored:
-            record.lineage(trial.explored, trial.lineage)
         trial.opening, held, trial.held = None, trial.held, []
         for event in held:
             self.handle(TrialEvent(trial.index, event))
@@ -229,33 +218,6 @@ class SweepRecorder:
             trial.admitted = True
         return trial.admitted
 
-    def took_over(self, taken: Sequence[Taken]) -> None:
-        """Display and record which runs have taken over which others' checkpoints, and their values from now on."""
-        for one in taken:
-            trial, takeover = one.trial, one.takeover
-            values, before = (_named(values) for values in (takeover.after, takeover.before))
-            goes_on = f"goes on from {takeover.source} with {values} (before: {before})"
-            self.board.line(f"{trial.cell.name}: after epoch {takeover.epoch}, {goes_on}")
-            if trial.session is not None and trial.config is not None:
-                trial.session.handle(Moved(trial.config))
-                trial.session.handle(one.saved)
-                trial.session.record.lineage(trial.explored, trial.lineage)
-
-    def halt_paused(self) -> None:
-        """Close the paused runs of a population whose sweep has reached a limit."""
-        key = self.budget.reached or ("max_cost" if self.config.max_time is None else "max_time")  # or nearly so
-        by = limits.of_sweep(key)
-        for trial in self.trials:
-            if trial.state == boards.PAUSED:
-                self._limited += 1
-                self.close(trial, boards.STOPPED, f"stopped by {limits.named(by)}", by)
-
-    def end_lost(self) -> None:
-        """Close the runs of a population that have diverged when there was nothing that they could take over."""
-        for trial in self.trials:
-            if trial.state == boards.PAUSED:
-                self.close(trial, boards.FAILED, trial.reason or "its newest checkpoint cannot be used")
-
     def close(self, trial: PlannedTrial, state: str, note: str, stopped_by: str = "") -> None:
         """Display and record a run's end; ``note`` is its result, or why it has none, ``stopped_by`` its limit."""
         trial.state, trial.reason = state, "" if state == boards.FINISHED else note
@@ -289,10 +251,6 @@ class SweepRecorder:
             self.record.figures(self.figures())
         while not self._left_out.empty():
             trial = self._left_out.get()
-            if trial.session is not None:  # one of a population, which has begun
-                trial.state = boards.PAUSED
-                self.halt_paused()
-                continue
             self.board.skip(trial.index, trial.reason)
             self._limited += 1
         for event in mailbox.take(_TAKE_S):
@@ -330,8 +288,7 @@ class SweepRecorder:
                 wait([trial.opening], _STORE_PAUSE_S)
                 if trial.opening.done() and not trial.opening.exception() and trial.opening.result():
                     self._take_up(trial, trial.opening)
-            # One of a population that pauses has begun, too.
-            if trial.state in (boards.RUNNING, boards.PAUSED, boards.WAITING) and trial.session is not None:
+            if trial.state in (boards.RUNNING, boards.WAITING) and trial.session is not None:
                 _end_session(trial, trial.session, "KILLED")
         for trial in self.trials:
             if trial.recording is not None:
@@ -377,8 +334,3 @@ def _end_session(trial: PlannedTrial, session: RunSession, status: str, reason: 
     """Set a run's status in a thread: a store that does not answer delays neither the next run nor another's end."""
     trial.recording = threading.Thread(target=session.end, args=[status, reason])
     trial.recording.start()
-
-
-def _named(values: Mapping[str, float]) -> str:
-    """Values with their names: ``lr 0.12, weight_decay 0.0005``."""
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -21,9 +21,9 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator, TooSmallError
 from cifar_ray.orchestration.run import events, limits
-from cifar_ray.orchestration.run.events import Mailbox, WorkersFailed
+from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.limits import Meter, Spent
-from cifar_ray.orchestration.run.restarts import Halt, Pause, Run
+from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
@@ -40,15 +40,11 @@ _ANSWER_S = 1.0
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What a trial's process is to train; its config is resolved, and ``index`` is its number in the sweep.
-
-    ``pause_after`` is the epoch after which a run of a population waits for the others; None when it does not.
-    """
+    """What a trial's process is to train; its config is resolved, and ``index`` is its number in the sweep."""
 
     index: int
     config: ResolvedConfig
     folder: Folder
-    pause_after: int | None = None
 
     def __str__(self) -> str:
         return str(self.index)  # Ray Tune has it in the trial's tag
@@ -68,13 +64,6 @@ class TrialFinished:
     outcome: Outcome | None
     reason: str = ""
     stopped_by: str = ""
-
-
-@dataclass(frozen=True)
-class TrialPaused:
-    """A trial of a population waits for the others with a checkpoint, or since it has diverged, as ``reason`` says."""
-
-    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,11 +118,9 @@ class SweepTrial(ray.tune.Trainable):
         begun = time.time()
         answer: Any = None
         latest: Mapping[str, float] = {}
-        diverged = False
 
         def handle(event: Any) -> None:
-            nonlocal answer, latest, diverged
-            diverged = isinstance(event, WorkersFailed) and event.verdict.diverged
+            nonlocal answer, latest
             answer = self._mailbox.post(TrialEvent(spec.index, event))
             if isinstance(event, EpochRecord):
                 latest = event.row.metrics
@@ -155,7 +142,7 @@ class SweepTrial(ray.tune.Trainable):
                     return BY_SWEEP
             return own(spent)
 
-        finished: TrialFinished | TrialPaused | TrialTooLarge
+        finished: TrialFinished | TrialTooLarge
         try:
             chosen = allocation.at_topology(spec.config)
             handle(TrialStarted(begun))
@@ -164,20 +151,19 @@ class SweepTrial(ray.tune.Trainable):
                 # One that a run has used to its end serves the next; one that has failed may leave events behind.
                 inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None
                 meter = Meter(spec.folder)
-                run = Run(spec.folder, dataset, handle, check, allocator, inbox, meter, limit, spec.pause_after)
+                run = Run(spec.folder, dataset, handle, check, allocator, inbox, meter, limit)
                 outcome = run.train(chosen, Launch(begun, 0.0))
             if isinstance(outcome, Halt):
                 finished = TrialFinished(None, stopped_by=outcome.by)
             else:
-                finished = TrialPaused() if isinstance(outcome, Pause) else TrialFinished(outcome)
+                finished = TrialFinished(outcome)
                 self._runs_mailbox = inbox
         except TooSmallError as error:
             finished = TrialTooLarge(str(error))
         except _StoppedEarlyError:
             return
         except (RunFailedError, ConfigError) as error:
-            lost = diverged and spec.pause_after is not None
-            finished = TrialPaused(str(error)) if lost else TrialFinished(None, str(error))
+            finished = TrialFinished(None, str(error))
         except Exception as error:  # the sweep goes on and says why
             finished = TrialFinished(None, f"{type(error).__name__}: {error}")
         with suppress(ray.exceptions.RayError, TimeoutError):  # the driver sees a trial that has not reported its end
@@ -186,7 +172,7 @@ class SweepTrial(ray.tune.Trainable):
 
 
 def last_result(
-    finished: TrialFinished | TrialPaused | TrialTooLarge, epochs: int, latest: Mapping[str, float]
+    finished: TrialFinished | TrialTooLarge, epochs: int, latest: Mapping[str, float]
 ) -> Mapping[str, float]:
     """What Ray Tune gets of a trial that has ended: the figures of its end, or the ``latest`` if it has stopped.
 
@@ -194,6 +180,6 @@ def last_result(
     """
     if isinstance(finished, TrialFinished) and finished.outcome is not None:
         return {"epoch": epochs, **finished.outcome.metrics, **finished.outcome.times}
-    if isinstance(finished, TrialPaused) or (isinstance(finished, TrialFinished) and finished.stopped_by):
+    if isinstance(finished, TrialFinished) and finished.stopped_by:
         return {"epoch": 0, **latest}
     return {"epoch": 0, FAILED: 1.0}

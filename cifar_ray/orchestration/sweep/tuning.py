@@ -213,7 +213,7 @@ class Tuning:
 
 def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig]) -> TrialScheduler | None:
     """Ray Tune's scheduler of a sweep, by the goal of these runs and by their epochs; None where it stops none."""
-    if sweep.scheduler in ("none", "pbt"):
+    if sweep.scheduler == "none":
         return None
     longest = max(config.epochs for config in configs)
     figure: dict[str, Any] = {"time_attr": "epoch", "metric": goal.metric, "mode": goal.better}

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config.cells import Cell
-from cifar_ray.config.errors import counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
@@ -67,8 +66,6 @@ def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
     if second is not None:
         images = goal.images(trial.figures for _, trial in ranked)
         sentence += words.by_chance(words.level(value, repeated), second[1], images)
-    if best.lineage:
-        sentence += f"; it took over {counted(len(best.lineage), 'checkpoint')}, which the command does not repeat"
     assert best.config is not None
     command = recipe.command(dataclasses.replace(best.config, epochs=_LONGER * best.config.epochs))
     return Winner(best.cell.name, goal.metric, value, ahead, repeated, sentence, command)
