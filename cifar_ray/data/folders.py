@@ -139,7 +139,7 @@ def contents(paths: Sequence[str]) -> list[tuple[int, str]]:
     sizes = Counter(stat.st_size for stat in stats)
     shared = [(path, stat) for path, stat in zip(paths, stats) if sizes[stat.st_size] > 1]
     with ThreadPoolExecutor() as pool:
-        digests = dict(pool.map(lambda file: (file[0], _digest(file[0], file[1].st_mtime_ns)), shared))
+        digests = dict(pool.map(lambda file: (file[0], _digest(file[0], file[1].st_ctime_ns)), shared))
     return [(stat.st_size, digests.get(path, "")) for path, stat in zip(paths, stats)]
 
 

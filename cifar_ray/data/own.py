@@ -135,7 +135,7 @@ def _reading(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unusable(
-            f"must be a folder that can be read, and {error.filename or root} cannot be ({error.strerror})"
+            f"must be a folder or file that can be read, and {error.filename or root} cannot be ({error.strerror})"
         ) from None
 
 

@@ -107,7 +107,7 @@ def _read(config: TrainConfig, root: Path) -> Table:
         option = "stream" if config.stream else "image_size"
         raise ConfigError(option, "is for images, and a table has some with --image-column")
     files = _files(root)
-    stamps = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files.values())
+    stamps = tuple((path, path.stat().st_size, path.stat().st_ctime_ns) for path in files.values())
     shares = config.test_share, config.val_share or 0.0
     return _table(root, config.target, config.features, config.image_column, *shares, stamps)
 

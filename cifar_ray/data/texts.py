@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +180,8 @@ def listing(root: Path, test_share: float, val_share: float, stamp: tuple[int, .
         if share:
             train = parts["train"]
             keys = [text.encode() for text in train.texts]
-            kept = validation.rows(keys, train.texts, train.labels, classes, share, option)
+            same = [unicodedata.normalize("NFC", text).strip().lower() for text in train.texts]  # to the model
+            kept = validation.rows(keys, same, train.labels, classes, share, option)
             parts |= {"train": _chosen(train, ~kept), part: _chosen(train, kept)}
     return Listing(classes, parts)
 
@@ -226,7 +228,11 @@ def _content(path: Path, key: str) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(key, f"{_files(key)} be UTF-8, and {path}, line {line} is not") from None
     except OSError as error:
-        raise ConfigError(key, f"{_files(key)} be readable, and {path} is not ({error.strerror})") from None
+        raise _unreadable(path, key, error) from None
+
+
+def _unreadable(path: Path, key: str, error: OSError) -> ConfigError:
+    return ConfigError(key, f"{_files(key)} be readable, and {path} is not ({error.strerror})")
 
 
 def _files(key: str) -> str:
@@ -286,6 +292,8 @@ def _csv(path: Path, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         rows = tables.frame(path, _COLUMNS).fillna("")
     except ConfigError as error:
         raise ConfigError(key, error.problem if key else f"files of texts {error.problem}") from None
+    except OSError as error:
+        raise _unreadable(path, key, error) from None
     read = rows[[name for name in _COLUMNS if name in rows]].to_dict("records")
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(read, 1))
 

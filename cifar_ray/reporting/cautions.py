@@ -123,7 +123,7 @@ def _of_few_images(runs: Runs, finished: list[Trial]) -> Iterator[str]:
 
 
 def _copied(runs: Runs, finished: list[Trial]) -> Iterator[str]:
-    """Copies that the user's own split has put into two parts."""
+    """Samples that are equal, as the model gets them, in two parts of the data."""
     unit = runs.task.spec.unit
     for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
         names = f"images.{part}_copies", f"images.{part}"
@@ -131,7 +131,7 @@ def _copied(runs: Runs, finished: list[Trial]) -> Iterator[str]:
             if copies is not None:
                 yield (
                     f"In {count} of {len(finished)} finished runs, {copies} of {size} {name} {unit} are copies of "
-                    f"{others} {unit}: their figures are too good."
+                    f"{others} {unit}: their figures may be too good."
                 )
 
 

@@ -97,10 +97,12 @@ class Noise(NamedTuple):
         """Those that vary much more by seed than all others together (F test, Bonferroni)."""
         from scipy import stats  # takes long to import
 
-        for config, value in self.several:
-            own, count, rest = _squares(self.figure, value), value.n - 1, self.freedom - value.n + 1
-            others = self.variance * self.freedom - own
-            if others > 0 and stats.f.sf(own / count / (others / rest), count, rest) < CHANCE / len(self.several):
+        squares = [_squares(self.figure, value) for _, value in self.several]
+        for at, (config, value) in enumerate(self.several):
+            count, rest = value.n - 1, self.freedom - value.n + 1
+            others = sum(squares[:at]) + sum(squares[at + 1 :])  # not by subtraction, which leaves a rounding error
+            ratio = squares[at] / count / (others / rest) if others > 0 else 0.0
+            if ratio and stats.f.sf(ratio, count, rest) < CHANCE / len(self.several):
                 yield config
 
     def difference(self, first: Statistic, other: Statistic) -> float:

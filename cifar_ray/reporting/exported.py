@@ -66,8 +66,8 @@ def _shortener(study: Study) -> Callable[[str], str]:
     def named(path: re.Match[str]) -> str:
         if (whole := path[0].rstrip("/")) not in known:
             name = whole.rpartition("/")[2]
-            number = 1 + sum(other.rpartition("/")[2] == name for other in known)
-            known[whole] = f"{name}-{number}" if number > 1 else name
+            twins = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
+            known[whole] = next(twin for twin in twins if twin not in known.values())
         return known[whole]
 
     def shorten(text: str) -> str:

@@ -49,10 +49,14 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def named_alike(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Weights by a model's names: without a prefix, such as ``module.`` of DDP, if more of the model fits so."""
+    """Weights by a model's names: without a prefix, such as ``module.`` of DDP, if more of the model fits so.
+
+    Of prefixes that fit alike, the shortest counts, and then the first in the file.
+    """
     own = {name: value.shape for name, value in model.state_dict().items()}
     parts = [name.split(".") for name in weights]
-    prefixes = {"".join(f"{part}." for part in each[:depth]) for each in parts for depth in range(len(each))}
+    every = ("".join(f"{part}." for part in each[:depth]) for each in parts for depth in range(len(each)))
+    prefixes = dict.fromkeys(every)  # in the file's order, which no hash changes
 
     def fits(prefix: str) -> int:
         theirs = ((weights.get(prefix + name), shape) for name, shape in own.items())

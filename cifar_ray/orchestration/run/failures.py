@@ -51,7 +51,6 @@ class Failure:
         trace: the traceback through the user's own files; empty when ``error`` says enough.
         at: ``time.time()`` when it was raised.
         saved: optimizer steps in the newest checkpoint.
-        diverged: whether the loss or a weight was not finite.
     """
 
     kind: Kind
@@ -61,7 +60,6 @@ class Failure:
     trace: str = ""
     at: float = float("inf")
     saved: int = 0
-    diverged: bool = False
 
     def __str__(self) -> str:
         where = ", ".join(filter(None, [self.step, self.function]))
@@ -100,8 +98,7 @@ def of(error: BaseException) -> Failure:
     function = f"{places[-1].name} in {Path(places[-1].filename).name}, line {places[-1].lineno}" if places else ""
     kind = _kind(error, bool(places))
     if isinstance(error, _SENTENCES):
-        diverged = isinstance(error, DivergedError)
-        return Failure(kind, _sentence(error), at=time.time(), saved=saved, diverged=diverged)
+        return Failure(kind, _sentence(error), at=time.time(), saved=saved)
     is_known = kind in (Kind.PASSING, Kind.CONSEQUENCE) or _out_of_memory(error)
     trace = imports.trace(error) if places or not is_known else ""
     return Failure(kind, _sentence(error), step, function, trace, time.time(), saved)
@@ -121,7 +118,6 @@ class Verdict:
         trace: the traceback of the first worker.
         key: what two equal failures have in common.
         saved: optimizer steps in the newest checkpoint.
-        diverged: whether the loss or a weight was not finite.
     """
 
     reason: str
@@ -129,7 +125,6 @@ class Verdict:
     trace: str
     key: tuple[str, str]
     saved: int
-    diverged: bool = False
 
 
 def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
@@ -143,7 +138,7 @@ def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
     if first.kind is Kind.UNKNOWN and before is not None and before.key == key and before.saved >= first.saved:
         final, twice = True, ", twice without a newer checkpoint"
     reasons = [f"rank {rank}: {failure}{twice}" for rank, failure in sorted(causes.items()) if failure.at == first.at]
-    return Verdict("; ".join(reasons), final, first.trace, key, first.saved, first.diverged)
+    return Verdict("; ".join(reasons), final, first.trace, key, first.saved)
 
 
 def _sentence(error: BaseException) -> str:

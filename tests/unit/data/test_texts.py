@@ -122,6 +122,12 @@ def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_p
     assert len({text for each in parts.values() for text in set(each.texts)}) == 30
     assert sum(len(set(each.texts)) for each in parts.values()) == 30
     assert listed(tmp_path / "reviews.jsonl", 0.2, 0.2).parts["test"].texts == parts["test"].texts
+    write(
+        tmp_path / "loud.csv",
+        [(f"{text.upper()} " if at > 29 else text, label) for at, (text, label) in enumerate(rows)],
+    )
+    loud = listed(tmp_path / "loud.csv", 0.2, 0.2).parts.values()  # capitals and spaces are nothing to the model
+    assert sum(len({text.strip().lower() for text in each.texts}) for each in loud) == 30
     with pytest.raises(ConfigError, match=r"test_share must be given, such as 0.2, for .*reviews.csv, which has no "):
         listed(tmp_path / "reviews.csv")
     (tmp_path / "notes.txt").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -293,8 +294,8 @@ def test_a_plain_run_is_no_base_of_a_compiled_one() -> None:
     assert ratios(study(plain, compiled, axes=("topology", "compile")))["ddp 1x2"] == ("1x2", 1.0, 100.0)
 
 
-def told(*accuracies: tuple[float, ...], images: int = 0) -> bool | None:
-    """Whether the first two configurations are told apart; each has an accuracy in percent for every seed."""
+def noise(*accuracies: tuple[float, ...], images: int = 0) -> tuple[chance.Noise, list[chance.Measured]]:
+    """That of configurations, each with an accuracy in percent for every seed."""
     runs = [
         trial(f"1x{at}", seed=seed, accuracies=(value / 100,))
         for at, values in enumerate(accuracies, 1)
@@ -304,7 +305,13 @@ def told(*accuracies: tuple[float, ...], images: int = 0) -> bool | None:
     among = Runs(study(*(replace(run, metrics={**run.metrics, **counted}) for run in runs))).configurations
     figure = among[0].runs.task.primary
     cells = [chance.Measured(each, value) for each in among if (value := each.statistic(figure)) is not None]
-    return chance.Noise.of(figure, cells).distinct(cells[0].value, cells[1].value)
+    return chance.Noise.of(figure, cells), cells
+
+
+def told(*accuracies: tuple[float, ...], images: int = 0) -> bool | None:
+    """Whether the first two configurations are told apart."""
+    of_seeds, cells = noise(*accuracies, images=images)
+    return of_seeds.distinct(cells[0].value, cells[1].value)
 
 
 @pytest.mark.parametrize(
@@ -332,6 +339,15 @@ def test_all_configurations_share_one_deviation() -> None:
     assert told(*two, (20.0, 23.0), (30.0, 33.0), (40.0, 43.0)) is True  # with 5: p = 0.037
     assert told((50.0,), (56.0,)) is None
     assert told((50.0,), (56.0,), (20.0, 21.0), (30.0, 31.0)) is True  # 0.71 points, with 2 degrees of freedom
+
+
+def test_a_configuration_varies_more_only_where_others_vary() -> None:
+    drawn = random.Random(0)
+    for _ in range(60):  # of which some, by rounding, are more than the sum of all squares
+        seeds = tuple(drawn.uniform(40, 60) for _ in range(8))
+        assert list(noise(seeds)[0].unsteady) == []
+        assert list(noise(seeds, (50.0, 50.0))[0].unsteady) == []
+    assert len(list(noise((20.0, 50.0, 80.0), *[(50.0, 50.1, 50.2)] * 5)[0].unsteady)) == 1
 
 
 def test_equal_seeds_do_not_make_the_test_set_larger() -> None:

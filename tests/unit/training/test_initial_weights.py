@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,10 @@ def test_a_prefix_is_stripped_only_where_more_fits_without_it() -> None:
     averaged = torch.optim.swa_utils.AveragedModel(nn.ModuleDict({"net": plain}))  # and `n_averaged` beside it
     for weights, model in ((averaged, plain), (plain, plain), (wrapped, wrapped), (nn.DataParallel(wrapped), wrapped)):
         assert same(initial_weights.named_alike(weights.state_dict(), model), model.state_dict())
+    for names in itertools.permutations(("student", "teacher", "frozen_")):  # all fit alike: the first in the file
+        several = nn.ModuleDict({name: network(3) for name in names})
+        taken = initial_weights.named_alike(several.state_dict(), plain)
+        assert same(taken, several[names[0]].state_dict())
 
 
 def test_weights_that_are_no_numbers_are_refused() -> None:
