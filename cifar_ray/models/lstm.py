@@ -17,6 +17,9 @@ from cifar_ray.models.text_network import TextNetwork
 RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
 
 
+_IS_OLD_CPU = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+
+
 class BothWays(nn.Module):
     """An LSTM from the first word on, and one from the last word back; (B, T, dim) to (B, T, 2 hidden).
 
@@ -34,9 +37,16 @@ class BothWays(nn.Module):
         x = self.dropout(x)
         places = torch.arange(x.shape[1], device=x.device)
         turned = torch.where(mask, mask.sum(1, keepdim=True) - 1 - places, places)
-        ahead, _ = self.forwards(x)
-        back, _ = self.backwards(_at(x, turned))
+        ahead, back = _run(self.forwards, x), _run(self.backwards, _at(x, turned))
         return torch.cat([ahead, _at(back, turned)], dim=-1)
+
+
+def _run(lstm: nn.LSTM, x: Tensor) -> Tensor:
+    """What an LSTM gives, in float32 where a CPU without AVX-512 is to compute in bfloat16: oneDNN has none there."""
+    if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not _IS_OLD_CPU:
+        return lstm(x)[0]
+    with torch.autocast("cpu", enabled=False):
+        return lstm(x.float())[0]
 
 
 def _at(x: Tensor, places: Tensor) -> Tensor:
