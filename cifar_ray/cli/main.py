@@ -148,7 +148,8 @@ def report(command: ReportCommand) -> int:
     """``cifar-ray report``."""
     cost.checked(command.price)
     latex.chart_width(command.style, command.width)
-    out = command.out or (None if command.json else "report")
+    usual = None if command.json else "report"
+    out = usual if command.out is None else command.out
     if out is not None:
         files.folder("out", out)
     in_store = early.check_studies(command.sweeps, command.tracking_uri)
