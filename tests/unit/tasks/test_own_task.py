@@ -66,7 +66,8 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path
     reproducible = partial(config, strategy="reproducible", **RESNET, log_every=1, steps_per_epoch=4)
     snapshots = train_everywhere(reproducible, tmp_path, stop_after=3)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
-    assert len({snapshot.score for snapshot in snapshots}) == 1
+    # The weights are equal to the bit; the figure is a sum over ranks, whose order may show in its last digit.
+    assert [snapshot.score for snapshot in snapshots] == pytest.approx([snapshots[0].score] * len(snapshots), rel=1e-6)
 
 
 def test_figures_are_those_of_all_workers_together() -> None:
