@@ -29,7 +29,11 @@ Accuracies = dict[tuple[str, int], dict[int, float]]
 
 def subject(trial: Trial) -> str:
     """What a run trained and how long."""
-    shape = f" (dim {trial.params['vit.dim']}, depth {trial.params['vit.depth']})" if trial.model == "vit" else ""
+    shape = (
+        f" (dim {trial.params['model_options.dim']}, depth {trial.params['model_options.depth']})"
+        if trial.model == "vit"
+        else ""
+    )
     return f"{trial.model}{shape}, {trial.params['epochs']} epochs"
 
 

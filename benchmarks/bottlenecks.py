@@ -50,7 +50,7 @@ from cifar_ray.training.rank_times import PARTS
 
 STAGE = "stage-"
 """Begins the name of every case of a pipeline, and is that of a quiet one."""
-PIPELINE = ["--strategy", "gpipe", "--pipeline.micro-batches", "8"]
+PIPELINE = ["--strategy", "gpipe", "--strategy-options.micro-batches", "8"]
 QUIET = (("1x1", ""), ("1x2", ""), ("2x1", ""), ("2x2", ""), ("1x2", STAGE), ("2x1", STAGE))
 CASES = {"stopped": "1x2", "competitor": "1x2", "loader": "1x2", "loaders": "1x2", "link": "2x1"}
 CASES |= {f"{STAGE}stopped": "1x2", f"{STAGE}loader": "1x2", f"{STAGE}link": "2x1"}

@@ -16,7 +16,7 @@ import record
 import torch
 from throughput import TARGETS, configure
 
-from cifar_ray.models.options import PARTS
+from cifar_ray.config.model import PARTS
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, recipe
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import record
 
-from cifar_ray.models.options import ModelName
+from cifar_ray.config.model import ModelName
 
 
 def peak(model: str) -> float:

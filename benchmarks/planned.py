@@ -125,7 +125,7 @@ def main() -> None:
     for name in OTHERS:
         kinds: dict[tuple[str, str], list[Trial]] = defaultdict(list)
         for trial in study(name).trials:
-            kinds[trial.model, trial.params.get("resnet50.stem", "")].append(trial)
+            kinds[trial.model, trial.params.get("model_options.stem", "")].append(trial)
         for (of, stem), trials in kinds.items():
             alone = [trial for trial in trials if trial.world_size == 1]
             what = f"{of}{f' ({stem} stem)' * (stem == 'cifar')} over 1gbit: ddp; 1x2, 2x2"

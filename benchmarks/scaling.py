@@ -42,8 +42,8 @@ from cifar_ray.training.observer import Launch
 BATCH = 64
 WARM_UP_STEPS = 2
 CHOICES = {
-    "buckets of 5 MiB": {"ddp": {"bucket_cap_mb": 5.0}},
-    "gradients as bf16 (--ddp.comm-hook bf16)": {"ddp": {"comm_hook": "bf16"}},
+    "buckets of 5 MiB": {"bucket_cap_mb": 5.0},
+    "gradients as bf16 (--strategy-options.comm-hook bf16)": {"strategy_options": {"comm_hook": "bf16"}},
     "gloo with 1 thread": {"gloo_threads": 1},
     "gloo with 4 threads": {"gloo_threads": 4},
 }

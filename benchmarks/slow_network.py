@@ -2,10 +2,10 @@
 
     python benchmarks/slow_network.py                        # every strategy, two nodes, 1 Gbit/s beside unshaped
     python benchmarks/slow_network.py --strategies ddp --nodes 4 --rate none,100mbit,1gbit --rounds 5
-    python benchmarks/slow_network.py --strategies ddp -- --ddp.bucket-cap-mb 5     # flags of the training after --
+    python benchmarks/slow_network.py --strategies ddp -- --bucket-cap-mb 5     # flags of the training after --
     python benchmarks/slow_network.py --save buckets --dataset digits --model resnet18 --rate none,1gbit,100mbit \
-        --steps 8 --rounds 5 --strategies "ddp --ddp.bucket-cap-mb 1,ddp --ddp.bucket-cap-mb 5,ddp --ddp.bucket-cap-mb 25,\
-        ddp --ddp.bucket-cap-mb 100,ddp --ddp.comm-hook bf16"     # flags of each in turn; rows for docs/performance.md
+        --steps 8 --rounds 5 --strategies "ddp --bucket-cap-mb 1,ddp --bucket-cap-mb 5,ddp --bucket-cap-mb 25,\
+        ddp --bucket-cap-mb 100,ddp --strategy-options.comm-hook bf16"     # flags of each in turn; rows for docs/performance.md
 
 A node is a Linux network namespace with one link to a switch, a bridge in a namespace of its own, so that neither
 the machine's interfaces nor its firewall take part. ``tc`` shapes both ends of every link: tbf bounds what a node
@@ -51,7 +51,7 @@ from pathlib import Path
 
 import record
 
-from cifar_ray.strategies.options import StrategyName
+from cifar_ray.config.strategy import StrategyName
 
 PREFIX = "cifar-ray-slow-"
 """Begins the name of every namespace and every temporary folder made here."""

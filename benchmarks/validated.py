@@ -131,7 +131,7 @@ def words(name: str, strategy: str, images: int, steps: int) -> list[str]:
     found = ["--dataset", "cifar10", "--model", name, "--global-batch-size", str(images), "--precision", "fp32"]
     found += ["--epochs", "1", "--steps-per-epoch", str(steps), "--lr", "0.001", "--test-images", "100"]
     found += ["--device", "cpu", "--cpus-per-worker", "1", "--strategy", strategy]
-    return [*found, "--local-sgd.sync-every", str(SYNC_EVERY)] if strategy == "local_sgd" else found
+    return [*found, "--strategy-options.sync-every", str(SYNC_EVERY)] if strategy == "local_sgd" else found
 
 
 def steps_of(step_s: float, images: int, strategy: str = "") -> int:

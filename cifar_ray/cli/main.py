@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
 from cifar_ray.cli import cluster, comparison, dry_run, early, explain, models, output, plan, predictions
-from cifar_ray.config import command_line, errors, files, flags, limits, ports, servers
+from cifar_ray.config import command_line, errors, files, flags, keywords, limits, ports, servers
 from cifar_ray.config.commands import (
     CompareCommand,
     CompletionCommand,
@@ -239,11 +239,17 @@ def evaluate(command: EvaluateCommand) -> int:
     return 0
 
 
-def strategies(_: StrategiesCommand) -> int:
+def strategies(command: StrategiesCommand) -> int:
     """``cifar-ray strategies``."""
-    from cifar_ray.strategies import NAMES, about
+    from cifar_ray.strategies import CONTEXT, NAMES, about, named
 
-    Console().strategies({name: about(name) for name in NAMES})
+    if command.name is None:
+        Console().strategies({name: about(name) for name in NAMES})
+        return 0
+    with early.loading("loading PyTorch"):
+        options = keywords.of(named(command.name), CONTEXT) or []
+    Console().strategies({command.name: about(command.name)})
+    print(f"\n{flags.listed('strategy_options', command.name, options)}")
     return 0
 
 

@@ -6,18 +6,26 @@ import fnmatch
 import typing
 
 from cifar_ray.cli import early
-from cifar_ray.config import flags
+from cifar_ray.config import flags, keywords
 from cifar_ray.config.commands import ModelsCommand
 from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.model import ModelName
 from cifar_ray.config.option import LIBRARIES, library_of
-from cifar_ray.models.options import ModelName
 
 
 def show(command: ModelsCommand) -> int:
-    """``cifar-ray models``: one name a line, as ``--model`` takes it, and what a library knows of those of PATTERN."""
-    with early.loading("loading PyTorch"):
-        from cifar_ray.models import libraries
+    """``cifar-ray models``: one name a line, as ``--model`` takes it, and what a library knows of those of PATTERN.
 
+    Of one model of this package: its options.
+    """
+    with early.loading("loading PyTorch"):
+        from cifar_ray.models import libraries, registry
+
+    if command.pattern in registry():
+        entry = registry()[command.pattern]
+        options = keywords.of(entry.build, 2 if entry.inputs == "features" else 3) or []
+        print(flags.listed("model_options", command.pattern, options))
+        return 0
     names = [*typing.get_args(ModelName)]
     for library in LIBRARIES:
         try:

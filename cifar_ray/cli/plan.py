@@ -10,21 +10,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.cli import early, output, probe
-from cifar_ray.config import command_line, errors, flags, limits, runfile, schema, servers
+from cifar_ray.config import command_line, errors, limits, runfile, schema
 from cifar_ray.config.command_line import PlanRequest
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.plan_command import PlanOptions
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.planning import chart, exchange, measured, model
+from cifar_ray.planning import exchange, measured, model
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
 from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.model import Means, Plan, Work
-from cifar_ray.planning.pipeline import BY_TURNS, PIPELINES, Pipeline
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking import uri as stores
@@ -54,15 +53,11 @@ def show(words: Sequence[str]) -> int:
     asked = command_line.plan(words)
     command = asked.options
     price = cost.checked(command.price)
-    is_measured = command.link == links.MEASURED
-    link, host = None if is_measured else _link("link", command.link), _link("host", command.host)
+    link, host = _link("link", command.link), _link("host", command.host)
     if command.budget is not None and price is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
-    if is_measured:
-        _check_measurable(asked)
-    if asked.training is not None and command.link is None and max(command.nodes) > 1:
+    if asked.training is not None and link is None and max(command.nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
-    picture = None if command.chart is None else chart.file(command.chart, command.overwrite)
     topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
     in_store = early.check_studies(command.from_, command.tracking_uri)
     with output.progress(command.json):
@@ -71,7 +66,6 @@ def show(words: Sequence[str]) -> int:
             refuse = partial(_refuse, price=price, speed=command.speed_factor)
             is_other = price is not None and price.machine != "" and command.speed_factor is None
             trained = probe.run(asked, asked.training, topologies, words, refuse, is_other)
-            link = link or trained.link
         with early.loading("loading PyTorch" + " and MLflow" * bool(in_store)):
             from cifar_ray.reporting import exported, report
             from cifar_ray.training import probe as passes
@@ -103,15 +97,10 @@ def show(words: Sequence[str]) -> int:
     notes += words_of.notes(runs, work, means, plan.rows, price.words if price else "", title, unit)
     if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
-    if trained is not None and trained.link is not None:
-        notes.append("The link was measured by all-reduces of 4 KiB to 64 MiB between two workers, one on each node.")
     if trained is not None:
         notes.append(f"The runs are sweep {trained.name}; `{again(asked, trained)}` plans from them again.")
     planned = Planned(plan, tuple(notes))
     output.show(planned, command.json, lambda: words_of.show(plan, means, notes, Console(), unit))
-    if picture is not None and plan.rows:
-        chart.write(picture, plan, means, f"{title}, {config.strategy}")
-        flags.note(str(picture))
     return 0 if plan.fastest else 1  # none is possible, or keeps to the limits
 
 
@@ -140,8 +129,6 @@ def again(asked: PlanRequest, trained: probe.Probe) -> str:
         value = getattr(asked.options, field.name)
         if field.name not in (*given, "name", "tracking_uri") and value != getattr(usual, field.name):
             given[field.name] = value
-    if trained.link is not None:
-        given["link"] = trained.link.text
     words = ["cifar-ray", "plan", "--from", trained.name]
     for name, value in given.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -159,21 +146,6 @@ def _refuse(planned: ResolvedConfig, here: Measured | None, price: Price | None,
         raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
     if here is not None:
         _on(here, price, speed)
-
-
-def _check_measurable(asked: PlanRequest) -> None:
-    """Refuse to measure a link where there is none.
-
-    Raises:
-        ConfigError: saying what lacks.
-    """
-    instead = "give its rate instead, such as --link 10gbit"
-    if asked.training is None:
-        raise ConfigError("link", f"is measured by a plan that trains its own runs, and --from names others; {instead}")
-    if servers.ray_head(asked.training.address) is None:
-        raise ConfigError("link", f"is measured between two nodes of the cluster of --address, not here; {instead}")
-    if max(asked.options.nodes) == 1:
-        raise ConfigError("link", "must be left out for one node, which exchanges nothing over it")
 
 
 def _link(key: str, text: str | None) -> Link | None:
@@ -213,22 +185,22 @@ def training(
         strategy: None for the run's.
         epochs: likewise.
         global_batch_size: likewise.
-        sent: options of the strategy, by section, beside the run's.
+        sent: options of the strategy beside the run's.
 
     Raises:
         ConfigError: when it cannot be planned.
     """
     from cifar_ray.training import recipe
 
-    former = {errors.flag_of(name): errors.flag_of(now) for name, now in schema.renamed(TrainConfig).items()}
-    words = [former.get(word, word) for word in shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]]
+    words = shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]
     if not words:
         raise ConfigError("from_", f"must name runs whose command is recorded, and that of {trial.name} is not")
     asked = command_line.train(words).config
     strategy, images = strategy or trial.strategy, global_batch_size or trial.global_batch_size
     changes: dict[str, Any] = {
-        **{name: getattr(TrainConfig(), name) for name in ("ddp", "local_sgd") if name != strategy},
         "strategy": strategy,
+        "strategy_options": asked.strategy_options if strategy == asked.strategy else {},
+        "bucket_cap_mb": asked.bucket_cap_mb if strategy == "ddp" else TrainConfig.bucket_cap_mb,
         "epochs": epochs or asked.epochs,
         "global_batch_size": images,
         "batch_size": None,
@@ -236,21 +208,7 @@ def training(
         "steps_per_epoch": None,
         "precision": trial.params.get("precision", asked.precision),
     }
-    if strategy in PIPELINES:
-        changes |= {"topology": "1x2", "accumulate": 1}  # no pipeline has fewer workers
-        if strategy != "model_parallel" and asked.accumulate > 1:  # the run computed micro-batches of that size
-            changes["pipeline"] = dataclasses.replace(asked.pipeline, micro_batches=asked.accumulate)
-    planned = dataclasses.replace(asked, **changes)
-    if sent:
-        planned = runfile.merge(planned, sent)
-    try:
-        config = recipe.resolve(planned)
-    except ConfigError as error:
-        micro_batches = planned.pipeline.micro_batches
-        if error.key != "pipeline.micro_batches" or images % micro_batches == 0:
-            raise
-        problem = f"must be a multiple of a pipeline's {micro_batches} micro-batches"
-        raise ConfigError("global_batch_size", f"{problem}, got {images}") from None
+    config = recipe.resolve(runfile.merge(dataclasses.replace(asked, **changes), sent or {}))
     if (config.model, config.dataset) != (trial.model, trial.dataset):
         is_of, tells = f"{trial.model} on {trial.dataset}", f"{config.model} on {config.dataset}"
         raise ConfigError("from_", f"must name runs whose command tells them, and {trial.name}, {is_of}, has {tells}")
@@ -261,24 +219,17 @@ def training(
 
 def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:
     """What a training does in a step and in all; ``trial`` is a run that was measured, and ``device`` its device."""
-    from cifar_ray import data, strategies
-    from cifar_ray.strategies import stages
+    from cifar_ray import data
 
-    gradients = Gradients(readiness.sizes, readiness.ready)
-    sent = Exchange.of(config, gradients, readiness.buffer_bytes, device, readiness.groups)
-    pipeline = None
-    if config.strategy in PIPELINES:
-        micro_batches = strategies.of(config).micro_batches(config)
-        pipeline = Pipeline(readiness.units, stages.cut, micro_batches, by_turns=config.strategy == BY_TURNS)
+    sent = Exchange.of(config, Gradients(readiness.sizes, readiness.ready), readiness.buffer_bytes, device)
     test_images = int(trial.params.get("test_images", "0") or 0)
     evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
     return Work(
         config.global_batch_size,
-        pipeline.micro_batches if pipeline else config.accumulate,
+        config.accumulate,
         data.steps_per_epoch(config),
         config.epochs,
         sent,
         evaluated,
         measured.sent(runfile.params(config)),
-        pipeline,
     )

@@ -16,11 +16,8 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.sweep import FINISHED
-from cifar_ray.planning import link as links
 from cifar_ray.planning import probing
-from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured
-from cifar_ray.planning.pipeline import PIPELINES
 
 
 @dataclass(frozen=True)
@@ -31,13 +28,11 @@ class Probe:
         name: of their sweep.
         tracking_uri: the store that has it.
         training: what is planned.
-        link: the network between nodes, where it was to be measured.
     """
 
     name: str
     tracking_uri: str
     training: ResolvedConfig
-    link: Link | None = None
 
 
 def run(
@@ -68,12 +63,11 @@ def run(
     with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(training):
         import torch
 
-        from cifar_ray import data, strategies
+        from cifar_ray import data
         from cifar_ray.training import hardware, recipe
 
         with tracking.unchanged():
-            is_pipeline = training.strategy in PIPELINES
-            planned = recipe.resolve(dataclasses.replace(training, topology="1x2") if is_pipeline else training)
+            planned = recipe.resolve(training)
         device = torch.device("cuda" if torch.cuda.is_available() and training.device != "cpu" else "cpu")
         here = Measured((), hardware.describe(device), device.type, is_fixed=False)
         check(planned, here if is_here else None)
@@ -90,22 +84,18 @@ def run(
             cpus = all_cpus if training.cpus_per_worker is None else None
             is_on_gpus = shaped.device == "cuda"
             room = torch.cuda.device_count() if is_on_gpus else all_cpus // (training.cpus_per_worker or 1)
-        parts = strategies.of(planned).micro_batches(planned) if is_pipeline else None
-        grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room, parts)
+        grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room)
         config = probing.sweep(name, train, grid)
-        from cifar_ray.orchestration.run import network
+        from cifar_ray.orchestration.run import machine
         from cifar_ray.orchestration.sweep import dry_run
         from cifar_ray.orchestration.sweep.runner import sweep
 
-    link = None
-    is_measured = asked.options.link == links.MEASURED
-    if not is_here and (is_measured or is_machine_checked or training.device == "auto"):
+    if not is_here and (is_machine_checked or training.device == "auto"):
         dry_run.of_new(config)  # refuses what the sweep would, before the cluster is asked
-        answers = network.ask(planned, is_measured)
-        check(planned, Measured((), answers.hardware, answers.device, is_fixed=False))
-        link = links.between(answers.apart, answers.together) if is_measured else None
-        config = probing.sweep(name, {**train, "device": answers.device}, grid)  # with auto, each run would choose
+        hardware_there, device_there = machine.ask(planned)
+        check(planned, Measured((), hardware_there, device_there, is_fixed=False))
+        config = probing.sweep(name, {**train, "device": device_there}, grid)  # with auto, each run would choose
     result = sweep(config, shlex.join(["cifar-ray", "plan", *words]), begun=IMPORTED_AT)
     if FINISHED not in result.states.values():
         raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
-    return Probe(name, result.tracking_uri, planned, link)
+    return Probe(name, result.tracking_uri, planned)

@@ -10,11 +10,11 @@ from typing import Any
 
 from cifar_ray.config import cell_names, schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import usual
 from cifar_ray.config.option import choices, left_out
 from cifar_ray.config.sections import Name
 from cifar_ray.config.sweep import HELD, SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models.options import usual
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ _NOT_PROBED = {
     **dict.fromkeys(("max_time", "max_cost"), "give --deadline and --budget"),
     **dict.fromkeys(("oversubscribe", "local_nodes"), "nodes and CPUs that do not exist tell no times"),
 }  # option of a run -> what to do instead to plan one
-OF_EXCHANGE = ("ddp", "local_sgd", "pipeline")
-"""Sections with the options of a strategy that change no run which a plan is made from, but what is planned."""
+OF_EXCHANGE = ("bucket_cap_mb", "strategy_options")
+"""Options of a strategy that change no run which a plan is made from, but what is planned."""
 
 _NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
 

@@ -12,9 +12,10 @@ from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.limits import DurationText, PriceText
-from cifar_ray.config.schema import Count, NotNegative, Numbers, Part, Positive, Whole
+from cifar_ray.config.schema import Count, NotNegative, Numbers, Positive, Whole
 from cifar_ray.config.search import Asha, Median, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.sections import Measure, WhichCheckpoint
+from cifar_ray.config.strategy import StrategyName
 from cifar_ray.config.train import TrainConfig
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -59,7 +60,7 @@ class TrainCommand(ResultAsJson, TrainConfig):
     )
     EXAMPLES = (
         "  cifar-ray train --dataset digits --epochs 3\n"
-        "  cifar-ray train --model vit --vit.depth 4 --topology 1x2 --strategy all_reduce\n"
+        "  cifar-ray train --model vit --model-options.depth 4 --topology 1x2\n"
         "  cifar-ray train --config run.yaml --seed 1",
     )
 
@@ -162,7 +163,6 @@ class SweepCommand(TrainConfig):
     repeat: Whole = 0
     skip_infeasible: bool = False
     max_concurrent: Count | None = None
-    gpus_per_worker: Part = 1.0
     quiet: Switch = False
     """Print one line, the result."""
 
@@ -336,7 +336,7 @@ class ModelsCommand:
     """List the models of this package, of torchvision and of timm.
 
     With PATTERN: also the parameters, the side of the images in pixels and the names for --weights. Those of this
-    package depend on the data, and have no such names.
+    package depend on the data, and have no such names. With the whole NAME of one of this package: its options.
     """
 
     pattern: Positional[str | None] = None
@@ -346,6 +346,9 @@ class ModelsCommand:
 @dataclass(frozen=True)
 class StrategiesCommand:
     """List the strategies that keep replicas in step: promise, source, and cost per step."""
+
+    name: Positional[StrategyName | None] = None
+    """The strategy to list, with its options. Default: all."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def first_line(error: Exception) -> str:
 
 
 def flag_of(key: str) -> str:
-    """``vit.patch_size`` -> ``--vit.patch-size``; ``from_``, which Python keeps for itself, -> ``--from``."""
+    """``model_options.depth`` -> ``--model-options.depth``; ``from_``, which Python keeps for itself, -> ``--from``."""
     return "--" + key.rstrip("_").replace("_", "-")
 
 

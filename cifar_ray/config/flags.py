@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError, flag_of, one_of, printable, suggestion
+from cifar_ray.config.keywords import Keyword
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 
@@ -102,9 +103,7 @@ def parse(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
         recorded = {field.name for field in dataclasses.fields(kind) if field.metadata.get("recorded")}
         hints = {key: hint for key, hint in schema.flat_types(kind).items() if key.partition(".")[0] not in recorded}
         known = [flag_of(key) for key, hint in hints.items() if not _is_positional(hint)]
-        renamed = schema.renamed(kind).get(flag.removeprefix("--").replace("-", "_"))
-        near = f"; did you mean {flag_of(renamed)}?" if renamed else suggestion(flag, known).replace("'", "")
-        raise ConfigError("", f"unknown flag {flag}{near}")
+        raise ConfigError("", f"unknown flag {flag}{suggestion(flag, known)}".replace("'", ""))
     if rest:
         raise ConfigError("", f"unexpected word '{rest[0]}'")
     return schema.nest(vars(values) | named)
@@ -177,6 +176,15 @@ def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] 
             place = section if is_of_run else result
             _add(place, field.name, hint, field.default, docs.get(field.name, ""), belongs)
     return result
+
+
+def listed(key: str, owner: str, keywords: Sequence[Keyword]) -> str:
+    """The options of a model or of a strategy, ``key`` of a run, as the help of a command lists its own."""
+    result = Parser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_Help)
+    group = result.add_argument_group(f"options of {owner}")
+    for keyword in keywords:
+        _add(group, f"{key}.{keyword.name}", keyword.kind, keyword.default, f"{keyword.description}.")
+    return result.format_help().strip() or f"{owner} has no options of its own"
 
 
 def _section(name: str) -> str:

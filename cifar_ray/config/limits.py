@@ -79,7 +79,7 @@ class Limits:
     """Stop as with --max-time after so many USD, at --price. To cifar-ray sweep, the limit of the whole sweep. Default:
     no limit."""
 
-    patience: Count | None = option(None, weights=False, if_set=True)
+    patience: Count | None = option(None, weights=False)
     """Stop after so many epochs in a row without a better validation figure, of the images of --val-share. The run then
     ends as after its last epoch: it is tested, and its models are logged. Default: train all epochs."""
 

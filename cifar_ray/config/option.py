@@ -1,4 +1,4 @@
-"""What an option says of itself: whether it decides the weights, for which choice it is, and its former name.
+"""What an option says of itself: whether it decides the weights, and for which choice it is.
 
 The owners of options (a strategy, a model, the optimizer) declare them with :func:`option`; ``TrainConfig`` composes
 them, and every rule about them reads these marks.
@@ -47,10 +47,7 @@ def option(
     *,
     weights: bool | None,
     only: Mapping[str, tuple[str, ...]] | None = None,
-    shared: bool = False,
     recorded: bool = False,
-    if_set: bool = False,
-    formerly: str = "",
 ) -> Any:
     """A field of a config, with its default or, for a group of options, the group's class.
 
@@ -59,21 +56,9 @@ def option(
         weights: whether it decides the weights, so that a run keeps it from its first step to its last; None for a
             group whose fields have marks of their own.
         only: the choice that it is for: a field of ``TrainConfig`` and the values it may have.
-        shared: whether a sweep that sets it for all runs is refused where it is for other choices; else it is left
-            out there. Without it, such a run would do other work than the rest of a comparison.
         recorded: whether the program fills it in, and no person does.
-        if_set: whether it is written nowhere while it is not set, so that runs without it stay as they were before it
-            existed.
-        formerly: the name that it had at the top of ``TrainConfig``; MLflow's parameters keep it.
     """
-    marks = {
-        "weights": weights,
-        "only": only,
-        "shared": shared,
-        "recorded": recorded,
-        "if_set": if_set,
-        "formerly": formerly,
-    }
+    marks = {"weights": weights, "only": only, "recorded": recorded}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=marks)
     return dataclasses.field(default=default, metadata=marks)
@@ -123,7 +108,10 @@ def or_own(names: tuple[str, ...], *own: str) -> AfterValidator:
 
 def value_of(config: Any, name: str) -> Any:
     """The value of an option by its dotted name."""
-    return functools.reduce(getattr, name.split("."), config)
+    key, *inner = name.split(".")
+    return functools.reduce(
+        lambda of, part: of[part] if isinstance(of, dict) else getattr(of, part), [getattr(config, key), *inner]
+    )
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -156,8 +144,12 @@ def choices(cls: Any) -> tuple[str, ...]:
 
 
 def left_out(cls: Any, choice: Mapping[str, str | None]) -> set[str]:
-    """The fields of a config that say nothing of a run with these :func:`choices`."""
-    return {field.name for field in unused(cls, choice) if not field.metadata["shared"]}
+    """The fields of a config that a sweep leaves out of a run with these :func:`choices`.
+
+    They say how other data are read, or belong to another optimizer. Without an option of a strategy, a run would do
+    other work than the rest of a comparison, so that the sweep is refused.
+    """
+    return {field.name for field in unused(cls, choice) if "strategy" not in _only(field)}
 
 
 def unused(cls: Any, choice: Mapping[str, str | None]) -> Iterator[dataclasses.Field[Any]]:
@@ -166,12 +158,6 @@ def unused(cls: Any, choice: Mapping[str, str | None]) -> Iterator[dataclasses.F
         for kind, owners in _only(field).items():
             if chosen(choice[kind]) not in owners:
                 yield field
-
-
-def names_for(cls: Any, kind: str) -> list[str]:
-    """Dotted names of the options that are for some choice of ``kind``."""
-    owned = {field.name for field in dataclasses.fields(cls) if kind in _only(field)}
-    return [name for name, _ in flat_fields(cls) if name.partition(".")[0] in owned]
 
 
 def check_choices(config: Any) -> None:

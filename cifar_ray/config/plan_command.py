@@ -7,23 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from cifar_ray.config.commands import ResultAsJson, WritesFiles
+from cifar_ray.config.commands import ResultAsJson
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, Counts, Positive
 from cifar_ray.config.sections import Name
 from cifar_ray.config.train import TrainConfig
 
-PlannedName = Literal[
-    "ddp",
-    "all_reduce",
-    "gather_scatter",
-    "send_recv",
-    "local_sgd",
-    "fsdp",
-    "gpipe",
-    "one_f_one_b",
-    "model_parallel",
-]
+PlannedName = Literal["ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd"]
 """The strategies that can be planned."""
 
 
@@ -33,7 +23,7 @@ def _commas(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(ResultAsJson, WritesFiles):
+class PlanOptions(ResultAsJson):
     """What to plan, for which machines, and from which runs."""
 
     from_: tuple[str, ...] = ()
@@ -63,8 +53,8 @@ class PlanOptions(ResultAsJson, WritesFiles):
     """Numbers of workers on each, such as 1,2."""
 
     link: str | None = None
-    """Network between machines, in each direction: RATE or RATE:LATENCY such as 10gbit or 400mbit:100us, or 'measured'
-    by all-reduces between two nodes of the cluster of --address. Needed for more than one node."""
+    """Network between machines, in each direction: RATE or RATE:LATENCY such as 10gbit or 400mbit:100us; iperf3 and
+    ping measure them. Needed for more than one node."""
 
     host: str | None = None
     """What an exchange costs the workers themselves, whatever the network: copying, adding up and the backend's own
@@ -84,9 +74,6 @@ class PlanOptions(ResultAsJson, WritesFiles):
     budget: Positive | None = None
     """What the whole run may cost in USD, at --price."""
 
-    chart: str | None = None
-    """Also draw the plan: a file that ends in .svg or .png."""
-
     tracking_uri: str | None = None
 
 
@@ -95,13 +82,13 @@ class PlanCommand(PlanOptions, TrainConfig):  # type: ignore[misc]  # here, what
     """Say what a training would take on other machines: train a few short runs on this one, or take finished ones.
 
     Without --from, options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is
-    measured by itself, in some 40 steps. With --from, only --ddp.*, --local-sgd.* and --pipeline.* of them can be
-    given.
+    measured by itself, in some 40 steps. With --from, only --bucket-cap-mb and --strategy-options.* of them can
+    be given.
     """
 
     USUAL = (
         *("model", "dataset", "global_batch_size", "epochs", "strategy", "nodes", "workers", "link", "host", "price"),
-        *("speed_factor", "deadline", "budget", "from_", "name", "chart", "json"),
+        *("speed_factor", "deadline", "budget", "from_", "name", "json"),
     )
     EXAMPLES = (
         "  cifar-ray plan --model vit --global-batch-size 512 --nodes 1,2,4,8 --link 10gbit --price 0.80\n"

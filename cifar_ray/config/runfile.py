@@ -9,10 +9,9 @@ from typing import Any
 
 from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import USUAL, usual
 from cifar_ray.config.option import choices, default_of, left_out
-from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.models.options import USUAL, usual
 
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
@@ -21,7 +20,7 @@ WHERE = ("run_name", "experiment", "tracking_uri", "storage", "data_dir", "addre
 """Where a run is, and not what it is."""
 
 _IN_TIME_AND_MONEY = tuple(key for key in limits.KEYS if key != limits.PATIENCE)
-UPKEEP = ("version", *WHERE, *_IN_TIME_AND_MONEY, "start_timeout_s", "hang_timeout_s", "profile")
+KEPT = ("version", *WHERE, *_IN_TIME_AND_MONEY, "start_timeout_s", "hang_timeout_s", "profile")
 """Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it.
 
 ``--patience`` is a parameter: it decides how many epochs a run has. It stays the one that the run began with, as MLflow
@@ -31,9 +30,6 @@ changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and
 _OF_TABLES = ("target", "features", "image_column")
 OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "ignore_value", "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
-
-_LATER = ("val", "inputs", "length", "vocabulary", "features", "target_mean", "target_std", "test_copies", "val_copies")
-"""What is written of a data set's contents only where it has it."""
 
 _FOUND_IN_DATA = ("images", "class_weights_counts")
 
@@ -122,41 +118,21 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return schema.nest(schema.flatten(values, is_leaf=lambda group: not group))
 
 
-def parameter(name: str) -> str:
-    """The name of an option among MLflow's parameters."""
-    return next((former for former, now in schema.renamed(TrainConfig).items() if now == name), name)
-
-
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, with the version that reads it."""
-    return {"version": VERSION, **_asked(config), **_shared(config)}
+    return {"version": VERSION, **_asked(config)}
 
 
 def _asked(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, without what follows from the nodes of now or from a sweep."""
+    """The config as plain values, without what follows from the nodes of now."""
     values = schema.to_plain(config)
-    values.pop("gpu_share", None)
     if values.pop("cpus_follow", False):
         values["cpus_per_worker"] = None
-    if config.task is None:  # a run whose data set tells the task is written as it was before there were others
-        del values["task"], values["task_source"]
-    for field in dataclasses.fields(TrainConfig):  # likewise what it has none of
-        if field.metadata.get("if_set") and getattr(config, field.name) == default_of(field):
-            del values[field.name]
-    for name in _LATER:  # and as before there were any
-        if getattr(config.images, name) == getattr(Images, name):
-            del values["images"][name]
     return values
 
 
-def _shared(config: TrainConfig) -> dict[str, Any]:
-    """The part of a GPU that a run of a sweep has, as plain values; empty where it is a whole one."""
-    share = getattr(config, "gpu_share", 1.0)
-    return {} if share == 1 else {"gpu_share": share}
-
-
 def _own(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, without the options of other models and strategies."""
+    """The config as plain values, without the options of other data sets and optimizers."""
     others = left_out(TrainConfig, {kind: getattr(config, kind) for kind in choices(TrainConfig)})
     values = {"version": VERSION, **_asked(config)}
     return {name: value for name, value in values.items() if name not in others}
@@ -165,7 +141,7 @@ def _own(config: TrainConfig) -> dict[str, Any]:
 def to_yaml(config: TrainConfig) -> str:
     """The config as a YAML file that starts the same run again.
 
-    The run's name is left out, since every run has its own, and so are the options of other models and strategies.
+    The run's name is left out, since every run has its own, and so are the options of other data sets.
     """
     from cifar_ray.config import yaml
 
@@ -176,8 +152,8 @@ def to_yaml(config: TrainConfig) -> str:
 
 def params(config: ResolvedConfig) -> dict[str, str]:
     """The choices of a resolved config as flat MLflow parameters, with the sizes that follow from them."""
-    flat = schema.flatten({name: value for name, value in _own(config).items() if name not in UPKEEP})
-    flat |= {"cpus_per_worker": config.cpus_per_worker, **_shared(config)}
+    flat = schema.flatten({name: value for name, value in _own(config).items() if name not in KEPT})
+    flat["cpus_per_worker"] = config.cpus_per_worker
     if config.convolutions == USUAL:
         del flat["convolutions"]
     if config.images.inputs != "images":  # of each feature, which may be more than MLflow takes
@@ -186,4 +162,4 @@ def params(config: ResolvedConfig) -> dict[str, str]:
     flat["nodes"] = config.placement.nodes
     flat["workers_per_node"] = config.placement.workers_per_node
     flat["batch_size"] = config.images_per_worker
-    return {parameter(name): str(value) for name, value in flat.items() if value is not None}
+    return {name: str(value) for name, value in flat.items() if value not in (None, [])}

@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
@@ -68,6 +68,20 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+def _value(value: Any) -> Any:
+    """What a keyword of a function may be in a file: a scalar, None, or several scalars."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_scalar, value))
+    return None if value is None else _scalar(value)
+
+
+def _keywords(values: dict[str, Any]) -> dict[str, Any]:
+    for name in values:
+        if not name.isidentifier():
+            raise ValueError(f"must have names as Python's arguments have them, got {brief(name)}")
+    return values
+
+
 _WHOLE, _NUMBER = _no_bool("int_type"), _no_bool("float_type")
 Count = Annotated[int, _WHOLE, Field(ge=1, lt=2**63)]
 Whole = Annotated[int, _WHOLE, Field(ge=0, lt=2**63)]
@@ -78,6 +92,10 @@ NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Part = Annotated[Number, Field(gt=0, le=1)]
 Scalar = Annotated[Any, BeforeValidator(_scalar)]
+Value = Annotated[Any, BeforeValidator(_value)]
+Options = Annotated[dict[str, Value], AfterValidator(_keywords)]
+"""Keywords of a function, by name."""
+
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
@@ -230,8 +248,7 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
         return ConfigError(f"{where}.{problem.key}", problem.problem) if is_of_group else problem
     if code == "unexpected_keyword_argument":
         known = functools.reduce(lambda cls, part: field_types(cls)[part], path[:-1], kind)
-        near = f"; did you mean '{renamed(kind)[where]}'?" if where in renamed(kind) else ""
-        return ConfigError("", f"unknown key {brief(where)}{near or suggestion(path[-1], field_types(known))}")
+        return ConfigError("", f"unknown key {brief(where)}{suggestion(path[-1], field_types(known))}")
     if code == "invalid_key":  # YAML has keys that are no text
         return ConfigError("", f"unknown key {brief(value)}")
     if code == "missing":
@@ -268,12 +285,6 @@ def flat_fields(cls: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.F
             yield from flat_fields(inner, f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", field
-
-
-@functools.cache
-def renamed(cls: type) -> dict[str, str]:
-    """Former name of an option -> its dotted name."""
-    return {former: name for name, field in flat_fields(cls) if (former := field.metadata.get("formerly"))}
 
 
 @functools.cache

@@ -197,20 +197,20 @@ class Data:
     ignore_value: Byte = option(255, weights=True, only={"dataset": (MASKS_PATH,)})
     """Mask value of masks:PATH whose pixels are ignored, in training and in figures."""
 
-    target: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
+    target: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)})
     """Columns of table:PATH that are learned, such as a,b."""
 
-    features: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
+    features: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)})
     """Columns of table:PATH that they are learned from, such as a,b,c. Default: all others, which must be numbers."""
 
-    image_column: str | None = option(None, weights=True, only={"dataset": (TABLE_PATH,)}, if_set=True)
+    image_column: str | None = option(None, weights=True, only={"dataset": (TABLE_PATH,)})
     """Column of table:PATH that has the paths of images, from its folder on, in place of all other columns."""
 
     test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH, TEXT_PATH, TABLE_PATH)})
     """Share of each class's images of folder:PATH or texts of text:PATH, or of the rows of table:PATH, to keep for the
     test, if there are none for it."""
 
-    val_share: Share | None = option(None, weights=True, if_set=True)
+    val_share: Share | None = option(None, weights=True)
     """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
     every epoch in place of the test images, and what is chosen is chosen by them. Default: none; 0.1 where something is
     chosen: by --log-models best or all, by --patience, or by --scheduler. A folder with val/ and test/ needs no
@@ -296,7 +296,7 @@ class Tracking:
     keep_checkpoints: Count = option(2, weights=False)
     """Newest checkpoints to keep, in addition to the best one where there is one."""
 
-    choose_by: Literal["val", "test"] = option("val", weights=False, if_set=True)
+    choose_by: Literal["val", "test"] = option("val", weights=False)
     """Images whose figure chooses the best checkpoint, the runs that --scheduler stops, and the end by --patience.
     'test' tags the run, and reports caution that its test figures were chosen among several, so that new images will
     give worse ones."""
@@ -329,7 +329,7 @@ class Tracking:
     """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
     Default: ~/.cifar_ray/runs."""
 
-    profile: ProfileOptions = option(ProfileOptions, weights=None, if_set=True)
+    profile: ProfileOptions = option(ProfileOptions, weights=None)
 
     verbose: bool = option(False, weights=False)
     """Also show messages of Ray and MLflow."""

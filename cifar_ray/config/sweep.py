@@ -23,7 +23,7 @@ from cifar_ray.config import cell_names, errors, limits, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
 from cifar_ray.config.option import check_choices, option
-from cifar_ray.config.schema import STRICT, Count, Part, Positive, Whole, plainly
+from cifar_ray.config.schema import STRICT, Count, Positive, Whole, plainly
 from cifar_ray.config.search import (
     Asha,
     Median,
@@ -202,10 +202,6 @@ class SweepConfig:
     max_concurrent: Count | None = None
     """Most runs at once. Default: as many as the cluster holds."""
 
-    gpus_per_worker: Part = 1.0
-    """Part of a GPU for each run of topology 1x1, such as 0.25 for four runs on one GPU, each with at most a quarter of
-    its memory. Reports ignore their times."""
-
     max_time: DurationText | None = None
     """Time that the whole sweep may take on the nodes: 90s, 10m, 2h or 1h30m. It starts no run that it cannot expect to
     finish, and stops those that run at the limit, with a checkpoint; --resume with a larger one goes on. Default: no
@@ -304,27 +300,9 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError(
             "grid", "must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"
         )
-    if sweep.gpus_per_worker < 1:
-        _check_parts(sweep)
-    limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
-
-
-def _check_parts(sweep: SweepConfig) -> None:
-    """Refuse parts of GPUs where runs need whole ones, or none, or are made for their times."""
-    if sweep.measure == "times":
+    if sweep.measure == "times" and sweep.train.get("gpus_per_worker", 1) < 1:
         raise ConfigError("measure", "must be all or accuracy where runs share a GPU: their times are each other's")
-    shared = schema.flatten(sweep.train)
-    for axes in sweep.grid:
-        values = {
-            name: axes.get(name, [shared.get(name, getattr(TrainConfig, name))])
-            for name in ("topology", "device", "strategy")
-        }
-        if others := [name for name in values["topology"] if name != "1x1"]:
-            raise ConfigError("gpus_per_worker", f"must be 1 where runs have several workers, got topology {others[0]}")
-        if "cpu" in values["device"]:
-            raise ConfigError("gpus_per_worker", "is for GPUs and cannot go with --device cpu")
-        if "data_parallel" in values["strategy"]:
-            raise ConfigError("gpus_per_worker", "must be 1 for data_parallel, whose process has several GPUs")
+    limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
 def _check_number(sweep: SweepConfig) -> None:
@@ -353,7 +331,7 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
     if "seed" in axes and sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
-        if name.partition(".")[0] in (*OWN, *runfile.UPKEEP, *limits.KEYS):
+        if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
         if isinstance(values, Range):
             if sweep.search == "grid":

@@ -17,15 +17,15 @@ from pydantic_core import ArgsKwargs
 from cifar_ray.config import addresses, limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
-from cifar_ray.config.option import check_choices, is_folder, names_for, path_of, value_of
-from cifar_ray.config.schema import STRICT, Count, NotNegative, Part, Positive, Share, plainly
+from cifar_ray.config.model import Convolutions, Model, usual
+from cifar_ray.config.optimisation import Batch, Optimisation, OptimizerText, ScheduleText
+from cifar_ray.config.option import check_choices, is_folder, path_of
+from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
+from cifar_ray.config.strategy import Strategy
+from cifar_ray.config.task import Task
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.topology import parse as parse_topology
-from cifar_ray.models.options import Convolutions, Model, usual
-from cifar_ray.strategies.options import Strategy
-from cifar_ray.tasks.options import Task
-from cifar_ray.training.options import Batch, Optimisation, OptimizerText, ScheduleText
 
 
 @plainly
@@ -78,8 +78,9 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
 
     @property
     def model_key(self) -> tuple[str, ...]:
-        """What tells the model from others: its name, and its options."""
-        return self.model, *(repr(value_of(self, name)) for name in names_for(TrainConfig, "model"))
+        """What tells the model from others: its name, options and weights to start from."""
+        options = (f"{name}={value}" for name, value in sorted(self.model_options.items()))
+        return self.model, *options, f"{self.model_source} {self.weights} {self.weights_digest}"
 
     @property
     def validated(self) -> bool:
@@ -97,14 +98,14 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
         return self.cpus_per_worker or 1
 
     @property
-    def gpus_each(self) -> float:
-        """GPUs of each worker where it has any."""
-        return self.data_parallel.gpus_per_worker
-
-    @property
     def gpus_reserved(self) -> float:
         """GPUs that each worker reserves, once the device is decided."""
-        return self.gpus_each if self.device == "cuda" else 0
+        return self.gpus_per_worker if self.device == "cuda" else 0
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether it has a part of a GPU, once the device is decided, so that its times are others', too."""
+        return 0 < self.gpus_reserved < 1
 
 
 @plainly
@@ -124,13 +125,6 @@ class ResolvedConfig(TrainConfig):
     base_batch: Count
     cpus_follow: bool = False
     """Whether ``cpus_per_worker`` was not given and follows from the nodes, so that other nodes may change it."""
-    gpu_share: Part = 1.0
-    """The part of a GPU that a run of a sweep has, where it has one."""
-
-    @property
-    def gpus_each(self) -> float:
-        """GPUs of each worker where it has any."""
-        return self.data_parallel.gpus_per_worker if self.gpu_share == 1 else self.gpu_share
 
     @property
     def computed(self) -> Convolutions:
@@ -167,6 +161,15 @@ def _check(config: TrainConfig) -> None:
     if config.oversubscribe and config.address is not None:
         raise ConfigError("oversubscribe", "is for the Ray started here and cannot go with --address")
     limits.check(config)
+    if config.gpus_per_worker < 1:
+        if config.topology != "1x1":
+            raise ConfigError("gpus_per_worker", f"must be 1 where runs have several workers, got {config.topology}")
+        if config.device == "cpu":
+            raise ConfigError("gpus_per_worker", "is for GPUs and cannot go with --device cpu")
+    if config.gpus_per_worker > 1 and config.strategy != "data_parallel":
+        raise ConfigError("gpus_per_worker", f"must be 1 for --strategy {config.strategy}; data_parallel takes several")
+    if config.gpus_per_worker > 1 and config.gpus_per_worker % 1:
+        raise ConfigError("gpus_per_worker", f"must be a whole number or below 1, got {config.gpus_per_worker:g}")
     if config.patience is not None and config.per_rank_test:
         raise ConfigError(
             "patience", "cannot go with --per-rank-test, which must know before an epoch ends that it is the last"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cifar_ray.config import keywords
 from cifar_ray.config.option import is_own
 
 if TYPE_CHECKING:
@@ -42,7 +43,11 @@ def registry() -> dict[str, Architecture]:
         "resnet50": Architecture(resnet50.build, resnet50.RECIPES, resnet50.layers),
         "vgg11": Architecture(vgg11.build, vgg11.RECIPES),
         "speednet": Architecture(
-            speednet.build, speednet.RECIPES, prepare=speednet.whiten, variation=speednet.VARIATION
+            speednet.build,
+            speednet.RECIPES,
+            prepare=speednet.whiten,
+            adapt=speednet.mirrored,
+            variation=speednet.VARIATION,
         ),
         "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
         "unet": Architecture(unet.build, unet.RECIPES, whole("unet"), has_masks=True),
@@ -71,7 +76,28 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     It maps a batch of inputs, such as float32 images (B, C, H, W), to float numbers (B, num_classes), or for masks (B,
     num_classes, H, W).
     """
-    return of(config.model).build(config, spec)
+    if is_own(config.model):
+        from cifar_ray.models import own
+
+        return own.build(config, spec)
+    entry = of(config.model)
+    network = entry.build(*spec.sizes.values(), **config.model_options)
+    return network if entry.adapt is None else entry.adapt(network, config, spec)
+
+
+def complete(config: TrainConfig, spec: DatasetSpec) -> dict[str, Any]:
+    """The model's options: those that are given, checked, and the defaults of the others.
+
+    Raises:
+        ConfigError: naming an option that the model does not have, or a value that it cannot have.
+    """
+    if is_own(config.model):
+        from cifar_ray.models import own
+
+        function = own.function(config, spec)
+    else:
+        function = of(config.model).build
+    return keywords.complete("model_options", config.model, function, len(spec.sizes), config.model_options)
 
 
 def outline(config: TrainConfig, spec: DatasetSpec) -> nn.Module:

@@ -41,19 +41,22 @@ class Architecture:
     """One entry of the registry.
 
     Attributes:
+        build: called with the data set's sizes, such as (image_size, channels, classes), and the model's options.
         recipes: one for each optimizer that has been tried, first that of the model's own.
         layers: takes such a model apart, by default a ``Sequential`` into its children.
         prepare: sets weights that follow from the training inputs, given the model and the first of those as it takes
             them; None when all are random.
+        adapt: changes the network as a run's augmentation asks for; None when it stays.
         variation: how its training images vary.
         inputs: the kind that it takes, as :data:`~cifar_ray.data.datasets.INPUTS` lists them.
         has_masks: whether it gives logits for each pixel, (B, num_classes, H, W), in place of (B, num_classes).
     """
 
-    build: Callable[[TrainConfig, DatasetSpec], nn.Module]
+    build: Callable[..., nn.Module]
     recipes: tuple[Recipe, ...]
     layers: Callable[[Any], list[nn.Module]] = list
     prepare: Callable[[nn.Module, Tensor], None] | None = None
+    adapt: Callable[[nn.Module, TrainConfig, DatasetSpec], nn.Module] | None = None
     variation: Variation = USUAL
     has_masks: bool = False
     inputs: Inputs = "images"

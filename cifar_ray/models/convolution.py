@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray.models.options import Convolutions, ConvolutionShape
+from cifar_ray.config.model import Convolutions, ConvolutionShape
 
 KEPT_BYTES = 256 * 2**20
 """Columns that all layers of a model keep for the backward pass, at most: as much as the activations of a small model.

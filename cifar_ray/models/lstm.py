@@ -6,11 +6,13 @@ Neural Networks"; Conneau et al. 2017, "Supervised Learning of Universal Sentenc
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.config.schema import Count, Share
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.text_network import TextNetwork
 
@@ -54,12 +56,20 @@ def _at(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(1, places[..., None].expand_as(x))
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network that ``config.lstm`` describes."""
-    options = config.lstm
-    sizes = [options.dim, *[2 * options.hidden] * options.layers]
+def build(
+    vocabulary: int,
+    length: int,
+    classes: int,
+    *,
+    dim: Annotated[Count, Field(description="Embedding size")] = 128,
+    hidden: Annotated[Count, Field(description="Hidden units per direction")] = 128,
+    layers: Annotated[Count, Field(description="Bidirectional layers")] = 1,
+    dropout: Annotated[Share, Field(description="Dropout rate before every layer")] = 0.3,
+) -> nn.Module:
+    """The network, whose keywords are its options."""
+    sizes = [dim, *[2 * hidden] * layers]
     return TextNetwork(
-        nn.Embedding(spec.vocabulary, options.dim, padding_idx=0),
-        [BothWays(size, options.hidden, options.dropout) for size in sizes[:-1]],
-        nn.Sequential(nn.Dropout(options.dropout), nn.Linear(sizes[-1], spec.num_classes)),
+        nn.Embedding(vocabulary, dim, padding_idx=0),
+        [BothWays(size, hidden, dropout) for size in sizes[:-1]],
+        nn.Sequential(nn.Dropout(dropout), nn.Linear(sizes[-1], classes)),
     )

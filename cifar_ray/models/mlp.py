@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
 from torch import nn
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.config.schema import Count, Share, Whole
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
@@ -13,16 +15,24 @@ RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.01, warmup_epochs=0
 _NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:
-    """Maps float32 rows (B, length) to (B, num_classes); a ``Sequential`` of layers."""
-    options, size = config.mlp, spec.length
+def build(
+    features: int,
+    classes: int,
+    *,
+    width: Annotated[Count, Field(description="Units per hidden layer")] = 128,
+    depth: Annotated[Whole, Field(description="Hidden layers; 0 is a linear model")] = 2,
+    dropout: Annotated[Share, Field(description="Dropout rate of the hidden layers")] = 0.0,
+    norm: Annotated[Literal["none", "batch", "layer"], Field(description="Norm before each ReLU")] = "none",
+) -> nn.Sequential:
+    """Maps float32 rows (B, features) to (B, classes); a ``Sequential`` of layers."""
     layers: list[nn.Module] = []
-    for _ in range(options.depth):
-        layers.append(nn.Linear(size, options.width))
-        if options.norm != "none":
-            layers.append(_NORMS[options.norm](options.width))
+    size = features
+    for _ in range(depth):
+        layers.append(nn.Linear(size, width))
+        if norm != "none":
+            layers.append(_NORMS[norm](width))
         layers.append(nn.ReLU())
-        if options.dropout:
-            layers.append(nn.Dropout(options.dropout))
-        size = options.width
-    return nn.Sequential(*layers, nn.Linear(size, spec.num_classes))
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        size = width
+    return nn.Sequential(*layers, nn.Linear(size, classes))

@@ -83,14 +83,9 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         ConfigError: when it cannot be called, fails, or returns no module, or when its file is no longer the one that
             the run began with.
     """
-    if library_of(config.model):
-        function = libraries.builder(config.model)
-    else:
-        imports.check_source(config, "model")
-        function = imports.load(config.model, "model")
-    _check_arguments(config, function, spec.sizes)
+    builder = function(config, spec)
     with imports.calling(config.model, "model", "must build a model"):
-        model = function(*spec.sizes.values(), **config.model_options)
+        model = builder(*spec.sizes.values(), **config.model_options)
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
@@ -101,15 +96,20 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     return model
 
 
-def _check_arguments(config: TrainConfig, function: Callable[..., Any], sizes: dict[str, int]) -> None:
-    """Refuse a function that is called in another way, such as one of torchvision's, and options that it lacks."""
-    names = ", ".join(sizes)
+def function(config: TrainConfig, spec: DatasetSpec) -> Callable[..., Any]:
+    """The user's function, or a library's, that builds the model for the data set's sizes.
+
+    Raises:
+        ConfigError: when it is called in another way, such as one of torchvision's.
+    """
+    if library_of(config.model):
+        return libraries.builder(config.model)
+    imports.check_source(config, "model")
+    builder, names = imports.load(config.model, "model"), ", ".join(spec.sizes)
     try:
-        signature = inspect.signature(function)
+        inspect.signature(builder).bind_partial(*spec.sizes.values())
     except ValueError:  # a callable without a signature
-        return
-    try:
-        signature.bind_partial(*sizes.values())
+        pass
     except TypeError:
         raise ConfigError(
             "model",
@@ -117,10 +117,7 @@ def _check_arguments(config: TrainConfig, function: Callable[..., Any], sizes: d
             f"def build({names}): return "
             f"{config.model.rpartition(':')[2]}(num_classes=classes)",
         ) from None
-    try:
-        signature.bind(*sizes.values(), **config.model_options)
-    except TypeError as error:
-        raise ConfigError("model_options", f"must fit {config.model}({names}, ...): {error}") from None
+    return builder
 
 
 def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> None:

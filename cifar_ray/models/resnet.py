@@ -8,12 +8,12 @@ for 32x32 images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor, nn
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.config.schema import Count, Counts
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (
@@ -41,15 +41,19 @@ class BasicBlock(nn.Module):
         return self.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
-def resnet(channels: int, num_classes: int, blocks: Sequence[int], width: int) -> nn.Sequential:
-    """The network as a flat sequence of blocks.
+Blocks = Annotated[
+    Counts,
+    Field(
+        description="BasicBlocks in each stage. Every stage after the first halves the image and doubles the filters"
+    ),
+]
+Width = Annotated[Count, Field(description="Filters of the stem and of the first stage")]
 
-    Args:
-        channels: channels of an image.
-        num_classes: length of the logits.
-        blocks: BasicBlocks in each stage.
-        width: filters of the first stage; each later stage has twice those of the one before.
-    """
+
+def build(
+    image_size: int, channels: int, classes: int, *, blocks: Blocks = (1, 1, 1, 1), width: Width = 16
+) -> nn.Sequential:
+    """The network as a flat sequence of blocks; its keywords are its options."""
     layers: list[nn.Module] = [
         nn.Conv2d(channels, width, 3, padding=1, bias=False),
         nn.BatchNorm2d(width),
@@ -61,7 +65,7 @@ def resnet(channels: int, num_classes: int, blocks: Sequence[int], width: int) -
             first_of_later = stage > 0 and block == 0
             layers.append(BasicBlock(filters, width * 2**stage, stride=2 if first_of_later else 1))
             filters = width * 2**stage
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(filters, num_classes)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(filters, classes)]
     network = nn.Sequential(*layers)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
@@ -69,11 +73,6 @@ def resnet(channels: int, num_classes: int, blocks: Sequence[int], width: int) -
     return network
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network that ``config.resnet`` describes."""
-    return resnet(spec.channels, spec.num_classes, config.resnet.blocks, config.resnet.width)
-
-
-def build_resnet18(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+def build_resnet18(image_size: int, channels: int, classes: int) -> nn.Module:
     """ResNet-18 for small images: blocks 2 2 2 2, width 64."""
-    return resnet(spec.channels, spec.num_classes, (2, 2, 2, 2), 64)
+    return build(image_size, channels, classes, blocks=(2, 2, 2, 2), width=64)

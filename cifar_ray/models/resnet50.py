@@ -3,31 +3,40 @@
 Source: He et al. 2015; the study "How does training ResNet50 on CIFAR-10 improve with multiple GPUs?"
 (2025) trains torchvision's model as it is. Its stem is made for 224x224 images: the 7x7 convolution
 and the max-pool, each of stride 2, turn a 32x32 image into 8x8 before the first block, so most of its
-detail is gone and the last stage works on a single pixel. ``--resnet50.stem cifar`` is the usual
+detail is gone and the last stage works on a single pixel. ``--model-options.stem cifar`` is the usual
 replacement for small images: 3x3, stride 1, no pool.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from torch import nn
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
 from cifar_ray.models import pointwise
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),)
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network with the stem that ``config.resnet50`` names."""
+Stem = Annotated[
+    Literal["imagenet", "cifar"],
+    Field(
+        description="'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool: a 32x32 image is 8x8 "
+        "before the first block. 'cifar' is a 3x3 stride-1 convolution without a pool: it keeps 32x32, at about 16 "
+        "times the arithmetic"
+    ),
+]
+
+
+def build(image_size: int, channels: int, classes: int, *, stem: Stem = "imagenet") -> nn.Module:
+    """The network with this stem."""
     from torchvision.models import resnet50
 
-    network = resnet50(weights=None, num_classes=spec.num_classes)
-    if config.resnet50.stem == "cifar":
-        network.conv1 = nn.Conv2d(spec.channels, 64, 3, padding=1, bias=False)
+    network = resnet50(weights=None, num_classes=classes)
+    if stem == "cifar":
+        network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         network.maxpool = nn.Identity()
     pointwise.replace(network)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.config.schema import Count, Counts
 from cifar_ray.models.architecture import Recipe, initialise
 
 RECIPES = (
@@ -65,6 +66,20 @@ class SegNet(nn.Module):
         return x
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network that ``config.segnet`` describes."""
-    return SegNet(spec.channels, spec.num_classes, config.segnet.blocks, config.segnet.width)
+Blocks = Annotated[
+    Counts,
+    Field(description="Convolutions in each stage of the encoder, which halves the image, and of the decoder"),
+]
+Width = Annotated[
+    Count,
+    Field(
+        description="Filters of the first stage; each later one has twice as many, at most 8 times. The paper has 64"
+    ),
+]
+
+
+def build(
+    image_size: int, channels: int, classes: int, *, blocks: Blocks = (2, 2, 3, 3, 3), width: Width = 16
+) -> nn.Module:
+    """The network, whose keywords are its options."""
+    return SegNet(channels, classes, blocks, width)

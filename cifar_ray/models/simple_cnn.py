@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (
@@ -19,11 +17,11 @@ RECIPES = (
 )
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network for the data set's image size, channels and classes."""
-    side = spec.image_size // 4
+def build(image_size: int, channels: int, classes: int) -> nn.Module:
+    """The network for this image size and these channels and classes."""
+    side = image_size // 4
     return nn.Sequential(
-        nn.Conv2d(spec.channels, 4, 3, padding=1),
+        nn.Conv2d(channels, 4, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(4, 8, 3, padding=1),
@@ -32,5 +30,5 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
         nn.Flatten(),
         nn.Linear(8 * side * side, 32),
         nn.ReLU(),
-        nn.Linear(32, spec.num_classes),
+        nn.Linear(32, classes),
     )

@@ -69,9 +69,9 @@ class Mirrored(nn.Sequential):
         return logits
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:
+def build(image_size: int, channels: int, classes: int) -> nn.Sequential:
     """The network; its first convolution is for :func:`whiten` to set, and does not learn."""
-    stem = nn.Conv2d(spec.channels, 2 * spec.channels * _PATCH**2, _PATCH)
+    stem = nn.Conv2d(channels, 2 * channels * _PATCH**2, _PATCH)
     stem.weight.requires_grad_(False)
     assert stem.bias is not None
     nn.init.zeros_(stem.bias)
@@ -81,10 +81,14 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Sequential:
         layers += [_convolution(channels, width), nn.MaxPool2d(2), _norm(width), nn.GELU()]
         layers += [_convolution(width, width), _norm(width), nn.GELU()]
         channels = width
-    whole = Mirrored if spec.flip and config.augment not in ("none", "crop") else nn.Sequential
-    return whole(
-        *layers, nn.MaxPool2d(3), nn.Flatten(), nn.Linear(channels, spec.num_classes, bias=False), Scale(1 / 9)
-    )
+    head = nn.Linear(channels, classes, bias=False)
+    return nn.Sequential(*layers, nn.MaxPool2d(3), nn.Flatten(), head, Scale(1 / 9))
+
+
+def mirrored(network: nn.Module, config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+    """The network, with the mean over an image and its mirror image where training images are mirrored."""
+    is_mirrored = spec.flip and config.augment not in ("none", "crop")
+    return Mirrored(*network.children()) if is_mirrored else network
 
 
 def _convolution(channels: int, filters: int) -> nn.Conv2d:

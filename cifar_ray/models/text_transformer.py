@@ -11,11 +11,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.text_network import TextNetwork
-from cifar_ray.models.vit import Block
+from cifar_ray.models.vit import Block, Depth, Dim, Dropout, Heads, MlpRatio, check_heads
 
 RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=32),)
 
@@ -45,14 +43,27 @@ def sinusoids(length: int, dim: int) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network that ``config.text_transformer`` describes."""
-    options = config.text_transformer
-    dim, hidden = options.dim, options.mlp_ratio * options.dim
+def build(
+    vocabulary: int,
+    length: int,
+    classes: int,
+    *,
+    dim: Dim = 64,
+    depth: Depth = 2,
+    heads: Heads = 4,
+    mlp_ratio: MlpRatio = 2,
+    dropout: Dropout = 0.0,
+) -> nn.Module:
+    """The network, whose keywords are its options.
+
+    Raises:
+        ConfigError: when the heads cannot share the width.
+    """
+    check_heads(dim, heads)
     model = TextNetwork(
-        Embedding(spec.vocabulary, spec.length, dim, options.dropout),
-        [Block(dim, options.heads, hidden, options.dropout, skip=0.0) for _ in range(options.depth)],
-        nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, spec.num_classes)),
+        Embedding(vocabulary, length, dim, dropout),
+        [Block(dim, heads, mlp_ratio * dim, dropout, skip=0.0) for _ in range(depth)],
+        nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, classes)),
     )
     for module in model.modules():
         if isinstance(module, nn.Linear):

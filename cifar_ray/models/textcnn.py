@@ -8,13 +8,14 @@ its end; words are learned from scratch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.config.schema import Count, Counts, Share
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.text_network import TextNetwork
 
@@ -35,11 +36,19 @@ class Windows(nn.Module):
         return torch.cat(found, dim=1).transpose(1, 2).relu()
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network that ``config.textcnn`` describes."""
-    options = config.textcnn
+def build(
+    vocabulary: int,
+    length: int,
+    classes: int,
+    *,
+    dim: Annotated[Count, Field(description="Embedding size")] = 128,
+    filters: Annotated[Count, Field(description="Filters of each width")] = 100,
+    widths: Annotated[Counts, Field(description="Widths of the filters, in tokens")] = (3, 4, 5),
+    dropout: Annotated[Share, Field(description="Dropout rate before the last layer")] = 0.5,
+) -> nn.Module:
+    """The network, whose keywords are its options."""
     return TextNetwork(
-        nn.Embedding(spec.vocabulary, options.dim, padding_idx=0),
-        [Windows(options.dim, options.filters, options.widths)],
-        nn.Sequential(nn.Dropout(options.dropout), nn.Linear(options.filters * len(options.widths), spec.num_classes)),
+        nn.Embedding(vocabulary, dim, padding_idx=0),
+        [Windows(dim, filters, widths)],
+        nn.Sequential(nn.Dropout(dropout), nn.Linear(filters * len(widths), classes)),
     )

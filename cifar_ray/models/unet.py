@@ -8,12 +8,14 @@ network has width 64 and no batch norm: 31,030,658 parameters for one channel an
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.config.schema import Count
 from cifar_ray.models.architecture import Recipe, initialise
 
 RECIPES = (
@@ -74,6 +76,15 @@ class UNet(nn.Module):
         return self.head(x)
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network that ``config.unet`` describes."""
-    return UNet(spec.channels, spec.num_classes, config.unet.width, config.unet.norm == "batch")
+Width = Annotated[
+    Count, Field(description="Filters of the first level; each of four deeper ones has twice as many. The paper has 64")
+]
+Norm = Annotated[
+    Literal["batch", "none"],
+    Field(description="Batch norm after each 3x3 convolution, or biases alone, as in the paper"),
+]
+
+
+def build(image_size: int, channels: int, classes: int, *, width: Width = 16, norm: Norm = "batch") -> nn.Module:
+    """The network, whose keywords are its options."""
+    return UNet(channels, classes, width, norm == "batch")

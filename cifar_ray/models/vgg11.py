@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),)
@@ -18,17 +16,16 @@ RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network for the data set's image size, channels and classes."""
+def build(image_size: int, channels: int, classes: int) -> nn.Module:
+    """The network for this image size and these channels and classes."""
     layers: list[nn.Module] = []
-    channels = spec.channels
     for stage in _STAGES:
         for filters in stage:
             layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.BatchNorm2d(filters), nn.ReLU()]
             channels = filters
         layers.append(nn.MaxPool2d(2))
-    side = spec.image_size // 2 ** len(_STAGES)
-    layers += [nn.Flatten(), nn.Linear(channels * side * side, spec.num_classes)]
+    side = image_size // 2 ** len(_STAGES)
+    layers += [nn.Flatten(), nn.Linear(channels * side * side, classes)]
     network = nn.Sequential(*layers)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

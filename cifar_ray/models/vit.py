@@ -6,15 +6,16 @@ positions, pre-norm blocks); Huang et al. 2016 (stochastic depth); Rangoju and K
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.schema import Count, Share
 from cifar_ray.models.architecture import Recipe
 
 RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=1.0, label_smoothing=0.1),)
@@ -136,9 +137,47 @@ class Method(nn.Module):
         return self._method(x)
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
-    """The network that ``config.vit`` describes."""
-    return VisionTransformer(spec.image_size, spec.channels, spec.num_classes, **dataclasses.asdict(config.vit))
+Dim = Annotated[Count, Field(description="Embedding size; a multiple of the number of heads")]
+Depth = Annotated[Count, Field(description="Transformer blocks")]
+Heads = Annotated[Count, Field(description="Attention heads")]
+MlpRatio = Annotated[Count, Field(description="Width of a block's hidden layer as a multiple of dim")]
+Dropout = Annotated[Share, Field(description="Dropout rate after the embedding, in attention and in the MLP")]
+
+
+def build(
+    image_size: int,
+    channels: int,
+    classes: int,
+    *,
+    patch_size: Annotated[Count, Field(description="Side of a square patch in pixels")] = 4,
+    dim: Dim = 192,
+    depth: Depth = 6,
+    heads: Heads = 3,
+    mlp_ratio: MlpRatio = 2,
+    dropout: Dropout = 0.0,
+    stochastic_depth: Annotated[
+        Share,
+        Field(description="Probability of skipping the last block for a sample; it rises linearly from 0 at the first"),
+    ] = 0.1,
+) -> nn.Module:
+    """The network, whose keywords are its options.
+
+    Raises:
+        ConfigError: when sizes do not divide each other.
+    """
+    if image_size % patch_size:
+        problem = f"must divide the image's side of {image_size}, got {patch_size}"
+        raise ConfigError("model_options.patch_size", problem)
+    check_heads(dim, heads)
+    return VisionTransformer(
+        image_size, channels, classes, patch_size, dim, depth, heads, mlp_ratio, dropout, stochastic_depth
+    )
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Refuse a width that attention heads cannot share."""
+    if dim % heads:
+        raise ConfigError("model_options.dim", f"must be a multiple of model_options.heads ({heads}), got {dim}")
 
 
 def layers(model: VisionTransformer) -> list[nn.Module]:

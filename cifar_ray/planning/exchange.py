@@ -54,9 +54,6 @@ class Exchange:
         compression: of DDP; which part of a gradient's bytes is sent.
         sync_every: of local SGD; the steps from one average to the next.
         state_bytes: of local SGD; the optimizer's state and batch norm's statistics, which are averaged, too.
-        groups: of FSDP; bytes of the parts of the model that are gathered for each pass. What is in none is gathered
-            once for both.
-        micro_batches: of FSDP, which gathers weights for each.
         has_trees: whether the backend chooses between a ring and a tree, as NCCL does; gloo has rings.
     """
 
@@ -66,30 +63,20 @@ class Exchange:
     compression: float = 1.0
     sync_every: int = 1
     state_bytes: int = 0
-    groups: tuple[int, ...] = ()
-    micro_batches: int = 1
     has_trees: bool = False
 
     @classmethod
-    def of(
-        cls,
-        config: ResolvedConfig,
-        gradients: Gradients,
-        buffer_bytes: int,
-        device: str,
-        groups: tuple[int, ...] = (),
-    ) -> Exchange:
+    def of(cls, config: ResolvedConfig, gradients: Gradients, buffer_bytes: int, device: str) -> Exchange:
         """That of a training on ``cpu`` or ``cuda`` whose model has so many bytes of floating-point buffers."""
+        options = config.strategy_options
         states = 2 if config.optimizer == "adamw" else 1  # numbers that the optimizer keeps of each weight
         return cls(
             strategy=config.strategy,
             gradients=gradients,
-            bucket_bytes=int(config.ddp.bucket_cap_mb * 2**20),
-            compression=1.0 if config.ddp.comm_hook == "none" else 0.5,
-            sync_every=config.local_sgd.sync_every,
+            bucket_bytes=int(config.bucket_cap_mb * 2**20),
+            compression=0.5 if options.get("comm_hook", "none") != "none" else 1.0,
+            sync_every=options.get("sync_every", 1),
             state_bytes=states * gradients.size + buffer_bytes,
-            groups=groups,
-            micro_batches=config.accumulate,
             has_trees=device == "cuda",
         )
 
@@ -99,7 +86,7 @@ def unknown(config: ResolvedConfig) -> str:
     given = {
         "--freeze": bool(config.freeze),
         "--sync-batchnorm": config.sync_batchnorm,
-        "--ddp.comm-hook powersgd": config.ddp.comm_hook == "powersgd",
+        "--strategy-options.comm-hook powersgd": config.strategy_options.get("comm_hook") == "powersgd",
     }
     return next((flag for flag, is_given in given.items() if is_given), "")
 
@@ -166,8 +153,6 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
     if exchange.strategy == "local_sgd":
         whole = all_reduce(gradients.size + exchange.state_bytes, topology, route, exchange.has_trees)
         return whole.times(1 / exchange.sync_every)
-    if exchange.strategy == "fsdp":
-        return _sharded(exchange, topology)
     sizes: Sequence[float] = gradients.sizes
     if exchange.strategy == "ddp":
         sizes = [size * exchange.compression for size, _ in buckets(exchange)]
@@ -175,43 +160,27 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
     return Traffic(*(sum(values) for values in zip(*((part.messages, part.size, part.wire) for part in parts))))
 
 
-def exposed(exchange: Exchange, topology: Topology, route: Route, passes: Span) -> Span:
-    """Seconds of a step that an exchange adds to the passes that may hide any: the last backward pass of DDP, and all
-    of FSDP on a GPU.
+def exposed(exchange: Exchange, topology: Topology, route: Route, backward: Span) -> Span:
+    """Seconds of a step that an exchange adds to the last backward pass, which hides some of DDP's.
 
     At best, the buckets of DDP pass behind it and cost it nothing. At worst, the host's work takes from the pass as
-    much as it takes by itself, as on a CPU that computes both, and the link alone works beside it. Of FSDP's exchange,
-    a GPU hides all or nothing, and a CPU waits for it.
+    much as it takes by itself, as on a CPU that computes both, and the link alone works beside it.
     """
     if topology.world_size == 1:
         return Span.exactly(0.0)
     if exchange.strategy != "ddp":
-        whole = route.seconds(traffic(exchange, topology, route))
-        if exchange.strategy == "fsdp" and exchange.has_trees:
-            low = max(whole.low - passes.mid, 0.0)
-            return Span(low, (low + whole.high) / 2, whole.high)
-        return whole
+        return route.seconds(traffic(exchange, topology, route))
     of_buckets = [
         (ready, all_reduce(size * exchange.compression, topology, route, exchange.has_trees))
         for size, ready in buckets(exchange)
     ]
-    ready = tuple(at * passes.mid for at, _ in of_buckets)
+    ready = tuple(at * backward.mid for at, _ in of_buckets)
     shortest = tuple(route.seconds(part).low for _, part in of_buckets)
     of_link = tuple(route.network_s(part) for _, part in of_buckets)
     of_host = sum(route.host_s(part) for _, part in of_buckets)
-    low = Timeline(ready, shortest).end - passes.mid
-    high = max(Timeline(ready, of_link).end - passes.mid + of_host, low)
+    low = Timeline(ready, shortest).end - backward.mid
+    high = max(Timeline(ready, of_link).end - backward.mid + of_host, low)
     return Span(low, (low + high) / 2, high)
-
-
-def _sharded(exchange: Exchange, topology: Topology) -> Traffic:
-    """FSDP's rings: two all-gathers and a reduce-scatter of each group, which over gloo is an all-reduce."""
-    groups, whole, others = exchange.groups, exchange.gradients.size, topology.world_size - 1
-    rest = whole - sum(groups)
-    scatter = 1 if exchange.has_trees else 2
-    rings = exchange.micro_batches * (2 * len(groups) + bool(rest)) + scatter * (len(groups) + bool(rest))
-    size = exchange.micro_batches * (2 * sum(groups) + rest) + scatter * whole
-    return _alike(rings * others, size * others / topology.world_size, topology)
 
 
 def _alike(messages: float, size: float, topology: Topology) -> Traffic:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cifar_ray.planning.span import Span
 
-MEASURED = "measured"
-"""What ``--link`` is where the rate and the latency are to be measured."""
-
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3}
-_FASTEST = 1e12  # bits per second of a link whose bytes cost nothing, where it has to be written
-_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:[:/](\d+(?:\.\d+)?)(us|ms)(:whole)?)?")
+_WRITTEN = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:[:/](\d+(?:\.\d+)?)(us|ms))?")
 
 
 @dataclass(frozen=True)
@@ -25,12 +21,10 @@ class Link:
     Attributes:
         bytes_per_s: in each direction.
         latency_s: for each message, whatever its size.
-        is_whole: whether the workers' own work is in both.
     """
 
     bytes_per_s: float
     latency_s: float = 0.0
-    is_whole: bool = False
 
     def seconds(self, messages: float, size: float) -> float:
         """Of so many messages one after the other, with so many bytes in all."""
@@ -44,15 +38,9 @@ class Link:
         rate = "" if math.isinf(self.bytes_per_s) else f"{8 * self.bytes_per_s / 1e9:.3g} Gbit/s, "
         return f"{rate}{1e6 * self.latency_s:.3g} us for each message"
 
-    @property
-    def text(self) -> str:
-        """``RATE:LATENCY``, as :func:`parse` reads it, and ``RATE:LATENCY:whole`` with the workers' own work in it."""
-        rate = f"{min(8 * self.bytes_per_s, _FASTEST) / 1e3:.0f}kbit"
-        return f"{rate}:{1e6 * self.latency_s:.1f}us" + ":whole" * self.is_whole
-
 
 def parse(text: str) -> Link:
-    """Read ``RATE`` or ``RATE:LATENCY``, such as ``10gbit``, ``400mbit`` and ``10gbit:50us``, or what a link wrote.
+    """Read ``RATE`` or ``RATE:LATENCY``, such as ``10gbit``, ``400mbit`` and ``10gbit:50us``.
 
     Raises:
         ValueError: saying what a link looks like.
@@ -61,7 +49,7 @@ def parse(text: str) -> Link:
     if match is None or not float(match[1]):
         raise ValueError(f"must be RATE or RATE:LATENCY, such as 10gbit, 400mbit or 10gbit:50us, got {text[:80]!r}")
     latency_s = float(match[3] or 0) * _SECONDS[match[4] or "us"]
-    return Link(float(match[1]) * _BITS[match[2]] / 8, latency_s, is_whole=match[5] is not None)
+    return Link(float(match[1]) * _BITS[match[2]] / 8, latency_s)
 
 
 @dataclass(frozen=True)
@@ -124,21 +112,3 @@ def fitted(measured: Sequence[tuple[Traffic, float]]) -> Link | None:
         elif per_byte < 0:
             latency, per_byte = mt / mm, 0.0
     return Link(1 / per_byte if per_byte else math.inf, latency)
-
-
-def between(apart: Mapping[int, float], together: Mapping[int, float]) -> Link:
-    """The network between nodes, of all-reduces by two workers.
-
-    It is the one with which :meth:`Route.seconds` comes to what was measured, with the workers' own work as on one
-    node. Errors count as shares of a time, so that small messages tell the latency and large ones the rate.
-
-    Args:
-        apart: bytes -> seconds of an all-reduce on two nodes.
-        together: the same on one node; where it is empty, the workers' own work is in the result.
-    """
-    points = []
-    for size, took in apart.items():
-        own = together.get(size, 0.0)
-        network = min(took - own / 2, 2 * (took - own))  # as the network is the longer part, or the shorter
-        points.append((Traffic(2, size, size).times(1 / took), network / took))  # two workers pass on half of it twice
-    return replace(fitted(points) or Link(math.inf), is_whole=not together)

@@ -6,11 +6,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cifar_ray.config import option, runfile
 from cifar_ray.config.errors import ConfigError, counted, one_of
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.planning.exchange import AFTER, WHOLE
-from cifar_ray.planning.pipeline import PIPELINES
 from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
@@ -18,11 +15,10 @@ _PARTS = ("data", "forward", "backward", "optimizer")
 KIND = (
     *("model", "dataset", "augment", "optimizer", "freeze", "precision", "device", "compile"),
     *("image_size", "text.max_length", "stream", "val_share", "test_images"),
-    *option.names_for(TrainConfig, "model"),
 )
-"""Options that tell the work of a step or of an evaluation from others."""
+"""Options that, beside those of the model, tell the work of a step or of an evaluation from others."""
 
-SENT = ("ddp.bucket_cap_mb", "ddp.comm_hook", "local_sgd.sync_every")
+SENT = ("bucket_cap_mb", "strategy_options.comm_hook", "strategy_options.sync_every")
 """Options that tell what a strategy sends."""
 
 _FARTHEST = 2.0
@@ -105,12 +101,11 @@ class Measured:
     """Runs of one model on one kind of machine.
 
     Attributes:
-        samples: one for each run whose workers had the whole model each.
+        samples: one for each run.
         hardware: what they computed on.
         device: ``cpu`` or ``cuda``.
         is_fixed: whether each worker had as many CPUs at any number of workers, or a GPU, so that it computes the same.
         speed: how many times as fast as that hardware the machine is that a plan is for.
-        pipelines: one for each run of a pipeline, which tells what passing activations on costs the workers.
     """
 
     samples: tuple[Sample, ...]
@@ -118,7 +113,6 @@ class Measured:
     device: str
     is_fixed: bool
     speed: float = 1.0
-    pipelines: tuple[Sample, ...] = ()
 
     def on(self, workers: int) -> tuple[Sample, ...]:
         """The runs that tell how a worker computes beside so many on its machine; the nearest, where it is the same."""
@@ -169,20 +163,13 @@ class Measured:
         alone = [sample for sample in runs if sample.world_size == 1] or runs
         return _mean([sample.jitter / sample.iteration for sample in alone])
 
-    def optimizer(self, workers: int, least: float = 1.0, most: float = 1.0) -> Span:
-        """Seconds of the optimizer's step, and of a step's rest such as its record.
-
-        Args:
-            workers: on a machine.
-            least: the share of the parameters that a worker's optimizer has at least.
-            most: likewise, at most.
-        """
-        rests = []
+    def optimizer(self, workers: int) -> Span:
+        """Seconds of the optimizer's step, and of a step's rest such as its record, with so many workers."""
+        took = []
         for sample in self.on(workers):
             parts = sample.data + sample.forward + sample.backward + sample.exchange
-            rests.append((max(sample.iteration - parts - sample.optimizer, 0.0), sample.optimizer))
-        low, high = (Span.of([rest + share * step for rest, step in rests]) for share in (least, most))
-        return Span(low.low, (low.mid + high.mid) / 2, high.high).times(1 / self.speed)
+            took.append(max(sample.iteration - parts, sample.optimizer))
+        return Span.of(took).times(1 / self.speed)
 
     def evaluation(self, topology_workers: int, world_size: int) -> Span:
         """Seconds of an evaluation that so many workers share."""
@@ -225,10 +212,8 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
         raise ConfigError("model", f"must be that of the runs to plan from, {has}, got {model!r}")
     reasons = {trial.name: why_not(trial) for trial in trials}
     usable = [trial for trial in trials if not reasons[trial.name]]
-    whole = [trial for trial in usable if trial.strategy in WHOLE]
-    if not whole:
+    if not usable:
         name, reason = next(iter(reasons.items()))
-        reason = reason or _other(trials[0])
         raise ConfigError("from_", f"must name a run that a plan can be made from, and {name} {reason}")
     kinds = list(dict.fromkeys(tuple(_kind(trial).items()) for trial in usable))
     if len(models := list(dict.fromkeys(trial.model for trial in usable))) > 1:
@@ -244,16 +229,15 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
         and trial.params.get("cpus_per_worker") == usable[0].params.get("cpus_per_worker")
         for trial in usable
     )
-    cut = tuple(_sample(trial) for trial in usable if trial.strategy in PIPELINES)
-    hardware = whole[0].tags.get(HARDWARE_TAG, "")
-    measured = Measured(tuple(map(_sample, whole)), hardware, device, fixed, pipelines=cut)
+    hardware = usable[0].tags.get(HARDWARE_TAG, "")
+    measured = Measured(tuple(map(_sample, usable)), hardware, device, fixed)
     left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
-    return measured, whole[0], left
+    return measured, usable[0], left
 
 
 def sent(params: Mapping[str, str]) -> tuple[str, ...]:
     """The options that tell what a strategy sends, of the parameters of a run, each as ``name=value``."""
-    values = {name: params.get(runfile.parameter(name)) for name in SENT}
+    values = {name: params.get(name) for name in SENT}
     return tuple(f"{name}={value}" for name, value in values.items() if value)
 
 
@@ -270,22 +254,24 @@ def why_not(trial: Trial) -> str:
         return "was not made for its times" if not trial.timed else f"changed its {trial.changed[0]} while it trained"
     if trial.tags.get("times_are_a_clusters") == "false":
         return "had more workers than CPUs, or several nodes on one machine, so its times are not a cluster's"
-    if trial.strategy not in (*WHOLE, *PIPELINES):
-        return _other(trial)
+    if trial.strategy not in WHOLE:
+        return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
     needed = [f"time/step_{part}_s" for part in _PARTS] + ["time/iteration_mean_s", "time/iteration_p95_s"]
     if any(name not in trial.metrics for name in needed):
         return "has not recorded the parts of its steps, which takes two steps at least"
     return ""
 
 
-def _other(trial: Trial) -> str:
-    return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
+def model_options(params: Mapping[str, str]) -> dict[str, str]:
+    """The options of a run's model among its parameters."""
+    return {name: value for name, value in params.items() if name.startswith("model_options.")}
 
 
 def _kind(trial: Trial) -> dict[str, str]:
     """What tells the work of one step, and the machine, from others."""
     return {
-        **{name: trial.params.get(runfile.parameter(name), "") for name in KIND},
+        **{name: trial.params.get(name, "") for name in KIND},
+        **model_options(trial.params),
         "hardware": trial.tags.get(HARDWARE_TAG, ""),
     }
 
@@ -297,17 +283,13 @@ def _sample(trial: Trial) -> Sample:
     once = sum(metrics.get(f"time/{phase}_s", 0.0) for phase in ("startup", "data", "other"))
     iteration = metrics["time/iteration_mean_s"]
     median = metrics.get("time/iteration_median_s", iteration)
-    images, micro_batches = trial.batch_size, int(trial.params.get("accumulate", "1"))
-    if trial.strategy in PIPELINES:
-        micro_batches = int(trial.params.get(runfile.parameter("pipeline.micro_batches"), "1"))
-        images = trial.global_batch_size // micro_batches
     return Sample(
         name=trial.name,
         strategy=trial.strategy,
         nodes=trial.nodes,
         workers=trial.world_size // trial.nodes,
-        images=images,
-        micro_batches=micro_batches,
+        images=trial.batch_size,
+        micro_batches=int(trial.params.get("accumulate", "1")),
         **step,
         exchange=metrics.get("time/step_communication_s", 0.0),
         iteration=iteration,

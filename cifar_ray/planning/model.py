@@ -6,16 +6,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, median
+from statistics import NormalDist
 
 from cifar_ray.config.errors import counted
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange as exchanges
-from cifar_ray.planning import pipeline as pipelines
-from cifar_ray.planning.exchange import AFTER, STAR, WHOLE, Exchange
+from cifar_ray.planning.exchange import AFTER, STAR, Exchange
 from cifar_ray.planning.link import Link, Route, Traffic, fitted
 from cifar_ray.planning.measured import Measured, Sample
-from cifar_ray.planning.pipeline import BY_TURNS, Pipeline
 from cifar_ray.planning.span import Span
 
 KNEE = 1.2
@@ -24,8 +22,6 @@ KNEE = 1.2
 TOO_FAST = 0.33
 """Share of its true time by which a step of several workers may be predicted too fast where the host's work is not
 known: the largest error of ``benchmarks/published.py`` (VGG-16 with 64 workers)."""
-
-_SLOWEST, _HALVINGS = 1e-6, 40  # seconds of a byte, which no worker takes, and how often that is halved
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,6 @@ class Work:
         exchange: how gradients are exchanged.
         evaluated: images of an evaluation, as a multiple of the runs'.
         sent: what the strategy sends, as :func:`cifar_ray.planning.measured.sent` has them.
-        pipeline: what is computed in stages; None where every worker computes the whole model.
     """
 
     global_batch_size: int
@@ -50,7 +45,6 @@ class Work:
     exchange: Exchange
     evaluated: float = 1.0
     sent: tuple[str, ...] = ()
-    pipeline: Pipeline | None = None
 
 
 @dataclass(frozen=True)
@@ -164,9 +158,10 @@ def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: 
 def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Row | str:
     """A topology's row, or why it has none."""
     world, per_node = topology.world_size, topology.workers_per_node
-    if reason := _uneven(work, world):
-        return reason
-    images = work.global_batch_size // (work.micro_batches * (1 if work.pipeline else world))
+    if work.global_batch_size % (world * work.micro_batches):
+        ways = counted(world, "worker") + f" x {work.micro_batches} micro-batches" * (work.micro_batches > 1)
+        return f"the global batch of {work.global_batch_size} is no multiple of {ways}"
+    images = work.global_batch_size // (work.micro_batches * world)
     if means.gpus is not None and per_node > means.gpus:
         return f"the machine has {means.gpus} GPU{'s' * (means.gpus != 1)} for {per_node} workers"
     if topology.nodes > 1 and means.link is None:
@@ -174,7 +169,7 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     step = _step(measured, work, topology, Route(means.link if topology.nodes > 1 else None, means.host), images)
     if isinstance(step, str):
         return step
-    memory = measured.memory_mib(images, per_node) if work.exchange.strategy in WHOLE else None
+    memory = measured.memory_mib(images, per_node)
     if means.memory_mib is not None and memory is not None and memory > means.memory_mib:
         return f"a worker takes {memory:,.0f} MiB, and the GPU has {means.memory_mib:,.0f}"
 
@@ -182,13 +177,11 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
     checkpoint, once = measured.checkpoint().times(work.epochs), measured.once(topology.nodes)
     whole = step.whole
-    is_whole = topology.nodes > 1 and means.link is not None and means.link.is_whole
-    if world > 1 and means.host is None and not is_whole:
+    if world > 1 and means.host is None:
         whole = replace(whole, high=whole.high / (1 - TOO_FAST))
     total = whole.times(steps) + evaluation + checkpoint + once
     parts = {
-        "computing": steps * (step.computing.mid - step.bubble + step.optimizer.mid),
-        **({"bubble": steps * step.bubble} if work.pipeline else {}),
+        "computing": steps * (step.computing.mid + step.optimizer.mid),
         "exchange": steps * step.exchange.mid,
         "waiting": steps * step.waiting.mid,
         "evaluation": evaluation.mid,
@@ -197,32 +190,20 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     }
     usd = None if means.usd_per_hour is None else total.times(topology.nodes * means.usd_per_hour / 3600)
     bound = max(parts, key=lambda name: parts[name])
-    runs = (*measured.samples, *measured.pipelines)
-    same = [each.iteration for each in runs if _is_same(each, topology, images, work)]
+    same = [each.iteration for each in measured.samples if _is_same(each, topology, images, work)]
     known = sum(same) / len(same) if same and measured.speed == 1 else None
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound, known)
 
 
-def _uneven(work: Work, world: int) -> str:
-    """Why a global batch cannot be shared; empty when it can. A pipeline's micro-batches are of all of it."""
-    micro = f"{work.micro_batches} micro-batches"
-    ways = {counted(world, "worker") + f" x {micro}" * (work.micro_batches > 1): world * work.micro_batches}
-    if work.pipeline:
-        ways = {counted(world, "worker"): world, micro: work.micro_batches}
-    words = next((words for words, count in ways.items() if work.global_batch_size % count), "")
-    return words and f"the global batch of {work.global_batch_size} is no multiple of {words}"
-
-
 @dataclass(frozen=True)
 class Step:
-    """The parts of a step in seconds; the ``bubble`` of a pipeline is how long its stages wait within ``computing``."""
+    """The parts of a step in seconds."""
 
     computing: Span
     exchange: Span
     waiting: Span
     optimizer: Span
-    bubble: float = 0.0
 
     @property
     def whole(self) -> Span:
@@ -232,37 +213,14 @@ class Step:
 
 def _step(measured: Measured, work: Work, topology: Topology, route: Route, images: int) -> Step | str:
     """A step with so many images in a micro-batch, or why it is not known."""
-    world, per_node = topology.world_size, topology.workers_per_node
-    stages = work.pipeline.stages(world) if work.pipeline else None
-    if isinstance(stages, str):
-        return stages
+    per_node = topology.workers_per_node
     passes = measured.passes(images, per_node)
     if isinstance(passes, str):
         return passes
-    if work.pipeline is None or stages is None:
-        is_sharded = work.exchange.strategy == "fsdp"
-        computing = passes.seconds.times(work.micro_batches)
-        hiding = computing if is_sharded else passes.seconds.times(passes.backward)
-        exchange = exchanges.exposed(work.exchange, topology, route, hiding)
-        waiting = _waiting(measured, work, topology, computing.mid)
-        # A sharded optimizer has a W-th of the parameters, but makes as many steps.
-        return Step(computing, exchange, waiting, measured.optimizer(per_node, 1 / world if is_sharded else 1.0))
-    of_all = passes.seconds.mid
-    data, backward = passes.data * of_all, passes.backward * of_all
-    forward = of_all - data - backward
-    schedule, exchange = pipelines.seconds(work.pipeline, stages, topology, route, images, forward, backward)
-    micro_batches = work.pipeline.micro_batches
-    busy = micro_batches * (forward + backward)
-    return Step(
-        # The first stage's worker makes the whole global batch before its first pass.
-        passes.seconds.times((micro_batches * data + schedule) / of_all),
-        exchange,
-        _waiting(measured, work, topology, busy * max(stages.shares)),
-        # The first stage ends its passes last, and then steps its own parameters. The later stages have stepped theirs
-        # by then, unless they have more of them.
-        measured.optimizer(per_node, stages.sizes[0], max(stages.sizes)),
-        schedule - busy / world,
-    )
+    computing = passes.seconds.times(work.micro_batches)
+    exchange = exchanges.exposed(work.exchange, topology, route, passes.seconds.times(passes.backward))
+    waiting = _waiting(measured, work, topology, computing.mid)
+    return Step(computing, exchange, waiting, measured.optimizer(per_node))
 
 
 def _is_same(sample: Sample, topology: Topology, images: int, work: Work) -> bool:
@@ -291,19 +249,14 @@ def host(measured: Measured, work: Work, link: Link | None = None) -> Link | Non
     """What the exchanges of the runs cost their workers.
 
     Runs of strategies whose messages differ in size tell what a message costs from what its bytes cost. What passes
-    through rank 0, what goes around a ring and what stages of a pipeline pass on cost different times, so runs of
-    another kind count only where there are none of the planned one's own.
+    through rank 0 and what goes around a ring cost different times, so runs of the other kind count only where there
+    are none of the planned one's own.
 
     Args:
-        measured: the runs; those count whose exchange no pass hides, and for a pipeline, those of pipelines.
+        measured: the runs; those count whose exchange no pass hides.
         work: what they exchanged.
         link: between the nodes of the runs; None counts runs on one node alone.
     """
-    if work.pipeline:
-        cut = [sample for sample in measured.pipelines if sample.nodes == 1 or link is not None]
-        found = [_passing(measured, work, sample, link if sample.nodes > 1 else None) for sample in cut]
-        if known := [per_byte for per_byte in found if per_byte is not None]:
-            return _per_byte(median(known))
     open_ones = [sample for sample in measured.samples if sample.world_size > 1 and sample.strategy in AFTER]
     open_ones = [sample for sample in open_ones if sample.nodes == 1 or link is not None]
     is_star = work.exchange.strategy == STAR
@@ -317,31 +270,6 @@ def host(measured: Measured, work: Work, link: Link | None = None) -> Link | Non
         waited = slowest(sample.world_size) * measured.jitter(sample.workers) * sample.computing * sample.micro_batches
         points.append((traffic, sample.exchange - waited - route.network_s(traffic)))
     return fitted(points)
-
-
-def _passing(measured: Measured, work: Work, sample: Sample, network: Link | None) -> float | None:
-    """Seconds of the workers for each byte that a pipeline passes on, with which a step takes what it took in a run;
-    None where such a step cannot be planned."""
-    assert work.pipeline
-    by_turns = sample.strategy == BY_TURNS
-    of_run = replace(work, pipeline=replace(work.pipeline, micro_batches=sample.micro_batches, by_turns=by_turns))
-    topology = Topology(sample.nodes, sample.workers)
-
-    def misses(per_byte: float) -> float | None:
-        step = _step(measured, of_run, topology, Route(network, _per_byte(per_byte)), sample.images)
-        return None if isinstance(step, str) else sample.iteration - step.whole.mid
-
-    low, high = 0.0, _SLOWEST
-    if misses(low) is None:
-        return None
-    for _ in range(_HALVINGS):  # a step takes longer with every second for each byte
-        middle = (low + high) / 2
-        low, high = (middle, high) if (misses(middle) or 0.0) > 0 else (low, middle)
-    return low
-
-
-def _per_byte(seconds: float) -> Link:
-    return Link(1 / seconds if seconds else math.inf)
 
 
 def knee(rows: Sequence[Row]) -> int | None:

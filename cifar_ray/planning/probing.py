@@ -36,15 +36,13 @@ def cells(
     images: int,
     cpus: int | None,
     room: int | None = None,
-    parts: int | None = None,
 ) -> list[dict[str, list[Any]]]:
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
     Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
-    with many, or with ``gather_scatter`` or the pipeline that is planned. Where each node is to have one worker, they
-    have two, and so where more have no room. A worker that computes the same beside any number of others is measured
-    alone where there is no room for these. A pipeline's micro-batch that several workers cannot each have of the
-    training set is left out.
+    with many, or with ``gather_scatter``. Where each node is to have one worker, they have two, and so where more have
+    no room. A worker that computes the same beside any number of others is measured alone where there is no room for
+    these.
 
     Args:
         config: the training, with the device that its runs have where that is known.
@@ -52,23 +50,18 @@ def cells(
         images: in the training set.
         cpus: of this machine, which its workers share; None where each worker's are given.
         room: workers that this machine has room for; None where that is not known.
-        parts: micro-batches that a pipeline cuts the global batch into, which are what its workers compute; None where
-            each worker has its share of the global batch.
 
     Raises:
-        ConfigError: when no topology can share the global batch, none has two workers for a pipeline, or the training
-            set is too small for the runs.
+        ConfigError: when no topology can share the global batch.
     """
     is_alike = config.device == "cuda" or cpus is None
     space = math.inf if room is None else room
     most = space if is_alike else math.inf
-    if parts and all(each.world_size == 1 for each in topologies):
-        raise ConfigError("nodes", f"must come to two workers at least for --strategy {config.strategy}, one per stage")
     even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]
     shares: dict[int, list[int]] = defaultdict(list)
     for topology in even:
         workers = topology.workers_per_node if topology.workers_per_node <= most else 1
-        shares[workers].append(config.global_batch_size // (parts or topology.world_size * config.accumulate))
+        shares[workers].append(config.global_batch_size // (topology.world_size * config.accumulate))
     if not shares:
         problem = "must be a multiple of the workers of one topology at least"
         raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
@@ -86,17 +79,9 @@ def cells(
         return {**made, "strategy": [strategy]}
 
     runs = [(workers, size) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]
-    made = [cell(*run, AFTER[0]) for run in runs if math.prod(run) * config.accumulate <= images]
-    if not made:
-        workers, size = runs[0]
-        problem = (
-            f"must be smaller, or --pipeline.micro-batches more: runs of {workers} workers with {size:,} images each"
-        )
-        raise ConfigError("global_batch_size", f"{problem} need more than the {images:,} of the training set")
+    made = [cell(*run, AFTER[0]) for run in runs]
     few = min((workers for workers in fitting if workers > 1), default=0)
-    if few and parts:
-        made.append(cell(few, config.global_batch_size // few, config.strategy))
-    elif few:
+    if few:
         made.append(cell(few, min(shares[few]), STAR if config.strategy == STAR else "send_recv"))
     return made
 

@@ -107,10 +107,6 @@ def notes(
         sentences.append(f"Link between nodes: {means.link.words}.")
     if means.host:
         sentences.append(f"Exchanges cost the workers themselves: {means.host.words}.")
-    elif means.link and means.link.is_whole:
-        sentences.append(
-            "That has in it what an exchange costs the workers themselves, which within a node alone is left out."
-        )
     elif any(row.workers > 1 for row in rows):
         sentences.append(
             "The workers' own communication cost is unknown and ignored; plans for several are optimistic: give "
@@ -119,9 +115,6 @@ def notes(
         )
     if exchange.strategy == "ddp":
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
-    if work.pipeline:
-        measured_here = "What share of the passes each stage has was measured on this machine's CPU"
-        sentences.append(f"{measured_here}; micro-batches of a step: {work.micro_batches}.")
     most = max(sample.nodes for sample in measured.samples)
     if any(topology.parse(row.topology).nodes > most for row in rows):
         more = f"Start-up is as measured on {counted(most, 'node')} at most; on more it takes longer, which is left out"

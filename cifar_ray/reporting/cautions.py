@@ -98,7 +98,7 @@ def _chosen_on_test(runs: Runs, finished: list[Trial]) -> Iterator[str]:
 
 def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:
     learned = runs.task.spec.primary.plural
-    shared = sum("gpu_share" in trial.params for trial in finished)
+    shared = sum(trial.gpus_per_worker < 1 and trial.params.get("device") == "cuda" for trial in finished)
     counts = [sum(not trial.timed for trial in finished) - shared, sum(not trial.learned for trial in finished)]
     for count, what, other in zip(counts, (learned, "times"), ("their times are", f"{learned} are")):
         if count:

@@ -82,7 +82,7 @@ def setting(title: str, read: Callable[[Trial], str | None]) -> Column:
 
 def micro_batches(trial: Trial) -> str | None:
     """Into how many parts a pipeline cuts the batch; whatever else it was given, model_parallel does not cut it."""
-    return "1" if trial.strategy == "model_parallel" else trial.params.get("micro_batches")
+    return "1" if trial.strategy == "model_parallel" else trial.params.get("strategy_options.micro_batches")
 
 
 def bound(trial: Trial) -> str | None:

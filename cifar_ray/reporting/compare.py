@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cifar_ray import tracking
-from cifar_ray.config import commands, runfile
+from cifar_ray.config import commands
 from cifar_ray.config.commands import CompareCommand
 from cifar_ray.config.errors import printable
 from cifar_ray.reporting import cost, frame, pages, report, tables, words
@@ -139,7 +139,7 @@ def _columns(configurations: Sequence[Configuration], widest: int | None = None)
 def settings(trials: Sequence[Trial]) -> list[str]:
     """The settings in which runs differ, whatever their models and data sets; of a single run, all that it has."""
     first = ("status", *frame.PLACED)
-    names = {name for trial in trials for name in trial.params} - _IMPLIED - {*runfile.UPKEEP, *first, "seed"}
+    names = {name for trial in trials for name in trial.params} - _IMPLIED - {*first, "seed"}
     differing = []
     for name in (*first, *sorted(names), "seed", *_TAGS):
         values = {value(trial, name) for trial in trials}
@@ -156,6 +156,4 @@ def value(trial: Trial, name: str) -> str:
     text = trial.tags.get(frame.ORIGIN[name], "") if name in _TAGS else trial.params.get(name, "")
     if name == "commit":
         return text[:_COMMIT] + text[40:]  # 40 digits, and perhaps -dirty
-    if text == "None":  # as older runs recorded it
-        return ""
     return text[:_HASH] if re.fullmatch("[0-9a-f]{64}", text) else text

@@ -187,7 +187,7 @@ def _load(trial: Trial, device: str) -> float | None:
 
 
 def _first_gpu(trial: Trial) -> str:
-    return f"of the first of a worker's {trial.gpus_per_worker} GPUs" if trial.gpus_per_worker > 1 else ""
+    return f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else ""
 
 
 TRAINING_TIME = Figure(

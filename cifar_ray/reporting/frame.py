@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from cifar_ray import tasks
-from cifar_ray.config import runfile, schema
+from cifar_ray.config import schema
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.reporting import figures
 from cifar_ray.reporting.figures import Figure, Statistic
@@ -37,11 +37,7 @@ PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 RUN = "run"
 """Name under which compared runs differ that are alike in everything, even the seed."""
 
-OPTIONAL = {
-    runfile.parameter(name)
-    for name, field in schema.flat_fields(TrainConfig)
-    if field.default is None or field.metadata.get("if_set")
-}
+OPTIONAL = {name for name, field in schema.flat_fields(TrainConfig) if field.default in (None, ())}
 """Parameters that are not recorded where they are not set."""
 
 _SECTION = ["model", "dataset"]
@@ -49,7 +45,6 @@ _TOLD = {*PLACED, "seed", "device"}
 # Of compared runs, these say where and how a run is kept, or follow from others; no figure depends on them.
 _ASIDE = {
     *_TOLD,
-    *runfile.UPKEEP,  # older runs have it as parameters
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models", "convolutions", "class_weights_counts"),
 }
@@ -108,7 +103,7 @@ class Configuration:
     @property
     def devices(self) -> int:
         """GPUs in all, of which a worker may drive several; without GPUs, workers."""
-        return self.world_size * (self.trials[0].gpus_per_worker if self.device == "cuda" else 1)
+        return self.world_size * (max(int(self.trials[0].gpus_per_worker), 1) if self.device == "cuda" else 1)
 
     @property
     def column(self) -> int:
@@ -224,7 +219,7 @@ class Runs:
             return differing
         axes = [name for name in self.study.axes if name not in _TOLD]
         # With other options a model is another one, even if each of a sweep's batch sizes has options of its own.
-        return [*axes, *(name for name in differing if name not in axes and name.startswith(f"{trials[0].model}."))]
+        return [*axes, *(name for name in differing if name not in axes and name.startswith("model_options."))]
 
     @property
     def settings(self) -> dict[tuple[str, str], dict[str, set[str]]]:
@@ -242,7 +237,7 @@ class Runs:
 
 def setting(trial: Trial, name: str) -> str:
     """What may tell configurations apart: a parameter, or the hardware, of which what is learned does not depend."""
-    if not trial.timed and name in (HARDWARE, "cpus_per_worker", "gpu_share"):
+    if not trial.timed and name in (HARDWARE, "cpus_per_worker", "gpus_per_worker"):
         return ""
     return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")
 

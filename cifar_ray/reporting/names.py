@@ -64,8 +64,18 @@ class Names:
     def _rest(self, config: Configuration) -> list[str]:
         held = config.runs.study.hold == "global_batch"
         size = [f"{'global ' * held}batch {config.column}"] if self.batches else []
-        others = [f"{name}={self.short.get((name, value), value)}" for name, value in config.others if name != STRATEGY]
+        others = [
+            f"{_called(name, config)}={self.short.get((name, value), value)}"
+            for name, value in config.others
+            if name != STRATEGY
+        ]
         return [*size, *others, *([config.device] if self.devices and config.device else [])]
+
+
+def _called(name: str, config: Configuration) -> str:
+    """A parameter in a name: an option of a model or strategy without its group, unless another one is called that."""
+    option = name.rpartition("_options.")[2]
+    return name if option in config.trials[0].params else option
 
 
 def shortened(study: Study) -> Mapping[tuple[str, str], str]:

@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cifar_ray.config import option, runfile
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.reporting.figures import Figure, Statistic
 from cifar_ray.reporting.frame import RUN, Configuration
 from cifar_ray.reporting.names import STRATEGY
@@ -15,9 +13,8 @@ from cifar_ray.reporting.names import STRATEGY
 PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "fsdp", "hogwild")
 """Strategies whose single worker trains plainly, and so the same; only theirs may stand for another strategy's."""
 
-# Options of a strategy that change what is learned or how fast one worker is, so only runs that share them compare.
-_WORK = {"clip_norm", "ema", "freeze", "unfreeze_epoch", "lr_scale", "compile"}
-_OPTIONS = {runfile.parameter(name) for name in option.names_for(TrainConfig, "strategy")} - _WORK
+# How a strategy works, beside its own options; all else changes what is learned or how fast one worker is.
+_OPTIONS = ("sync_batchnorm", "bucket_cap_mb", "accumulate")
 
 
 class Pairs(NamedTuple):
@@ -129,11 +126,15 @@ def same_work(config: Configuration, other: Configuration) -> bool:
 
 def _options(config: Configuration) -> list[tuple[str, str]]:
     """How its strategy was told to work, but for the devices, which are counted."""
-    return [pair for pair in config.others if pair[0] in _OPTIONS and pair[0] != "gpus_per_worker"]
+    return [pair for pair in config.others if _is_option(pair[0]) and pair[0] != "gpus_per_worker"]
+
+
+def _is_option(name: str) -> bool:
+    return name in (*_OPTIONS, "gpus_per_worker") or name.startswith("strategy_options.")
 
 
 def _essentials(config: Configuration) -> tuple[object, ...]:
-    others = (pair for pair in config.others if pair[0] not in (STRATEGY, RUN, *_OPTIONS))
+    others = (pair for pair in config.others if pair[0] not in (STRATEGY, RUN) and not _is_option(pair[0]))
     return (config.model, config.dataset, config.device, *others)
 
 

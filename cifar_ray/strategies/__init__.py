@@ -1,8 +1,8 @@
 """Ways of keeping the replicas in step, by name.
 
-The registry is ``StrategyName`` in ``options.py``: every name in it is a file here, whose ``STRATEGY`` is a class
-with the methods of :class:`~cifar_ray.strategies.protocol.Strategy` and whose docstring opens with a sentence, its
-label, its source and its cost per step.
+The registry is ``StrategyName`` in ``config/strategy.py``: every name in it is a file here, whose ``STRATEGY`` is a
+class with the methods of :class:`~cifar_ray.strategies.protocol.Strategy` and whose docstring opens with a sentence,
+its label, its source and its cost per step.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray.strategies.options import NAMES
+from cifar_ray.config import keywords
+from cifar_ray.config.strategy import NAMES
 
 if TYPE_CHECKING:
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.strategies.protocol import Strategy, StrategyContext
 
-__all__ = ["NAMES", "About", "about", "build", "of"]
+__all__ = ["CONTEXT", "NAMES", "About", "about", "build", "complete", "named", "of"]
+
+CONTEXT = 1
+"""Arguments of a strategy's class before its options: its context."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,26 @@ class About:
 
 def of(config: TrainConfig) -> Any:
     """The class of the configured strategy."""
-    return importlib.import_module(f"cifar_ray.strategies.{config.strategy}").STRATEGY
+    return named(config.strategy)
+
+
+def named(strategy: str) -> Any:
+    """The class of a strategy; this loads torch."""
+    return importlib.import_module(f"cifar_ray.strategies.{strategy}").STRATEGY
+
+
+def complete(config: TrainConfig) -> dict[str, Any]:
+    """The strategy's options: those that are given, checked, and the defaults of the others.
+
+    Raises:
+        ConfigError: naming an option that the strategy does not have, or a value that it cannot have.
+    """
+    return keywords.complete("strategy_options", config.strategy, of(config), CONTEXT, config.strategy_options)
 
 
 def build(context: StrategyContext) -> Strategy:
     """The configured strategy, ready for the first step."""
-    return of(context.config)(context)
+    return of(context.config)(context, **context.config.strategy_options)
 
 
 def about(name: str) -> About:

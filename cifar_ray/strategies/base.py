@@ -25,13 +25,17 @@ class Base:
     cut: str | None = None
     cannot: frozenset[str] = frozenset()
 
-    def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
-        """Train ``model``, or ``context.model`` when it is None."""
+    def __init__(self, context: StrategyContext) -> None:
         self.context = context
-        self.model = model or context.model
+        self.model = self.trained(context)
         self.optimizer = context.make_optimizer(self.model)
         self.scaler = LossScaler(context.config.precision, context.worker.device)
         self.world_size = context.worker.world_size
+
+    @staticmethod
+    def trained(context: StrategyContext) -> nn.Module:
+        """What is trained: the model, or a copy of it."""
+        return context.model
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:

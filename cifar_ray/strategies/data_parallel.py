@@ -49,22 +49,21 @@ class DataParallel(Replicas):
         if config.topology != "1x1":
             raise ConfigError(
                 "topology",
-                f"must be 1x1 for data_parallel, whose one process has --data-parallel.gpus-per-worker GPUs, "
-                f"got {config.topology}",
+                f"must be 1x1 for data_parallel, whose one process has --gpus-per-worker GPUs, got {config.topology}",
             )
-        gpus = config.data_parallel.gpus_per_worker
+        gpus = config.gpus_per_worker
         if gpus < 2:
-            raise ConfigError("data_parallel.gpus_per_worker", "must be at least 2, got 1; for one GPU, use ddp")
+            raise ConfigError("gpus_per_worker", f"must be at least 2, got {gpus:g}; for one GPU, use ddp")
         if config.images_per_worker % gpus:
             raise ConfigError(
                 "global_batch_size",
-                f"must be a multiple of GPUs x accumulation ({gpus} x {config.accumulate}), "
+                f"must be a multiple of GPUs x accumulation ({gpus:g} x {config.accumulate}), "
                 f"got {config.global_batch_size}",
             )
 
     @staticmethod
     def at_once(config: ResolvedConfig) -> int:
-        return config.images_per_worker // config.data_parallel.gpus_per_worker
+        return config.images_per_worker // int(config.gpus_per_worker)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self._replicas(inputs)

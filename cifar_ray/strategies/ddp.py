@@ -1,13 +1,13 @@
 """PyTorch's DistributedDataParallel: bucketed all-reduce, overlapped with the backward pass.
 
-Label: close; different with a ``--ddp.comm-hook``. The mean gradient is that of one worker with the whole global
+Label: close; different with a ``comm_hook``. The mean gradient is that of one worker with the whole global
 batch, added up in another order; batch-norm statistics are those of each worker's own images unless
 ``--sync-batchnorm``. PyTorch's hooks send gradients as float16 or bfloat16, or as matrices of rank 1 with what
 they leave out carried over to the next step (``powersgd``: Vogels et al. 2019, after ten plain steps, and ten more
 when a run is resumed).
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
-Cost per step: messages ``buckets``, bytes ``G``. One all-reduce per bucket of ``--ddp.bucket-cap-mb`` (25 MiB),
-which together hold every gradient once (G bytes); half of that with ``--ddp.comm-hook fp16`` or ``bf16``. With
+Cost per step: messages ``buckets``, bytes ``G``. One all-reduce per bucket of ``--bucket-cap-mb`` (25 MiB),
+which together hold every gradient once (G bytes); half of that with ``comm_hook`` fp16 or bf16. With
 ``--accumulate`` only the last micro-batch is followed by an exchange. In the last bucket one number for each parameter
 says which ranks have a gradient for it.
 """
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
+from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -62,12 +63,18 @@ class _Report(torch.autograd.Function):
         return ctx.gradients
 
 
+Hook = Annotated[
+    Literal["none", "fp16", "bf16", "powersgd"],
+    Field(description="Compression of gradients by DDP before it sends them"),
+]
+
+
 class DDP(Replicas):
     """See the module."""
 
     warm_ups = 2  # buckets get their layout before the second pass
 
-    def __init__(self, context: StrategyContext) -> None:
+    def __init__(self, context: StrategyContext, *, comm_hook: Hook = "none") -> None:
         super().__init__(context)
         self._replica: DistributedDataParallel | None = None
         self._power: powerSGD_hook.PowerSGDState | None = None
@@ -79,27 +86,25 @@ class DDP(Replicas):
         self._replica = DistributedDataParallel(
             self._counting,
             device_ids=[device.index] if device.type == "cuda" else None,
-            bucket_cap_mb=config.ddp.bucket_cap_mb,
+            bucket_cap_mb=config.bucket_cap_mb,
             gradient_as_bucket_view=True,
         )
         # Batch norm's running statistics are needed at an evaluation or a checkpoint, not in every step.
         self._replica.broadcast_buffers = False
-        if config.ddp.comm_hook == "powersgd":
+        if comm_hook == "powersgd":
             self._power = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=_PLAIN_STEPS)
             self._replica.register_comm_hook(self._power, powerSGD_hook.powerSGD_hook)
-        elif config.ddp.comm_hook != "none":
+        elif comm_hook != "none":
             halves = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-            self._replica.register_comm_hook(None, halves[config.ddp.comm_hook])
+            self._replica.register_comm_hook(None, halves[comm_hook])
         if config.accumulate > 1:
             for parameter in self.learning:
                 parameter.register_post_accumulate_grad_hook(self._reported.add)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:
-        if config.compile and config.ddp.bucket_cap_mb < 1:  # of its first bucket, along which torch.compile cuts
-            raise ConfigError(
-                "ddp.bucket_cap_mb", f"must be at least 1 with --compile, got {config.ddp.bucket_cap_mb:g}"
-            )
+        if config.compile and config.bucket_cap_mb < 1:  # of its first bucket, along which torch.compile cuts
+            raise ConfigError("bucket_cap_mb", f"must be at least 1 with --compile, got {config.bucket_cap_mb:g}")
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self._replica is None:

@@ -41,7 +41,7 @@ class FSDP(Replicas):
     cannot = frozenset({"scalar", "dtype", "unused"})
 
     def __init__(self, context: StrategyContext) -> None:
-        super().__init__(context, context.model if context.worker.world_size == 1 else _sharded(context))
+        super().__init__(context)
         self._choose_step()
         self._passing = "forward"
         if context.worker.device.type == "cpu":
@@ -49,6 +49,10 @@ class FSDP(Replicas):
                 if isinstance(module, FSDPModule):
                     module.set_custom_all_gather(_Timed(self._told, dist.all_gather_into_tensor))  # type: ignore[arg-type]
                     module.set_custom_reduce_scatter(_Timed(self._told, dist.reduce_scatter_tensor))  # type: ignore[arg-type]
+
+    @staticmethod
+    def trained(context: StrategyContext) -> nn.Module:
+        return context.model if context.worker.world_size == 1 else _sharded(context)
 
     def _told(self, waiting: bool) -> None:
         """A collective begins, or has ended."""

@@ -3,7 +3,7 @@
 Label: different. Between two averages the replicas drift apart; the fewer the averages, the less is sent.
 Source: Lin et al. 2018, "Don't Use Large Mini-Batches, Use Local SGD" (without its start of synchronous steps);
 Yu, Jin and Yang 2019 for averaging the momentum too.
-Cost per step: messages ``1 / N``, bytes ``(G + O + B) / N``. One all-reduce every ``--local-sgd.sync-every`` N steps:
+Cost per step: messages ``1 / N``, bytes ``(G + O + B) / N``. One all-reduce every ``sync_every`` N steps:
 of all weights, which are as large as the gradients (G bytes), of the optimizer's state (O bytes: G for SGD's
 momentum, twice that for AdamW) and of batch norm's running statistics (B bytes).
 
@@ -17,12 +17,14 @@ stop wait for the next one, at most N - 1 steps, so neither changes what is lear
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import Tensor
 
+from cifar_ray.config.schema import Count
 from cifar_ray.strategies.gradients import average_with_state
-from cifar_ray.strategies.protocol import Differs
+from cifar_ray.strategies.protocol import Differs, StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -31,6 +33,15 @@ class LocalSGD(Replicas):
 
     differs: Differs = "weights"
     _apart = 0  # steps since the last average
+
+    def __init__(
+        self,
+        context: StrategyContext,
+        *,
+        sync_every: Annotated[Count, Field(description="Optimizer steps between averages of weights and momentum")] = 8,
+    ) -> None:
+        super().__init__(context)
+        self._sync_every = sync_every
 
     def exchange(self) -> None:
         """Gradients stay where they are."""
@@ -42,7 +53,7 @@ class LocalSGD(Replicas):
     def step(self) -> None:
         super().step()
         self._apart += 1
-        if self._apart == self.context.config.local_sgd.sync_every:
+        if self._apart == self._sync_every:
             self.consolidate()
         self.context.mark("communication")
 

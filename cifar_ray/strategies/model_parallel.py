@@ -14,6 +14,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.pipeline import Pipeline
+from cifar_ray.strategies.protocol import StrategyContext
 
 
 class ModelParallel(Pipeline):
@@ -21,6 +22,9 @@ class ModelParallel(Pipeline):
 
     schedule = ScheduleGPipe
     cut = None
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)  # without options
 
     @staticmethod
     def micro_batches(config: ResolvedConfig) -> int:

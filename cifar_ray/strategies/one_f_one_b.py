@@ -25,11 +25,11 @@ class OneFOneB(Pipeline):
     @classmethod
     def check(cls, config: ResolvedConfig) -> None:
         super().check(config)
-        if config.pipeline.micro_batches < config.world_size:
+        if cls.micro_batches(config) < config.world_size:
             raise ConfigError(
-                "pipeline.micro_batches",
+                "strategy_options.micro_batches",
                 f"must be at least the number of workers ({config.world_size}) for --strategy one_f_one_b, "
-                f"got {config.pipeline.micro_batches}",
+                f"got {cls.micro_batches(config)}",
             )
 
 

@@ -2,16 +2,16 @@
 
 Label: different. A gradient is of weights that others have changed since: stale. It is applied at once, as an
 optimizer step of the server with the learning rate divided by the number of workers, so that a push of every worker
-moves the weights as far as one synchronous step (our own rule). With ``--parameter-server.push-every k`` a worker
+moves the weights as far as one synchronous step (our own rule). With ``push_every k`` a worker
 pushes the sum of k gradients, and what is left of them at the end of an epoch; in between it moves its own copy of
-the weights by plain gradient steps. With ``--parameter-server.max-staleness s`` a worker waits after a push as long
+the weights by plain gradient steps. With ``max_staleness s`` a worker waits after a push as long
 as it is more than s pushes ahead of the slowest (stale synchronous parallel, Ho et al. 2013: a push in each step).
-With ``--parameter-server.staleness-weighting inverse`` the learning rate of a push is also divided by 1 + the updates
+With ``staleness_weighting inverse`` the learning rate of a push is also divided by 1 + the updates
 by others since the worker's pull: our own rule, with the aim of SHAT (Ko and Kim 2022), which weighs by workers and
-staleness. With ``--parameter-server.servers`` each server holds some of the parameters, and applies what it gets
+staleness. With ``servers`` each server holds some of the parameters, and applies what it gets
 without the others.
 Source: Dean et al. 2012, "Large Scale Distributed Deep Networks" (Downpour SGD, pulling with every push).
-Cost per step: messages ``2 * S / K``, bytes ``2 * G / K``. In every K-th step, of ``--parameter-server.push-every``,
+Cost per step: messages ``2 * S / K``, bytes ``2 * G / K``. In every K-th step, of ``push_every``,
 each worker sends its gradients, G bytes, in a message to each of S servers and gets the weights, as many bytes, as
 the answers; the servers send and receive W times that. Their optimizer steps and any waiting count as communication.
 """
@@ -20,22 +20,34 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from pydantic import Field
 from torch import Tensor
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
+from cifar_ray.config.schema import Count, Whole
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.served_weights import Answer, Start
+
+PushEvery = Annotated[Count, Field(description="Local optimizer steps between a worker's pushes and pulls")]
+Servers = Annotated[
+    Count,
+    Field(description="Parameter servers, each with some of the parameters, on the workers' nodes in turn"),
+]
+Weighting = Annotated[
+    Literal["none", "inverse"],
+    Field(description="Weight of a gradient: 'inverse' is 1 / (1 + updates by others since its weights were pulled)"),
+]
 
 
 class ParameterServing(Asynchronous):
@@ -47,10 +59,10 @@ class ParameterServing(Asynchronous):
     @staticmethod
     def check(config: ResolvedConfig) -> None:
         """See the protocol."""
-        pushes, servers = config.parameter_server.push_every, config.parameter_server.servers
+        pushes, servers = config.strategy_options["push_every"], config.strategy_options["servers"]
         if pushes > 1 and config.optimizer != "sgd":
             raise ConfigError(
-                "parameter_server.push_every",
+                "strategy_options.push_every",
                 f"must be 1 with --optimizer {config.optimizer}: its steps hardly depend on a gradient's size, so the "
                 f"sum of {pushes} would move the weights as far as one",
             )
@@ -62,12 +74,24 @@ class ParameterServing(Asynchronous):
         most = len(parameters)
         if servers > most:
             raise ConfigError(
-                "parameter_server.servers",
+                "strategy_options.servers",
                 f"must be at most {most}, the parameters of this {config.model}, got {servers}",
             )
 
-    def __init__(self, context: StrategyContext) -> None:
+    def __init__(
+        self,
+        context: StrategyContext,
+        *,
+        push_every: PushEvery = 1,
+        servers: Servers = 1,
+        max_staleness: Annotated[
+            Whole | None,
+            Field(description="Pushes that the fastest worker may be ahead of the slowest. Default: no limit"),
+        ] = None,
+        staleness_weighting: Weighting = "none",
+    ) -> None:
         super().__init__(context)
+        self._push_every, self._max_staleness, self._weighting = push_every, max_staleness, staleness_weighting
         assert context.server is not None, "the launcher starts one"
         self._server = context.server
         self._generation = ""
@@ -79,7 +103,7 @@ class ParameterServing(Asynchronous):
         self._state: dict[str, Any] = {}
 
     def step(self) -> None:
-        pushes = self._unpushed + 1 == self.context.config.parameter_server.push_every
+        pushes = self._unpushed + 1 == self._push_every
         for parameter, view in zip(self.model.parameters(), layout.views(self._gradient, self._layout)):
             if parameter.grad is None:
                 raise ConfigError(
@@ -146,15 +170,14 @@ class ParameterServing(Asynchronous):
         self._unpushed = 0
 
     def _start(self, state: Mapping[str, Any] | None) -> Start:
-        config = self.context.config
         return Start(
             weights=self.vector.cpu().numpy(),
             layout=self._layout,
             make_optimizer=self.context.make_optimizer,
             state=state,
             world_size=self.world_size,
-            max_staleness=config.parameter_server.max_staleness,
-            weighting=config.parameter_server.staleness_weighting,
+            max_staleness=self._max_staleness,
+            weighting=self._weighting,
         )
 
     def _take(self, answer: Answer) -> None:

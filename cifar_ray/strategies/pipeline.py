@@ -8,22 +8,24 @@ measured on rank 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import Convolutions
 from cifar_ray.config.option import is_own
+from cifar_ray.config.schema import Count
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.models import convolution
 from cifar_ray.models import own as own_models
-from cifar_ray.models.options import Convolutions
 from cifar_ray.strategies import stages
 from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
@@ -58,11 +60,16 @@ class Stage(PipelineStage):
 class Pipeline(Base):
     """A pipeline with one stage per rank; a subclass says in which order the micro-batches pass through it."""
 
-    cut: str | None = "pipeline.micro_batches"
+    cut: str | None = "strategy_options.micro_batches"
 
     schedule: ClassVar[type[PipelineScheduleSingle]]
 
-    def __init__(self, context: StrategyContext) -> None:
+    def __init__(
+        self,
+        context: StrategyContext,
+        *,
+        micro_batches: Annotated[Count, Field(description="Micro-batches per global batch")] = 4,
+    ) -> None:
         super().__init__(context)
         config, worker = context.config, context.worker
         self._count = self.micro_batches(config)
@@ -85,7 +92,7 @@ class Pipeline(Base):
 
     @staticmethod
     def micro_batches(config: ResolvedConfig) -> int:
-        return config.pipeline.micro_batches
+        return config.strategy_options["micro_batches"]
 
     @classmethod
     def check(cls, config: ResolvedConfig) -> None:
@@ -115,7 +122,9 @@ class Pipeline(Base):
             )
         images, parts = config.global_batch_size, cls.micro_batches(config)
         if images % parts:
-            raise ConfigError("pipeline.micro_batches", f"must divide the global batch of {images} images, got {parts}")
+            raise ConfigError(
+                "strategy_options.micro_batches", f"must divide the global batch of {images} images, got {parts}"
+            )
 
     @classmethod
     def at_once(cls, config: ResolvedConfig) -> int:

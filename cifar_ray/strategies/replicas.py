@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
@@ -27,8 +27,8 @@ class Replicas(Base, ABC):
 
     differs: Differs = "statistics"
 
-    def __init__(self, context: StrategyContext, model: nn.Module | None = None) -> None:
-        super().__init__(context, model)
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
         self.learning = learning(self.model)
         self._call: Callable[[Tensor], Tensor] = self.model
         if context.config.compile:

@@ -1,6 +1,6 @@
 """The same weights, to the last bit, at 1, 2, 4, ... workers: shards of a fixed number, added up in a fixed tree.
 
-Label: exact: for any power-of-two number of workers up to ``--reproducible.shards``, on one node or several,
+Label: exact: for any power-of-two number of workers up to ``shards``, on one node or several,
 interrupted and resumed at another number or not, on CPUs of one kind, with the same threads per worker and the same
 libraries.
 Source: our own combination of recursive doubling (Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective
@@ -8,7 +8,7 @@ Communication Operations in MPICH") with logical shards; docs/exactness.md has t
 Cost per step: messages ``log2(W)``, bytes ``log2(W) * (G + B + 4)``. Each rank exchanges one vector with a
 partner log2(W) times: the gradients (G bytes), the batch statistics of batch norm (B bytes) and the loss.
 
-Every global batch is cut into ``--reproducible.shards`` parts. Each passes through the model alone, on whichever rank
+Every global batch is cut into ``shards`` parts. Each passes through the model alone, on whichever rank
 computes it: with its own batch statistics, and dropout drawn from (seed, step, shard). The shards' vectors are added up
 pairwise, shard 0 with 1, 2 with 3, and so on up a binary tree. The lower levels are on one rank; the upper ones are
 exchanges with rank XOR 1, 2, 4, ..., after which both partners hold the same sum, since addition is commutative to
@@ -18,13 +18,15 @@ the bit.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.schema import Count
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
@@ -45,11 +47,19 @@ class Reproducible(Base):
     """See the module."""
 
     cannot = frozenset({"counted", "repeated"})
-    cut = "reproducible.shards"
+    cut = "strategy_options.shards"
     cpus = 1  # threads change the order of sums, and more workers on a node would leave each of them fewer
 
-    def __init__(self, context: StrategyContext) -> None:
+    def __init__(
+        self,
+        context: StrategyContext,
+        *,
+        shards: Annotated[
+            Count, Field(description="Shards of a global batch, at any number of workers; a power of two")
+        ] = 4,
+    ) -> None:
         super().__init__(context)
+        self._shards = shards
         norms: list[Any] = [norm for norm in context.model.modules() if isinstance(norm, _BatchNorm)]
         self._norms = [norm for norm in norms if norm.running_mean is not None]
         self._momenta = [norm.momentum for norm in self._norms]
@@ -63,24 +73,26 @@ class Reproducible(Base):
 
     @staticmethod
     def check(config: ResolvedConfig) -> None:
-        shards, batch, workers = config.reproducible.shards, config.global_batch_size, config.world_size
+        shards, batch, workers = config.strategy_options["shards"], config.global_batch_size, config.world_size
         if shards & (shards - 1):
-            raise ConfigError("reproducible.shards", f"must be a power of two, got {shards}")
+            raise ConfigError("strategy_options.shards", f"must be a power of two, got {shards}")
         if shards % workers:
             raise ConfigError(
-                "reproducible.shards",
+                "strategy_options.shards",
                 f"must be a multiple of the workers, so that each has as many, got {shards} for {workers}",
             )
         if batch % shards:
-            raise ConfigError("reproducible.shards", f"must divide the global batch of {batch} images, got {shards}")
+            raise ConfigError(
+                "strategy_options.shards", f"must divide the global batch of {batch} images, got {shards}"
+            )
 
     @staticmethod
     def at_once(config: ResolvedConfig) -> int:
-        return config.global_batch_size // config.reproducible.shards
+        return config.global_batch_size // config.strategy_options["shards"]
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
-        return DataShard(worker.rank, worker.world_size, config.reproducible.shards // worker.world_size)
+        return DataShard(worker.rank, worker.world_size, config.strategy_options["shards"] // worker.world_size)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         before = [buffer.clone() for buffer in self._statistics()]
@@ -95,7 +107,7 @@ class Reproducible(Base):
         gradients = flat_gradients(self._learning)
         scatter_back(vector[1:], [counts, passes, *gradients, *self._statistics()])
         for gradient in gradients:
-            gradient /= self.context.config.reproducible.shards
+            gradient /= self._shards
         drop_unused(self._learning, [at for at in range(len(self._learning)) if at not in self._used], counts)
         for at, (norm, momentum, old, count) in enumerate(zip(self._norms, self._momenta, batches, passes)):
             norm.num_batches_tracked.copy_(old + (count > 0))
@@ -103,7 +115,7 @@ class Reproducible(Base):
             for buffer, was in zip((norm.running_mean, norm.running_var), before[2 * at : 2 * at + 2]):
                 buffer.copy_(torch.where(count > 0, was.lerp(buffer / count.clamp(min=1), share), was))
         self.context.mark("backward")
-        return vector[0] / self.context.config.reproducible.shards
+        return vector[0] / self._shards
 
     def _statistics(self) -> list[Tensor]:
         """Batch norm's running statistics, two of each layer."""

@@ -1,6 +1,6 @@
 """Tasks by name: what a batch, a loss, an evaluation and a prediction are.
 
-The registry is ``TaskName`` in ``options.py``: every name in it is a file here, whose ``TASK`` is a class with the
+The registry is ``TaskName`` in ``config/task.py``: every name in it is a file here, whose ``TASK`` is a class with the
 methods of :class:`~cifar_ray.tasks.protocol.Task`.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config.option import chosen, is_own
+from cifar_ray.config.task import OF_DATA
 from cifar_ray.tasks import classification
-from cifar_ray.tasks.options import OF_DATA
 from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, from_mapping, measured_on
 

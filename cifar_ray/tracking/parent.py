@@ -13,7 +13,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cifar_ray.config import limits, runfile, sweepfile
+from cifar_ray.config import limits, sweepfile
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
@@ -75,7 +75,7 @@ class SweepRecord(Record):
             store.FOLDER_TAG: folder,
             store.SESSION_TAG: session,
             "cifar_ray.hold": sweep.held,
-            "cifar_ray.axes": ",".join(map(runfile.parameter, sweep.axes)),
+            "cifar_ray.axes": ",".join(sweep.axes),
             "cifar_ray.command": command,
             "mlflow.source.type": "LOCAL",
             "mlflow.source.name": "cifar-ray sweep",

@@ -11,7 +11,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
-from cifar_ray.config import limits, runfile, sweepfile
+from cifar_ray.config import limits, sweepfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.search import Range
 from cifar_ray.tasks import LOSS, SUBSETS
@@ -106,7 +106,7 @@ def _search(client: MlflowClient, run_id: str) -> Search | None:
         return None
     drawn = {field: of.kind for grid in config.grid for field, of in grid.items() if isinstance(of, Range)}
     # Of a sweep that holds the global batch, an axis of batches has that name.
-    ranges = {runfile.parameter(name if name in config.axes else "global_batch_size"): drawn[name] for name in drawn}
+    ranges = {name if name in config.axes else "global_batch_size": drawn[name] for name in drawn}
     return Search(config.search, config.scheduler, config.objective, ranges)
 
 

@@ -223,10 +223,9 @@ class Trial:
         return self.params.get("strategy", "")
 
     @property
-    def gpus_per_worker(self) -> int:
-        """GPUs that each worker drives, where it has any."""
-        count = self.params.get("gpus_per_worker", "1")
-        return int(count) if count.isdecimal() else 1
+    def gpus_per_worker(self) -> float:
+        """GPUs that each worker has, where it has any."""
+        return float(self.params.get("gpus_per_worker", "1"))
 
     @property
     def seed(self) -> int:

@@ -122,7 +122,7 @@ def main(words: list[str], begun: float) -> Outcome:
 def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[int, ...]:
     """The GPUs of this worker: each worker of the node has as many, or none has any."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    each = config.data_parallel.gpus_per_worker
+    each = int(config.gpus_per_worker)
     needed = local_world_size * each
     if config.device != "cpu" and count >= needed:
         return tuple(range(local_rank * each, (local_rank + 1) * each))

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray import data, models, strategies, tasks
+from cifar_ray.config.model import PARTS, USUAL, Convolutions, ConvolutionShape
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.models import convolution
-from cifar_ray.models.options import PARTS, USUAL, Convolutions, ConvolutionShape
 from cifar_ray.strategies import compiling
 from cifar_ray.strategies.worker import HALVES, Worker, autocast, seed
 from cifar_ray.training import hardware
@@ -58,7 +58,7 @@ class Choice:
 
     Attributes:
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        convolutions: as :class:`~cifar_ray.models.options.Convolutions` are written.
+        convolutions: as :class:`~cifar_ray.config.model.Convolutions` are written.
         measured: what it was decided by, in words; empty when nothing was measured.
     """
 

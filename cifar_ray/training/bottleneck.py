@@ -41,10 +41,10 @@ from cifar_ray.training.verdict import (
 )
 
 _EXCHANGING_LESS = {
-    "ddp": "--accumulate, --ddp.comm-hook bf16, or --strategy local_sgd",
-    "local_sgd": "a larger --local-sgd.sync-every",
+    "ddp": "--accumulate, --strategy-options.comm-hook bf16, or --strategy local_sgd",
+    "local_sgd": "a larger --strategy-options.sync-every",
 }
-_ANYWHERE = "--accumulate, --strategy ddp with --ddp.comm-hook bf16, or --strategy local_sgd"
+_ANYWHERE = "--accumulate, --strategy ddp with --strategy-options.comm-hook bf16, or --strategy local_sgd"
 """What makes an exchange smaller or rarer, by strategy, and with the others."""
 
 

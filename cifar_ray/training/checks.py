@@ -10,10 +10,10 @@ from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, option
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import OWN, SIZED, is_own, library_of
+from cifar_ray.config.strategy import SCALING
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import DatasetSpec, order
 from cifar_ray.models import own as own_models
-from cifar_ray.strategies.options import SCALING
 from cifar_ray.training import profiling
 
 _LEARNED_OF = {"images": "whole images", "features": "rows of numbers", "tokens": "texts"}
@@ -116,9 +116,10 @@ def fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
             f"must be other than fp16 for --strategy {config.strategy}; those that scale its loss are "
             f"{', '.join(SCALING)}",
         )
-    if config.ddp.comm_hook == "powersgd":
+    if config.strategy_options.get("comm_hook") == "powersgd":
         raise ConfigError(
-            "ddp.comm_hook", "must be other than powersgd with --precision fp16: it would carry over what overflows"
+            "strategy_options.comm_hook",
+            "must be other than powersgd with --precision fp16: it would carry over what overflows",
         )
     if is_own(config.model):
         own_models.check_float32(config, spec, "precision", "fp16")

@@ -166,7 +166,7 @@ def _bubble(times: StepTimes) -> Verdict | None:
         (
             "--strategy gpipe or one_f_one_b, whose stages compute at the same time"
             if times.strategy == "model_parallel"
-            else f"more micro-batches: --pipeline.micro-batches {2 * parts} leaves about half of it",
+            else f"more micro-batches: --strategy-options.micro-batches {2 * parts} leaves about half of it",
             "fewer stages (workers)",
         ),
         share,

@@ -12,6 +12,7 @@ from typing import Any
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, imports, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import USUAL
 from cifar_ray.config.option import is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
 from cifar_ray.config.topology import Topology
@@ -19,7 +20,6 @@ from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec, arrays
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
-from cifar_ray.models.options import USUAL
 from cifar_ray.tasks import choosing
 from cifar_ray.training import checks, freezing, optimizer, own
 
@@ -52,6 +52,7 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
     values["augment"] = _augment(config, spec)
     values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     values |= {"batch_size": None, "global_batch_size": _global_batch(config)}
+    values |= {"model_options": models.complete(config, spec), "strategy_options": strategies.complete(config)}
     for name in FUNCTIONS:
         if is_function(values[name]) and getattr(config, f"{name}_source") is None:
             values[f"{name}_source"] = imports.source(values[name], name)
@@ -61,13 +62,11 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
         own_models.check(resolved, spec, outputs)
     elif is_own(config.dataset) and spec.inputs == "images":
         checks.side(resolved, spec)
+    else:
+        models.outline(resolved, spec)  # refuses options that do not go together
     freezing.check(resolved, spec)
     own.check(resolved, functools.partial(optimizer.build, config=resolved))
     checks.sizes(resolved, spec, "batch_size" if config.global_batch_size is None else "global_batch_size")
-    if config.model == "vit" and spec.image_size % config.vit.patch_size:
-        raise ConfigError(
-            "vit.patch_size", f"must divide the image's side of {spec.image_size}, got {config.vit.patch_size}"
-        )
     strategy = strategies.of(resolved)
     strategy.check(resolved)
     if is_own(config.model):
@@ -224,7 +223,6 @@ _NEVER = (
     *runfile.WHERE,
     "device",
     "cpus_follow",
-    "gpu_share",
     "images",
     "weights_digest",
     "class_weights_counts",
@@ -244,24 +242,28 @@ def command(config: ResolvedConfig) -> str:
             images=config.images,
             task=config.task,
             model=config.model,
-            model_options=config.model_options,
+            model_options=config.model_options if is_own(config.model) else {},
             global_batch_size=config.global_batch_size,
         )
     )
+    strategy_defaults = strategies.complete(TrainConfig(strategy=config.strategy))
     learns = {**_recipe(config), "optimizer": usual.optimizer}  # what the run's own optimizer and epochs come with
     defaults = {**schema.flatten(schema.to_plain(usual)), **learns}
+    defaults |= {f"strategy_options.{name}": value for name, value in schema.plain(strategy_defaults).items()}
     has_recipe = config.optimizer in {recipe.optimizer for recipe in models.of(config.model).recipes}
     always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in schema.flatten(schema.to_plain(config)).items():
-        is_option = key.startswith(("model_options.", "optimizer_options."))
-        if key.partition(".")[0] in _NEVER or (key not in always and not is_option and value == defaults[key]):
+        is_option = key.partition(".")[0] in ("model_options", "strategy_options", "optimizer_options")
+        is_own_option = key.startswith("optimizer_options.") or (is_own(config.model) and key.startswith("model_"))
+        if key.partition(".")[0] in _NEVER or (key not in always and not is_own_option and value == defaults[key]):
             continue
         if isinstance(value, bool) and not is_option:
             words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
         elif value is not None:
-            values = value if isinstance(value, list) else [value]
-            words.append(" ".join([errors.flag_of(key), *(shlex.quote(str(each)) for each in values)]))
+            values = list(map(str, value)) if isinstance(value, list) else [str(value)]
+            values = [",".join(values)] if is_option else values
+            words.append(" ".join([errors.flag_of(key), *map(shlex.quote, values)]))
     return " ".join(words)
 
 
@@ -280,7 +282,6 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
         device=typing.cast(Any, device),
         cpus_per_worker=config.cpus_per_worker or cpus,
         cpus_follow=config.cpus_follow or config.cpus_per_worker is None,
-        gpu_share=config.gpu_share if device == "cuda" else 1.0,
     )
     strategies.of(decided).check(decided)
     return decided

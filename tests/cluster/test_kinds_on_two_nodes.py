@@ -17,11 +17,11 @@ from tests.support.person import Person
 
 pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.extended]
 
-MASKS = ["--dataset", "masks:made", "--model", "unet", "--unet.width", "4", "--augment", "crop", "--stream"]
+MASKS = ["--dataset", "masks:made", "--model", "unet", "--model-options.width", "4", "--augment", "crop", "--stream"]
 MASKS += ["--class-weights", "balanced"]
-TEXTS = ["--dataset", "text:made", "--model", "text_transformer", "--text-transformer.dim", "32"]
+TEXTS = ["--dataset", "text:made", "--model", "text_transformer", "--model-options.dim", "32"]
 TEXTS += ["--text.vocabulary", "400", "--text.max-length", "40"]
-TABLE = ["--dataset", "table:made", "--target", make_table.TARGET, "--mlp.norm", "batch"]
+TABLE = ["--dataset", "table:made", "--target", make_table.TARGET, "--model-options.norm", "batch"]
 USUAL = ["--global-batch-size", "16", "--strategy", "reproducible", "--val-share", "0.2", "--precision", "fp32"]
 USUAL += ["--cpus-per-worker", "1"]
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cluster
 
 WORDS = ["train", "--dataset", "digits", "--global-batch-size", "64", "--precision", "fp32", "--log-every", "5"]
 SMALL = [*WORDS, "--model", "simple_cnn", "--epochs", "1"]
-SLOW = "--strategy reproducible --model resnet --resnet.blocks 1 1 --resnet.width 8"
+SLOW = "--strategy reproducible --model resnet --model-options.blocks 1,1 --model-options.width 8"
 EPOCHS = 18
 LONG = [*WORDS, *SLOW.split(), "--epochs", str(EPOCHS)]
 PATIENCE_S = 900

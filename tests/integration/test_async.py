@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint, manifest
 from examples.regression import make_table
 from tests.support.helpers import AUTHKEY, ServerHost, small_config, train_at_own_pace, wait_for_the_dead
@@ -86,7 +85,7 @@ def test_numbers_of_a_table_are_learned(strategy: str, host: ServerHost, tmp_pat
 def test_the_fastest_worker_is_not_further_ahead_than_it_may_be(host: ServerHost, tmp_path: Path) -> None:
     ahead = {}
     for bound in (0, 3, None):
-        wanted = config("parameter_server", "1x2", epochs=1, parameter_server={"max_staleness": bound})
+        wanted = config("parameter_server", "1x2", epochs=1, strategy_options={"max_staleness": bound})
         ahead[bound] = metrics(train_at_own_pace(wanted, tmp_path / str(bound), host, pauses=(0.03, 0.0)))
     assert ahead[0]["staleness/ahead_max"] == 0
     assert ahead[3]["staleness/ahead_max"] == 3
@@ -124,7 +123,13 @@ def test_a_dead_worker_is_not_waited_for() -> None:
 @pytest.mark.parametrize("strategy", BOTH)
 def test_a_run_goes_on_at_its_step_with_other_workers(strategy: str, host: ServerHost, tmp_path: Path) -> None:
     """And its checkpoints are made like those of one plain worker, so nothing in them belongs to a worker."""
-    small = {"model": "resnet", "resnet": ResNetOptions((1,), 8), "optimizer": "adamw", "lr": 0.02, "epochs": 3}
+    small = {
+        "model": "resnet",
+        "model_options": {"blocks": (1,), "width": 8},
+        "optimizer": "adamw",
+        "lr": 0.02,
+        "epochs": 3,
+    }
 
     def wanted(strategy: str, topology: str) -> TrainConfig:
         return config(strategy, topology, checkpoint_every=7, **small)
@@ -153,11 +158,11 @@ def test_the_shared_memory_has_no_name_that_could_stay_behind(host: ServerHost, 
 @pytest.mark.parametrize("strategy", ["parameter_server", pytest.param("hogwild", marks=pytest.mark.extended)])
 def test_through_ray(strategy: str, resident: Person) -> None:
     served = [
-        "--parameter-server.max-staleness",
+        "--strategy-options.max-staleness",
         "4",
-        "--parameter-server.push-every",
+        "--strategy-options.push-every",
         "2",
-        "--parameter-server.servers",
+        "--strategy-options.servers",
         "2",
     ]
     options = served if strategy == "parameter_server" else []
@@ -185,7 +190,7 @@ def test_a_run_goes_on_when_a_worker_is_killed(resident: Person) -> None:
     words = [
         "--strategy",
         "parameter_server",
-        "--parameter-server.max-staleness",
+        "--strategy-options.max-staleness",
         "0",
         "--topology",
         "1x2",

@@ -32,7 +32,7 @@ LONG = [
     "digits",
     "--model",
     "resnet",
-    "--resnet.blocks",
+    "--model-options.blocks",
     "1",
     "1",
     "--epochs",

@@ -11,12 +11,11 @@ import torch
 from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies import options
 from cifar_ray.training import checkpoint
 from tests.support.helpers import cells_on_ranks, digest, small_config, train_on_ranks
 
-NORM: dict[str, object] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+NORM: dict[str, object] = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}}
 PLAIN: dict[str, object] = {"model": "simple_cnn"}
 CLOSE = 1e-5
 config = partial(small_config, steps_per_epoch=6, global_batch_size=48, log_every=1, precision="fp32")
@@ -66,7 +65,7 @@ def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Pa
         values |= {"precision": "fp16"} if name in options.SCALING else {}
         values |= {"accumulate": 2} if name in options.ACCUMULATING else {}
         values |= {"ema": 0.9} if name in options.AVERAGING else {}
-        values |= {"local_sgd": {"sync_every": 2}} if name == "local_sgd" else {}
+        values |= {"strategy_options": {"sync_every": 2}} if name == "local_sgd" else {}
         values |= {"unfreeze_epoch": 2} if name in options.UNFREEZING else {}
         wanted.append(config(name, "1x2", **values, test_images=16))
     begun = initial(wanted[0])
@@ -83,12 +82,12 @@ def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Pa
 @pytest.mark.parametrize(
     ("strategy", "topology", "values"),
     [
-        ("ddp", "1x2", {"ddp": {"bucket_cap_mb": 0.01}}),
+        ("ddp", "1x2", {"bucket_cap_mb": 0.01}),
         pytest.param("ddp", "2x2", {"accumulate": 2, "ema": 0.9}, marks=LONG),
         pytest.param("all_reduce", "1x2", {"optimizer": "adamw"}, marks=LONG),
         pytest.param("gather_scatter", "1x2", {"clip_norm": 0.5}, marks=LONG),
         pytest.param("send_recv", "1x2", {}, marks=LONG),
-        pytest.param("local_sgd", "1x3", {"local_sgd": {"sync_every": 2}}, marks=LONG),
+        pytest.param("local_sgd", "1x3", {"strategy_options": {"sync_every": 2}}, marks=LONG),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -25,13 +25,12 @@ from torch import Tensor
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import ModelName
 from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import loader
 from cifar_ray.data.datasets import Dataset, Split
 from cifar_ray.data.loader import DataShard, TrainLoader
-from cifar_ray.models.options import ModelName, ResNetOptions
-from cifar_ray.strategies.options import DdpOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import arithmetic, manifest, recipe, setup
@@ -211,7 +210,7 @@ def test_nothing_waits_for_the_gpu_within_a_step(
 
 COMPILED: dict[str, Any] = {
     "model": "resnet",
-    "resnet": ResNetOptions((1,), 8),
+    "model_options": {"blocks": (1,), "width": 8},
     "augment": "none",
     "steps_per_epoch": 5,
 }
@@ -319,7 +318,7 @@ def test_a_model_and_an_optimizer_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
 def test_gradients_that_are_compressed(hook: str, alone: list[float], tmp_path: Path) -> None:
-    losses = on_ranks(config("ddp", "1x2", ddp=DdpOptions(comm_hook=hook)), tmp_path / "two")[1]  # type: ignore[arg-type]
+    losses = on_ranks(config("ddp", "1x2", strategy_options={"comm_hook": hook}), tmp_path / "two")[1]  # type: ignore[arg-type]
     assert losses[:20] == pytest.approx(alone[:20], rel=0.1)
     assert losses[-1] < losses[0]
 
@@ -348,7 +347,12 @@ def test_nccl_with_one_rank(tmp_path: Path, alone: list[float]) -> None:
 
 
 def test_batch_norm_over_all_workers(tmp_path: Path) -> None:
-    values: dict[str, Any] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "steps_per_epoch": 5, "epochs": 1}
+    values: dict[str, Any] = {
+        "model": "resnet",
+        "model_options": {"blocks": (1, 1), "width": 8},
+        "steps_per_epoch": 5,
+        "epochs": 1,
+    }
     if not HERE:
         with pytest.raises(ConfigError, match="needs GPUs"):
             train(config(sync_batchnorm=True, **values), tmp_path)
@@ -360,7 +364,7 @@ def test_batch_norm_over_all_workers(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(HERE and torch.cuda.device_count() < 2, reason="data_parallel needs two GPUs")
 def test_one_process_with_two_gpus(alone: list[float], tmp_path: Path) -> None:
-    asked = config("data_parallel", data_parallel={"gpus_per_worker": 2})
+    asked = config("data_parallel", gpus_per_worker=2)
     if not HERE:  # tests/unit/strategies has its passes, with a stand-in for the replicas
         with pytest.raises(ConfigError, match="needs several GPUs"):
             train(asked, tmp_path)
@@ -398,7 +402,12 @@ def test_the_test_set_is_counted_alike_on_both(tmp_path: Path) -> None:
 
 
 def test_reproducible_has_the_same_bits_on_one_worker_and_two(tmp_path: Path) -> None:
-    values: dict[str, Any] = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "steps_per_epoch": 10, "epochs": 1}
+    values: dict[str, Any] = {
+        "model": "resnet",
+        "model_options": {"blocks": (1, 1), "width": 8},
+        "steps_per_epoch": 10,
+        "epochs": 1,
+    }
     one = train(config("reproducible", **values), tmp_path / "one")
     two = on_ranks(config("reproducible", "1x2", **values), tmp_path / "two")
     assert one[1] == two[1]

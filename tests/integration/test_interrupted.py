@@ -10,16 +10,17 @@ import pytest
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.models import speednet
-from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import checkpoint, recipe
 from tests.support.helpers import Recorder, Stopped, train_here
 
 ARCHITECTURES = {
     "simple_cnn": TrainConfig(dataset="digits", model="simple_cnn"),
-    "resnet": TrainConfig(dataset="digits", model="resnet", resnet=ResNetOptions((1, 1), 8)),
+    "resnet": TrainConfig(dataset="digits", model="resnet", model_options={"blocks": (1, 1), "width": 8}),
     "speednet": TrainConfig(dataset="digits", model="speednet"),
     "vit": TrainConfig(
-        dataset="digits", model="vit", vit=ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)
+        dataset="digits",
+        model="vit",
+        model_options={"dim": 24, "depth": 2, "heads": 2, "dropout": 0.1, "stochastic_depth": 0.2},
     ),
 }
 SHORT = {"epochs": 2, "steps_per_epoch": 11, "batch_size": 16, "checkpoint_every": 4, "log_every": 3}

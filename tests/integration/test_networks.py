@@ -33,7 +33,7 @@ CLOSE = 1e-5
 def config(strategy: str, kind: str, **values: object) -> TrainConfig:
     usual = {"dataset": "digits", "model": "tests.support.networks:build", "model_options": {"kind": kind}}
     usual |= {"topology": "1x2", "global_batch_size": 16, "epochs": 1, "steps_per_epoch": 8, "precision": "fp32"}
-    usual |= {"local_sgd": {"sync_every": 2}} if strategy == "local_sgd" else {}
+    usual |= {"strategy_options": {"sync_every": 2}} if strategy == "local_sgd" else {}
     usual |= {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1, "test_images": 16}
     return resolved({**usual, "strategy": strategy}, **values)
 
@@ -126,7 +126,7 @@ def test_what_two_stages_would_each_train_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"accumulate": 2}, {"ddp": {"comm_hook": "fp16"}}, {"ddp": {"bucket_cap_mb": 0.001}}], ids=str
+    "values", [{"accumulate": 2}, {"strategy_options": {"comm_hook": "fp16"}}, {"bucket_cap_mb": 0.001}], ids=str
 )
 def test_ddp_trains_a_network_that_leaves_out_parameters_with_its_options(
     values: dict[str, object], tmp_path: Path

@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 
 from cifar_ray import storage
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.orchestration.run import checkpoints
 from cifar_ray.storage import Folder
 from tests.support import stores
@@ -26,7 +25,7 @@ from tests.support.ports import free_port
 
 DIGITS = ["--dataset", "digits", "--precision", "fp32", "--batch-size", "32"]
 # Long enough for something to happen in its middle.
-LONG = ["train", *DIGITS, "--model", "resnet", "--resnet.blocks", "1", "1", "--epochs", "6", "--topology", "1x2"]
+LONG = ["train", *DIGITS, "--model", "resnet", "--model-options.blocks", "1,1", "--epochs", "6", "--topology", "1x2"]
 LONG += ["--val-share", "0.1", "--checkpoint-every", "7", "--run-name", "victim"]
 
 
@@ -93,7 +92,7 @@ def test_a_run_goes_on_from_the_store_alone(user: Person, tmp_path: Path) -> Non
     assert "continuing after step " in done.stdout
     config = resolved(
         {"dataset": "digits", "precision": "fp32", "batch_size": 32, "model": "resnet", "epochs": 6},
-        resnet=ResNetOptions((1, 1)),
+        model_options={"blocks": (1, 1)},
         topology="1x2",
         checkpoint_every=7,
         val_share=0.1,

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from cifar_ray import models, strategies
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.models.options import ResNetOptions, ViTOptions
-from cifar_ray.strategies.options import PipelineOptions
+from cifar_ray.config.strategy import PipelineOptions
 from cifar_ray.training import checkpoint, probe
 from tests.support.helpers import Recorder, Steps, small_config, steps_on_ranks, train_on_ranks
 
-NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
-DROPS = {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)}
+NORM = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}}
+DROPS = {"model": "vit", "model_options": {"dim": 24, "depth": 2, "heads": 2, "dropout": 0.1, "stochastic_depth": 0.2}}
 MODELS: dict[str, dict[str, object]] = {"plain": {}, "norm": NORM, "drops": DROPS}
 TOLERANCE = 1e-4
 
@@ -90,10 +89,10 @@ def test_losses_are_those_of_one_worker(trained, strategy: str, topology: str) -
 )
 def test_every_model_passes_through_a_pipeline(name: str) -> None:
     """Two steps come to those of one worker with as many accumulated micro-batches, to the bit."""
-    shape: dict[str, object] = {"vit": ViTOptions(stochastic_depth=0.0)} if name == "vit" else {}
-    shape |= {"model": name, "global_batch_size": 8, "pipeline": {"micro_batches": 4}}
+    shape: dict[str, object] = {"model_options": {"stochastic_depth": 0.0}} if name == "vit" else {}
+    shape |= {"model": name, "global_batch_size": 8, "strategy_options": {"micro_batches": 4}}
     first, second = steps_on_ranks(config("gpipe", "1x2", **shape), 2)
-    accumulated = {**shape, "accumulate": 4, "pipeline": {"micro_batches": PipelineOptions.micro_batches}}
+    accumulated = {**shape, "accumulate": 4, "strategy_options": {"micro_batches": PipelineOptions.micro_batches}}
     (one,) = steps_on_ranks(config("ddp", "1x1", **accumulated), 2)
     assert first.losses == second.losses == one.losses
     assert first.weights == second.weights == one.weights
@@ -138,7 +137,7 @@ def test_a_step_costs_what_the_strategy_says(strategy: str) -> None:
     about = strategies.about(strategy)
     values = {
         "W": 3,
-        "M": 1 if strategy == "model_parallel" else wanted.pipeline.micro_batches,
+        "M": 1 if strategy == "model_parallel" else wanted.strategy_options["micro_batches"],
         "A": ranks[0].activations,
     }
     assert ranks[0].activations > 0

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import arithmetic
 from tests.support.helpers import choices_on_ranks, small_config, train_on_ranks
 
@@ -26,7 +25,7 @@ EVERY_PART = "; ".join(
 
 
 def config(topology: str = "1x2", strategy: str = "ddp", **values: object) -> TrainConfig:
-    network = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "global_batch_size": 64, "epochs": 1}
+    network = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}, "global_batch_size": 64, "epochs": 1}
     return small_config(strategy, topology, steps_per_epoch=6, **network, **values)
 
 
@@ -40,7 +39,7 @@ def losses(results: list[Any]) -> list[float]:
         ("contiguous", "ddp", {"ema": 0.9}),
         (EVERY_PART, "ddp", {"accumulate": 2, "precision": "bf16"}),
         (EVERY_PART, "fsdp", {}),
-        (EVERY_PART, "gpipe", {"pipeline": {"micro_batches": 2}}),
+        (EVERY_PART, "gpipe", {"strategy_options": {"micro_batches": 2}}),
         (EVERY_PART, "hogwild", {"topology": "1x1"}),
     ],
     ids=["contiguous-ddp-ema", "ddp-accumulate-bf16", "fsdp", "gpipe", "hogwild"],

@@ -8,7 +8,6 @@ import pytest
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import manifest
 from cifar_ray.training.evaluate import Evaluator
 from tests.support.helpers import (
@@ -55,7 +54,7 @@ def test_an_evaluation_counts_exactly_10000_images_at_any_world_size() -> None:
 
 
 def test_every_rank_ends_with_the_same_weights_and_figures(tmp_path: Path) -> None:
-    results = train_on_ranks(config("1x3", model="resnet", resnet=ResNetOptions((1, 1), 8)), tmp_path)
+    results = train_on_ranks(config("1x3", model="resnet", model_options={"blocks": (1, 1), "width": 8}), tmp_path)
     recorders = [recorder for _, recorder in results]
     mistakes = {outcome.mistakes for outcome, _ in results if outcome is not None}
     assert len(mistakes) == 1
@@ -70,8 +69,11 @@ def test_every_rank_ends_with_the_same_weights_and_figures(tmp_path: Path) -> No
 
 
 MODELS = {
-    "resnet": {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)},
-    "vit": {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2, dropout=0.1, stochastic_depth=0.2)},
+    "resnet": {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}},
+    "vit": {
+        "model": "vit",
+        "model_options": {"dim": 24, "depth": 2, "heads": 2, "dropout": 0.1, "stochastic_depth": 0.2},
+    },
 }
 
 
@@ -80,7 +82,7 @@ def test_an_interrupted_run_of_several_workers_equals_an_uninterrupted_one(
     name: str, topology: str, precision: str, tmp_path: Path
 ) -> None:
     """To the last bit, with buckets small enough that DDP uses several and lays them out anew."""
-    wanted = config(topology, checkpoint_every=4, ddp={"bucket_cap_mb": 0.005}, precision=precision, **MODELS[name])
+    wanted = config(topology, checkpoint_every=4, bucket_cap_mb=0.005, precision=precision, **MODELS[name])
     whole, *_ = train_on_ranks(wanted, tmp_path / "whole")
     for stop in (5, 17):
         train_on_ranks(wanted, tmp_path / "parts", stop_after=stop)
@@ -136,7 +138,12 @@ def test_no_rank_takes_a_step_while_rank_0_writes_and_none_is_left_waiting(strat
 )
 def test_all_ranks_stop_after_the_same_step_and_go_on_from_there(asked_after: int, left: int, tmp_path: Path) -> None:
     """In ``reproducible``, on two ranks, and on with one: the weights of one worker that never stopped."""
-    shared = {"strategy": "reproducible", "epochs": 2, "model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+    shared = {
+        "strategy": "reproducible",
+        "epochs": 2,
+        "model": "resnet",
+        "model_options": {"blocks": (1, 1), "width": 8},
+    }
     stopped = stop_on_ranks(config("1x2", **shared), tmp_path / "parts", asked_after)
     assert {step for step, _ in stopped} == {left}
     assert {recorder.steps[-1] for _, recorder in stopped} == {left or 28}

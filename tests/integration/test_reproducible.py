@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import checkpoint
 from tests.support.helpers import digest, resolved, train_on_ranks
 
-SMALL_RESNET = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "global_batch_size": 64}
+SMALL_RESNET = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}, "global_batch_size": 64}
 SMALL_VIT = {
     "model": "vit",
-    "vit": ViTOptions(dim=48, depth=2, heads=3, dropout=0.1, stochastic_depth=0.1),
+    "model_options": {"dim": 48, "depth": 2, "heads": 3, "dropout": 0.1, "stochastic_depth": 0.1},
     "global_batch_size": 64,
 }
 VGG = {"model": "vgg11", "global_batch_size": 16}
@@ -72,7 +71,7 @@ def test_another_number_of_shards_is_another_sum(tmp_path: Path) -> None:
     folders = {shards: tmp_path / str(shards) for shards in (2, 4)}
     weights = []
     for shards, folder in folders.items():
-        train(config("1x2", reproducible={"shards": shards}, precision="fp32", log_every=5, **plain), folder)
+        train(config("1x2", strategy_options={"shards": shards}, precision="fp32", log_every=5, **plain), folder)
         newest = checkpoint.latest(folder)
         assert newest is not None
         weights.append(newest[1].weights)

@@ -13,7 +13,6 @@ import torch
 from cifar_ray import models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint
 from tests.support.helpers import (
     digest,
@@ -25,7 +24,7 @@ from tests.support.helpers import (
 )
 
 STEPS = 20
-NORM = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+NORM = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}}
 CLOSE = 1e-5
 """Largest difference of a weight after 20 steps, as a share of the largest weight of its tensor."""
 
@@ -121,7 +120,7 @@ def test_batch_norm_of_each_workers_images_is_what_differs(tmp_path: Path) -> No
 
 
 def test_replicas_drift_apart_between_the_averages_of_local_sgd(tmp_path: Path) -> None:
-    ranks = weights_on_ranks(config("local_sgd", "1x2", local_sgd={"sync_every": 5}), tmp_path)
+    ranks = weights_on_ranks(config("local_sgd", "1x2", strategy_options={"sync_every": 5}), tmp_path)
     equal = [len(set(step)) == 1 for step in zip(*ranks)]
     assert [number for number, same in enumerate(equal, start=1) if same] == [5, 10, 15, 20]
 
@@ -129,10 +128,10 @@ def test_replicas_drift_apart_between_the_averages_of_local_sgd(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("strategy", "values"),
     [
-        pytest.param("ddp", {"ddp": {"comm_hook": "fp16"}}, marks=pytest.mark.extended),
-        pytest.param("ddp", {"ddp": {"comm_hook": "bf16"}}, marks=pytest.mark.extended),
-        ("ddp", {"ddp": {"comm_hook": "powersgd"}}),
-        ("local_sgd", {"local_sgd": {"sync_every": 4}}),
+        pytest.param("ddp", {"strategy_options": {"comm_hook": "fp16"}}, marks=pytest.mark.extended),
+        pytest.param("ddp", {"strategy_options": {"comm_hook": "bf16"}}, marks=pytest.mark.extended),
+        ("ddp", {"strategy_options": {"comm_hook": "powersgd"}}),
+        ("local_sgd", {"strategy_options": {"sync_every": 4}}),
     ],
     ids=["fp16", "bf16", "powersgd", "local_sgd"],
 )
@@ -158,7 +157,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(strategy: str, tmp_path:
 
 def test_neither_checkpoints_nor_a_stop_change_what_local_sgd_learns(tmp_path: Path) -> None:
     """They wait for the average after every fourth step of an epoch of ten, or that at its end."""
-    values: dict[str, object] = {"local_sgd": {"sync_every": 4}, "epochs": 2, "steps_per_epoch": 10, **NORM}
+    values: dict[str, object] = {"strategy_options": {"sync_every": 4}, "epochs": 2, "steps_per_epoch": 10, **NORM}
     wanted, saving = config("local_sgd", "1x2", **values), config("local_sgd", "1x2", checkpoint_every=3, **values)
     runs = {"whole": train_on_ranks(wanted, tmp_path / "whole"), "saving": train_on_ranks(saving, tmp_path / "saving")}
     assert [saved.step for saved in runs["saving"][0][1].checkpoints] == [4, 8, 10, 14, 18, 20]
@@ -190,8 +189,8 @@ def test_fsdp_goes_on_at_another_number_of_workers(topology: str, tmp_path: Path
     [
         ("send_recv", "2x2", {}),
         *((name, "1x2", {}) for name in ("gather_scatter", "all_reduce", "ddp", "fsdp", "local_sgd", "reproducible")),
-        ("ddp", "1x2", {"ddp": {"bucket_cap_mb": 0.01}}),
-        pytest.param("ddp", "1x2", {"ddp": {"comm_hook": "bf16"}}, marks=pytest.mark.extended),
+        ("ddp", "1x2", {"bucket_cap_mb": 0.01}),
+        pytest.param("ddp", "1x2", {"strategy_options": {"comm_hook": "bf16"}}, marks=pytest.mark.extended),
         *(pytest.param(name, "2x2", {}, marks=pytest.mark.extended) for name in ("fsdp", "reproducible")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
@@ -207,16 +206,16 @@ def test_messages_and_bytes_are_those_of_the_docstring(strategy: str, topology: 
         "G": sum(sizes),
         "B": sum(buffer.numel() * 4 for buffer in model.buffers() if buffer.is_floating_point()),
         "L": sum(any(True for _ in child.parameters()) for child in model.children()),
-        "N": wanted.local_sgd.sync_every,
+        "N": wanted.strategy_options["sync_every"],
         "O": sum(sizes),
         "log2": math.log2,
-        "buckets": 1 if wanted.ddp.bucket_cap_mb > 1 else buckets(sizes, wanted.ddp.bucket_cap_mb * 2**20),
+        "buckets": 1 if wanted.bucket_cap_mb > 1 else buckets(sizes, wanted.bucket_cap_mb * 2**20),
     }
     about = strategies.about(strategy)
-    traffic = traffic_on_ranks(wanted, steps=wanted.local_sgd.sync_every)
+    traffic = traffic_on_ranks(wanted, steps=wanted.strategy_options["sync_every"])
     assert {messages for messages, _ in traffic} == {eval(about.messages, symbols)}
     # Parts are of unequal size: a ring's chunks, a shard's padding.
-    compressed = 0.5 if wanted.ddp.comm_hook == "bf16" else 1.0
+    compressed = 0.5 if wanted.strategy_options["comm_hook"] == "bf16" else 1.0
     assert traffic[0][1] == pytest.approx(eval(about.bytes, symbols) * compressed, rel=0.02)
 
 
@@ -286,7 +285,7 @@ def test_the_moving_average_is_that_of_the_weights_and_does_not_change_them(tmp_
     "strategy", ["gpipe", *(pytest.param(name, marks=pytest.mark.extended) for name in ("ddp", "fsdp", "local_sgd"))]
 )
 def test_it_goes_on_after_a_stop(strategy: str, tmp_path: Path) -> None:
-    options = {"local_sgd": {"sync_every": 2}} if strategy == "local_sgd" else {}
+    options = {"strategy_options": {"sync_every": 2}} if strategy == "local_sgd" else {}
     wanted = config(strategy, "1x2", ema=0.9, steps_per_epoch=6, checkpoint_every=2, log_every=1, **options)
     train_on_ranks(wanted, tmp_path / "unbroken")
     train_on_ranks(wanted, tmp_path / "stopped", stop_after=3)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 USUAL = ["--global-batch-size", "16", "--device", "cpu", "--cpus-per-worker", "1"]
 DATA = ["--dataset", "text:reviews", *USUAL, "--text.vocabulary", "400", "--text.max-length", "40"]
-SMALL = ["--model", "lstm", "--lstm.dim", "16", "--lstm.hidden", "16"]
+SMALL = ["--model", "lstm", "--model-options.dim", "16", "--model-options.hidden", "16"]
 
 
 @pytest.mark.fault
@@ -35,7 +35,7 @@ def test_a_run_that_is_killed_and_resumed_has_the_weights_of_torchrun(person: Pe
     ("words", "frozen", "learned"),
     [
         pytest.param(
-            [*DATA, "--textcnn.dim", "16", "--textcnn.filters", "8"],
+            [*DATA, "--model-options.dim", "16", "--model-options.filters", "8"],
             ["embedding", "body"],
             {"head.1.weight", "head.1.bias"},
             id="texts",

@@ -69,7 +69,7 @@ def test_mlflow_has_parameters_tags_and_the_data_set(run: Run) -> None:
     named = {"dataset": "digits", "global_batch_size": "64", "topology": "1x2", "world_size": "2", "strategy": "ddp"}
     assert named.items() <= run.data.tags.items()
     named |= {"model": "resnet", "epochs": "10", "batch_size": "32", "seed": "0", "lr": "0.1", "optimizer": "sgd"}
-    assert (named | {"device": "cpu", "resnet.width": "16"}).items() <= run.data.params.items()
+    assert (named | {"device": "cpu", "model_options.width": "16"}).items() <= run.data.params.items()
     assert run.data.params["precision"] in ("fp32", "bf16")
     for name in ("version.torch", "version.ray", "version.mlflow", "cifar_ray.machine", "cifar_ray.hardware"):
         assert run.data.tags[name]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cifar_ray.planning.pipeline import timeline
 from cifar_ray.training.rank_times import RankTimes, Spread, StepTimes
 
 USUAL = {"data": 4.0, "forward": 30.0, "backward": 60.0, "optimizer": 2.0}
@@ -103,7 +102,7 @@ def pipeline(
         usual = stages if number < late_in * stretches else [stages[0]] * len(stages)
         computing = [busy * (1 + noise * draw.gauss(0, 1)) for busy in usual]
         passes = [(busy / 3 / micro_batches, 2 * busy / 3 / micro_batches) for busy in computing]
-        whole = timeline(passes, micro_batches, by_turns, [message] * (len(stages) - 1), overlapped=False)
+        whole = _played(passes, micro_batches, by_turns, message)
         iteration = data + whole + USUAL["optimizer"] + rest
         for rank, busy in enumerate(computing):
             of = {"data": 0.1 if rank else data, "forward": busy / 3, "backward": 2 * busy / 3}
@@ -113,3 +112,30 @@ def pipeline(
                 columns[rank].setdefault(part, []).append(value)
     ranks = (rank_times(rank, rank // workers_per_node, of, cpu_wait=cpu_wait) for rank, of in enumerate(columns))
     return StepTimes(tuple(ranks), (0.001,) * stretches, strategy=strategy, micro_batches=micro_batches)
+
+
+def _played(passes: Sequence[tuple[float, float]], micro_batches: int, by_turns: bool, message: float) -> float:
+    """How long stages take for their forward and backward passes, each waiting for the other's messages."""
+    last = len(passes) - 1
+    pending = []
+    for stage in range(last + 1):
+        ahead = min(last + 1 - stage, micro_batches) if by_turns else micro_batches
+        order = [(False, number) for number in range(ahead)]
+        for number in range(micro_batches):
+            order += [(True, number), (False, ahead + number)][: 1 + (ahead + number < micro_batches)]
+        pending.append(order)
+    ended: dict[tuple[int, bool, int], float] = {}
+    free = [0.0] * (last + 1)
+    while any(pending):
+        for stage, left in enumerate(pending):
+            while left:
+                is_backward, number = left[0]
+                begin = free[stage]
+                if stage != (last if is_backward else 0):
+                    before = stage + (1 if is_backward else -1), is_backward, number
+                    if before not in ended:
+                        break
+                    begin = max(begin, ended[before]) + message
+                left.pop(0)
+                free[stage] = ended[stage, is_backward, number] = begin + passes[stage][is_backward]
+    return max(free)

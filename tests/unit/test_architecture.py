@@ -12,12 +12,8 @@ PACKAGE = Path(__file__).parents[2] / "cifar_ray"
 HEAVY = {"ray": "orchestration", "mlflow": "tracking", "pyarrow": "storage"}
 # What each room may import of the package, besides itself.
 DOMAIN = {"config", "tasks", "data", "models", "strategies", "training"}
-# Options stand in ``options.py`` of the rooms that own them; config composes them, and lends them its foundation.
-FOUNDATION = ("errors", "option", "schema")
 BELOW = {
-    "foundation": set(),
-    "options": {"foundation"},
-    "config": {"foundation", "options"},
+    "config": set(),
     "tasks": {"config"},
     "data": {"config", "tasks"},
     "models": {"config", "data"},
@@ -68,9 +64,6 @@ def room(path: Path) -> str:
 
 
 def room_of(parts: tuple[str, ...]) -> str:
-    name = parts[1].removesuffix(".py") if len(parts) > 1 else ""
-    if name == "options" or (parts[0] == "config" and name in FOUNDATION):
-        return "options" if name == "options" else "foundation"
     return ".".join(parts[: 2 if parts[0] == "orchestration" else 1])
 
 
@@ -96,7 +89,6 @@ def test_imports_point_one_way(path: Path) -> None:
     rooms = {room_of(parts) for parts in names}
     constants = {"IMPORTED_AT", "__version__", "orchestration"}
     below = BELOW[room(path)]
-    below |= {"foundation", "options"} if "config" in below else set()
     assert rooms - constants - {room(path)} <= below
 
 

@@ -13,10 +13,20 @@ from types import ModuleType
 
 import pytest
 
-from cifar_ray import models
+from cifar_ray import models, strategies
 from cifar_ray.cli import cluster
 from cifar_ray.cli.main import COMMANDS
-from cifar_ray.config import cluster_commands, command_line, commands, errors, flags, plan_command, schema, sweepfile
+from cifar_ray.config import (
+    cluster_commands,
+    command_line,
+    commands,
+    errors,
+    flags,
+    keywords,
+    plan_command,
+    schema,
+    sweepfile,
+)
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.train import TrainConfig
@@ -75,8 +85,11 @@ def test_flags_exist(page: Path) -> None:
     modules = (commands, cluster_commands, plan_command)
     kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
     known = {errors.flag_of(key) for kind in kinds for key in schema.flat_types(kind)}
-    if page.name in ("performance.md", "CHANGELOG.md"):  # measurements and releases name the flags of their commits
-        known |= {errors.flag_of(former) for former in schema.renamed(TrainConfig)}
+    sizes = {"features": 2, "images": 3, "tokens": 3}
+    owners = [("model_options", each.build, sizes[each.inputs]) for each in models.registry().values()]
+    owners += [("strategy_options", strategies.named(name), strategies.CONTEXT) for name in strategies.NAMES]
+    known |= {errors.flag_of(f"{key}.{one.name}") for key, of, taken in owners for one in keywords.of(of, taken) or ()}
+    known |= {"--comm-hook"} if page.name == "performance.md" else set()  # measurements name those of their commits
     known |= {"--help", "--help-all", "--no-nesterov", "--no-text.lowercase"}
     known |= {"--no-augment"}  # it is gone, as CHANGELOG.md says
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
@@ -90,7 +103,6 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--rate", "--strategies"}  # of benchmarks/slow_network.py
     others |= {"--sample"}  # of benchmarks/mutants.py
     others |= {"--model-options.drop-path-rate"}  # of timm's networks
-    others |= {"--model-options.width"}  # of a function that examples/own_model.py has
     others |= {"--optimizer-options.alpha"}  # of torch.optim.RMSprop
     others |= {"--share"}  # of benchmarks/emulated_cluster.py
     others |= {"--preserve-env"}  # of sudo

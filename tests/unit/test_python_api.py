@@ -15,8 +15,8 @@ import torch
 
 import cifar_ray
 from cifar_ray import SweepConfig, TrainConfig, TrainResult, data
+from cifar_ray.config.sections import TextOptions
 from cifar_ray.display.run import Console
-from cifar_ray.models.options import ViTOptions
 from cifar_ray.orchestration.run import run_folder
 from tests.support.helpers import Recorder, train_here
 
@@ -26,13 +26,13 @@ def test_the_package_lists_what_it_offers() -> None:
     assert all(getattr(cifar_ray, name) is not None for name in dir(cifar_ray))
 
 
-@pytest.mark.parametrize("kind", [TrainConfig, SweepConfig, ViTOptions])
+@pytest.mark.parametrize("kind", [TrainConfig, SweepConfig, TextOptions])
 def test_help_explains_every_option(kind: type) -> None:
     shown = pydoc.plaintext.document(kind)
     for field in fields(kind):
         assert f"  {field.name}: " in shown or f"  {field.name}." in shown
     if kind is TrainConfig:
-        assert "vit.patch_size: Side of a square patch in pixels; it must divide the image's side." in shown
+        assert "text.max_length: Longest text, in tokens; what is beyond is cut off." in shown
 
 
 def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(

@@ -189,7 +189,7 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
     totals = connection.nodes()
     free = connection.free_nodes(
         {node: workers * config.cpus_reserved for node, workers in held.items()},
-        {node: workers * config.gpus_each for node, workers in held.items()},
+        {node: workers * config.gpus_per_worker for node, workers in held.items()},
     )
     if config.elastic is None:
         return _first(_candidates(config), totals, free, totals)
@@ -223,7 +223,7 @@ def _first(
     for device in ("cuda", "cpu") if asked == "auto" else (asked,):
         reasons = []
         for config in candidates:
-            gpus_each = config.gpus_each if device == "cuda" else 0
+            gpus_each = config.gpus_per_worker if device == "cuda" else 0
             try:
                 chosen = topology.choose(
                     config.placement, _freest(nodes, free, gpus_each), config.cpus_reserved, gpus_each

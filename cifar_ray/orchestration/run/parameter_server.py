@@ -57,10 +57,11 @@ def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
     if worker.world_size > 1:
         nodes *= worker.world_size
         dist.all_gather_object(nodes, worker.node)
-    actors: list[Any] = [None] * config.parameter_server.servers
+    count = config.strategy_options["servers"]
+    actors: list[Any] = [None] * count
     if worker.rank == 0:
         places = list(dict.fromkeys(nodes))
-        for number in range(config.parameter_server.servers):
+        for number in range(count):
             strategy = NodeAffinitySchedulingStrategy(places[number % len(places)], soft=False)
             options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": strategy}
             actors[number] = ray.remote(_Server).options(**options).remote(config.cpus_reserved)

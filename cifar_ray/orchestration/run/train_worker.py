@@ -86,8 +86,8 @@ def _take_gpus(config: ResolvedConfig) -> str:
     """Check this worker's GPUs, before NCCL takes memory on them; return what others have in use of it, in words."""
     indices = assigned_gpus()
     gpus.check(indices)
-    if config.gpu_share < 1:
-        gpus.cap_memory(indices[0], config.gpu_share)
+    if config.shares_gpu:
+        gpus.cap_memory(indices[0], config.gpus_per_worker)
         return ""  # each of the runs that share it would name the others
     return "; ".join(filter(None, map(gpus.in_use, indices)))
 

@@ -230,8 +230,8 @@ class Driver:
         shared = next((run for run in asked if connection.shares_a_machine(run)), None)
         if shared is not None:
             board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
-        if any(run.gpu_share < 1 for run in asked):
-            board.line(shared_note(config.gpus_per_worker))
+        if shared_gpus := sorted({run.gpus_per_worker for run in asked if run.shares_gpu}):
+            board.line(shared_note(shared_gpus[0]))
         given = [(trial.config, trial.cell.config) for trial in self._asked() if trial.config and trial.cell.config]
         for note in sorted({note for run, cell in given for note in recipe.notes(run, cell)}):
             board.line(note)

@@ -48,11 +48,10 @@ def seconds(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
 def of_same_work(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
     """The finished runs whose whole time is that of a run, since they did the same, each to its last epoch."""
     params = runfile.params(config)
-    names = [runfile.parameter(name) for name in WORK]
     return [
         run
         for run in _alike(config, runs)
-        if all(run.params.get(name) == params.get(name) for name in names)
+        if all(run.params.get(name) == params.get(name) for name in WORK)
         and run.timed
         and not run.changed
         and STOPPED_BY_TAG not in run.tags
@@ -101,9 +100,10 @@ def _planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
 def _alike(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
     """The finished runs of the same model, data and arithmetic, as far as these are decided."""
     params = runfile.params(config)
-    kind = [runfile.parameter(name) for name in measured.KIND if name != "test_images"]  # its evaluation is scaled
+    kind = [name for name in measured.KIND if name != "test_images"]  # its evaluation is scaled
     names = [*kind, *["cpus_per_worker"] * (_is_given(config) and config.device != "cuda")]
     asked = {name: params[name] for name in names if params.get(name) not in _UNDECIDED}
+    asked |= measured.model_options(params)
     return [
         run
         for run in runs

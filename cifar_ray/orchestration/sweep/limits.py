@@ -89,12 +89,14 @@ def expect(trials: Sequence[PlannedTrial], rows: Sequence[RowState], ended: Plan
 
 def _key(config: ResolvedConfig) -> tuple[str, ...]:
     """What tells runs of a sweep apart in time."""
-    return _values(config, (*KIND, *expected.WORK, "global_batch_size", "cpus_per_worker"))
+    work = (name for name in expected.WORK if not name.startswith("strategy_options."))
+    options = ("model_options", "strategy_options")
+    return _values(config, (*KIND, *options, *work, "global_batch_size", "cpus_per_worker"))
 
 
 def _pace_key(config: ResolvedConfig) -> tuple[str, ...]:
     """What tells the seconds of an image apart, as far as another batch is no matter."""
-    return _values(config, (*KIND, "topology", "cpus_per_worker"))
+    return _values(config, (*KIND, "model_options", "topology", "cpus_per_worker"))
 
 
 def _values(config: ResolvedConfig, names: Sequence[str]) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class PlannedTrial:
             values.setdefault("global_batch_size", models.of(values["model"]).recipes[0].base_batch)
             values["batch_size"] = max(values["global_batch_size"] // per_step, 1)
         values.setdefault("global_batch_size", values["batch_size"] * per_step)
-        return {runfile.parameter(name): str(value) for name, value in values.items()}
+        return {name: str(value) for name, value in values.items()}
 
     def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial], read_only: bool = False) -> None:
         """Read from its folder and from MLflow, which knows runs by their keys, what an earlier driver has done.

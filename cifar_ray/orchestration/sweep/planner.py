@@ -89,7 +89,7 @@ def _probes(config: SweepConfig) -> list[dict[str, Any]]:
 
 def _can_run(config: SweepConfig, values: Mapping[str, Any]) -> bool:
     cell = proposed(config, values, [])
-    return cell is not None and plan([cell], config.gpus_per_worker, chooser_of(config))[0].config is not None
+    return cell is not None and plan([cell], chooser_of(config))[0].config is not None
 
 
 def _domain(values: Any) -> Any:
@@ -126,28 +126,28 @@ def absolute(config: SweepConfig) -> SweepConfig:
     return dataclasses.replace(config, train=train, grid=tuple(of(axes) for axes in config.grid))
 
 
-def plan(cells: Sequence[Cell], gpu_share: float = 1.0, chooser: str = "") -> list[PlannedTrial]:
+def plan(cells: Sequence[Cell], chooser: str = "") -> list[PlannedTrial]:
     """The trials of a sweep, each with so much of a GPU; those whose values do not fit together have a reason.
 
     ``chooser``: what is to choose between them (:func:`cifar_ray.orchestration.sweep.goal.chooser_of`).
     """
     trials = [PlannedTrial(index, cell, None) for index, cell in enumerate(cells)]
     for trial in trials:
-        assign(trial, trial.cell, gpu_share, chooser)
+        assign(trial, trial.cell, chooser)
     return trials
 
 
 def planned(config: SweepConfig) -> list[PlannedTrial]:
     """The trials of a sweep with the combinations that :func:`draw` has."""
-    return plan(cells_of(config, draw(config)), config.gpus_per_worker, chooser_of(config))
+    return plan(cells_of(config, draw(config)), chooser_of(config))
 
 
-def assign(trial: PlannedTrial, cell: Cell, gpu_share: float, chooser: str) -> None:
+def assign(trial: PlannedTrial, cell: Cell, chooser: str) -> None:
     """Give a trial its cell, and so much of a GPU; when its values do not fit together, a reason and no config."""
     trial.cell, trial.reason = cell, cell.reason
     if cell.config is not None:
         try:
-            trial.config = dataclasses.replace(recipe.resolve(cell.config, chooser), gpu_share=gpu_share)
+            trial.config = recipe.resolve(cell.config, chooser)
         except ConfigError as error:
             trial.reason = str(error)
 

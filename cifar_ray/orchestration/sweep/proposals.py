@@ -97,7 +97,7 @@ class OptunaProposer:
             if cell is not None:
                 self._asked[trial.index] = key
                 trial.proposal, trial.is_open = proposal, False
-                planner.assign(trial, cell, self._config.gpus_per_worker, chooser_of(self._config))
+                planner.assign(trial, cell, chooser_of(self._config))
                 return True
             twin = next(other for other in others if other.proposal == proposal)
             self._answer(key, self._goal.value(twin.figures) if twin.state == boards.FINISHED else None)

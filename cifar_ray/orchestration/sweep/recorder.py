@@ -193,7 +193,7 @@ class SweepRecorder:
         assert trial.folder is not None
         if trial.run_id:
             return RunRecord.reopen(self.client, trial.config, trial.run_id)
-        measure = self.config.measure if trial.config.gpu_share == 1 else "accuracy"
+        measure = "accuracy" if trial.config.shares_gpu else self.config.measure
         tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: measure}
         dataset, folder = self.datasets[trial.config.dataset_key], trial.folder
         home, name = self.record.experiment_id, trial.cell.name

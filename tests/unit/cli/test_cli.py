@@ -13,6 +13,7 @@ import pytest
 from cifar_ray.cli import main
 from cifar_ray.config.errors import InterruptedRunError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.training import recipe
 from tests.support.person import nothing_ignored
 
 
@@ -59,8 +60,11 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "train --global-batch-size 100 --topology 1x3",
             "--global-batch-size must be a multiple of workers x accumulation (3 x 1), got 100",
         ),
-        ("train --vit.depth 2", "--vit.depth is for --model vit only, and the model is resnet"),
-        ("train --resnet.blocks 1 x", "--resnet.blocks must be a whole number, got 'x'"),
+        (
+            "train --model-options.depth 2",
+            "--model-options.depth is no option of resnet, which has blocks, width; did you mean 'width'?",
+        ),
+        ("train --model-options.blocks 1,x", "--model-options.blocks must be a whole number, got 'x'"),
         ("train --config", "--config: expected one argument; `cifar-ray train --help` tells what it takes"),
         ("train --config a.yaml --epochs 1 --config=b.yaml", "--config may be given once"),
         ("train --no-nesterov true", "unexpected word 'true'"),
@@ -78,23 +82,31 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "train --strategy gpipe --topology 1x2 --global-batch-size 62",
-            "--pipeline.micro-batches must divide the global batch of 62 images, got 4",
+            "--strategy-options.micro-batches must divide the global batch of 62 images, got 4",
         ),
         (
             "train --strategy data_parallel --device cpu",
             "--strategy data_parallel needs several GPUs in one process; on CPUs, use ddp",
         ),
         (
-            "train --strategy reproducible --reproducible.shards 6",
-            "--reproducible.shards must be a power of two, got 6",
+            "train --strategy reproducible --strategy-options.shards 6",
+            "--strategy-options.shards must be a power of two, got 6",
         ),
         (
             "train --strategy reproducible --topology 1x8",
-            "--reproducible.shards must be a multiple of the workers, so that each has as many, got 4 for 8",
+            "--strategy-options.shards must be a multiple of the workers, so that each has as many, got 4 for 8",
         ),
         (
-            "train --reproducible.shards 8",
-            "--reproducible.shards is for --strategy reproducible only, and the strategy is ddp",
+            "train --strategy-options.shards 8",
+            "--strategy-options.shards is no option of ddp, which has comm_hook",
+        ),
+        (
+            "train --model vit --model-options.dim 10 --model-options.heads 3",
+            "--model-options.dim XX",
+        ),
+        (
+            "train --strategy local_sgd --strategy-options.sync-every 0",
+            "--strategy-options.sync-every must be at least 1, got 0",
         ),
         ("train --config /none.yaml", "cannot read config file /none.yaml: No such file or directory"),
         (
@@ -204,9 +216,11 @@ def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_kind_of_flag_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "--model resnet --resnet.blocks 2 2 --augment none --oversubscribe --lr 1e-3 --seed 3 --run-name a.b-c"
+    words = (
+        "--model resnet --model-options.blocks 2,2 --augment none --oversubscribe --lr 1e-3 --seed 3 --run-name a.b-c"
+    )
     config = parsed(words, monkeypatch)
-    assert config.resnet.blocks == (2, 2)
+    assert recipe.resolve(config).model_options["blocks"] == (2, 2)
     assert (config.augment, config.oversubscribe, config.lr, config.seed, config.run_name) == (
         "none",
         True,
@@ -221,7 +235,14 @@ def test_help_lists_every_option_with_its_meaning(capsys: pytest.CaptureFixture[
         main.main(["train", "--help-all"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for flag in ("--config", "--batch-size", "--vit.patch-size", "--resnet50.stem", "--local-nodes", "--[no-]verbose"):
+    for flag in (
+        "--config",
+        "--batch-size",
+        "--model-options.NAME",
+        "--strategy-options.NAME",
+        "--local-nodes",
+        "--[no-]verbose",
+    ):
         assert flag in text
     assert "YAML file with any of these options; flags override it." in " ".join(text.replace("│", " ").split())
 

@@ -31,7 +31,7 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (["sw"], {"sweep"}),
         (["cluster", ""], {"check"}),
         (["train", "--model", "v"], {"vgg11", "vit"}),
-        (["train", "--vit.d"], {"--vit.dim", "--vit.depth", "--vit.dropout"}),
+        (["train", "--model-"], {"--model-options.NAME"}),
         (["train", "--help"], {"--help", "--help-all"}),
         (["train", "--epochs", ""], {""}),
         (["sweep", "cells"], {"cells.yaml"}),

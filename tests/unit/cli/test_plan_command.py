@@ -15,17 +15,15 @@ from cifar_ray.cli.probe import Probe
 from cifar_ray.config import command_line, servers
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.run import network
+from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
-from cifar_ray.planning.link import Link
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
 from cifar_ray.training import recipe
 from tests.support.studies import study, trial
 
 FOR_RUNS = "is for runs that are trained here, and --from names others; leave out one of the two"
-COMMAND = "cifar-ray train --dataset digits --model simple_cnn --bucket-cap-mb 25 --cpus-per-worker 1"
+COMMAND = "cifar-ray train --dataset digits --model simple_cnn --bucket-cap-mb 20 --cpus-per-worker 1"
 
 
 def run(batch: int, seed: int = 0, hardware: str = "a processor", **params: str) -> Trial:
@@ -90,8 +88,8 @@ def test_the_plan_as_json_is_of_the_training_that_is_asked_for(runs: str, capsys
 def test_the_options_of_the_strategy_go_with_finished_runs(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = f"--from {runs} --nodes 2 --link 1gbit:10ms --strategy"
     for often, rarely in [
-        ("ddp --ddp.bucket-cap-mb 0.01", "ddp"),
-        ("local_sgd --local-sgd.sync-every 1", "local_sgd --local-sgd.sync-every 100"),
+        ("ddp --bucket-cap-mb 0.01", "ddp"),
+        ("local_sgd --strategy-options.sync-every 1", "local_sgd --strategy-options.sync-every 100"),
     ]:
         steps = [whole(f"{asked} {words}", capsys)["plan"]["rows"][0]["step_s"]["mid"] for words in (often, rarely)]
         assert steps[0] > steps[1]
@@ -106,7 +104,7 @@ def test_runs_of_the_plan_itself_that_tell_nothing_are_told_by_their_sweep() -> 
 
 
 def test_the_command_that_plans_again_repeats_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--nodes 1,4 --link 10gbit --price 3.6 --speed-factor 2.0 --ddp.bucket-cap-mb 5 --json"
+    words = "--nodes 1,4 --link 10gbit --price 3.6 --speed-factor 2.0 --bucket-cap-mb 5 --json"
     asked = command_line.plan(f"--model simple_cnn --dataset digits --lr 0.1 --name sizes {words}".split())
     assert asked.training is not None
     config = recipe.resolve(asked.training)
@@ -123,25 +121,7 @@ def test_the_command_that_plans_again_repeats_what_was_asked(capsys: pytest.Capt
         epochs=config.epochs,
         tracking_uri="sqlite:///elsewhere.db",
     )
-    assert repeated.train == {"ddp": {"bucket_cap_mb": "5"}}
-
-
-def test_a_link_that_was_measured_is_repeated_in_figures_and_micro_batches_of_a_pipeline_are() -> None:
-    words = "--model simple_cnn --dataset digits --name sizes --nodes 2 --link measured --address there:1"
-    asked = command_line.plan(f"{words} --strategy gpipe --pipeline.micro-batches 8".split())
-    assert asked.training is not None
-    config = recipe.resolve(replace(asked.training, topology="1x2"))
-    command = plan.again(asked, Probe("sizes", "sqlite:///elsewhere.db", config, Link(1.25e8, 1e-4))).split()
-    repeated = command_line.plan(command[2:])
-    assert repeated.options.link == "1000000kbit:100.0us"
-    assert repeated.train == {"pipeline": {"micro_batches": "8"}}
-    assert "--address" not in command
-
-
-def test_there_is_no_link_to_measure_for_one_node(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --nodes 1 --link measured"
-    _, err = planned(words, capsys, status=2)
-    assert err == "error: --link must be left out for one node, which exchanges nothing over it\n"
+    assert repeated.train == {"bucket_cap_mb": "5"}
 
 
 def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_the_device_of_all(
@@ -154,7 +134,7 @@ def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_th
         raise CommandFailedError("not here")
 
     monkeypatch.setattr(servers, "reach_chosen", lambda address: None)
-    monkeypatch.setattr(network, "ask", lambda config, with_link: network.Answers("a GPU", "cuda", {}, {}))
+    monkeypatch.setattr(machine, "ask", lambda config: ("a GPU", "cuda"))
     monkeypatch.setattr(runner, "sweep", train)
     words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --global-batch-size 64 --nodes 1 --name mine"
     assert planned(words, capsys, status=1)[1] == "error: not here\n"
@@ -163,23 +143,9 @@ def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_th
     folder = home / ".cifar_ray" / "runs" / "mine"
     folder.mkdir(parents=True)
     (folder / "sweep.yaml").write_text("name: mine\n")
-    monkeypatch.setattr(network, "ask", lambda config, with_link: pytest.fail("asked before the name was refused"))
+    monkeypatch.setattr(machine, "ask", lambda config: pytest.fail("asked before the name was refused"))
     _, err = planned(words, capsys, status=2)
     assert err.startswith("error: --name must be new, and 'mine' is in ")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ddp": {"bucket_cap_mb": 5}},
-        {"ddp": {"comm_hook": "bf16"}, "compile": True, "accumulate": 2},
-        {"strategy": "local_sgd", "local_sgd": {"sync_every": 4}},
-        {"strategy": "gpipe", "topology": "1x2", "pipeline": {"micro_batches": 8}},
-    ],
-)
-def test_a_link_is_timed_whatever_the_strategy_is_told(options: dict[str, Any]) -> None:
-    config = network.exchanging(recipe.resolve(TrainConfig(model="vit", **options)), "2x1")
-    assert (config.strategy, config.topology, config.ddp) == ("all_reduce", "2x1", TrainConfig().ddp)
 
 
 def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,28 +169,14 @@ def test_a_plan_without_a_row_says_why_and_fails(runs: str, capsys: pytest.Captu
         ("--budget 2", "--budget needs --price, the price of a node, such as 2.49 USD per hour"),
         ("--deadline 0s", "--deadline must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m, got '0s'"),
         ("--nodes 1,0", "--nodes must be at least 1, got 0"),
-        ("--chart plan.pdf", "--chart must be a file that ends in .svg or .png, got 'plan.pdf'"),
-        ("--chart nosuch/plan.svg", "--chart must be a file that can be written, got 'nosuch/plan.svg'"),
         ("--dataset digits", f"--dataset {FOR_RUNS}"),
-        ("--vit.depth 4", f"--vit.depth {FOR_RUNS}"),
+        ("--model-options.depth 4", f"--model-options.depth {FOR_RUNS}"),
         ("--name sizes", f"--name {FOR_RUNS}"),
         (
-            "--strategy all_reduce --ddp.bucket-cap-mb 5",
-            "--ddp.bucket-cap-mb is for --strategy ddp only, and the strategy is all_reduce",
+            "--strategy all_reduce --bucket-cap-mb 5",
+            "--bucket-cap-mb is for --strategy ddp only, and the strategy is all_reduce",
         ),
-        (
-            "--strategy gpipe --global-batch-size 62",
-            "--global-batch-size must be a multiple of a pipeline's 4 micro-batches, got 62",
-        ),
-        (
-            "--strategy one_f_one_b --pipeline.micro-batches 1",
-            "--pipeline.micro-batches must be at least the number of workers (2) for --strategy one_f_one_b, got 1",
-        ),
-        (
-            "--link measured",
-            "--link is measured by a plan that trains its own runs, and --from names others; give its rate instead, "
-            "such as --link 10gbit",
-        ),
+        ("--strategy gpipe", "--strategy must be ddp, all_reduce, gather_scatter, send_recv or local_sgd, got 'gpipe'"),
         ("--model vit", "--model must be that of the runs to plan from, simple_cnn, got 'vit'"),
         (
             "--price g6.xlarge",
@@ -256,16 +208,7 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
         ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
         ("--epochs 0", "--epochs must be at least 1, got 0"),
         ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv, "),
-        ("--strategy gpipe --nodes 1", "--nodes must come to two workers at least for --strategy gpipe, one per stage"),
-        (
-            "--strategy gpipe --global-batch-size 62",
-            "--pipeline.micro-batches must divide the global batch of 62 images, got 4",
-        ),
-        (
-            "--link measured",
-            "--link is measured between two nodes of the cluster of --address, not here; give its rate instead",
-        ),
-        ("--local-sgd.sync-every 4", "--local-sgd.sync-every is for --strategy local_sgd only"),
+        ("--strategy-options.sync-every 4", "--strategy-options.sync-every is no option of ddp, which has comm_hook"),
         ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),
         ("--global-batch-size 64 --nodes 3", "--global-batch-size must be a multiple of the workers of one topology"),
         ("--cpus-per-worker 9999", "--cpus-per-worker must be at most "),
@@ -306,50 +249,13 @@ def test_a_missing_link_is_told_before_anything_is_trained(nodes: str, capsys: p
 def test_what_the_model_knows_nothing_of_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "hooked.json"
     hooked = run(64)
-    command = f"{hooked.tags['cifar_ray.command']} --ddp.comm-hook powersgd"
+    command = f"{hooked.tags['cifar_ray.command']} --strategy-options.comm-hook powersgd"
     path.write_text(exported.text(study(replace(hooked, tags={**hooked.tags, "cifar_ray.command": command}))))
     _, err = planned(f"--from {path}", capsys, status=2)
-    assert err == f"error: --from must name runs without --ddp.comm-hook powersgd, and {hooked.name} has it\n"
+    assert (
+        err == f"error: --from must name runs without --strategy-options.comm-hook powersgd, and {hooked.name} has it\n"
+    )
     assert whole(f"--from {path} --strategy all_reduce --nodes 1", capsys)["plan"]["rows"]
-
-
-def test_the_micro_batches_of_a_pipeline_go_with_finished_runs(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = f"--from {runs} --strategy gpipe --nodes 2 --link 10gbit --pipeline.micro-batches 2"
-    assert [row["images"] for row in whole(asked, capsys)["plan"]["rows"]] == [32]
-
-
-@pytest.mark.parametrize(("strategy", "images"), [("gpipe", 16), ("one_f_one_b", 16), ("model_parallel", 64)])
-def test_a_pipeline_is_planned_from_runs_of_one_worker(
-    strategy: str, images: int, runs: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = whole(f"--from {runs} --strategy {strategy} --nodes 1,2 --link 10gbit", capsys)["plan"]
-    assert found["skipped"] == {"1x1": "a pipeline of one worker is plain training"}
-    (row,) = found["rows"]
-    assert row["images"] == images
-    # Two stages take half as long as one worker at best, and as long as it where one waits for the other.
-    alone = 64 / 1000
-    least, most = (1, 1.1) if strategy == "model_parallel" else (5 / 8, 1.3)
-    assert least * alone <= row["step_s"]["mid"] < most * alone
-    assert row["parts"]["bubble"] > 0
-
-
-def test_micro_batches_of_a_pipeline_are_those_that_the_runs_have_accumulated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, made = tmp_path / "accumulated.json", run(8, accumulate="8", global_batch_size="64")
-    command = f"{COMMAND} --global-batch-size 64 --accumulate 8"
-    path.write_text(exported.text(study(replace(made, tags={**made.tags, "cifar_ray.command": command}))))
-    for strategy in ("gpipe", "one_f_one_b"):
-        found = whole(f"--from {path} --strategy {strategy} --nodes 2 --link 10gbit", capsys)["plan"]
-        assert [row["images"] for row in found["rows"]] == [8]
-
-
-def test_a_model_that_no_pipeline_can_train_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, made = tmp_path / "whole.json", run(64, model="speednet")
-    command = made.tags["cifar_ray.command"].replace("simple_cnn", "speednet")
-    path.write_text(exported.text(study(replace(made, tags={**made.tags, "cifar_ray.command": command}))))
-    _, err = planned(f"--from {path} --strategy gpipe", capsys, status=2)
-    assert err.startswith("error: --strategy must keep the model whole for --model speednet, ")
 
 
 def test_the_price_of_the_machine_that_was_measured_needs_no_factor(

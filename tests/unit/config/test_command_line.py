@@ -70,7 +70,10 @@ def test_a_sweep_is_new_or_goes_on(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         ("a.yaml --resume s", "--resume goes on as the sweep was begun, and takes no file beside it"),
-        ("--vit.depth 3 --resume s", "--resume goes on as the sweep was begun, and takes no vit.depth beside it"),
+        (
+            "--model-options.depth 3 --resume s",
+            "--resume goes on as the sweep was begun, and takes no model_options.depth beside it",
+        ),
         ("--resume s --tracking-uri http://me@h", "--tracking-uri must not have a user, password or token in it; "),
         ("--zzz", "unknown flag --zzz"),
         ("--grid lr=0.1 --json", "--json is for --dry-run, which shows the sweep and trains nothing"),
@@ -109,13 +112,11 @@ def test_a_sweep_without_a_name_gets_one() -> None:
 
 def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
-    file.write_text("parameter_server: {servers: 2}\nvit.depth: 2\ngrid: {batch_size: [16, 32]}\n")
+    file.write_text("strategy_options: {servers: 2}\nmodel_options.depth: 2\ngrid: {batch_size: [16, 32]}\n")
     with pytest.raises(ConfigError) as caught:
         command_line.sweep([str(file)])
-    assert (
-        str(caught.value)
-        == f"{file}: put parameter_server, vit.depth under `train:`, where the options of all runs belong"
-    )
+    put = f"{file}: put strategy_options, model_options.depth under `train:`"
+    assert str(caught.value) == f"{put}, where the options of all runs belong"
 
 
 @pytest.mark.parametrize(

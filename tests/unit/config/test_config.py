@@ -11,11 +11,10 @@ import yaml
 from cifar_ray import data, models, strategies
 from cifar_ray.config import flags, option, runfile, schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import ModelName
 from cifar_ray.config.sections import DatasetName
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models.options import ModelName, ResNetOptions, ViTOptions
-from cifar_ray.strategies.options import PipelineOptions
 from cifar_ray.training import recipe
 
 
@@ -188,7 +187,7 @@ def test_an_optimizer_without_a_recipe_needs_its_rate_and_decay(name: str, other
 
 def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
     config = recipe.resolve(
-        TrainConfig(model="vit", vit=ViTOptions(depth=3), topology="1x2", seed=7, run_name="mine", lr=3e-4)
+        TrainConfig(model="vit", model_options={"depth": 3}, topology="1x2", seed=7, run_name="mine", lr=3e-4)
     )
     path = tmp_path / "config.yaml"
     path.write_text(runfile.to_yaml(config))
@@ -197,7 +196,6 @@ def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
     assert runfile.resolved_from_mapping(stored) == config
     with pytest.raises(ConfigError, match="global_batch_size must be a whole number, got None"):
         runfile.resolved_from_mapping({**stored, "global_batch_size": None})
-    assert "resnet" not in path.read_text()
 
 
 def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_topology() -> None:
@@ -244,13 +242,13 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({**GROUP, "topology": "1x3"}, "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 64"),
         ({**GROUP, "accumulate": 5}, "global_batch_size must be a multiple of workers x accumulation (2 x 5), got 64"),
         ({**GROUP, "batch_size": 16}, "global_batch_size must be batch size x workers x accumulation (16 x 2 x 1 = 32), got 64; give one of the two"),
-        ({"vit": ViTOptions(depth=3)}, "vit.depth is for --model vit only, and the model is resnet"),
-        ({"model": "vit", "resnet": ResNetOptions(width=8)}, "resnet.width is for --model resnet only, and the model is vit"),
-        ({"model": "vit", "vit": {"dim": 10, "heads": 3}}, "vit.dim must be a multiple of vit.heads (3), got 10"),
-        ({"model": "vit", "vit": {"depth": "3"}}, "vit.depth must be a whole number, got '3'"),
-        ({"vit": None}, "vit must be a ViTOptions, got None"),
-        ({"pipeline": {"micro_batches": 2}}, "pipeline.micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
-        ({"ddp": {"comm_hook": "fp16"}, "strategy": "fsdp"}, "ddp.comm_hook is for --strategy ddp only, and the strategy is fsdp"),
+        ({"model_options": None}, "model_options must be a mapping, got None"),
+        ({"bucket_cap_mb": 5.0, "strategy": "fsdp"}, "bucket_cap_mb is for --strategy ddp only, and the strategy is fsdp"),
+        ({"gpus_per_worker": 0}, "gpus_per_worker must be more than 0, got 0"),
+        ({"gpus_per_worker": 2}, "gpus_per_worker must be 1 for --strategy ddp; data_parallel takes several"),
+        ({"gpus_per_worker": 1.5, "strategy": "data_parallel"}, "gpus_per_worker must be a whole number or below 1, got 1.5"),
+        ({"gpus_per_worker": 0.5, "topology": "1x2"}, "gpus_per_worker must be 1 where runs have several workers, got 1x2"),
+        ({"gpus_per_worker": 0.5, "device": "cpu"}, "gpus_per_worker is for GPUs and cannot go with --device cpu"),
     ],
 )  # fmt: skip
 def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:
@@ -269,8 +267,7 @@ def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object
         {"run_name": "x" * 120},
         {"warmup_epochs": 10.0},
         {**GROUP, "batch_size": 16, "accumulate": 2},
-        {"model": "vit", "vit": ViTOptions(depth=3)},
-        {"pipeline": PipelineOptions(2), "strategy": "one_f_one_b"},
+        {"gpus_per_worker": 0.5},
     ],
 )
 def test_what_just_goes_together_is_taken(values: dict[str, Any]) -> None:
@@ -278,36 +275,54 @@ def test_what_just_goes_together_is_taken(values: dict[str, Any]) -> None:
     assert {name: getattr(config, name) for name in values} == values
 
 
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"model": "resnet18", "model_options": {"depth": 3}}, "model_options.depth is no option of resnet18, which has none"),
+        ({"model_options": {"widht": 8}}, "model_options.widht is no option of resnet, which has blocks, width; did you mean 'width'?"),
+        ({"model_options": {"blocks": (1, 0)}}, "model_options.blocks must be at least 1, got 0"),
+        ({"model": "vit", "model_options": {"depth": "deep"}}, "model_options.depth must be a whole number, got 'deep'"),
+        ({"model": "vit", "model_options": {"dim": 10, "heads": 3}}, "model_options.dim must be a multiple of model_options.heads (3), got 10"),
+        ({"model": "vit", "model_options": {"patch_size": 5}}, "model_options.patch_size must divide the image's side of 32, got 5"),
+        ({"strategy": "parameter_server", "strategy_options": {"servers": 0}}, "strategy_options.servers must be at least 1, got 0"),
+        ({"strategy_options": {"comm_hook": "fp8"}}, "strategy_options.comm_hook must be none, fp16, bf16 or powersgd, got 'fp8'"),
+    ],
+)  # fmt: skip
+def test_an_option_of_a_model_or_strategy_is_checked_when_the_run_is_resolved(
+    values: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe.resolve(TrainConfig(**values))
+    assert str(caught.value) == sentence
+
+
 def test_workers_and_gpus_follow_from_the_topology() -> None:
-    config = TrainConfig(strategy="data_parallel", data_parallel={"gpus_per_worker": 2}, device="cuda")
+    config = TrainConfig(strategy="data_parallel", gpus_per_worker=2, device="cuda")
     assert (config.gpus_reserved, replace(config, device="cpu").gpus_reserved) == (2, 0)
     assert (TrainConfig(topology="2x3").placement, TrainConfig(topology="2x3").world_size) == (Topology(2, 3), 6)
 
 
 OF_CHOICES = {
-    *("image_size", "test_share", "stream", "images", "model_options", "model_source", "resnet", "resnet50", "vit"),
-    *("optimizer_options", "optimizer_source", "schedule_source", "ddp", "local_sgd", "data_parallel", "pipeline"),
-    *("parameter_server", "reproducible", "task_source", "ignore_value", "unet", "segnet", "mlp"),
-    *("textcnn", "lstm", "text_transformer", "text", "target", "features", "image_column"),
+    *("image_size", "test_share", "stream", "images", "ignore_value", "text", "target", "features", "image_column"),
+    *("model_source", "optimizer_options", "optimizer_source", "schedule_source", "task_source"),
 }
 
 
 @pytest.mark.parametrize(
     ("chosen", "used"),
     [
-        ({"model": "vit"}, {"vit", "ddp"}),
-        ({"model": "vgg11", "strategy": "gpipe"}, {"pipeline"}),
-        ({"dataset": "mine:load", "strategy": "fsdp"}, {"images", "resnet"}),
-        ({"dataset": "folder:mine"}, {"images", "image_size", "test_share", "stream", "resnet", "ddp"}),
-        ({"dataset": "masks:mine"}, {"images", "image_size", "ignore_value", "stream", "resnet", "ddp"}),
+        ({"model": "vgg11", "strategy": "gpipe"}, set()),
+        ({"dataset": "mine:load"}, {"images"}),
+        ({"dataset": "folder:mine"}, {"images", "image_size", "test_share", "stream"}),
+        ({"dataset": "masks:mine"}, {"images", "image_size", "ignore_value", "stream"}),
         (
             {"dataset": "table:mine", "model": "mlp"},
-            {"images", "image_size", "target", "features", "image_column", "test_share", "stream", "mlp", "ddp"},
+            {"images", "image_size", "target", "features", "image_column", "test_share", "stream"},
         ),
-        ({"model": "my:net"}, {"model_options", "model_source", "ddp"}),
-        ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source", "resnet", "ddp"}),
-        ({"schedule": "mine:course"}, {"schedule_source", "resnet", "ddp"}),
-        ({"task": "mine:Task"}, {"task_source", "resnet", "ddp"}),
+        ({"model": "my:net"}, {"model_source"}),
+        ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source"}),
+        ({"schedule": "mine:course"}, {"schedule_source"}),
+        ({"task": "mine:Task"}, {"task_source"}),
     ],
 )
 def test_options_that_say_nothing_of_a_run(chosen: dict[str, str], used: set[str]) -> None:
@@ -319,22 +334,8 @@ def test_every_option_says_whether_it_decides_the_weights() -> None:
     marks = {name: field.metadata.get("weights") for name, field in schema.flat_fields(TrainConfig)}
     assert {name for name, mark in marks.items() if not isinstance(mark, bool)} == set()
     others = {name for name, mark in marks.items() if not mark}
-    assert {"ddp.bucket_cap_mb", "data_parallel.gpus_per_worker", "stream", "topology", "run_name"} < others
-    assert not {"ddp.comm_hook", "global_batch_size", "vit.depth", "images", "precision"} & others
-
-
-@pytest.mark.parametrize("former", ["sync_every", "micro_batches", "servers", "shards", "gpus_per_worker"])
-def test_a_former_name_is_told(former: str, tmp_path: Path) -> None:
-    name = schema.renamed(TrainConfig)[former]
-    (tmp_path / "run.yaml").write_text(f"version: 2\n{former}: 2\n")
-    with pytest.raises(ConfigError, match=f"unknown key '{former}'; did you mean '{name}'?"):
-        runfile.load(tmp_path / "run.yaml")
-    flag = former.replace("_", "-")
-    with pytest.raises(ConfigError) as caught:
-        flags.parse(TrainConfig, [f"--{flag}", "2"], "cifar-ray train")
-    assert str(caught.value) == f"unknown flag --{flag}; did you mean --{name.replace('_', '-')}?"
-    with pytest.raises(ConfigError, match=f"unknown key '{former}'; did you mean '{name}'?"):
-        TrainConfig(**{former: 2})
+    assert {"bucket_cap_mb", "gpus_per_worker", "stream", "topology", "run_name"} < others
+    assert not {"strategy_options", "global_batch_size", "model_options", "images", "precision"} & others
 
 
 @pytest.mark.parametrize(
@@ -342,11 +343,14 @@ def test_a_former_name_is_told(former: str, tmp_path: Path) -> None:
     [
         ("epochs: 3\nmodle: vit\n", "{}: unknown key 'modle'; did you mean 'model'?"),
         ("epochs: many\n", "{}: epochs must be a whole number, got 'many'"),
-        ("resnet: {{blocks: [1, 0]}}", "{}: resnet.blocks must be at least 1, got 0"),
-        ("resnet: {{width: 8}}\nresnet.width: 16\n", "{}: resnet.width must be given once, and is given twice"),
-        ("ddp: 3\nddp.bucket_cap_mb: 5\n", "{}: ddp must be a mapping of its options, got 3"),
-        ("ddp.bucket_cap_mb: 5\nddp: 3\n", "{}: ddp must be a mapping of its options, got 3"),
-        ("resnets: {{}}\n", "{}: unknown key 'resnets'; did you mean 'resnet'?"),
+        ("text: {{vocabulary: 0}}", "{}: text.vocabulary must be at least 1, got 0"),
+        (
+            "model_options: {{width: 8}}\nmodel_options.width: 16\n",
+            "{}: model_options.width must be given once, and is given twice",
+        ),
+        ("model_options: 3\nmodel_options.width: 5\n", "{}: model_options must be a mapping of its options, got 3"),
+        ("model_options.width: 5\nmodel_options: 3\n", "{}: model_options must be a mapping of its options, got 3"),
+        ("model_option: {{}}\n", "{}: unknown key 'model_option'; did you mean 'model_options'?"),
         ("- epochs\n", "{} must be a mapping of keys to values"),
         ("version: 99\n", "{}: version must be 2, got 99: the file was written by another version of cifar_ray"),
     ],
@@ -361,15 +365,16 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str)
 
 def test_values_of_a_file_and_of_flags(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nresnet: {blocks: [2, 2]}\nglobal_batch_size: 64\n")
+    path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nmodel_options: {blocks: [2, 2]}\nglobal_batch_size: 64\n")
     config = runfile.load(path)
-    assert config == TrainConfig(lr=1e-3, weight_decay=0, resnet=ResNetOptions((2, 2)), global_batch_size=64)
+    assert config == TrainConfig(lr=1e-3, weight_decay=0, model_options={"blocks": (2, 2)}, global_batch_size=64)
     # Of the two ways to give the batch, the one given last counts.
-    path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nresnet.blocks: [2, 2]\nglobal_batch_size: 64\n")
+    path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nmodel_options.blocks: [2, 2]\nglobal_batch_size: 64\n")
     assert runfile.load(path) == config
-    small = runfile.merge(config, {"batch_size": "8", "resnet": {"width": "4"}})
-    assert small == replace(config, batch_size=8, global_batch_size=None, resnet=ResNetOptions((2, 2), 4))
-    assert runfile.merge(small, {"global_batch_size": 64, "resnet": {"width": 16}}) == config
+    small = runfile.merge(config, {"batch_size": "8", "model_options": {"width": "4"}})
+    assert small == replace(config, batch_size=8, global_batch_size=None, model_options={"blocks": (2, 2), "width": 4})
+    wide = replace(config, model_options={"blocks": (2, 2), "width": 16})
+    assert runfile.merge(small, {"global_batch_size": 64, "model_options": {"width": 16}}) == wide
     both = {"batch_size": "32", "global_batch_size": "64"}
     assert runfile.merge(TrainConfig(topology="1x2"), both) == TrainConfig(
         topology="1x2", batch_size=32, global_batch_size=64
@@ -378,24 +383,28 @@ def test_values_of_a_file_and_of_flags(tmp_path: Path) -> None:
 
 def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() -> None:
     config = recipe.resolve(
-        TrainConfig(model="vit", topology="2x4", batch_size=8, strategy="reproducible", reproducible={"shards": 8})
+        TrainConfig(model="vit", topology="2x4", batch_size=8, strategy="reproducible", strategy_options={"shards": 8})
     )
     params = runfile.params(config)
     ours = {name for name in params if name.partition(".")[0] not in fields_of_every_run()}
     assert {name: params[name] for name in sorted(ours)} == {
-        "global_batch_size": "64", "nodes": "2", "shards": "8", "vit.depth": "6", "vit.dim": "192",
-        "vit.dropout": "0.0", "vit.heads": "3", "vit.mlp_ratio": "2", "vit.patch_size": "4", "vit.stochastic_depth": "0.1",
+        "global_batch_size": "64", "nodes": "2", "strategy_options.shards": "8", "model_options.depth": "6", "model_options.dim": "192",
+        "model_options.dropout": "0.0", "model_options.heads": "3", "model_options.mlp_ratio": "2", "model_options.patch_size": "4", "model_options.stochastic_depth": "0.1",
         "workers_per_node": "4", "world_size": "8",
     }  # fmt: skip
     assert params["lr"] == str(config.lr)
     assert not {"version", "verbose", "start_timeout_s", "run_name", "storage"} & params.keys()  # no choices
     assert yaml.safe_load(runfile.to_yaml(config)).keys() == runfile.to_mapping(config).keys() - {
-        "run_name", *(OF_CHOICES - {"vit", "reproducible"})
+        "run_name", *OF_CHOICES
     }  # fmt: skip
 
 
 def fields_of_every_run() -> set[str]:
-    return {field.name for field in fields(TrainConfig)} - OF_CHOICES - {"global_batch_size"}
+    return (
+        {field.name for field in fields(TrainConfig)}
+        - OF_CHOICES
+        - {"global_batch_size", "model_options", "strategy_options"}
+    )
 
 
 def test_what_was_found_in_a_users_files_is_forgotten_where_others_are_given() -> None:

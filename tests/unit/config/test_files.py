@@ -77,7 +77,7 @@ def test_a_value_in_a_sentence_is_brief(value: object, text: str) -> None:
 def test_the_words_of_errors() -> None:
     assert errors.brief(10**5000) == "a number of thousands of digits"
     assert [errors.one_of(words) for words in (["a"], ["a", 1], ["a", "b", "c"])] == ["a", "a or 1", "a, b or c"]
-    assert errors.flag_of("vit.patch_size") == "--vit.patch-size"
+    assert errors.flag_of("model_options.patch_size") == "--model-options.patch-size"
     assert errors.suggestion("epoch", iter(["seed", "epochs"])) == "; did you mean 'epochs'?"
     assert errors.suggestion("abcde", ["abcxy"]) == "; did you mean 'abcxy'?"  # just alike enough
     assert errors.suggestion("abcd", ["abxy"]) == ""

@@ -33,7 +33,13 @@ def root(tmp_path: Path) -> Path:
 
 
 def of(root: Path, **values: object) -> ResolvedConfig:
-    usual = {"model": "unet", "unet": {"width": 2}, "global_batch_size": 4, "image_size": SIDE, "optimizer": "sgd"}
+    usual = {
+        "model": "unet",
+        "model_options": {"width": 2},
+        "global_batch_size": 4,
+        "image_size": SIDE,
+        "optimizer": "sgd",
+    }
     usual |= {"dataset": f"coco:{root}", "data_dir": str(root.parent / "decoded")}
     return recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
 

@@ -59,7 +59,7 @@ def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
     )
     assert data.spec(asked) == dataset.spec
     params = runfile.params(asked)  # type: ignore[arg-type]
-    assert (params["target"], params["mlp.width"], "images.mean" in params) == ("['y']", "128", False)
+    assert (params["target"], params["model_options.width"], "images.mean" in params) == ("['y']", "128", False)
     assert f"--dataset table:{folder}" in recipe.command(asked)  # type: ignore[arg-type]
     assert "--target y" in recipe.command(asked)  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ def written(folder: Path, **columns: object) -> Path:
 def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_path: Path) -> None:
     step = 2 * np.arange(60)
     written(tmp_path, time=1_700_000_000 + step, id=2**53 + step, bmi=24 + step / 100, y=1.7e9 + step)
-    asked = resolved(USUAL, dataset=f"table:{tmp_path}", mlp={"depth": 0}, epochs=100, lr=0.1)
+    asked = resolved(USUAL, dataset=f"table:{tmp_path}", model_options={"depth": 0}, epochs=100, lr=0.1)
     dataset = data.read(asked)
     outcome = train_here(asked, dataset, tmp_path / "run")
     assert isinstance(outcome, Outcome)

@@ -48,7 +48,13 @@ def write(path: Path, pixels: np.ndarray) -> None:
 
 
 def of(root: Path, **values: object) -> ResolvedConfig:
-    usual = {"model": "unet", "unet": {"width": 2}, "global_batch_size": 8, "image_size": SIDE, "optimizer": "sgd"}
+    usual = {
+        "model": "unet",
+        "model_options": {"width": 2},
+        "global_batch_size": 8,
+        "image_size": SIDE,
+        "optimizer": "sgd",
+    }
     usual |= {"dataset": f"masks:{root}", "data_dir": str(root.parent / "decoded")}
     return recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
 

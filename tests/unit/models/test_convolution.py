@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cifar_ray.config.model import PARTS, Convolutions, ConvolutionShape
 from cifar_ray.models import convolution
-from cifar_ray.models.options import PARTS, Convolutions, ConvolutionShape
 
 EVERY_PART = frozenset(PARTS)
 SUBSETS = [frozenset(parts) for count in (1, 2, 3) for parts in itertools.combinations(PARTS, count)]

@@ -112,7 +112,7 @@ def test_timm_that_is_not_installed_is_named_with_its_extra(
     assert refusal(model="timm:test_efficientnet") == (
         "--model needs timm; install it with `pip install 'cifar-ray[timm]'`"
     )
-    assert main(["models", "resnet18"]) == 0
+    assert main(["models", "simple"]) == 0
     assert capsys.readouterr().err == "note: timm is not installed; `pip install 'cifar-ray[timm]'` adds its networks\n"
 
 
@@ -125,7 +125,7 @@ def test_norms_with_a_fused_activation_are_not_replaced() -> None:
 def test_models_are_listed_by_part_of_a_name_or_a_pattern_with_what_their_library_knows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["models", "resnet18"]) == 0
+    assert main(["models", "*resnet18"]) == 0
     _, *listed = (line.split() for line in capsys.readouterr().out.splitlines())
     assert listed[:2] == [["resnet18"], ["torchvision:resnet18", "11,689,512", "224", "IMAGENET1K_V1", "DEFAULT"]]
     assert ["timm:skresnet18", "11,958,056", "224", "ra_in1k"] in listed
@@ -138,3 +138,12 @@ def test_models_are_listed_by_part_of_a_name_or_a_pattern_with_what_their_librar
     assert "fcn_resnet50" not in everything
     assert main(["models", "resnet1000"]) == 2
     assert capsys.readouterr().err == "error: PATTERN must match the name of a model, got 'resnet1000'\n"
+
+
+def test_one_model_of_this_package_is_named_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "mlp"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert listed.startswith("options of mlp: --model-options.width INT Units per hidden layer. (default: 128) ")
+    assert "--model-options.norm NAME Norm before each ReLU. One of none, batch or layer. (default: none)" in listed
+    assert main(["models", "resnet18"]) == 0
+    assert capsys.readouterr().out == "resnet18 has no options of its own\n"

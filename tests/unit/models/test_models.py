@@ -8,10 +8,9 @@ from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models import speednet, vit
-from cifar_ray.models.options import ResNet50Options, ResNetOptions, ViTOptions
 
 IMAGES = (torch.arange(2 * 3 * 32 * 32) % 251 / 251).view(2, 3, 32, 32)
-SMALL_VIT = ViTOptions(dim=48, depth=3, heads=3, dropout=0.2, stochastic_depth=0.5)
+SMALL_VIT = {"dim": 48, "depth": 3, "heads": 3, "dropout": 0.2, "stochastic_depth": 0.5}
 
 
 def build(**values: object) -> nn.Module:
@@ -28,21 +27,21 @@ RESNET18 = 11_173_962, (-0.039738, 0.1199, 0.018059)
     [
         ({"model": "simple_cnn"}, 4 * 28 + 8 * 37 + 32 * 513 + 10 * 33, (0.044957, 0.10546, -0.28689)),
         ({"model": "resnet18"}, *RESNET18),
-        ({"model": "resnet", "resnet": ResNetOptions((2, 2, 2, 2), 64)}, *RESNET18),
+        ({"model": "resnet", "model_options": {"blocks": (2, 2, 2, 2), "width": 64}}, *RESNET18),
         (
-            {"model": "resnet", "resnet": ResNetOptions((3, 3), 16), "dataset": "cifar100"},
+            {"model": "resnet", "model_options": {"blocks": (3, 3), "width": 16}, "dataset": "cifar100"},
             69_428,
             (0.38963, -1.9937, -0.81777),
         ),
         ({"model": "resnet50"}, 23_528_522, (-0.94436, -2.5567, 2.6803)),
         (
-            {"model": "resnet50", "resnet50": ResNet50Options("cifar"), "dataset": "cifar100"},
+            {"model": "resnet50", "model_options": {"stem": "cifar"}, "dataset": "cifar100"},
             23_705_252,
             (5.1022, 1.5499, 2.1022),
         ),
         ({"model": "vgg11"}, 9_231_114, (-0.0098977, -0.091773, -0.011886)),
         ({"model": "vit"}, 1_806_538, (-0.43436, -0.20207, -0.44582)),
-        ({"model": "vit", "vit": SMALL_VIT, "dataset": "cifar100"}, 67_396, (0.028199, -0.036634, -0.13132)),
+        ({"model": "vit", "model_options": SMALL_VIT, "dataset": "cifar100"}, 67_396, (0.028199, -0.036634, -0.13132)),
     ],
 )
 def test_a_seed_gives_the_same_model_for_ever(
@@ -65,8 +64,8 @@ OPTIONS = [
         for name, entry in models.registry().items()
         if entry.inputs == "images" and not entry.has_masks and name != "vit"
     ),
-    {"model": "resnet50", "resnet50": ResNet50Options("cifar")},
-    {"model": "vit", "vit": SMALL_VIT},
+    {"model": "resnet50", "model_options": {"stem": "cifar"}},
+    {"model": "vit", "model_options": SMALL_VIT},
 ]
 
 
@@ -94,7 +93,7 @@ def test_layers_one_after_the_other_are_the_model(values: dict[str, object], tra
 
 @pytest.mark.parametrize(("stem", "side"), [("imagenet", 8), ("cifar", 32)])
 def test_resnet50s_stems_leave_what_their_help_says(stem: str, side: int) -> None:
-    config = TrainConfig(model="resnet50", resnet50=ResNet50Options(stem))  # type: ignore[arg-type]
+    config = TrainConfig(model="resnet50", model_options={"stem": stem})  # type: ignore[arg-type]
     with torch.device("meta"):
         model = models.build(config, SPECS["cifar10"])
         stem_alone = nn.Sequential(*models.layers(config, model)[:4])
@@ -102,12 +101,12 @@ def test_resnet50s_stems_leave_what_their_help_says(stem: str, side: int) -> Non
 
 
 def test_vit_drops_and_skips_in_training_only() -> None:
-    model = build(model="vit", vit=SMALL_VIT)
+    model = build(model="vit", model_options=SMALL_VIT)
     assert not torch.equal(model(IMAGES), model(IMAGES))
     model.eval()
     assert torch.equal(model(IMAGES), model(IMAGES))
     assert [block.skip for block in model.blocks] == [0, 0.25, 0.5]  # type: ignore[union-attr]  # later ones more often
-    assert build(model="vit", vit=ViTOptions(dim=48, depth=1, heads=3)).blocks[0].skip == 0  # type: ignore[index, union-attr]
+    assert build(model="vit", model_options={"dim": 48, "depth": 1, "heads": 3}).blocks[0].skip == 0  # type: ignore[index, union-attr]
 
 
 def test_a_sample_that_skips_a_half_of_a_block_is_made_up_for_by_the_others() -> None:
@@ -125,7 +124,7 @@ def test_a_sample_that_skips_a_half_of_a_block_is_made_up_for_by_the_others() ->
 
 
 def test_vit_sees_every_patch_and_its_position() -> None:
-    model = build(model="vit", vit=SMALL_VIT).eval()
+    model = build(model="vit", model_options=SMALL_VIT).eval()
     swapped = IMAGES.clone()
     swapped[..., :4, :4], swapped[..., 28:, 28:] = IMAGES[..., 28:, 28:], IMAGES[..., :4, :4]
     assert not torch.allclose(model(IMAGES), model(swapped))

@@ -72,19 +72,16 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
     swept = sweepfile.from_mapping(
         {
             "name": "x",
-            "grid": sweepfile.read_axes([f"model={NETS}:build,simple_cnn", "model_options.width=4,8"]),
+            "grid": sweepfile.read_axes([f"model={NETS}:build", "model_options.width=4,8"]),
             "train": {"dataset": "digits"},
         }
     )
     cells = cells_of(swept, sweeps.combinations(swept))
     assert [cell.config.model_options for cell in cells if cell.config] == [{"width": 4}, {"width": 8}]
-    assert {cell.reason for cell in cells if not cell.config} == {
-        "model_options is for --model torchvision:NAME, timm:NAME or MODULE:FUNCTION only, and the model is simple_cnn"
-    }
 
 
 def test_options_that_are_necessary_are_repeated(module: Path) -> None:
-    module.write_text(module.read_text().replace("classes)", "classes, depth, name='a b')", 1))
+    module.write_text(module.read_text().replace("classes)", "classes, depth, name: nn.Module = 'a b')", 1))
     config = resolved(DIGITS, model="mine:build", model_options={"depth": 2, "name": "c d"})
     assert "--model mine:build --model-options.depth 2 --model-options.name 'c d'" in recipe.command(config)
 
@@ -105,11 +102,11 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
         ({"model": f"{NETS}:frozen", "topology": "1x2", "strategy": "parameter_server"}, f"--strategy must be another for {NETS}:frozen, some of whose weights do not learn"),
         ({"model": "time:sleep"}, "--model must name a function in a Python file, and time:sleep is in none"),
         ({"model": f"{NETS}:broken"}, f"--model must build a model, and {NETS}:broken fails: KeyError: 'no weights' (nets.py, line LINE)"),
-        ({"model": f"{NETS}:build", "model_options": {"size": 3}}, f"--model-options must fit {NETS}:build(image_size, channels, classes, ...): got an unexpected keyword argument 'size'"),
+        ({"model": f"{NETS}:build", "model_options": {"size": 3}}, f"--model-options.size is no option of {NETS}:build, which has width, act, norm"),
         ({"model": "torchvision.models:resnet18"}, "--model must be a function that takes (image_size, channels, classes), and torchvision.models:resnet18 does not; write one that calls it, such as: def build(image_size, channels, classes): return resnet18(num_classes=classes)"),
-        ({"model": "resnet", "model_options": {"width": 3}}, "--model-options is for --model torchvision:NAME, timm:NAME or MODULE:FUNCTION only, and the model is resnet"),
+        ({"model": f"{NETS}:build", "model_options": {"width": "wide"}}, "--model-options.width must be a whole number, got 'wide'"),
         ({"model": f"{NETS}:build", "model_options": {"two words": 3}}, "--model-options must have names as Python's arguments have them, got 'two words'"),
-        ({"model": f"{NETS}:build", "model_options": {"width": [3]}}, "--model-options.width must be a number, true, false or a text, got [3]"),
+        ({"model": f"{NETS}:build", "model_options": {"width": [[3]]}}, "--model-options.width must be a number, true, false or a text, got [3]"),
         ({"model": f"{NETS}:Whole", "topology": "1x2", "strategy": "gpipe"}, f"--strategy must keep the model whole for --model {NETS}:Whole, which is no nn.Sequential and has no stages() that lists its layers in order"),
     ],
 )  # fmt: skip

@@ -47,7 +47,7 @@ def test_defaults_have_more_than_a_million_parameters(name: str, parameters: int
 @pytest.mark.parametrize("name", ["unet", "segnet"])
 def test_logits_are_as_large_as_the_image(name: str, side: int, training: bool) -> None:
     spec = dataclasses.replace(SPECS["cifar10"], image_size=side)
-    config = TrainConfig(model=name, **{name: {"width": 2}})  # type: ignore[arg-type]
+    config = TrainConfig(model=name, model_options={"width": 2})  # type: ignore[arg-type]
     model = models.build(config, spec).train(training)
     logits = model(torch.rand(2, 3, side, side))
     assert logits.shape == (2, 10, side, side)

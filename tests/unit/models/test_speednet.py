@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from cifar_ray import models
+from cifar_ray.config.sections import DatasetName
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset
 from cifar_ray.data.augment import Normalise
@@ -10,9 +14,9 @@ from cifar_ray.data.datasets import as_tensor
 from cifar_ray.models import speednet
 
 
-def build() -> nn.Sequential:
+def build(dataset: DatasetName = "cifar10") -> Any:
     torch.manual_seed(0)
-    return speednet.build(TrainConfig(model="speednet"), SPECS["cifar10"])
+    return models.build(TrainConfig(model="speednet", dataset=dataset), SPECS[dataset])
 
 
 def test_the_first_convolution_whitens_the_images() -> None:
@@ -59,5 +63,5 @@ def test_outside_training_an_image_and_its_mirror_image_give_the_same() -> None:
         assert torch.equal(network(images), (plain(images) + plain(images.flip(3))) / 2)
         assert torch.equal(network(images), network(images.flip(3)))
         assert torch.equal(network.train()(images), plain.train()(images))
-    digits = speednet.build(TrainConfig(model="speednet", dataset="digits"), SPECS["digits"]).eval()
+    digits = build("digits").eval()
     assert not torch.allclose(digits(images), digits(images.flip(3)))  # a mirrored digit is none

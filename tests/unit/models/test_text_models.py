@@ -25,7 +25,7 @@ SMALL: dict[str, dict[str, object]] = {
 
 def build(name: str, spec: DatasetSpec = SPEC, **options: object) -> tuple[TrainConfig, nn.Module]:
     torch.manual_seed(0)
-    config = TrainConfig(model=name, **{name: SMALL[name] | options})  # type: ignore[arg-type]
+    config = TrainConfig(model=name, model_options=SMALL[name] | options)  # type: ignore[arg-type]
     return config, models.build(config, spec)
 
 

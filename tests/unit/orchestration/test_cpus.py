@@ -169,7 +169,7 @@ def test_without_ray_the_workers_of_this_machine_share_its_cpus(
     used: list[int] = []
     monkeypatch.setattr(hardware, "allowed_cpus", lambda: there)
     monkeypatch.setattr(hardware, "set_threads", used.append)
-    alone = replace(config("1x2"), strategy="local_sgd")
+    alone = config("1x2", strategy="local_sgd")
     state = setup.prepare(alone, digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
     assert used == [threads]
     assert state.config.cpus_per_worker == threads

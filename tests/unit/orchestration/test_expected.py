@@ -88,7 +88,7 @@ def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
         ({"val_share": 0.1}, expected.UNKNOWN),
         ({"topology": "2x1"}, "no finished run did the same, and the link between nodes is not known"),
         ({"topology": "1x2", "strategy": "fsdp"}, EXCHANGED),
-        ({"topology": "1x2", "ddp": {"comm_hook": "powersgd"}}, EXCHANGED),
+        ({"topology": "1x2", "strategy_options": {"comm_hook": "powersgd"}}, EXCHANGED),
         ({"batch": 32}, "needs a run with about 32 images per worker and micro-batch; those given have 64"),
     ],
 )
@@ -143,7 +143,7 @@ def test_local_sgd_sends_the_optimizers_state_as_well() -> None:
         run(config(64, topology="1x2", strategy="all_reduce", optimizer=name), exchange=0.01)
         for name in ("sgd", "adamw")
     ]
-    often: dict[str, Any] = {"topology": "1x2", "strategy": "local_sgd", "local_sgd": {"sync_every": 1}}
+    often: dict[str, Any] = {"topology": "1x2", "strategy": "local_sgd", "strategy_options": {"sync_every": 1}}
     alone = 2 * (DIGITS // 128) * 0.066 + 25
     sgd, adamw = (
         mid(expected.seconds(config(64, **often, optimizer=name), beside)) - alone for name in ("sgd", "adamw")

@@ -14,7 +14,7 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
 from cifar_ray import data, models, storage
-from cifar_ray.config import runfile, sweepfile
+from cifar_ray.config import sweepfile
 from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
@@ -100,7 +100,7 @@ def test_a_skipped_cell_is_recorded_with_the_batch_of_its_model() -> None:
 def test_names_of_folders_are_short_and_different() -> None:
     long = {"weight_decay": [1.23e-5, 1.24e-5], "label_smoothing": [0.1, 0.2], "warmup_epochs": [1.5, 2.5]}
     long |= {"lr": [1e-30, 1e30], "momentum": [0.5, 0.25], "optimizer": ["sgd", "adamw"], "schedule": ["cosine"]}
-    sweep = made(grid={**long, "ddp.bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
+    sweep = made(grid={**long, "bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
     slugs = [trial.slug for trial in planned(sweep)]
     assert len(set(slugs)) == len(slugs)
     assert max(map(len, slugs)) <= 120
@@ -138,7 +138,9 @@ def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
 
 
 def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
-    sweep = made(grid={"resnet": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2)
+    sweep = made(
+        grid={"model_options": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2
+    )
     trials = planned(sweep)
     plans.refuse(sweep, trials)
     (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
@@ -152,19 +154,14 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
 
 
 def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: Path) -> None:
-    sweep = made(grid={"batch_size": [16]}, gpus_per_worker=0.25)
-    trials = plans.plan(cells_of(sweep, plans.draw(sweep)), sweep.gpus_per_worker)
+    sweep = made(grid={"batch_size": [16]}, train={"dataset": "digits", "gpus_per_worker": 0.25})
+    trials = planned(sweep)
     (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
-    again, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
-    assert again.gpus_per_worker == 0.25
+    _, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert read.config is not None
-    on_gpu = recipe.placed(read.config, "cuda", 1)
-    assert (on_gpu.gpus_reserved, runfile.params(on_gpu)["gpu_share"]) == (0.25, "0.25")
-    on_cpu = recipe.placed(read.config, "cpu", 1)
-    assert (on_cpu.gpus_reserved, "gpu_share" in runfile.params(on_cpu)) == (0, False)
-    assert runfile.merge(on_gpu, {"epochs": 3}).gpus_reserved == 1  # alone, it has a whole one
-    assert "gpu_share" not in runfile.to_yaml(on_gpu)
+    shares = {device: recipe.placed(read.config, device, 1) for device in ("cuda", "cpu")}
+    assert [(config.gpus_reserved, config.shares_gpu) for config in shares.values()] == [(0.25, True), (0, False)]
 
 
 @pytest.mark.parametrize(

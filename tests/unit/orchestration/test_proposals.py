@@ -123,7 +123,7 @@ def test_what_cannot_run_and_what_fails_is_told_as_failed(tmp_path: Path) -> Non
 
 
 def test_a_later_driver_knows_how_all_came_out_trains_none_twice_and_proposes_others(tmp_path: Path) -> None:
-    axes = {"lr": "loguniform:0.001:0.1", "batch_size": [16, 32], "resnet.blocks": [[1, 1], [2, 2]]}
+    axes = {"lr": "loguniform:0.001:0.1", "batch_size": [16, 32], "model_options.blocks": [[1, 1], [2, 2]]}
     first = Search(made(8, **axes), tmp_path)
     first.goes_on(lambda trial: None if trial.index == 1 else trial.index / 10, most=3)
     running = first.proposer.propose()

@@ -145,11 +145,11 @@ def test_a_run_that_shared_a_gpu_is_recorded_as_made_for_what_it_learns(tmp_path
     made = recorder_of(client, tmp_path, digits)
     for trial, share in zip(made.trials, (1.0, 0.25)):
         assert trial.config is not None
-        trial.config = replace(trial.config, gpu_share=share)
+        trial.config = replace(trial.config, gpus_per_worker=share, device="cuda")
         made._record_of(trial, time.time()).end("FINISHED")
     runs = parent.children(client, client.get_run(made.record.run_id))
     assert [run.data.tags[study.MEASURE_TAG] for run in runs] == ["all", "accuracy"]
-    assert [run.data.params.get("gpu_share") for run in runs] == [None, "0.25"]
+    assert [run.data.params["gpus_per_worker"] for run in runs] == ["1.0", "0.25"]
 
 
 def test_a_run_that_no_store_has_at_the_end_has_failed(

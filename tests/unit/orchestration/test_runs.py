@@ -13,7 +13,6 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.run import driver, run_folder, run_names
 from cifar_ray.orchestration.sweep import runner
@@ -100,8 +99,8 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
 @pytest.mark.parametrize(
     "values",
     [
-        {"model": "resnet", "resnet": ResNetOptions((1, 1), 8)},
-        {"model": "vit", "vit": ViTOptions(dim=24, depth=2, heads=2), "optimizer": "adamw"},
+        {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}},
+        {"model": "vit", "model_options": {"dim": 24, "depth": 2, "heads": 2}, "optimizer": "adamw"},
         {"momentum": 0.0},
     ],
 )

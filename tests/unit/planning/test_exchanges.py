@@ -70,40 +70,6 @@ def test_an_exchange_of_no_bytes_sends_none(name: str) -> None:
     assert exchange.exposed(nothing, Topology(1, 2), Route(None, None), Span.exactly(1.0)) == Span.exactly(0.0)
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_what_fsdp_sends_is_what_it_states(world_size: int) -> None:
-    about = strategies.about("fsdp")
-    variables = {"W": world_size, "G": GRADIENTS.size, "L": 3}
-    over_nccl = of("fsdp", groups=GRADIENTS.sizes, has_trees=True)
-    sent = exchange.traffic(over_nccl, Topology(world_size, 1), Route(GIGABIT, None))
-    assert sent.messages == (world_size - 1) * eval(about.messages, {}, variables)
-    # Of what is handed over, a gathered part goes to W - 1 others, and of gradients a rank keeps a W-th.
-    handed = eval(about.bytes, {}, variables)
-    assert sent.size == sent.wire == pytest.approx(handed * 3 * (world_size - 1) / (world_size + 2))
-    over_gloo = exchange.traffic(of("fsdp", groups=GRADIENTS.sizes), Topology(world_size, 1), Route(GIGABIT, None))
-    assert over_gloo.size == pytest.approx(4 / 3 * sent.size)  # it scatters by an all-reduce
-
-
-def test_fsdp_gathers_weights_for_every_micro_batch_and_those_of_no_group_once() -> None:
-    groups, pair = GRADIENTS.sizes[:2], Topology(2, 1)
-    one, four = (
-        exchange.traffic(of("fsdp", groups=groups, micro_batches=count, has_trees=True), pair, Route(GIGABIT, None))
-        for count in (1, 4)
-    )
-    # Half of 9 MB twice and of 1 MB once are gathered, and half of 10 MB of gradients scattered once.
-    assert (one.messages, one.size) == (2 * 2 + 1 + 3, 9_500_000 + 5_000_000)
-    assert (four.messages, four.size) == (4 * (2 * 2 + 1) + 3, 4 * 9_500_000 + 5_000_000)
-
-
-def test_a_gpu_hides_what_fsdp_exchanges_or_not_and_a_cpu_waits_for_it() -> None:
-    route, pair, passes = Route(GIGABIT, None), Topology(2, 1), Span.exactly(0.1)
-    gpu = exchange.exposed(of("fsdp", groups=GRADIENTS.sizes, has_trees=True), pair, route, passes)
-    # 15 MB take 120 ms.
-    assert (gpu.low, gpu.mid, gpu.high) == pytest.approx((0.02, 0.07, 0.12))
-    cpu = exchange.exposed(of("fsdp", groups=GRADIENTS.sizes), pair, route, passes)
-    assert (cpu.low, cpu.high) == pytest.approx((0.16, 0.16))
-
-
 def test_a_worker_alone_and_workers_of_one_node_send_nothing_over_the_network() -> None:
     for name in WHOLE:
         assert exchange.traffic(of(name), Topology(1, 1), Route(None, None)) == Traffic(0, 0, 0)
@@ -152,43 +118,6 @@ def test_the_work_of_the_workers_is_hidden_at_best_and_added_at_worst() -> None:
 def test_link_and_worker_overlap_at_best_and_take_turns_at_worst() -> None:
     found = Route(Link(100.0), Link(50.0)).seconds(Traffic(1, 100, 100))
     assert (found.low, found.mid, found.high) == pytest.approx((2.0, 2.5, 3.0))
-
-
-SIZES = [4**power for power in range(6, 14)]
-
-
-def all_reduces(route: Route) -> dict[int, float]:
-    """What two workers take for some of several sizes."""
-    return {size: route.seconds(Traffic(2, size, size)).mid for size in SIZES}
-
-
-@pytest.mark.parametrize(
-    ("network", "host"),
-    [(Link(1e8, 2e-4), Link(2e9, 3e-5)), (Link(2e9, 3e-5), Link(1e8, 2e-4)), (Link(1.25e9, 1e-5), GIGABIT)],
-)
-def test_a_network_is_the_one_that_comes_to_what_was_measured(network: Link, host: Link) -> None:
-    found = link.between(all_reduces(Route(network, host)), all_reduces(Route(None, host)))
-    assert (found.bytes_per_s, found.latency_s) == pytest.approx((network.bytes_per_s, network.latency_s))
-    assert not found.is_whole
-    written = link.parse(found.text)
-    assert not written.is_whole
-    assert written.bytes_per_s == pytest.approx(found.bytes_per_s, rel=1e-3)
-    assert written.latency_s == pytest.approx(found.latency_s, abs=1e-7)
-
-
-def test_small_messages_tell_the_latency_though_large_ones_are_further_off() -> None:
-    found = link.between({size: (1.1 if size > 1e6 else 1) * (1e-3 + size / 1e8) for size in SIZES}, {})
-    assert found.latency_s == pytest.approx(5e-4, rel=0.05)
-
-
-def test_without_room_for_two_on_a_node_their_own_work_is_in_the_link_and_no_difference_is_no_cost() -> None:
-    own = all_reduces(Route(None, GIGABIT))
-    assert link.between(own, {}).is_whole
-    assert link.parse(link.between(own, {}).text).is_whole
-    assert link.between(own, {}).bytes_per_s == pytest.approx(GIGABIT.bytes_per_s)
-    free = link.between(own, own)
-    assert (free.bytes_per_s, free.latency_s) == (math.inf, 0.0)
-    assert link.parse(free.text).seconds(2, 2**26) < 0.001
 
 
 def test_a_host_is_fitted_to_exchanges_of_different_kinds() -> None:

@@ -19,7 +19,6 @@ from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Work
-from cifar_ray.planning.pipeline import Pipeline
 from cifar_ray.planning.span import Span
 from cifar_ray.reporting import exported
 from tests.support.studies import study, trial
@@ -147,19 +146,6 @@ def test_a_step_of_several_workers_may_be_longer_where_their_own_work_is_not_kno
     assert known["2x1"].step_s.high < two.step_s.high
 
 
-def test_a_link_with_the_workers_own_work_in_it_needs_no_allowance_for_that_between_nodes() -> None:
-    whole = replace(FAST, is_whole=True)
-    of = work(16)
-    plan = planned("2x1", "1x2", of=of, link=whole)
-    found = rows(plan)
-    without = rows(planned("2x1", "1x2", of=of))
-    assert found["2x1"].step_s.high < 0.7 * without["2x1"].step_s.high
-    assert found["1x2"].step_s.high == without["1x2"].step_s.high
-    notes = words.notes(runs(), of, Means(link=whole), plan.rows, "", "a model", "images")
-    assert any("has in it what an exchange costs the workers" in note for note in notes)
-    assert not any("not known" in note for note in notes)
-
-
 def test_what_an_exchange_costs_is_no_matter_of_one_worker() -> None:
     for topologies, is_told in ((("1x1",), False), (("1x1", "2x1"), True)):
         notes = words.notes(runs(), work(), Means(), planned(*topologies).rows, "", "a model", "images")
@@ -247,74 +233,6 @@ def test_what_cannot_be_planned_is_said_with_the_reason() -> None:
     assert planned("2x1", memory_mib=1064.0).rows, "a smaller share of the batch takes no more"
 
 
-def piped(micro_batches: int = 4, by_turns: bool = False) -> Work:
-    """Two units as slow, of which the second has nine tenths of the parameters; each hands on 1 kB for an image."""
-
-    def cut(seconds: Sequence[float], stages: int) -> list[slice]:
-        return [slice(0, 1), slice(1, 2)]
-
-    made = Pipeline(((1.0, 1000.0, 10), (1.0, 1000.0, 90)), cut, micro_batches, by_turns)
-    return replace(work(strategy="gpipe"), micro_batches=micro_batches, pipeline=made)
-
-
-def test_a_pipeline_computes_all_images_in_stages_and_waits_in_between() -> None:
-    (row,) = planned("2x1", of=piped(), link=Link(16e6)).rows
-    assert (row.images, row.workers) == (16, 2)
-    # Passes of 16 images take 18 ms: 9 on each of two stages, 4 + 1 times; a message takes 1 ms. The last of the four
-    # activations, and a gradient, are waited for; by turns, all that the second stage receives, and then the first.
-    assert row.parts["computing"] == pytest.approx(200 * (0.036 + (0.1 + 0.9) / 2 * 0.001))
-    assert row.parts["bubble"] == pytest.approx(200 * 0.009)
-    assert row.parts["exchange"] == pytest.approx(200 * (0.002 + 0.008) / 2, rel=0.01)
-    assert row.step_s.mid == pytest.approx(sum(row.parts[part] for part in ("computing", "bubble", "exchange")) / 200)
-    one_node = planned("1x2", of=piped(), link=None)
-    assert rows(one_node)["1x2"].parts["exchange"] == 0
-
-
-def test_a_pipeline_makes_the_whole_batch_before_its_first_pass() -> None:
-    # A quarter of a micro-batch's 72 ms is making it: four times 18, and five times half of the other 54.
-    slow = sample(16, data=0.018, forward=0.018, backward=0.036, iteration=0.073)
-    (row,) = planned("2x1", of=piped(), on=runs(slow)).rows
-    assert row.step_s.mid == pytest.approx(4 * 0.018 + 5 * 0.027 + 0.0005, abs=0.001)
-
-
-def test_what_stages_pass_on_costs_what_runs_of_pipelines_took_and_not_what_rings_did() -> None:
-    rings = [sample(size, workers=2, strategy="all_reduce", exchange=9.0) for size in (16, 32)]
-    rate, without = Link(16e6), runs(*rings)
-    took = planned("1x2", of=piped(), on=without, link=None, host=rate).rows[0].step_s.mid
-    run = sample(16, workers=2, strategy="gpipe", micro_batches=4, iteration=took)
-    known = replace(without, pipelines=(run,))
-    found = model.host(known, piped())
-    assert found is not None
-    assert found.bytes_per_s == pytest.approx(rate.bytes_per_s)
-    # The run is played through in its own order, whichever is planned.
-    assert model.host(known, piped(by_turns=True)) == found
-    (row,) = planned("1x2", of=piped(), on=known, link=None, host=found).rows
-    assert row.step_s.mid == pytest.approx(took)
-    assert row.measured_s == took
-    faster = replace(known, pipelines=(replace(run, iteration=took / 2),))
-    assert model.host(faster, piped()) == Link(math.inf), "no time is left for what is passed on"
-    assert model.host(without, piped()) == model.host(without, work())
-
-
-def test_a_pipeline_that_cannot_be_is_said_with_the_reason() -> None:
-    skipped = planned("1x1", "2x1", "4x1", "3x1", of=piped()).skipped
-    assert skipped == {
-        "1x1": "a pipeline of one worker is plain training",
-        "3x1": "the global batch of 64 is no multiple of 3 workers",
-        "4x1": "the model has 2 layers with parameters to cut into 4 stages",
-    }
-    assert planned("2x1", of=piped(5)).skipped["2x1"] == "the global batch of 64 is no multiple of 5 micro-batches"
-    # What a stage holds is not known, so it is not compared.
-    assert planned("2x1", of=piped(), memory_mib=1.0).rows
-
-
-def test_a_sharded_optimizer_takes_a_share_of_its_time_or_all_of_it() -> None:
-    made = replace(work(strategy="fsdp"), exchange=replace(work().exchange, strategy="fsdp", groups=(1_000_000,) * 10))
-    whole, sharded = (planned("2x1", of=each).rows[0] for each in (work(), made))
-    assert whole.parts["computing"] - sharded.parts["computing"] == pytest.approx(200 * 0.00025)
-    assert sharded.parts["exchange"] == pytest.approx(2 * whole.parts["exchange"])
-
-
 def recorded(topology: str = "1x1", batch: int = 64, seed: int = 0, **changes: Any) -> Any:
     """A run with the parts of its steps."""
     tags = {"cifar_ray.command": "cifar-ray train", "cifar_ray.hardware": "a processor", **changes.pop("tags", {})}
@@ -332,15 +250,6 @@ def test_runs_become_samples() -> None:
     assert (one.evaluation, one.checkpoint, one.once) == pytest.approx((10 / 3, 10 / 3, 20.0))
 
 
-def test_runs_of_pipelines_tell_what_they_pass_on_and_no_more() -> None:
-    cut = recorded("1x2", 32, params={"strategy": "gpipe", "micro_batches": "4"})
-    known, first, left = measured.of_study(study(cut, recorded()))
-    assert (len(known.samples), first.topology, left) == (1, "1x1", [])
-    assert [(one.strategy, one.images, one.micro_batches) for one in known.pipelines] == [("gpipe", 16, 4)]
-    with pytest.raises(ConfigError, match="was trained with gpipe; a plan needs one of ddp"):
-        measured.of_study(study(cut))
-
-
 def test_a_run_without_the_parts_of_its_steps_is_refused() -> None:
     with pytest.raises(ConfigError, match="has not recorded the parts of its steps") as caught:
         measured.of_study(study(trial()))
@@ -353,7 +262,7 @@ def test_a_run_without_the_parts_of_its_steps_is_refused() -> None:
         (recorded(tags={"times_are_a_clusters": "false"}), "its times are not a cluster's"),
         (recorded(tags={"cifar_ray.measure": "accuracy"}), "was not made for its times"),
         (recorded(tags={"cifar_ray.earlier.cifar_ray.topology": "1x2"}), "changed its topology while it trained"),
-        (recorded(params={"strategy": "hogwild"}), "was trained with hogwild; a plan needs one of ddp"),
+        (recorded(params={"strategy": "gpipe"}), "was trained with gpipe; a plan needs one of ddp"),
         (replace(recorded(), status="FAILED"), "has not finished"),
     ],
 )
@@ -387,7 +296,7 @@ def test_runs_of_several_models_or_machines_are_not_mixed() -> None:
 
 
 def test_a_measured_step_beside_a_row_is_that_of_runs_with_the_same_buckets() -> None:
-    usual, small = (measured.sent({"bucket_cap_mb": size, "comm_hook": "none"}) for size in ("25.0", "1.0"))
+    usual, small = (measured.sent({"bucket_cap_mb": size}) for size in ("25.0", "1.0"))
     shared = [sample(32, nodes=2, sent=of, iteration=took) for of, took in ((usual, 0.5), (small, 0.9))]
     asked = replace(work(strategy="ddp"), sent=usual)
     assert planned("2x1", of=asked, on=runs(sample(64), sample(32), *shared)).rows[0].measured_s == 0.5

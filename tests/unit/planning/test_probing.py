@@ -95,25 +95,6 @@ def test_workers_that_have_no_room_are_measured_alone_where_each_has_its_own_gpu
     assert [found[:2] for found in beside] == [*eight, ("1x2", 32), ("1x2", 32)]
 
 
-def test_workers_of_a_pipeline_compute_micro_batches_of_the_whole_batch() -> None:
-    pipeline = planned(64, strategy="gpipe", topology="1x2")
-    found = probing.cells(pipeline, [parse(each) for each in ("1x1", "4x1", "1x2")], IMAGES, None, parts=4)
-    shapes = [(*cell["topology"], *cell["batch_size"], *cell["strategy"]) for cell in found]
-    assert shapes == [("1x1", 16, "all_reduce"), ("1x2", 16, "all_reduce"), ("1x2", 32, "gpipe")]
-    with pytest.raises(ConfigError, match="must come to two workers at least for --strategy gpipe"):
-        probing.cells(pipeline, [parse("1x1")], IMAGES, None, parts=4)
-
-
-def test_micro_batches_that_are_too_many_images_for_several_workers_are_left_out_or_refused() -> None:
-    stages = planned(1000, strategy="model_parallel", topology="1x2")
-    found = probing.cells(stages, [parse("2x1")], IMAGES, 2, 2, parts=1)
-    shapes = [(*cell["topology"], *cell["batch_size"], *cell["strategy"]) for cell in found]
-    assert shapes == [("1x1", 1000, "all_reduce"), ("1x2", 500, "model_parallel")]
-    pipeline = planned(1024, strategy="gpipe", topology="1x2")
-    with pytest.raises(ConfigError, match="runs of 8 workers with 256 images each need more than the 1,437 of the tra"):
-        probing.cells(pipeline, [parse("1x8")], IMAGES, 2, 2, parts=4)
-
-
 def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:
     with pytest.raises(ConfigError, match="must be a multiple of the workers of one topology at least, got 64"):
         shapes(64, "3x1", "6x1")
@@ -121,7 +102,7 @@ def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_p
 
 
 def test_the_sweep_hides_no_exchange_and_keeps_the_options_of_the_runs() -> None:
-    train = {"dataset": "digits", "ddp": {"bucket_cap_mb": "5"}, "warmup_epochs": "5", "lr": "0.05", "strategy": "ddp"}
+    train = {"dataset": "digits", "bucket_cap_mb": "5", "warmup_epochs": "5", "lr": "0.05", "strategy": "ddp"}
     made = probing.sweep("sizes", train, [{"topology": ["1x2"], "batch_size": [16], "epochs": [1]}])
     assert (made.measure, made.held, made.max_concurrent) == ("times", "batch", 1)
     assert "warmup_epochs" not in made.train, "five of them are more than a short run has"

@@ -41,8 +41,8 @@ def others(of: Study) -> list[tuple[tuple[str, str], ...]]:
 
 def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_are_kept() -> None:
     pair = study(
-        trial(params={"storage": "/a", "run_name": "a"}),
-        trial(params={"storage": "/b", "run_name": "b", "strategy": "other"}),
+        trial(params={"local_nodes": "1"}),
+        trial(params={"local_nodes": "2", "strategy": "other"}),
         axes=(),
         hold="",
     )
@@ -57,18 +57,12 @@ def test_compared_runs_differ_by_whatever_they_differ_in_but_not_by_where_they_a
 
 def test_a_models_own_options_tell_runs_of_a_sweep_apart_where_another_axis_would_do() -> None:
     stems = (
-        trial("1x1", 16, params={"resnet.width": "16"}),
-        trial("1x1", 64, params={"resnet.width": "32", "lr": "0.2"}),
+        trial("1x1", 16, params={"model_options.width": "16"}),
+        trial("1x1", 64, params={"model_options.width": "32", "lr": "0.2"}),
     )
-    assert others(study(*stems)) == [(("resnet.width", "16"),), (("resnet.width", "32"),)]
-    wide = trial("2x2", 16, images_per_s=4000.0, params={"resnet.width": "32"})  # no multiple of the narrow one
+    assert others(study(*stems)) == [(("model_options.width", "16"),), (("model_options.width", "32"),)]
+    wide = trial("2x2", 16, images_per_s=4000.0, params={"model_options.width": "32"})  # no multiple of the narrow one
     assert ratios(study(stems[0], wide))["ddp 2x2"] == ("2x2", 1.0, 100.0)
-
-
-def test_parameters_that_only_older_runs_have_tell_no_runs_apart() -> None:
-    old = {"version": "2", "verbose": "False", "start_timeout_s": "900.0", "storage": "/there"}
-    mixed = study(trial("1x1", params=old), trial("1x2"), axes=(), hold="")
-    assert others(mixed) == [(), ()]
 
 
 def test_compared_runs_that_are_alike_in_everything_stay_apart() -> None:

@@ -61,7 +61,7 @@ def test_what_a_study_comes_to() -> None:
 
 
 def test_times_of_runs_that_shared_gpus_are_in_no_figure_and_that_is_said() -> None:
-    shared = {"tags": {"cifar_ray.measure": "accuracy"}, "params": {"device": "cuda", "gpu_share": "0.25"}}
+    shared = {"tags": {"cifar_ray.measure": "accuracy"}, "params": {"device": "cuda", "gpus_per_worker": "0.25"}}
     alone = trial(seed=1, params={"device": "cuda"})
     of = study(trial(images_per_s=10.0, **shared), alone).meant  # type: ignore[arg-type]
     (config,) = Runs(of).configurations
@@ -75,6 +75,8 @@ def test_times_of_runs_that_shared_gpus_are_in_no_figure_and_that_is_said() -> N
         in warnings(of)
     )
     assert not [sentence for sentence in warnings(of) if "alone: " in sentence]
+    on_cpus = study(trial(params={"device": "cpu", "gpus_per_worker": "0.25"}))
+    assert not [sentence for sentence in warnings(on_cpus) if "shared GPUs" in sentence]
 
 
 def test_the_most_accurate_is_chosen_on_the_validation_images() -> None:

@@ -145,7 +145,7 @@ def test_reproducible_is_the_same_to_the_last_bit_at_any_number_of_workers() -> 
 
     results = []
     for workers in (1, 2, 4):
-        results += on_threads(workers, partial(trained, of("reproducible", workers, reproducible={"shards": 4})))
+        results += on_threads(workers, partial(trained, of("reproducible", workers, strategy_options={"shards": 4})))
     assert len(results) == 7
     for weights in results[1:]:
         assert all(torch.equal(weights[name], tensor) for name, tensor in results[0].items())
@@ -155,7 +155,7 @@ def test_reproducible_is_the_same_to_the_last_bit_at_any_number_of_workers() -> 
 
 def test_local_sgd_averages_after_every_so_many_steps_and_not_between() -> None:
     """Weights, batch norm's statistics and momentum."""
-    wanted = of("local_sgd", 2, local_sgd={"sync_every": 2})
+    wanted = of("local_sgd", 2, strategy_options={"sync_every": 2})
 
     def one(worker: Worker) -> list[list[Tensor]]:
         made = built(wanted, model(norm=True), worker)
@@ -269,9 +269,9 @@ WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o"
         ("local_sgd", {}, ["dfbcoc"]),
         ("hogwild", {}, ["dfbco"]),
         ("parameter_server", {}, ["dfbcc"]),
-        ("parameter_server", {"parameter_server": {"push_every": 3}}, ["dfbco"]),
+        ("parameter_server", {"strategy_options": {"push_every": 3}}, ["dfbco"]),
         # A shard's passes; what prepares and ends the exchange counts to the backward pass.
-        ("reproducible", {"reproducible": {"shards": 2}}, ["dfbdfbbcbo"]),
+        ("reproducible", {"strategy_options": {"shards": 2}}, ["dfbdfbbcbo"]),
         # DDP waits with its last bucket until the backward pass has ended; what is then waited for is communication.
         ("ddp", {}, ["dfbco"] * 2),
         ("ddp", {"accumulate": 2}, ["dfbdfbco"] * 2),
@@ -280,8 +280,8 @@ WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o"
         ("fsdp", {"accumulate": 2}, ["dfcfcfbcbcbdfcfcfbcbcbcbcbco"] * 2),
         # The last stage computes a loss for each micro-batch.
         ("model_parallel", {}, ["dcfcbco", "dcfcfcbco"]),
-        ("gpipe", {"pipeline": {"micro_batches": 2}}, ["dcfcfcbcbco", "dcfcfcfcfcbcbco"]),
-        ("one_f_one_b", {"pipeline": {"micro_batches": 4}}, ["dcfcfcbcfcbcfcbcbco", "d" + 4 * "cfcfcb" + "co"]),
+        ("gpipe", {"strategy_options": {"micro_batches": 2}}, ["dcfcfcbcbco", "dcfcfcfcfcbcbco"]),
+        ("one_f_one_b", {"strategy_options": {"micro_batches": 4}}, ["dcfcfcbcfcbcfcbcbco", "d" + 4 * "cfcfcb" + "co"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
@@ -330,7 +330,7 @@ def test_a_gpu_takes_all_sharded_weights_in_one_step(monkeypatch: pytest.MonkeyP
 
 def test_every_batch_norm_moves_as_far_as_its_own_momentum_says() -> None:
     """By the mean of the statistics that each shard has of its own images."""
-    wanted = of("reproducible", 1, reproducible={"shards": 2})
+    wanted = of("reproducible", 1, strategy_options={"shards": 2})
     layers: list[Any] = [
         *(nn.BatchNorm2d(3, momentum=momentum) for momentum in (0.5, 0.25, 0.125)),
         nn.Flatten(),
@@ -427,7 +427,7 @@ def test_staleness_counts_the_steps_of_others_while_a_gradient_was_computed() ->
 
 def test_workers_of_a_parameter_server_push_to_one_optimizer_with_a_share_of_the_rate() -> None:
     """Two workers in turn, of which the second has a gradient of weights that have moved."""
-    wanted = of("parameter_server", 2, parameter_server={"max_staleness": 3, "staleness_weighting": "inverse"})
+    wanted = of("parameter_server", 2, strategy_options={"max_staleness": 3, "staleness_weighting": "inverse"})
     begun: list[Start] = []
 
     class Recording(ParameterServer):
@@ -476,7 +476,7 @@ def test_workers_of_a_parameter_server_push_to_one_optimizer_with_a_share_of_the
 
 def test_between_two_pushes_a_worker_moves_its_own_copy_and_then_pushes_the_sum() -> None:
     """Three steps with a push in every second one, and of what is left at a checkpoint."""
-    wanted = of("parameter_server", 1, parameter_server={"push_every": 2})
+    wanted = of("parameter_server", 1, strategy_options={"push_every": 2})
     made = built(wanted, model(), Worker(), server=ParameterServer())
     made.load(model().state_dict(), None)
     held, own = model(), model()
@@ -502,7 +502,7 @@ def test_between_two_pushes_a_worker_moves_its_own_copy_and_then_pushes_the_sum(
 
 def test_a_pipelines_bubble_is_the_share_of_time_in_which_stages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two stages that compute for 3 and 2 of 10 seconds wait for 7 and 8 of them; rank 0's time is the schedule's."""
-    wanted = of("gpipe", 2, pipeline={"micro_batches": 4})
+    wanted = of("gpipe", 2, strategy_options={"micro_batches": 4})
 
     def one(worker: Worker) -> list[dict[str, float]]:
         made = built(wanted, model(), worker)

@@ -11,7 +11,6 @@ import torch
 
 from cifar_ray import models
 from cifar_ray.data import Dataset
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.training import checkpoint
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import resolved
@@ -22,7 +21,7 @@ USUAL = {
     "log_every": 1, "steps_per_epoch": 3, "epochs": 2,
 }  # fmt: skip
 ADAM = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01}
-RESNET = {"model": "resnet", "resnet": ResNetOptions((1,), 4)}
+RESNET = {"model": "resnet", "model_options": {"blocks": (1,), "width": 4}}
 
 
 def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
@@ -37,8 +36,8 @@ def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
     [
         ("model_parallel", {}, 1 / 2),
         pytest.param("model_parallel", {**RESNET, "precision": "bf16"}, 1 / 2, marks=pytest.mark.slow),
-        ("gpipe", {"pipeline": {"micro_batches": 4}}, 1 / 5),
-        ("one_f_one_b", {"pipeline": {"micro_batches": 2}, **ADAM}, 1 / 3),
+        ("gpipe", {"strategy_options": {"micro_batches": 4}}, 1 / 5),
+        ("one_f_one_b", {"strategy_options": {"micro_batches": 2}, **ADAM}, 1 / 3),
         ("fsdp", ADAM, None),
         pytest.param("fsdp", {"accumulate": 2}, None, marks=pytest.mark.slow),
     ],
@@ -49,7 +48,7 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
     """Also when it is stopped in between and goes on: its checkpoints are whole."""
     few = replace(digits, test=digits.test.at(slice(32)))
     wanted = resolved(USUAL, strategy=strategy, **values)
-    alone = {name: value for name, value in values.items() if name not in ("pipeline", "accumulate")}
+    alone = {name: value for name, value in values.items() if name not in ("strategy_options", "accumulate")}
     (plain, _), *_ = train_on_threads(resolved(USUAL, strategy="ddp", topology="1x1", **alone), few, tmp_path / "plain")
     stopped = train_on_threads(wanted, few, tmp_path / "parts", asked=lambda heard: len(heard.steps) >= 3)
     assert [str(end) for end, _ in stopped] == ["stopped after step 4"] * 2

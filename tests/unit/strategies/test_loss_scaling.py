@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.strategy import NAMES, SCALING
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies.options import NAMES, SCALING
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer
 from tests.support.helpers import built, resolved
@@ -104,7 +104,7 @@ def test_all_ranks_skip_the_step_that_overflows_on_one(strategy: str, values: di
 
 def test_a_rank_of_local_sgd_skips_alone_until_the_average() -> None:
     """Then all have the least scale, and the most skipped steps."""
-    wanted = config(strategy="local_sgd", topology="1x2", local_sgd={"sync_every": 3})
+    wanted = config(strategy="local_sgd", topology="1x2", strategy_options={"sync_every": 3})
     first, second = on_threads(2, partial(overflowing_on_rank_1, wanted))
     assert (first.kept, second.kept) == (False, True)
     assert (first.skipped, second.skipped) == ([0, 0, 1], [0, 1, 1])
@@ -151,7 +151,7 @@ def test_strategies_that_do_not_scale_refuse_float16(name: str) -> None:
 
 def test_what_would_keep_an_infinity_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"comm.hook.*must be other than powersgd with --precision fp16"):
-        config(ddp={"comm_hook": "powersgd"})
+        config(strategy_options={"comm_hook": "powersgd"})
 
 
 class Double(nn.Module):

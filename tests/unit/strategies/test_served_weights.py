@@ -172,7 +172,7 @@ def test_a_step_costs_what_the_strategy_says(push_every: int) -> None:
     config = resolved(
         {"dataset": "digits", "model": "simple_cnn"},
         strategy="parameter_server",
-        parameter_server={"push_every": push_every},
+        strategy_options={"push_every": push_every},
     )
     model = models.build(config, SPECS["digits"])
     worker = built(config, model, server=Counting())

@@ -98,9 +98,9 @@ def test_any_number_of_servers_goes_on_from_the_state_of_two(name: str, make: Ca
 
 def test_more_servers_than_parameters_are_refused() -> None:
     wanted = TrainConfig(
-        dataset="digits", model="simple_cnn", strategy="parameter_server", parameter_server={"servers": 99}
+        dataset="digits", model="simple_cnn", strategy="parameter_server", strategy_options={"servers": 99}
     )
     with pytest.raises(
-        ConfigError, match=r"parameter_server.servers must be at most \d+, the parameters of this simple_cnn, got 99"
+        ConfigError, match=r"strategy_options.servers must be at most \d+, the parameters of this simple_cnn, got 99"
     ):
         recipe.resolve(wanted)

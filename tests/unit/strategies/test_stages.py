@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.data import SPECS
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies import base, stages, stopwatch
 from tests.support.helpers import resolved
 
@@ -38,7 +37,7 @@ def test_every_unit_begins_with_something_to_train() -> None:
 
 
 def test_measuring_changes_nothing_and_tells_what_is_handed_on() -> None:
-    config = resolved({"dataset": "digits", "model": "resnet"}, resnet=ResNetOptions((1,), 4))
+    config = resolved({"dataset": "digits", "model": "resnet"}, model_options={"blocks": (1,), "width": 4})
     model = models.build(config, SPECS["cifar10"]).to(memory_format=torch.channels_last)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     units = stages.units(models.layers(config, model))

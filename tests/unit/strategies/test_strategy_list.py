@@ -38,7 +38,7 @@ def test_an_opening_is_read_into_its_parts() -> None:
         "steps); Yu, Jin and Yang 2019 for averaging the momentum too.",
         messages="1 / N",
         bytes="(G + O + B) / N",
-        cost="One all-reduce every ``--local-sgd.sync-every`` N steps: of all weights, which are as large as the gradients "
+        cost="One all-reduce every ``sync_every`` N steps: of all weights, which are as large as the gradients "
         "(G bytes), of the optimizer's state (O bytes: G for SGD's momentum, twice that for AdamW) and of batch norm's "
         "running statistics (B bytes).",
     )
@@ -60,11 +60,11 @@ FIRST, LATER = DataShard(one_shape=True), DataShard(inputs=False, one_shape=True
     [
         ("all_reduce", "1x2", {"accumulate": 2}, 12, [DataShard(0, 2, 2), DataShard(1, 2, 2)]),
         ("hogwild", "1x2", {}, 24, [DataShard(0, 2), DataShard(1, 2)]),
-        ("reproducible", "1x2", {"reproducible": {"shards": 8}}, 6, [DataShard(0, 2, 4), DataShard(1, 2, 4)]),
-        ("data_parallel", "1x1", {"data_parallel": {"gpus_per_worker": 3}}, 16, [DataShard()]),
+        ("reproducible", "1x2", {"strategy_options": {"shards": 8}}, 6, [DataShard(0, 2, 4), DataShard(1, 2, 4)]),
+        ("data_parallel", "1x1", {"gpus_per_worker": 3}, 16, [DataShard()]),
         ("model_parallel", "1x2", {}, 48, [FIRST, LATER]),
-        ("gpipe", "1x4", {"pipeline": {"micro_batches": 3}}, 16, [FIRST, *[LATER] * 3]),
-        ("one_f_one_b", "1x3", {"pipeline": {"micro_batches": 3}}, 16, [FIRST, *[LATER] * 2]),
+        ("gpipe", "1x4", {"strategy_options": {"micro_batches": 3}}, 16, [FIRST, *[LATER] * 3]),
+        ("one_f_one_b", "1x3", {"strategy_options": {"micro_batches": 3}}, 16, [FIRST, *[LATER] * 2]),
     ],
 )
 def test_each_rank_is_given_its_share_of_a_global_batch(
@@ -85,6 +85,17 @@ def test_the_list_shows_every_strategy(capsys: pytest.CaptureFixture[str]) -> No
         assert f"{name}: {strategies.about(name).label}\n" in shown
 
 
+def test_one_strategy_is_listed_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["strategies", "gpipe"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("gpipe: close what A pipeline: ")
+    assert shown.endswith(
+        "options of gpipe: --strategy-options.micro-batches INT Micro-batches per global batch. (default: 4)"
+    )
+    assert main.main(["strategies", "all_reduce"]) == 0
+    assert capsys.readouterr().out.endswith("\nall_reduce has no options of its own\n")
+
+
 def test_the_reports_lists_are_those_of_the_program() -> None:
     """Reports know no torch, and so have lists of their own."""
     classes = {name: importlib.import_module(f"cifar_ray.strategies.{name}").STRATEGY for name in strategies.NAMES}
@@ -95,28 +106,28 @@ def test_the_reports_lists_are_those_of_the_program() -> None:
 
 REFUSED = [
     ({"strategy": "data_parallel", "device": "cpu"}, "strategy data_parallel needs several GPUs in one process; on CPUs, use ddp"),
-    ({"strategy": "data_parallel", "topology": "1x2"}, "topology must be 1x1 for data_parallel, whose one process has --data-parallel.gpus-per-worker GPUs, got 1x2"),
-    ({"strategy": "data_parallel"}, "data_parallel.gpus_per_worker must be at least 2, got 1; for one GPU, use ddp"),
-    ({"strategy": "reproducible", "reproducible": {"shards": 6}}, "reproducible.shards must be a power of two, got 6"),
-    ({"strategy": "reproducible", "topology": "1x3", "batch_size": 16}, "reproducible.shards must be a multiple of the workers, so that each has as many, got 4 for 3"),
-    ({"strategy": "reproducible", "topology": "2x4"}, "reproducible.shards must be a multiple of the workers, so that each has as many, got 4 for 8"),
-    ({"strategy": "reproducible", "global_batch_size": 90, "topology": "1x2"}, "reproducible.shards must divide the global batch of 90 images, got 4"),
+    ({"strategy": "data_parallel", "topology": "1x2"}, "topology must be 1x1 for data_parallel, whose one process has --gpus-per-worker GPUs, got 1x2"),
+    ({"strategy": "data_parallel"}, "gpus_per_worker must be at least 2, got 1; for one GPU, use ddp"),
+    ({"strategy": "reproducible", "strategy_options": {"shards": 6}}, "strategy_options.shards must be a power of two, got 6"),
+    ({"strategy": "reproducible", "topology": "1x3", "batch_size": 16}, "strategy_options.shards must be a multiple of the workers, so that each has as many, got 4 for 3"),
+    ({"strategy": "reproducible", "topology": "2x4"}, "strategy_options.shards must be a multiple of the workers, so that each has as many, got 4 for 8"),
+    ({"strategy": "reproducible", "global_batch_size": 90, "topology": "1x2"}, "strategy_options.shards must divide the global batch of 90 images, got 4"),
     ({"strategy": "reproducible", "accumulate": 2}, "accumulate is for --strategy gather_scatter, "),
-    ({"strategy": "all_reduce", "ddp": {"comm_hook": "fp16"}}, "ddp.comm_hook is for --strategy ddp only, and the strategy is all_reduce"),
-    ({"strategy": "ddp", "reproducible": {"shards": 8}}, "reproducible.shards is for --strategy reproducible only, and the strategy is ddp"),
-    ({"strategy": "ddp", "pipeline": {"micro_batches": 8}}, "pipeline.micro_batches is for --strategy gpipe or one_f_one_b only, and the strategy is ddp"),
-    ({"strategy": "ddp", "local_sgd": {"sync_every": 2}}, "local_sgd.sync_every is for --strategy local_sgd only, and the strategy is ddp"),
-    ({"strategy": "reproducible", "batch_size": 4, "model": "resnet50"}, "reproducible.shards must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 4 cut 4 images"),
+    ({"strategy": "all_reduce", "strategy_options": {"comm_hook": "fp16"}}, "strategy_options.comm_hook is no option of all_reduce, which has none"),
+    ({"strategy": "ddp", "strategy_options": {"shards": 8}}, "strategy_options.shards is no option of ddp, which has comm_hook"),
+    ({"strategy": "reproducible", "batch_size": 4, "model": "resnet50"}, "strategy_options.shards must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 4 cut 4 images"),
     ({"strategy": "hogwild", "topology": "2x1"}, "topology must be on one node (1xWORKERS) for hogwild, got 2x1"),
     ({"strategy": "hogwild", "device": "cuda"}, "device must be cpu for hogwild, whose workers share the node's memory"),
     ({"strategy": "gpipe"}, "topology must have at least 2 workers for --strategy gpipe, got 1x1: a pipeline of one stage is plain training, --strategy ddp"),
     ({"strategy": "model_parallel", "topology": "1x5", "batch_size": 8}, "topology must have at most 4 workers for --strategy model_parallel with this simple_cnn, one for each layer that has parameters, got 1x5"),
-    ({"strategy": "gpipe", "topology": "1x2", "pipeline": {"micro_batches": 3}, "global_batch_size": 64}, "pipeline.micro_batches must divide the global batch of 64 images, got 3"),
-    ({"strategy": "one_f_one_b", "topology": "1x4", "pipeline": {"micro_batches": 2}}, "pipeline.micro_batches must be at least the number of workers (4) for --strategy one_f_one_b, got 2"),
+    ({"strategy": "gpipe", "topology": "1x2", "strategy_options": {"micro_batches": 3}, "global_batch_size": 64}, "strategy_options.micro_batches must divide the global batch of 64 images, got 3"),
+    ({"strategy": "one_f_one_b", "topology": "1x4", "strategy_options": {"micro_batches": 2}}, "strategy_options.micro_batches must be at least the number of workers (4) for --strategy one_f_one_b, got 2"),
+    ({"strategy": "gpipe", "topology": "1x2", "strategy_options": {"micro_batches": "many"}}, "strategy_options.micro_batches must be a whole number, got 'many'"),
+    ({"strategy": "all_reduce", "strategy_options": {"model": 1}}, "strategy_options.model is no option of all_reduce, which has none"),
     ({"strategy": "gpipe", "topology": "1x2", "accumulate": 2}, "accumulate is for --strategy "),
-    ({"strategy": "model_parallel", "topology": "1x2", "pipeline": {"micro_batches": 2}}, "pipeline.micro_batches is for --strategy gpipe or one_f_one_b only"),
-    ({"strategy": "gpipe", "topology": "1x2", "model": "resnet50", "global_batch_size": 8, "pipeline": {"micro_batches": 8}}, "pipeline.micro_batches must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 8 cut 8 images into single ones"),
-    ({"strategy": "data_parallel", "data_parallel": {"gpus_per_worker": 3}, "batch_size": 50, "accumulate": 2}, "global_batch_size must be a multiple of GPUs x accumulation (3 x 2), got 100"),
+    ({"strategy": "model_parallel", "topology": "1x2", "strategy_options": {"micro_batches": 2}}, "strategy_options.micro_batches is no option of model_parallel, which has none"),
+    ({"strategy": "gpipe", "topology": "1x2", "model": "resnet50", "global_batch_size": 8, "strategy_options": {"micro_batches": 8}}, "strategy_options.micro_batches must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 8 cut 8 images into single ones"),
+    ({"strategy": "data_parallel", "gpus_per_worker": 3, "batch_size": 50, "accumulate": 2}, "global_batch_size must be a multiple of GPUs x accumulation (3 x 2), got 100"),
     ({"strategy": "ring"}, "strategy must be gather_scatter, send_recv, "),
     ({"steps_per_epoch": 12, "batch_size": 128}, "steps_per_epoch must be at most 11, the global batches of 128 images in digits, got 12"),
     ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
@@ -131,9 +142,7 @@ def test_what_cannot_be_is_told_in_one_sentence(values: dict[str, object], sente
 
 
 def test_data_parallel_is_refused_where_only_cpus_are_found() -> None:
-    config = recipe.resolve(
-        TrainConfig(dataset="digits", strategy="data_parallel", data_parallel={"gpus_per_worker": 2})
-    )
+    config = recipe.resolve(TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=2))
     with pytest.raises(ConfigError, match="strategy data_parallel needs several GPUs in one process"):
         recipe.placed(config, "cpu", 1)
 
@@ -163,7 +172,7 @@ def test_data_parallel_spreads_the_model_over_all_gpus_of_its_process(monkeypatc
     usual = {
         "dataset": "digits",
         "strategy": "data_parallel",
-        "data_parallel": {"gpus_per_worker": 3},
+        "gpus_per_worker": 3,
         "batch_size": 48,
     }
     worker = Worker(gpus=(1, 0, 2))  # in the order in which Ray has given them

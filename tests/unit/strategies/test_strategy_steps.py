@@ -18,7 +18,6 @@ from cifar_ray import models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.served_weights import ParameterServer
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, optimizer
@@ -27,7 +26,7 @@ from tests.support.helpers import Recorder, built, resolved, train_here
 USUAL = {
     "dataset": "digits",
     "model": "resnet",
-    "resnet": ResNetOptions((1, 1), 8),
+    "model_options": {"blocks": (1, 1), "width": 8},
     "global_batch_size": 32,
     "precision": "fp32",
 }
@@ -91,8 +90,8 @@ ALONE = ["gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp", "local_sgd"
 def test_one_worker_is_plain_training(strategy: str, digits: Dataset) -> None:
     """To the last bit; the batch statistics of reproducible's one shard are added up otherwise."""
     options = {
-        "reproducible": {"reproducible": {"shards": 1}},
-        "data_parallel": {"data_parallel": {"gpus_per_worker": 2}},
+        "reproducible": {"strategy_options": {"shards": 1}},
+        "data_parallel": {"gpus_per_worker": 2},
     }.get(strategy, {})
     ready, plain = (Ready(config(strategy=name, **of), digits) for name, of in ((strategy, options), ("ddp", {})))
     makes = optimizer.build(plain.model, config(strategy="ddp"))
@@ -125,7 +124,7 @@ def test_local_sgd_lets_checkpoints_be_made_where_replicas_are_averaged(
     """After every second step of an epoch of 5, and at its end."""
     few = replace(digits, test=digits.test.at(slice(8)))
     wanted = config(
-        strategy="local_sgd", epochs=2, steps_per_epoch=5, local_sgd={"sync_every": 2}, checkpoint_every=every
+        strategy="local_sgd", epochs=2, steps_per_epoch=5, strategy_options={"sync_every": 2}, checkpoint_every=every
     )
     recorder = Recorder()
     train_here(wanted, few, tmp_path, recorder)
@@ -150,7 +149,9 @@ def test_a_comm_hook_sends_gradients_of_half_the_size(
 ) -> None:
     found = {}
     for name in ("none", hook):
-        ready = Ready(config(strategy="ddp", topology="1x2", ddp={"comm_hook": name}), digits, second_of_two)
+        ready = Ready(
+            config(strategy="ddp", topology="1x2", strategy_options={"comm_hook": name}), digits, second_of_two
+        )
         ready.strategy.gradients(ready.micro_batches(0))
         found[name] = gradients(ready)
     assert all(torch.equal(sent, full.to(dtype).float()) for sent, full in zip(found[hook], found["none"], strict=True))
@@ -159,12 +160,14 @@ def test_a_comm_hook_sends_gradients_of_half_the_size(
 
 @pytest.mark.parametrize("mib", [1.0, 25.0])
 def test_a_bucket_holds_as_much_as_was_asked_for(mib: float, digits: Dataset, second_of_two: Worker) -> None:
-    wanted = config(strategy="ddp", topology="1x2", ddp={"bucket_cap_mb": mib})
+    wanted = config(strategy="ddp", topology="1x2", bucket_cap_mb=mib)
     assert Ready(wanted, digits, second_of_two).strategy._replica.bucket_bytes_cap == mib * 2**20
 
 
 def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset, second_of_two: Worker) -> None:
-    ready = Ready(config(strategy="ddp", topology="1x2", ddp={"comm_hook": "powersgd"}), digits, second_of_two)
+    ready = Ready(
+        config(strategy="ddp", topology="1x2", strategy_options={"comm_hook": "powersgd"}), digits, second_of_two
+    )
 
     def ranks(steps: int) -> int:
         for step in range(steps):

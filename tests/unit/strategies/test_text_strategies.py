@@ -37,7 +37,7 @@ def texts() -> object:
 
 
 def config(model: str, **values: object) -> dict[str, object]:
-    return {**USUAL, "model": model, model: MODELS[model], **values}
+    return {**USUAL, "model": model, "model_options": MODELS[model], **values}
 
 
 @cache
@@ -56,7 +56,10 @@ def alone(model: str) -> list[float]:
         {"strategy": "gpipe"},
         {"strategy": "one_f_one_b"},
         {"strategy": "model_parallel"},
-        {"strategy": "local_sgd", "local_sgd": {"sync_every": 1}},  # so that the mean of the weights is a plain step
+        {
+            "strategy": "local_sgd",
+            "strategy_options": {"sync_every": 1},
+        },  # so that the mean of the weights is a plain step
     ],
     ids=lambda values: values["strategy"],
 )

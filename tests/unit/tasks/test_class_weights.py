@@ -18,7 +18,6 @@ from cifar_ray import data
 from cifar_ray.config import command_line, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, recipe
@@ -67,7 +66,9 @@ def test_the_loss_is_the_weighted_mean_over_a_global_batch(values: dict[str, obj
 
 @pytest.mark.slow
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    reproducible = partial(config, strategy="reproducible", model="resnet", resnet=ResNetOptions((1, 1), 8))
+    reproducible = partial(
+        config, strategy="reproducible", model="resnet", model_options={"blocks": (1, 1), "width": 8}
+    )
     digests = {digest(snapshot) for snapshot in train_everywhere(reproducible, tmp_path, stop_after=3)}
     assert len(digests) == 1
     without = reproducible(class_weights="none")
@@ -96,11 +97,13 @@ def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:
         recipe.with_images(other, dataset)
 
 
-def test_a_run_without_weights_is_written_as_before() -> None:
+def test_a_run_without_weights_counts_no_classes() -> None:
     usual = config(class_weights="none")
     assert isinstance(usual, ResolvedConfig)
     usual = recipe.with_images(usual, data.read(usual))
-    assert not {name for name in (*runfile.to_mapping(usual), *runfile.params(usual)) if "class_weights" in name}
+    assert {name: of for name, of in runfile.params(usual).items() if "class_weights" in name} == {
+        "class_weights": "none"
+    }
     assert Classification(usual).counts(torch.arange(10)) is None
 
 
@@ -125,8 +128,10 @@ def test_a_sweep_compares_runs_with_and_without() -> None:
     asked = command_line.sweep(["--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced"])
     assert asked.config is not None
     assert asked.config.grid == ({"class_weights": ["none", "balanced"]},)
-    without = trial("1x1")
+    without = trial("1x1", params={"class_weights": "none"})
     weighted = dataclasses.replace(without, name="weighted", params={**without.params, "class_weights": "balanced"})
     for axes in (("class_weights",), ()):  # a sweep, and runs of no sweep side by side
         runs = Runs(dataclasses.replace(grid(), trials=(without, weighted), axes=axes))
-        assert {of.others for of in runs.configurations} == {(), (("class_weights", "balanced"),)}
+        assert {each.others for each in runs.configurations} == {
+            (("class_weights", of),) for of in ("none", "balanced")
+        }

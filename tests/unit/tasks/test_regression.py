@@ -25,7 +25,12 @@ from tests.support.helpers import digest, plain_losses, resolved, train_here
 from tests.support.threads import losses_of_steps, on_threads, train_everywhere, train_on_threads
 
 OWN = __name__
-USUAL: dict[str, object] = {"dataset": f"{OWN}:arrays", "task": "regression", "model": "mlp", "mlp": {"width": 8}}
+USUAL: dict[str, object] = {
+    "dataset": f"{OWN}:arrays",
+    "task": "regression",
+    "model": "mlp",
+    "model_options": {"width": 8},
+}
 USUAL |= {"precision": "fp32", "epochs": 1, "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.0, "warmup_epochs": 0.0}
 USUAL |= {"global_batch_size": 16}
 
@@ -68,7 +73,7 @@ def test_the_loss_is_the_mean_over_all_targets_of_a_global_batch(values: dict[st
 
 def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     more: dict[str, object] = {"strategy": "reproducible", "ema": 0.9, "val_share": 0.2, "steps_per_epoch": 3}
-    more |= {"mlp": {"width": 8, "norm": "layer"}, "epochs": 2, "log_every": 1}
+    more |= {"model_options": {"width": 8, "norm": "layer"}, "epochs": 2, "log_every": 1}
     snapshots = train_everywhere(partial(resolved, USUAL, **more), tmp_path, stop_after=5)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
     assert [snapshot.score for snapshot in snapshots] == pytest.approx([snapshots[0].score] * 4, rel=1e-12)
@@ -158,12 +163,12 @@ def images() -> object:
 def test_a_function_may_return_one_target_and_images() -> None:
     one = data.read(resolved(USUAL, dataset=f"{OWN}:one_target"))
     assert (one.class_names, one.train["targets"].shape) == (("target",), (96, 1))
-    asked = resolved({**USUAL, "model": "simple_cnn", "mlp": {}}, dataset=f"{OWN}:images")
+    asked = resolved({**USUAL, "model": "simple_cnn", "model_options": {}}, dataset=f"{OWN}:images")
     assert (asked.augment, tasks.spec(asked).unit) == ("none", "images")
     assert models.build(asked, data.spec(asked))(data.spec(asked).example(2)).shape == (2, 1)
     written = runfile.to_mapping(asked)
     assert written["task"] == "regression"
-    assert runfile.to_mapping(resolved(USUAL))["mlp"]["width"] == 8
+    assert runfile.to_mapping(resolved(USUAL))["model_options"]["width"] == 8
 
 
 def constant() -> object:
@@ -197,12 +202,15 @@ def wide(features: int, classes: int) -> nn.Module:
         ({"dataset": f"{OWN}:words"}, "dataset must return .* returns training targets of <U"),
         ({"dataset": f"{OWN}:unnamed"}, "dataset must return .* as the names of 2 targets"),
         ({"task": "classification"}, "dataset must return .* returns training labels of float64"),
-        ({"dataset": "digits", "model": "resnet", "mlp": {}}, "task must learn the labels of digits, and regression"),
         (
-            {"model": "resnet", "mlp": {}},
+            {"dataset": "digits", "model": "resnet", "model_options": {}},
+            "task must learn the labels of digits, and regression",
+        ),
+        (
+            {"model": "resnet", "model_options": {}},
             "model must be mlp or one of your own to learn the targets of rows of numbers",
         ),
-        ({"model": f"{OWN}:wide", "mlp": {}}, r"model must give float logits \(B, 2\).*gives shape \(2, 3\)"),
+        ({"model": f"{OWN}:wide", "model_options": {}}, r"model must give float logits \(B, 2\).*gives shape \(2, 3\)"),
         ({"class_weights": "balanced"}, "class_weights is for tasks of classes, and the task is regression"),
         ({"label_smoothing": 0.1}, "label_smoothing is for tasks of classes, and the task is regression"),
         ({"dataset": f"{OWN}:images"}, "model must be .* or one of your own to learn the targets of whole images"),
@@ -214,7 +222,7 @@ def test_what_does_not_fit_is_refused(values: dict[str, object], sentence: str) 
 
 
 def test_a_linear_model_finds_what_least_squares_finds(tmp_path: Path) -> None:
-    asked = resolved(USUAL, mlp={"depth": 0}, epochs=30, dataset=f"{OWN}:one_target")
+    asked = resolved(USUAL, model_options={"depth": 0}, epochs=30, dataset=f"{OWN}:one_target")
     dataset = data.read(asked)
     outcome = train_here(asked, dataset, tmp_path)
     (x, y), (other, tested) = ((split.inputs, split["targets"]) for split in (dataset.train, dataset.test))

@@ -26,10 +26,15 @@ from examples.segmentation import make_masks
 from tests.support.helpers import digest, plain_losses, resolved, train_here
 from tests.support.threads import losses_of_steps, on_threads, train_everywhere, train_on_threads
 
-USUAL: dict[str, object] = {"model": "unet", "unet": {"width": 2, "norm": "none"}, "precision": "fp32", "epochs": 1}
+USUAL: dict[str, object] = {
+    "model": "unet",
+    "model_options": {"width": 2, "norm": "none"},
+    "precision": "fp32",
+    "epochs": 1,
+}
 USUAL |= {"image_size": 16, "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.0, "warmup_epochs": 0.0}
 USUAL |= {"global_batch_size": 16, "label_smoothing": 0.0}
-SEGNET: dict[str, object] = {"model": "segnet", "segnet": {"width": 2, "blocks": (1, 1, 2)}, "unet": {}}
+SEGNET: dict[str, object] = {"model": "segnet", "model_options": {"width": 2, "blocks": (1, 1, 2)}}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +73,13 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
     usual: dict[str, object], tmp_path: Path
 ) -> None:
     more: dict[str, object] = {"strategy": "reproducible", "augment": "crop_flip", "ema": 0.9, "val_share": 0.2}
-    more |= {"unet": {"width": 2}, "steps_per_epoch": 3, "epochs": 2, "class_weights": "balanced", "log_every": 1}
+    more |= {
+        "model_options": {"width": 2},
+        "steps_per_epoch": 3,
+        "epochs": 2,
+        "class_weights": "balanced",
+        "log_every": 1,
+    }
     reproducible = partial(resolved, usual, **more)
     snapshots = train_everywhere(reproducible, tmp_path, stop_after=5)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
@@ -226,7 +237,7 @@ def test_a_function_of_the_users_own_may_return_masks(usual: dict[str, object]) 
             "augment must be none, crop, crop_flip or resized_crop for masks, which vary with",
         ),
         (
-            {"model": "resnet", "unet": {}},
+            {"model": "resnet", "model_options": {}},
             "model must be unet, segnet or one of your own to learn the masks of pixels, ",
         ),
         ({"task": "classification"}, "task must learn the masks of masks:.*, and classification learns labels"),
@@ -236,7 +247,7 @@ def test_a_function_of_the_users_own_may_return_masks(usual: dict[str, object]) 
             "strategy must keep the model whole for --model unet, whose decoder",
         ),
         (
-            {"model": "torchvision:resnet18", "unet": {}},
+            {"model": "torchvision:resnet18", "model_options": {}},
             r"model must give float logits \(B, 11, 16, 16\) for images \(B, 3, 16, 16\).*gives shape \(2, 11\)",
         ),
         (

@@ -28,7 +28,7 @@ from tests.support.threads import on_threads, train_everywhere, train_on_threads
 
 USUAL: dict[str, object] = {
     "model": "textcnn",
-    "textcnn": {"dim": 8, "filters": 8, "dropout": 0.0},
+    "model_options": {"dim": 8, "filters": 8, "dropout": 0.0},
     "precision": "fp32",
 }
 USUAL |= {"text": {"vocabulary": 400, "max_length": 40}, "optimizer": "adamw", "lr": 0.01, "weight_decay": 0.0}
@@ -167,7 +167,7 @@ def test_tokens_that_do_not_fit_into_the_memory_are_refused(
         ({"stream": True}, "stream is for --dataset folder:PATH, .* only, and the dataset is text:"),
         ({"test_share": 0.2}, "test_share is for data without test texts, and there is .*test.csv"),
         (
-            {"model": "resnet", "textcnn": {}},
+            {"model": "resnet", "model_options": {}},
             "model must be textcnn, lstm, text_transformer or one of your own to learn",
         ),
         ({"task": "segmentation"}, "task must learn the labels of text:.*, and segmentation learns masks"),

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cifar_ray.config.model import PARTS, USUAL, Convolutions
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.models.options import PARTS, USUAL, Convolutions, ResNetOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, recipe
 from cifar_ray.training.arithmetic import Choice
@@ -116,7 +116,7 @@ def test_a_gpu_is_measured_with_the_batch_of_the_run_or_the_part_that_fits(
     assert (chosen.precision, chosen.measured.split()[0]) == ("bf16", str(images))
 
 
-NETWORK = {"model": "resnet", "resnet": ResNetOptions((1, 1), 8), "batch_size": 20, "precision": "fp32"}
+NETWORK = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}, "batch_size": 20, "precision": "fp32"}
 LONG = recipe.resolve(TrainConfig(dataset="digits", epochs=20, **NETWORK))  # type: ignore[arg-type]
 SHAPES = (
     "3x32x32>8 k3 p1",
@@ -200,7 +200,7 @@ def test_whole_passes_must_gain_5_percent(whole: dict[str, float], words: str, s
 
 def test_a_pipeline_keeps_its_layout(seconds: dict[str, float]) -> None:
     seconds |= {"contiguous": 0.1, "products": 2.0}
-    pipeline = replace(LONG, strategy="gpipe", topology="1x2")
+    pipeline = recipe.resolve(replace(LONG, strategy="gpipe", topology="1x2", strategy_options={}))
     assert arithmetic.choose(pipeline, Worker()).convolutions == USUAL
     assert arithmetic.choose(LONG, Worker()).convolutions == "contiguous"
 

@@ -240,11 +240,3 @@ def test_what_leaves_nothing_to_choose_by_is_refused(values: dict[str, object], 
     with pytest.raises(ConfigError) as refused:
         of(**values)
     assert refused.value.as_flag().startswith(sentence)
-
-
-def test_a_run_without_validation_images_is_written_as_before_there_were_any() -> None:
-    plain = runfile.to_mapping(of())
-    assert not {"val_share", "choose_by"} & plain.keys()
-    assert "val" not in plain["images"]
-    assert not {"val_share", "choose_by", "images.val"} & runfile.params(of()).keys()
-    assert runfile.to_mapping(of(val_share=0.1))["val_share"] == 0.1

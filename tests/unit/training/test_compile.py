@@ -16,11 +16,11 @@ from torch._dynamo.utils import counters
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import ModelName
+from cifar_ray.config.strategy import COMPILING, NAMES
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.models.options import ModelName, ResNetOptions
 from cifar_ray.strategies import compiling
-from cifar_ray.strategies.options import COMPILING, NAMES
 from cifar_ray.strategies.worker import Worker, autocast
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import arithmetic, checkpoint, hardware, predictor
@@ -32,7 +32,7 @@ from tests.unit.models.test_text_models import SPEC as TEXTS
 from tests.unit.models.test_text_models import texts
 from tests.unit.strategies.test_exchange import BATCH, backward, micro_batches, model
 
-SMALL = {"dataset": "digits", "model": "resnet", "resnet": ResNetOptions((1,), 4), "augment": "none"}
+SMALL = {"dataset": "digits", "model": "resnet", "model_options": {"blocks": (1,), "width": 4}, "augment": "none"}
 SHORT = {"precision": "fp32", "global_batch_size": 64, "epochs": 2, "steps_per_epoch": 4, "log_every": 1}
 config = partial(resolved, {**SMALL, **SHORT})
 DEEP = dict.fromkeys(("resnet50", "vgg11", "vit", "unet", "segnet"), (pytest.mark.slow,))
@@ -164,7 +164,7 @@ def test_dropout_draws_the_same_numbers(tmp_path: Path, few: Dataset) -> None:
     vit = {"depth": 2, "dim": 16, "heads": 2, "dropout": 0.3, "stochastic_depth": 0.5}
     found = []
     for is_compiled in (False, True):
-        wanted = config(model="vit", resnet=ResNetOptions(), vit=vit, compile=is_compiled, lr=1e-3, epochs=1)
+        wanted = config(model="vit", resnet={}, vit=vit, compile=is_compiled, lr=1e-3, epochs=1)
         train_here(wanted, few, tmp_path / str(is_compiled), recorder := Recorder())
         found.append(losses(recorder))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
@@ -260,7 +260,7 @@ BREAK = r"cannot make one graph of it: Data-dependent branching \(test_compile\.
 def test_a_network_that_cannot_be_compiled_is_refused_before_the_first_step(
     name: str, precision: str, reason: str, few: Dataset, tmp_path: Path
 ) -> None:
-    own = {"model": f"{__name__}:{name}", "resnet": ResNetOptions(), "precision": precision}
+    own = {"model": f"{__name__}:{name}", "model_options": {}, "precision": precision}
     recorder = Recorder()
     with pytest.raises(ConfigError, match=reason) as caught:
         train_here(config(**own, compile=True), few, tmp_path, recorder)
@@ -296,7 +296,7 @@ def test_other_strategies_refuse_it(strategy: str) -> None:
     ("values", "key", "rule"),
     [
         ({"sync_batchnorm": True}, "compile", "must be left out with --sync-batchnorm"),
-        ({"ddp": {"bucket_cap_mb": 0.5}}, "ddp.bucket_cap_mb", "must be at least 1 with --compile, got 0.5"),
+        ({"bucket_cap_mb": 0.5}, "bucket_cap_mb", "must be at least 1 with --compile, got 0.5"),
         (
             {"convolutions": "channels_last; 512x2x2>512 k3 p1: forward weight"},
             "convolutions",

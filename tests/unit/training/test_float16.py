@@ -67,7 +67,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Dataset, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("strategy", ["ddp", "local_sgd", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_ranks_go_on_to_the_same_bits(strategy: str, few: Dataset, tmp_path: Path) -> None:
-    options = {"local_sgd": {"sync_every": 2}} if strategy == "local_sgd" else {}
+    options = {"strategy_options": {"sync_every": 2}} if strategy == "local_sgd" else {}
     wanted = resolved(USUAL, strategy=strategy, topology="1x2", **options)
     whole = train_on_threads(wanted, few, tmp_path / "whole")
     stopped = train_on_threads(wanted, few, tmp_path / "parts", asked=lambda heard: len(heard.steps) >= 3)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from cifar_ray import models
 from cifar_ray.config import command_line, runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, freezing, optimizer, recipe, setup
 from cifar_ray.training.checkpoint import Snapshot
@@ -28,7 +27,7 @@ from tests.support.helpers import Recorder, Stopped, digest, resolved, train_her
 
 LEARNING = "tests.support.learning"
 DIGITS: dict[str, object] = {"dataset": "digits", "precision": "fp32"}
-RESNET: dict[str, object] = {**DIGITS, "model": "resnet", "resnet": ResNetOptions((1, 1), 8)}
+RESNET: dict[str, object] = {**DIGITS, "model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}}
 SHORT: dict[str, object] = {"epochs": 3, "steps_per_epoch": 4, "global_batch_size": 32, "log_every": 1}
 LONG = (pytest.mark.slow, pytest.mark.extended)
 TRUNK = ("[0-3]", "4.conv1", "4.bn?")
@@ -36,7 +35,7 @@ TRUNK = ("[0-3]", "4.conv1", "4.bn?")
 
 
 def config(**values: object) -> Any:
-    usual = {name: value for name, value in RESNET.items() if name != "resnet" or "model" not in values}
+    usual = {name: value for name, value in RESNET.items() if name != "model_options" or "model" not in values}
     return resolved(usual, **values)
 
 
@@ -249,12 +248,6 @@ def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     assert recipe.resolve(command_line.train(again).config) == made
     assert runfile.resolved_from_mapping(runfile.to_mapping(made)) == made
     assert {"freeze": "['[0-3]', '4.conv1']", "unfreeze_epoch": "2"}.items() <= runfile.params(made).items()
-
-
-def test_a_run_without_them_is_written_as_before_there_were_any() -> None:
-    plain: ResolvedConfig = config()
-    for written in (runfile.to_mapping(plain), runfile.params(plain), runfile.to_yaml(plain)):
-        assert not [name for name in ("freeze", "unfreeze_epoch", "lr_scale") if name in written]
 
 
 ALL = "--freeze must leave resnet a parameter to learn, and * matches all"

@@ -139,7 +139,6 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
     assert [*recipe.notes(config, asked)]
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
     assert command_line.train(recipe.command(config).split()[2:]).config.patience == 3
-    assert "patience" not in runfile.to_mapping(of())
     by_test: ResolvedConfig = of(patience=3, choose_by="test")
     assert (by_test.val_share, choosing.measured(by_test)) == (None, "test")
 

@@ -54,7 +54,7 @@ def test_the_bubble_of_even_stages_is_named_with_what_makes_it_smaller() -> None
         "the stages wait for 15 ms of a step of 80 ms while the pipeline fills and drains, as the schedule of 4 "
         "micro-batches in 2 stages has it: 19 % of the training"
     )
-    assert "--pipeline.micro-batches 8" in verdict.advice[0]
+    assert "--strategy-options.micro-batches 8" in verdict.advice[0]
     whole = explain(pipeline(60.0, 60.0, micro_batches=1, strategy="model_parallel"))
     assert "1 micro-batch in 2 stages" in whole.sentence
     assert whole.advice[0].startswith("--strategy gpipe or one_f_one_b")

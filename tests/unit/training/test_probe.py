@@ -6,7 +6,6 @@ import torch
 
 from cifar_ray import data, models
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies import stages
 from cifar_ray.training import probe, recipe
 
 
@@ -23,24 +22,3 @@ def test_gradients_are_ready_from_the_last_layer_to_the_first() -> None:
     assert 0 < found.ready[0] < found.ready[-1] <= 1
     assert found.buffer_bytes == sum(buffer.nbytes for buffer in model.buffers() if buffer.is_floating_point())
     assert (torch.random.get_rng_state().equal(state), torch.get_num_threads()) == (True, threads)
-
-
-def test_a_pipelines_units_are_those_of_the_strategy_with_what_each_hands_on() -> None:
-    config = recipe.resolve(
-        TrainConfig(dataset="digits", model="simple_cnn", precision="fp32", strategy="gpipe", topology="1x2")
-    )
-    found = probe.readiness(config, 4, 1)
-    model = models.outline(config, data.spec(config))
-    units = stages.units(models.layers(config, model))
-    assert [unit.size for unit in found.units] == [sum(each.nbytes for each in unit.parameters()) for unit in units]
-    assert sum(unit.size for unit in found.units) == sum(found.sizes)
-    assert found.units[-1].sent == 4 * data.spec(config).num_classes
-    assert all(unit.seconds > 0 for unit in found.units)
-    assert found.groups == ()
-
-
-def test_what_fsdp_gathers_by_itself_is_each_child_with_parameters() -> None:
-    config = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", strategy="fsdp"))
-    found = probe.readiness(config, 4, 1)
-    assert len(found.groups) > 1
-    assert sum(found.groups) == sum(found.sizes)

@@ -18,7 +18,6 @@ from torch import nn
 from cifar_ray import models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.classification import Classification
@@ -129,7 +128,9 @@ def test_when_rank_0_cannot_write_the_others_end_with_it(few: Dataset, tmp_path:
     assert [str(end) for end, _ in results] == ["no room", "rank 0 could not write the checkpoint of step 4"]
 
 
-@pytest.mark.parametrize(("strategy", "values"), [("all_reduce", {}), ("local_sgd", {"local_sgd": {"sync_every": 3}})])
+@pytest.mark.parametrize(
+    ("strategy", "values"), [("all_reduce", {}), ("local_sgd", {"strategy_options": {"sync_every": 3}})]
+)
 def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
     strategy: str, values: dict[str, object], few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +151,12 @@ def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
     mine = threading.local()
     monkeypatch.setattr(strategies, "build", kept)
     config = resolved(
-        USUAL, model="resnet", resnet=ResNetOptions((1,), 4), strategy=strategy, per_rank_test=True, **values
+        USUAL,
+        model="resnet",
+        model_options={"blocks": (1,), "width": 4},
+        strategy=strategy,
+        per_rank_test=True,
+        **values,
     )
     (outcome, recorder), (other, _) = train(config, few, tmp_path, Last)
     assert isinstance(outcome, Outcome)
@@ -178,7 +184,7 @@ def test_nothing_is_a_ranks_own_unless_asked_for(few: Dataset, tmp_path: Path) -
 
 def test_where_nothing_is_a_ranks_own_each_has_the_figures_of_all(few: Dataset, tmp_path: Path) -> None:
     (outcome, _), _ = train(
-        resolved(USUAL, strategy="reproducible", reproducible={"shards": 2}, per_rank_test=True), few, tmp_path
+        resolved(USUAL, strategy="reproducible", strategy_options={"shards": 2}, per_rank_test=True), few, tmp_path
     )
     assert isinstance(outcome, Outcome)
     for name in ("loss", "accuracy"):

@@ -8,7 +8,6 @@ import pytest
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.models.options import ResNetOptions, ViTOptions
 from cifar_ray.training import recipe
 from tests.support.helpers import resolved
 
@@ -26,13 +25,13 @@ NORM = "for this resnet50, whose batch norm needs several values"
         ({"test_images": 361}, "--test-images must be at most 360, all of digits, got 361"),
         ({"test_images": 3, "topology": "1x4"}, "--topology must have at most one worker per test image (3)"),
         ({"topology": "1x361", "batch_size": 2}, "--topology must have at most one worker per test image (360)"),
-        ({"model": "vit", "vit": ViTOptions(patch_size=5)}, "--vit.patch-size must divide the image's side of 32, got 5"),
+        ({"model": "vit", "model_options": {"patch_size": 5}}, "--model-options.patch-size must divide the image's side of 32, got 5"),
         ({"elastic": "1x1:1x2", "strategy": "hogwild"}, "--elastic needs a strategy whose workers take every step together, so that all stop after the same one; those of hogwild do not"),
-        ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "parameter_server": {"push_every": 4}}, "--parameter-server.push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
+        ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "strategy_options": {"push_every": 4}}, "--strategy-options.push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
         ({"model": "resnet50", "batch_size": 1}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 1"),
         ({"model": "resnet50", "batch_size": 1, "topology": "1x2", "accumulate": 2}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 4"),
-        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, f"--reproducible.shards must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
-        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, f"--pipeline.micro-batches must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
+        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, f"--strategy-options.shards must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
+        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, f"--strategy-options.micro-batches must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(values: dict[str, object], sentence: str) -> None:
@@ -65,10 +64,10 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
         ({}, "--dataset digits --model resnet --epochs 10 --seed 0 --global-batch-size 128 --topology 1x1"),
         (
             {
-                "resnet": ResNetOptions((1, 3), 8), "topology": "1x2", "accumulate": 2, "global_batch_size": 64,
+                "model_options": {"blocks": (1, 3), "width": 8}, "topology": "1x2", "accumulate": 2, "global_batch_size": 64,
                 "augment": "none", "run_name": "x", "storage": "y", "device": "cpu", "verbose": True,
             },
-            "--dataset digits --augment none --model resnet --resnet.blocks 1 3 --resnet.width 8 --epochs 10"
+            "--dataset digits --augment none --model resnet --model-options.blocks 1,3 --model-options.width 8 --epochs 10"
             " --seed 0 --global-batch-size 64 --accumulate 2 --topology 1x2",
         ),
         (

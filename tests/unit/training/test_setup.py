@@ -11,7 +11,6 @@ from torch import nn
 
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
-from cifar_ray.models.options import ResNetOptions
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe, setup
 from cifar_ray.training.observer import Launch
@@ -27,7 +26,7 @@ def test_every_batch_norm_is_synchronised_when_asked_for(
         TrainConfig(
             dataset="digits",
             model="resnet",
-            resnet=ResNetOptions((1,), 4),
+            model_options={"blocks": (1,), "width": 4},
             precision="fp32",
             sync_batchnorm=synchronised,
         )

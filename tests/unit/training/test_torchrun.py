@@ -121,7 +121,7 @@ def test_every_worker_of_a_node_has_a_gpu_or_none_has(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     strategy: Any = "ddp" if each == 1 else "data_parallel"
-    config = TrainConfig(device=device, data_parallel={"gpus_per_worker": each}, strategy=strategy)
+    config = TrainConfig(device=device, gpus_per_worker=each, strategy=strategy)
     if isinstance(found, str):
         with pytest.raises(ConfigError, match=re.escape(found)):
             torchrun._gpus(config, 1, 2)

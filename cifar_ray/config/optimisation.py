@@ -1,4 +1,4 @@
-"""Options of the optimizer, its schedule and the batch. Nothing here imports torch, so that ``--help`` is quick."""
+"""Options of the optimizer, its schedule and the batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator
 
 from cifar_ray.config.errors import brief
+from cifar_ray.config.model import ConvolutionsText
 from cifar_ray.config.option import OWN, option, or_own
-from cifar_ray.config.schema import Count, NotNegative, Positive, Share, Texts, Whole, Wholes, listed
-from cifar_ray.models.options import ConvolutionsText, Options
-from cifar_ray.strategies.options import (
+from cifar_ray.config.schema import Count, NotNegative, Options, Positive, Share, Texts, Whole, Wholes, listed
+from cifar_ray.config.strategy import (
     ACCUMULATING,
     AVERAGING,
     COMPILING,
@@ -80,22 +80,22 @@ class Optimisation:
     """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).
     Default: the model's own."""
 
-    clip_norm: Positive | None = option(None, weights=True, only={"strategy": WHOLE_GRADIENT}, shared=True)
+    clip_norm: Positive | None = option(None, weights=True, only={"strategy": WHOLE_GRADIENT})
     """Clip the global gradient norm to this value. Default: no clipping."""
 
-    ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING}, shared=True)
+    ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING})
     """Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is evaluated, saved and
     exported. Default: no average."""
 
-    freeze: Texts = option((), weights=True, only={"strategy": FREEZING}, shared=True, if_set=True)
+    freeze: Texts = option((), weights=True, only={"strategy": FREEZING})
     """Parameters that do not learn, as shell patterns of their names. A pattern also matches everything below a match:
     layer1, layer? and features.* match layer1.0.conv1.weight and features.0.bias. Their modules stay in evaluation
     mode, so batch norm keeps its statistics. Default: all learn."""
 
-    unfreeze_epoch: Count | None = option(None, weights=True, only={"strategy": UNFREEZING}, shared=True, if_set=True)
+    unfreeze_epoch: Count | None = option(None, weights=True, only={"strategy": UNFREEZING})
     """Epoch, counted from 1, at which to unfreeze the parameters of --freeze. Default: never."""
 
-    lr_scale: Scales = option((), weights=True, only={"strategy": GROUPING}, shared=True, if_set=True)
+    lr_scale: Scales = option((), weights=True, only={"strategy": GROUPING})
     """PATTERN=NUMBER ...: multiply the learning rate of the parameters that a pattern matches, such as features=0.1.
     Patterns are as for --freeze; of several that match, the last counts."""
 
@@ -113,11 +113,11 @@ class Optimisation:
     label_smoothing: Share | None = option(None, weights=True)
     """Label smoothing: share of the target spread evenly over all classes. Default: the model's own."""
 
-    class_weights: Literal["none", "balanced"] = option("none", weights=True, if_set=True)
+    class_weights: Literal["none", "balanced"] = option("none", weights=True)
     """balanced: in the training loss an image counts in inverse proportion to its class's training images, so that all
     classes count alike; the loss is the weighted mean over a global batch. Not with mixup or cutmix."""
 
-    class_weights_counts: Wholes | None = option(None, weights=True, recorded=True, if_set=True)
+    class_weights_counts: Wholes | None = option(None, weights=True, recorded=True)
     """Training images of each class, from which the weights follow."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = option("none", weights=True)
@@ -136,7 +136,7 @@ class Optimisation:
     those of which parts are matrix products, as a run records them. Default: measured, decided as --precision is;
     channels_last for fewer than 1,000 steps, on GPUs, with --compile and with --strategy reproducible."""
 
-    compile: bool = option(False, weights=True, only={"strategy": COMPILING}, shared=True)
+    compile: bool = option(False, weights=True, only={"strategy": COMPILING})
     """Compile the forward and backward pass with torch.compile, which takes up to minutes before the first step; on
     GPUs they are CUDA graphs, which pay where launching kernels takes longer than they run. On CPUs it is slower."""
 
@@ -153,5 +153,5 @@ class Batch:
     """Images per optimizer step over all workers; --batch-size says it per worker. Default without either: 128; 1,024
     for speednet."""
 
-    accumulate: Count = option(1, weights=False, only={"strategy": ACCUMULATING}, shared=True)
+    accumulate: Count = option(1, weights=False, only={"strategy": ACCUMULATING})
     """Micro-batches per optimizer step on each worker (gradient accumulation)."""

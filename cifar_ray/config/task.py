@@ -1,4 +1,4 @@
-"""The option that chooses a task. Nothing here imports torch, so that ``--help`` is quick."""
+"""The option that chooses a task."""
 
 from __future__ import annotations
 
