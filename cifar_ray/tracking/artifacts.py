@@ -144,7 +144,7 @@ def log_model(
     task: TaskSpec,
     epoch: int,
 ) -> None:
-    """Log a model of the run, named after the run: ``image_model.py`` or another, and the exported network.
+    """Log a model of the run, named after the run: the code of ``logged_model.py`` and the exported network.
 
     Args:
         client: of the store.
@@ -178,7 +178,7 @@ def log_model(
         inputs=Schema([ColSpec(kinds[type(value)], column) for column, value in taken.example.items()]),
         outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
-    config = {"answer": task.answer, "labels": list(dataset.class_names), **taken.config}
+    config = {"inputs": dataset.spec.inputs, "answer": task.answer, "labels": list(dataset.class_names), **taken.config}
     inputs = torch.from_numpy(np.resize(dataset.test.inputs[:2], (2, *dataset.test.inputs.shape[1:])))
     inputs = inputs.double() if dataset.spec.inputs == "features" else inputs  # as the table's model gives them
     requirements = [
@@ -216,7 +216,7 @@ def log_model(
                 mlflow_model=Model(
                     logged.artifact_location, run_id, model_uuid=logged.model_id, model_id=logged.model_id
                 ),
-                python_model=taken.code,
+                python_model=Path(__file__).with_name("logged_model.py"),
                 artifacts=kept,
                 model_config=config,
                 signature=signature,
@@ -231,9 +231,8 @@ def log_model(
 
 
 class _Taken(NamedTuple):
-    """What a logged model takes: the file with its code, its columns with a value of each, and what the code needs."""
+    """What a logged model takes: its columns with a value of each, and what ``logged_model.py`` needs."""
 
-    code: Path
     example: dict[str, Any]
     config: dict[str, Any]
     package: str
@@ -241,18 +240,17 @@ class _Taken(NamedTuple):
 
 
 def _taken(dataset: Dataset) -> _Taken:
-    spec, here = dataset.spec, Path(__file__)
+    spec = dataset.spec
     if spec.inputs == "tokens":
         text = tokens.decode(dataset.encoding, dataset.test.inputs[0])
-        config = {"length": spec.length}
-        return _Taken(here.with_name("text_model.py"), {"text": text}, config, "tokenizers", dataset.encoding)
+        return _Taken({"text": text}, {"length": spec.length}, "tokenizers", dataset.encoding)
     if spec.inputs == "features":
         row = {name: float(value) for name, value in zip(spec.feature_names, dataset.test.inputs[0])}
-        return _Taken(here.with_name("table_model.py"), row, {"features": [*row]}, "pandas")
+        return _Taken(row, {"features": [*row]}, "pandas")
     file = io.BytesIO()
     Image.fromarray(np.array(dataset.test.images[0])).save(file, "png")
     sizes = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
-    return _Taken(here.with_name("image_model.py"), {"image": file.getvalue()}, sizes, "pillow")
+    return _Taken({"image": file.getvalue()}, sizes, "pillow")
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:

@@ -261,7 +261,7 @@ def test_mlflow_writes_a_dockerfile_for_the_model(version: dict[str, str], tmp_p
     subprocess.run(command, env=version, check=True, timeout=300, capture_output=True)
     assert "COPY model_dir /opt/ml/model" in (tmp_path / "image" / "Dockerfile").read_text()
     kept = {path.name for path in (tmp_path / "image" / "model_dir").rglob("*")}
-    assert {"MLmodel", "image_model.py", "network.pt2", "requirements.txt"} <= kept
+    assert {"MLmodel", "logged_model.py", "network.pt2", "requirements.txt"} <= kept
 
 
 def test_what_cannot_be_registered_is_refused(trained: Person) -> None:

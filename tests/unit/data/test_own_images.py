@@ -28,7 +28,7 @@ from cifar_ray.data import arrays as of_functions
 from cifar_ray.data import folders, imagefiles, loader
 from cifar_ray.orchestration.run import results
 from cifar_ray.serving import app
-from cifar_ray.tracking import image_model
+from cifar_ray.tracking import logged_model
 from cifar_ray.training import recipe
 from tests.support.images import folder_of_digits
 
@@ -197,7 +197,7 @@ def test_training_predictions_the_server_and_mlflow_see_one_image(tmp_path: Path
             (tmp_path / half / name).mkdir(parents=True)
             Image.fromarray(stripes).convert("RGB").save(tmp_path / half / name / "1.jpg", exif=exif)
     dataset, file = data.read(of(tmp_path)), tmp_path / "test" / "a" / "1.jpg"
-    body, model = file.read_bytes(), image_model.ImageModel()
+    body, model = file.read_bytes(), logged_model.LoggedModel()
     model.config = {"side": 32, "native_side": 32, "crop": dataset.spec.crop}
     for seen in (
         results.pixels(dataset.spec, [file], [file], print)[1][0].numpy(),

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from cifar_ray.data import SPECS, DatasetSpec, imagefiles, masks
-from cifar_ray.tracking import image_model
+from cifar_ray.tracking import logged_model
 from tests.support.helpers import png
 
 FOLDER = DatasetSpec("folder", 3, 9, 3, (0.5,) * 3, (0.5,) * 3, True, native_size=40, image_size=40, crop=True)
@@ -41,7 +41,7 @@ FILES = {
 @pytest.mark.parametrize("spec", [*SPECS.values(), FOLDER], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 def test_it_prepares_an_image_as_predict_does(file: bytes, spec: DatasetSpec) -> None:
-    model = image_model.ImageModel()
+    model = logged_model.LoggedModel()
     model.config = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
     (expected,) = imagefiles.batch(spec, [imagefiles.read(io.BytesIO(file))]).numpy()
     assert np.array_equal(model.pixels(model.image(file)), expected)
@@ -50,14 +50,14 @@ def test_it_prepares_an_image_as_predict_does(file: bytes, spec: DatasetSpec) ->
 @pytest.mark.parametrize("size", [(8, 8), (30, 17), (16, 41)])
 def test_its_masks_are_those_of_predict(size: tuple[int, int]) -> None:
     numbers = np.random.default_rng(0).integers(0, 11, (8, 8), dtype=np.uint8)
-    files = image_model.ImageModel().mask(numbers, size), masks.png(numbers, size)
+    files = logged_model.LoggedModel().mask(numbers, size), masks.png(numbers, size)
     ours, theirs = (np.asarray(Image.open(io.BytesIO(file))) for file in files)
     assert ours.shape == size[::-1]
     assert np.array_equal(ours, theirs)
 
 
 def test_it_reads_the_same_formats_and_needs_nothing_of_this_program() -> None:
-    assert image_model.FORMATS == imagefiles.FORMATS
-    assert "cifar_ray" not in Path(image_model.__file__).read_text()
+    assert logged_model.FORMATS == imagefiles.FORMATS
+    assert "cifar_ray" not in Path(logged_model.__file__).read_text()
     with pytest.raises(ValueError, match="32-bit values"):
-        image_model.ImageModel().image(encoded("TIFF", "F"))
+        logged_model.LoggedModel().image(encoded("TIFF", "F"))
