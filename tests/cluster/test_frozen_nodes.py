@@ -23,17 +23,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.fault, pytest.mark.extended]
 STEPS, UNFROZEN = 22, 9
 """Steps in an epoch, and the epoch from which on all learns."""
 
-TUNED = [
-    "train",
-    "--dataset",
-    "digits",
-    "--model",
-    "resnet",
-    "--model-options.blocks",
-    "1,1",
-    "--model-options.width",
-    "8",
-]
+TUNED = ["train", "--dataset", "digits", "--model", "resnet"]
+TUNED += ["--model-options.blocks", "1,1", "--model-options.width", "8"]
 TUNED += ["--precision", "fp32", "--strategy", "reproducible", "--global-batch-size", "64", "--cpus-per-worker", "1"]
 TUNED += ["--epochs", "16", "--freeze", "[0-3]", "--unfreeze-epoch", str(UNFROZEN), "--ema", "0.9"]
 TUNED += ["--weights", "start.pt", "--checkpoint-every", "7", "--log-every", "5", "--log-models", "none"]

@@ -157,15 +157,8 @@ def test_the_shared_memory_has_no_name_that_could_stay_behind(host: ServerHost, 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["parameter_server", pytest.param("hogwild", marks=pytest.mark.extended)])
 def test_through_ray(strategy: str, resident: Person) -> None:
-    served = [
-        "--strategy-options.max-staleness",
-        "4",
-        "--strategy-options.push-every",
-        "2",
-        "--strategy-options.servers",
-        "2",
-    ]
-    options = served if strategy == "parameter_server" else []
+    served = "--strategy-options.max-staleness 4 --strategy-options.push-every 2 --strategy-options.servers 2"
+    options = served.split() if strategy == "parameter_server" else []
     words = ["--strategy", strategy, "--topology", "1x2", "--epochs", "10", "--run-name", strategy, *options]
     before = memory_files()
     done = resident.runs("train", *LEARNED, *words)
@@ -180,23 +173,15 @@ def test_through_ray(strategy: str, resident: Person) -> None:
     assert run.data.metrics["staleness/max"] >= 1
     if strategy == "parameter_server":
         assert run.data.metrics["staleness/ahead_max"] <= 4
-        assert run.data.params["max_staleness"] == "4"
+        assert run.data.params["strategy_options.max_staleness"] == "4"
 
 
 @pytest.mark.extended
 @pytest.mark.fault
 def test_a_run_goes_on_when_a_worker_is_killed(resident: Person) -> None:
     """The other worker waits in the server for the one that is killed."""
-    words = [
-        "--strategy",
-        "parameter_server",
-        "--strategy-options.max-staleness",
-        "0",
-        "--topology",
-        "1x2",
-        "--epochs",
-        "25",
-    ]
+    words = ["--strategy", "parameter_server", "--strategy-options.max-staleness", "0"]
+    words += ["--topology", "1x2", "--epochs", "25"]
     name = "without-one"
     with resident.starts("train", *LEARNED, *words, "--checkpoint-every", "5", "--run-name", name) as run:
         run.until("epoch 2/25")

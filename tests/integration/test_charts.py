@@ -274,10 +274,11 @@ def test_a_steps_parts_are_stacked_up_to_the_iteration() -> None:
 
 
 def servers() -> Study:
-    options = [{"push_every": "1", "servers": str(n), "staleness_weighting": "inverse", "lr": "0.05"} for n in (1, 2)]
+    names = [f"strategy_options.{name}" for name in ("push_every", "servers", "staleness_weighting")]
+    options = [{**dict(zip(names, ("1", str(n), "inverse"))), "lr": "0.05"} for n in (1, 2)]
     runs = [trial(topology="1x2"), *(trial(topology="1x2", batch=32) for _ in options)]
     runs[1:] = [replace(run, params={**run.params, **one}) for run, one in zip(runs[1:], options)]
-    axes = ("strategy", "batch_size", "lr", "push_every", "servers", "staleness_weighting", "seed")
+    axes = ("strategy", "batch_size", "lr", *names, "seed")
     return replace(study(*runs), axes=axes)
 
 

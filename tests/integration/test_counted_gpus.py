@@ -47,7 +47,6 @@ from types import SimpleNamespace
 import ray
 
 from cifar_ray import storage
-from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.run import alone, train_worker
 from cifar_ray.orchestration.sweep import driver, planner
@@ -75,9 +74,9 @@ class Meets:
 
 
 ray.init("local", num_cpus=5, num_gpus=1, include_dashboard=False, log_to_driver=False)
-run = {"dataset": "digits", "model": "simple_cnn", "device": "cuda"}
-config = SweepConfig("grid", ({"batch_size": [8, 16, 32, 64, 128]},), train=run, gpus_per_worker=0.25)
-trials = planner.plan(cells_of(config, planner.draw(config)), config.gpus_per_worker)
+run = {"dataset": "digits", "model": "simple_cnn", "device": "cuda", "gpus_per_worker": 0.25}
+config = SweepConfig("grid", ({"batch_size": [8, 16, 32, 64, 128]},), train=run)
+trials = planner.planned(config)
 store = SimpleNamespace(tracking_uri="sqlite:///x")
 planned = driver.Driver(config, storage.at(str(Path.cwd() / "grid")), store, trials, 0.0)
 print(f"at once: {planned._fit_to_cluster()}")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cifar_ray import models
+from cifar_ray.config import strategy
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.strategies import options
 from cifar_ray.training import checkpoint
 from tests.support.helpers import cells_on_ranks, digest, small_config, train_on_ranks
 
@@ -58,15 +58,15 @@ def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Pa
 
     Two workers, all in the same two processes. A strategy that cannot freeze refuses the flag.
     """
-    names = [name for name in options.FREEZING if name != "data_parallel"]  # which needs GPUs
+    names = [name for name in strategy.FREEZING if name != "data_parallel"]  # which needs GPUs
     wanted = []
     for name in names:
         values: dict[str, object] = {**NORM, "freeze": ("[0-3]",), "steps_per_epoch": 3, "global_batch_size": 16}
-        values |= {"precision": "fp16"} if name in options.SCALING else {}
-        values |= {"accumulate": 2} if name in options.ACCUMULATING else {}
-        values |= {"ema": 0.9} if name in options.AVERAGING else {}
+        values |= {"precision": "fp16"} if name in strategy.SCALING else {}
+        values |= {"accumulate": 2} if name in strategy.ACCUMULATING else {}
+        values |= {"ema": 0.9} if name in strategy.AVERAGING else {}
         values |= {"strategy_options": {"sync_every": 2}} if name == "local_sgd" else {}
-        values |= {"unfreeze_epoch": 2} if name in options.UNFREEZING else {}
+        values |= {"unfreeze_epoch": 2} if name in strategy.UNFREEZING else {}
         wanted.append(config(name, "1x2", **values, test_images=16))
     begun = initial(wanted[0])
     trunk = {name for name in begun if name[0] in "0123"}
@@ -76,7 +76,7 @@ def test_what_is_frozen_stays_and_learns_later_under_every_strategy(tmp_path: Pa
         first = checkpoint.load(tmp_path / str(number) / "step-00000003").weights
         assert {key for key in begun if torch.equal(first[key], begun[key])} == trunk, name
         same = {key for key in begun if (cell.weights[key] == begun[key].numpy()).all()}
-        assert same == (set() if name in options.UNFREEZING else trunk), name
+        assert same == (set() if name in strategy.UNFREEZING else trunk), name
 
 
 @pytest.mark.parametrize(

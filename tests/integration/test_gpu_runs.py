@@ -106,8 +106,8 @@ def test_a_sweep_on_one_gpu(resident: Person) -> None:
 def test_runs_of_a_sweep_share_the_gpu_and_one_without_memory_fails_alone(resident: Person) -> None:
     too_large = "  - {model: [resnet50], batch_size: [1024], precision: [fp32]}\n" * HERE
     (resident.home / "shared.yaml").write_text(
-        f"version: 2\ngpus_per_worker: 0.1\ngrid:\n  - {{model: [simple_cnn], batch_size: [32, 64]}}\n{too_large}"
-        "train: {dataset: digits, epochs: 1}\n"
+        f"version: 2\ngrid:\n  - {{model: [simple_cnn], batch_size: [32, 64]}}\n{too_large}"
+        "train: {dataset: digits, epochs: 1, gpus_per_worker: 0.1}\n"
     )
     done = resident.runs("sweep", "shared.yaml", "--name", "shared")
     assert done.returncode == int(HERE), done.stderr

@@ -136,7 +136,7 @@ def test_ddp_trains_a_network_that_leaves_out_parameters_with_its_options(
     many, one = cells_on_ranks(wanted, [wanted, plain], tmp_path, None)
     assert many.error == ""
     assert len(set(many.digests)) == 1
-    assert difference(many.weights, one.weights) < (1e-2 if "comm_hook" in values.get("ddp", {}) else CLOSE)
+    assert difference(many.weights, one.weights) < (1e-2 if "strategy_options" in values else CLOSE)
 
 
 def test_a_parameter_that_only_the_training_leaves_out_is_refused_at_its_first_step(tmp_path: Path) -> None:

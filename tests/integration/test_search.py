@@ -57,16 +57,8 @@ def test_a_search_over_texts_goes_by_their_validation_accuracy_and_patience_ends
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
     make_texts.make(person.home / "reviews", 400)
     words = ["--dataset", "text:reviews", "--text.vocabulary", "400", "--text.max-length", "40", "--val-share", "0.25"]
-    words += [
-        "--model-options.dim",
-        "16",
-        "--model-options.filters",
-        "16",
-        "--global-batch-size",
-        "16",
-        "--precision",
-        "fp32",
-    ]
+    words += ["--model-options.dim", "16", "--model-options.filters", "16"]
+    words += ["--global-batch-size", "16", "--precision", "fp32"]
     words += ["--search", "optuna", "--samples", "4", "--max-concurrent", "1", "--epochs", "8", "--patience", "1"]
     output = person.succeeds("sweep", "--name", "liked", *words, "--grid", "lr=loguniform:1e-9:0.03").stdout
     runs = children(person, "liked")

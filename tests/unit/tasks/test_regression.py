@@ -76,7 +76,8 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path
     more |= {"model_options": {"width": 8, "norm": "layer"}, "epochs": 2, "log_every": 1}
     snapshots = train_everywhere(partial(resolved, USUAL, **more), tmp_path, stop_after=5)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
-    assert [snapshot.score for snapshot in snapshots] == pytest.approx([snapshots[0].score] * 4, rel=1e-12)
+    # The weights are equal to the bit; how many rows a worker has at once may show in the last digit of a figure.
+    assert [snapshot.score for snapshot in snapshots] == pytest.approx([snapshots[0].score] * 4, rel=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "send_recv"])
@@ -127,7 +128,7 @@ def test_figures_are_those_of_all_workers_together() -> None:
         on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked))(model)) for count in (1, 2)
     )
     for one in ranks:
-        assert one.metrics == pytest.approx(whole.metrics, rel=1e-9)
+        assert one.metrics == pytest.approx(whole.metrics, rel=1e-6)  # passes in float32 over other numbers of rows
     assert (whole.images, set(whole.metrics)) == (24, {"loss", "r2", "mae", "mse"})
 
 

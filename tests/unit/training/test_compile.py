@@ -161,10 +161,10 @@ def test_two_compiled_workers_are_close_to_two_without(
 @pytest.mark.extended
 @pytest.mark.slow
 def test_dropout_draws_the_same_numbers(tmp_path: Path, few: Dataset) -> None:
-    vit = {"depth": 2, "dim": 16, "heads": 2, "dropout": 0.3, "stochastic_depth": 0.5}
+    options = {"depth": 2, "dim": 16, "heads": 2, "dropout": 0.3, "stochastic_depth": 0.5}
     found = []
     for is_compiled in (False, True):
-        wanted = config(model="vit", resnet={}, vit=vit, compile=is_compiled, lr=1e-3, epochs=1)
+        wanted = config(model="vit", model_options=options, compile=is_compiled, lr=1e-3, epochs=1)
         train_here(wanted, few, tmp_path / str(is_compiled), recorder := Recorder())
         found.append(losses(recorder))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
