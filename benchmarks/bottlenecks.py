@@ -12,8 +12,7 @@ forked.py, which needs root. Every case slows one thing by about ``--slower`` of
 - ``competitor``: a busy loop on the CPU to which rank 1 is bound, at a lower priority (nice 5: a quarter of the CPU);
 - ``loader``: rank 1 sleeps before it makes its part of a batch;
 - ``loaders``: every rank does;
-- ``link``: the link between two nodes has so low a rate that the gradients take as long;
-- ``stage-stopped``, ``stage-loader``, ``stage-link``: the same in a pipeline, gpipe; its first stage makes the batches.
+- ``link``: the link between two nodes has so low a rate that the gradients take as long.
 
 ``overhead`` times the marks of a step alone, and images/s of simple_cnn with and without them, in turn, with
 ``--before``. Quiet runs say something of a machine that is idle: the load is kept with the figures.
@@ -48,21 +47,14 @@ from cifar_ray.training.clock import Clock
 from cifar_ray.training.observer import Outcome
 from cifar_ray.training.rank_times import PARTS
 
-STAGE = "stage-"
-"""Begins the name of every case of a pipeline, and is that of a quiet one."""
-PIPELINE = ["--strategy", "gpipe", "--strategy-options.micro-batches", "8"]
-QUIET = (("1x1", ""), ("1x2", ""), ("2x1", ""), ("2x2", ""), ("1x2", STAGE), ("2x1", STAGE))
+QUIET = ("1x1", "1x2", "2x1", "2x2")
 CASES = {"stopped": "1x2", "competitor": "1x2", "loader": "1x2", "loaders": "1x2", "link": "2x1"}
-CASES |= {f"{STAGE}stopped": "1x2", f"{STAGE}loader": "1x2", f"{STAGE}link": "2x1"}
 WANTED = {
     "stopped": ("slow rank", [1]),
     "competitor": ("slow rank", [1]),
     "loader": ("slow data", [1]),
     "loaders": ("slow data", []),
     "link": ("slow link", []),
-    f"{STAGE}stopped": ("long stage", [1]),
-    f"{STAGE}loader": ("slow data", [0]),
-    f"{STAGE}link": ("slow link", []),
 }
 ALARMS = ("slow rank", "slow data", "slow link")
 _PERIOD_S = 0.05
@@ -123,32 +115,28 @@ def compete() -> None:
         pass
 
 
-def train(given: argparse.Namespace, topology: str, case: str, step_s: float, sent: float) -> dict[str, Any]:
-    """One run with one thing slow, or none: its verdict, the load of the machine before it, and bytes sent per step.
+def train(given: argparse.Namespace, topology: str, case: str, step_s: float) -> dict[str, Any]:
+    """One run with one thing slow, or none: its verdict, and the load of the machine before it.
 
-    ``step_s`` and ``sent`` are those of a step undisturbed.
+    ``step_s`` is that of a step undisturbed.
     """
-    longer_s, nodes = given.slower * step_s, parse(topology).nodes
-    before = sum(network.sent(nodes))
-    load = os.getloadavg()[0]
+    longer_s, load = given.slower * step_s, os.getloadavg()[0]
     with network.temporary_folder() as name, contextlib.ExitStack() as stack:
         folder, sleeps, rate = Path(name), {}, "none"
-        slowed = case.removeprefix(STAGE)
-        if slowed == "stopped":
+        if case == "stopped":
             stack.enter_context(beside(stop, folder, given.slower / (1 + given.slower)))
-        elif slowed == "competitor":
+        elif case == "competitor":
             stack.enter_context(beside(compete))
-        elif slowed in ("loader", "loaders"):
-            sleeps = dict.fromkeys(range(2) if slowed == "loaders" else [0 if case.startswith(STAGE) else 1], longer_s)
-        elif slowed == "link":
-            rate = f"{round(8 * (sent if case.startswith(STAGE) else gradient_bytes(given)) / longer_s)}bit"
+        elif case in ("loader", "loaders"):
+            sleeps = dict.fromkeys(range(2) if case == "loaders" else [1], longer_s)
+        elif case == "link":
+            rate = f"{round(8 * gradient_bytes(given) / longer_s)}bit"
         words = ["--dataset", given.dataset, "--model", given.model, "--epochs", str(given.epochs), "--steps-per-epoch"]
         words += [str(given.steps), "--global-batch-size", str(given.images), "--cpus-per-worker", "1"]
         words += ["--precision", "fp32", "--device", "cpu", "--test-images", "100"]
-        words += PIPELINE * case.startswith(STAGE)
         first = partial(begin, folder=folder, sleeps=sleeps, is_bound=case == "competitor")
         told = forked.run(parse(topology), rate, words, 300, tell, first)
-    return told | {"load": load, "sent": (sum(network.sent(nodes)) - before) / (given.steps * given.epochs)}
+    return told | {"load": load}
 
 
 def gradient_bytes(given: argparse.Namespace) -> int:
@@ -166,17 +154,14 @@ def measure(given: argparse.Namespace) -> tuple[list[record.Row], dict[str, Any]
     quiet = QUIET if "quiet" in given.only else ()
     cases = [case for case in CASES if case in given.only]
     undisturbed = {}
-    for case in cases:
-        like = (CASES[case], STAGE if case.startswith(STAGE) else "")
-        if like not in undisturbed:
-            undisturbed[like] = train(given, *like, 0.0, 0.0)
-    turns = [(f"quiet {topology}{' gpipe' * bool(case)}", topology, case, given.quiet) for topology, case in quiet]
+    for topology in {CASES[case] for case in cases}:
+        undisturbed[topology] = train(given, topology, "", 0.0)["step_s"]
+    turns = [(f"quiet {topology}", topology, "", given.quiet) for topology in quiet]
     turns += [(case, CASES[case], case, given.slowed) for case in cases]
     for turn in range(max(given.quiet, given.slowed)):
         for name, topology, case, times in turns:
             if turn < times:
-                like = undisturbed.get((topology, STAGE if case.startswith(STAGE) else ""), {})
-                run = train(given, topology, case, like.get("step_s", 0.0), like.get("sent", 0.0))
+                run = train(given, topology, case, undisturbed.get(topology, 0.0))
                 found.setdefault(name, []).append(run)
                 print(
                     f"{name}: {run['verdict']['kind']}: {run['verdict']['sentence']} (load {run['load']:.1f})",

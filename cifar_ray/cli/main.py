@@ -36,7 +36,7 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError, Interrupted
 from cifar_ray.config.plan_command import PlanCommand
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.reporting import EXPORTED, cost, latex
+from cifar_ray.reporting import EXPORTED, cost
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training.errors import CheckpointError
 
@@ -147,7 +147,6 @@ def runs(command: RunsCommand) -> int:
 def report(command: ReportCommand) -> int:
     """``cifar-ray report``."""
     cost.checked(command.price)
-    latex.chart_width(command.style, command.width)
     usual = None if command.json else "report"
     out = usual if command.out is None else command.out
     if out is not None:

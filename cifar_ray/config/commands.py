@@ -199,11 +199,8 @@ class ReportCommand(ResultAsJson, WritesFiles):
     style: Literal["screen", "paper"] = "screen"
     """paper: charts also as PDF for a LaTeX document, charts/*.pdf, without titles."""
 
-    width: str | None = None
-    """Width of the PDF charts, from 60 to 400 mm, in mm, cm, in or pt, such as 174mm. Default: 84mm, one column."""
-
     latex: bool = False
-    """Also write the tables as LaTeX, tables/*.tex, which need the packages booktabs and graphicx."""
+    """Also write the tables as LaTeX, tables/*.tex, which need the packages booktabs and adjustbox."""
 
     tracking_uri: str | None = None
 

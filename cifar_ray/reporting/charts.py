@@ -320,12 +320,10 @@ def _mistakes(runs: Runs) -> Chart | None:
     return Chart("mistakes", "Images most surely wrong", caption, draw.drawn(_pictures, wrong))
 
 
-def _pictures(look: Look, shown: Sequence[mistakes.Record]) -> Any:
-    most, width = look.fitted(len(shown), mistakes.COLUMNS, mistakes.WIDTH)
-    columns, rows = mistakes.grid(len(shown), most)
-    width = width if look.width is None else width * most / columns
-    figure = draw.sheet(look, width * columns, (width + mistakes.WORDS) * rows)
-    mistakes.draw(figure, shown, columns, width, look.scale)
+def _pictures(_: Look, shown: Sequence[mistakes.Record]) -> Any:
+    columns, rows = mistakes.grid(len(shown), mistakes.COLUMNS)
+    figure = draw.sheet(mistakes.WIDTH * columns, (mistakes.WIDTH + mistakes.WORDS) * rows)
+    mistakes.draw(figure, shown, columns)
     return figure
 
 

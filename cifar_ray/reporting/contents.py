@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from cifar_ray.config.errors import counted
 from cifar_ray.tracking.study import Study
@@ -77,13 +77,8 @@ class Table:
         return [any(row[at].value is not None for _, row in self.rows) for at in range(len(self.columns) - 1)]
 
 
-class Draw(Protocol):
-    """Makes a matplotlib figure for a light or a dark page; with ``width``, in inches, one for a column of print."""
-
-    def __call__(self, theme: Theme, width: float | None = None) -> Any: ...
-
-    def halves(self) -> Sequence[Draw]:
-        """What draws it in two figures; empty where it cannot be parted."""
+Draw = Callable[[Theme], Any]
+"""Makes a matplotlib figure for a light or a dark page."""
 
 
 @dataclass(frozen=True)

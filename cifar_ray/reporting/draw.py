@@ -1,4 +1,4 @@
-"""Four kinds of charts: bars or dots, stacked bars, lines, and a matrix; for a light and a dark page, and for print."""
+"""Four kinds of charts: bars or dots, stacked bars, lines, and a matrix; for a light and a dark page."""
 
 from __future__ import annotations
 
@@ -19,54 +19,24 @@ _HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||", "++++")  # dots would 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 _CHARACTER = 0.085  # mean width in inches
-_BOLD = 0.105  # mean width of a character of a title in inches
 _HANDLE = 0.9  # width of a legend's entry beside its label, in inches
 _LINE = 0.22  # height of a legend's line in inches
 _ROW = 0.3  # height of a row of bars in inches
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
 MOST_CLASSES = 20
-_FIGURE = 0.5  # room for a figure above a bar in print, with its share of the axes, in inches
-_MARGIN, _NARROW = 0.4, 1.6  # of a panel beside its label, and the length of a short label, in inches
-_NAMES = 1.0  # room for the names beside a matrix in print, in inches
-_DIGIT = 0.65  # width of a digit of one point
-_SMALLEST = 4.0  # points of a number that can be read
 _MARKERS_PER_LINE = 10
 _DOTS_PER_INCH = 160
-_PRINT_SCALE = 0.8  # so that letters of 10 points have 8, the size of a caption
-_MOST_WIDE = 3  # with more panels in print, they may be narrower
-_NARROWER = 0.58
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
 class Look(NamedTuple):
-    """The colours of a page and of what is drawn on it: ``full`` is that of the largest share in a matrix.
-
-    ``width`` is that of a column of print in inches; None on a screen, where a figure is as wide as it takes. Sizes of
-    text, markers and lines of series, and heights of figures, are those on a screen times ``scale``; grids, hatches,
-    dotted lines, edges, ticks and error bars are the same on both.
-    """
+    """The colours of a page and of what is drawn on it: ``full`` is that of the largest share in a matrix."""
 
     page: str
     text: str
     grid: str
     full: str
     colours: tuple[str, ...]
-    width: float | None = None
-    scale: float = 1.0
-
-    def fitted(self, panels: int, columns: int, width: float) -> tuple[int, float]:
-        """How many columns so many panels stand in, and how wide each is: these, or as there is room for in print."""
-        columns = min(columns, panels)
-        if self.width is None:
-            return columns, width
-        room = self.width / self.scale
-        least = width if panels <= _MOST_WIDE else width * _NARROWER
-        columns = max(1, min(columns, int(room / least)))
-        return columns, room / columns
-
-    def wrapped(self, text: str, width: float, character: float = _CHARACTER) -> str:
-        """A text, in print on lines of so many inches."""
-        return text if self.width is None else textwrap.fill(text, int(width / character))
 
     def bar(self, index: int) -> dict[str, Any]:
         """How the bars of series ``index`` are filled, so that they are known without their colour; -1 is a rest."""
@@ -122,11 +92,11 @@ def settings(look: Look) -> AbstractContextManager[None]:
     coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     clear = ("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor")
     # The font comes with matplotlib: every machine draws the same.
-    font = {"font.family": "DejaVu Sans", "font.size": 10 * look.scale}
-    titles = {"axes.titlesize": 11 * look.scale, "axes.titleweight": "bold", "axes.titlepad": 8 * look.scale}
+    font = {"font.family": "DejaVu Sans", "font.size": 10}
+    titles = {"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlepad": 8}
     axes = {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
     grid = {"grid.color": look.grid, "grid.linewidth": 0.7}
-    lines = {"hatch.linewidth": 0.7, "lines.linewidth": 1.6 * look.scale, "lines.markersize": 5 * look.scale}
+    lines = {"hatch.linewidth": 0.7, "lines.linewidth": 1.6, "lines.markersize": 5}
     legend = {"legend.frameon": False, "legend.labelcolor": look.text}
     # Type 42 is TrueType: publishers refuse Type 3.
     files = {"svg.fonttype": "none", "svg.hashsalt": "cifar-ray", "pdf.fonttype": 42}
@@ -134,40 +104,14 @@ def settings(look: Look) -> AbstractContextManager[None]:
     return drawing.settings({**colours, **font, **titles, **axes, **grid, **lines, **legend, **files})
 
 
-class Drawing(NamedTuple):
-    """A chart's ``draw``: it calls ``paint`` with the look, within its settings; its panels are given first."""
-
-    paint: Callable[..., Any]
-    given: tuple[Any, ...]
-
-    def __call__(self, theme: Theme, width: float | None = None) -> Any:
-        look = LOOKS[theme] if width is None else in_print(width)
-        with settings(look):
-            return self.paint(look, *self.given)
-
-    def halves(self) -> list[Drawing]:
-        """Two drawings with half of the panels each, or of the rows of the only one; none where it has no rows."""
-        return [Drawing(self.paint, (half, *self.given[1:])) for half in _halves(self.given[0])]
-
-
 def drawn(paint: Callable[..., Any], *args: Any) -> Draw:
-    """``paint`` as a chart's ``draw``."""
-    return Drawing(paint, args)
+    """``paint`` as a chart's ``draw``: it is called with the look of a theme, within its settings."""
 
+    def draw(theme: Theme) -> Any:
+        with settings(LOOKS[theme]):
+            return paint(LOOKS[theme], *args)
 
-def _halves(panels: Any) -> list[Any]:
-    items, kind = list(panels.items() if isinstance(panels, Mapping) else panels), type(panels)
-    if len(items) > 1:
-        middle = math.ceil(len(items) / 2)
-        return [kind(items[:middle]), kind(items[middle:])]
-    title, rows = items[0]
-    apart = isinstance(rows, Mapping) and len(rows) > 1
-    return [kind([(title, half)]) for half in _halves(rows)] if apart else []
-
-
-def in_print(width: float) -> Look:
-    """The look of charts in a column of print so many inches wide."""
-    return LOOKS["light"]._replace(width=width, scale=_PRINT_SCALE)
+    return draw
 
 
 def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str], axis: str, dots: bool) -> Any:
@@ -177,9 +121,8 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str],
     """
     most = max(len({bar.place for bar in shown}) for shown in panels.values()) * len(series)
     columns, width = (3, 3.4) if most <= _MOST_WRITTEN else (2, 5.0) if most <= 2 * _MOST_WRITTEN else (1, 9.5)
-    columns, width = look.fitted(len(panels), columns, width)
     step = 0.8 / len(series)
-    figure, every = panel_axes(look, list(panels), columns, width, share=dots)
+    figure, every = panel_axes(list(panels), columns, width, share=dots)
     for shown, axes in zip(panels.values(), every):
         places = list(dict.fromkeys(bar.place for bar in shown))
         for bar in shown:
@@ -191,12 +134,12 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str],
             else:
                 axes.bar(x, bar.mean, min(step, 0.5) * 0.94, **look.bar(index))
                 axes.errorbar(x, bar.mean, fmt="none", **error)
-            if most <= _MOST_WRITTEN and (look.width is None or width > most * _FIGURE):
+            if most <= _MOST_WRITTEN:
                 top = (x, bar.mean + (bar.std or 0.0))
-                above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8 * look.scale}
+                above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8}
                 axes.annotate(_short(bar.mean), top, (0, 5), **above)
         name_places(axes, places, width)
-        axes.set(xlabel=look.wrapped("nodes x workers per node", width - _MARGIN), ylabel=axis)
+        axes.set(xlabel="nodes x workers per node", ylabel=axis)
         axes.margins(y=0.14)
         if not dots:
             axes.set_ylim(bottom=0)
@@ -204,7 +147,7 @@ def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str],
         handles = [handle(name, **look.line(at, at) | {"linestyle": "none"}) for at, name in enumerate(series) if name]
     else:
         handles = [_patch(name, look.bar(at)) for at, name in enumerate(series) if name]
-    add_legend(look, figure, handles)
+    add_legend(figure, handles)
     return figure
 
 
@@ -212,10 +155,7 @@ def stacked(
     look: Look, panels: Mapping[str, Mapping[str, Mapping[str, float]]], parts: Sequence[str], axis: str
 ) -> Any:
     """A lying bar for every row of a panel, stacked from its parts by name; ``not split`` is a rest."""
-    room = (look.width or 0.0) / look.scale / 2
-    names = {name: look.wrapped(plain(name), room) for rows in panels.values() for name in rows}
-    row = max(_ROW, 0.8 * _LINE * max(name.count("\n") + 1.5 for name in names.values()))
-    figure = sheet(look, 9.5, sum(row * len(rows) + 0.75 for rows in panels.values()) + 0.9)
+    figure = sheet(9.5, sum(_ROW * len(rows) + 0.75 for rows in panels.values()) + 0.9)
     heights = [len(rows) + 1.5 for rows in panels.values()]
     every = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
     fills = {name: look.bar(-1 if name == "not split" else at) for at, name in enumerate(parts)}
@@ -229,19 +169,19 @@ def stacked(
                 axes.barh(at, lengths[name], 0.7, end, **fills[name])
                 end += lengths[name]
             text = f"{_short(end)} {unit}"
-            axes.annotate(text, (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8 * look.scale)
-        axes.set_yticks(range(len(rows)), [names[name] for name in rows])
+            axes.annotate(text, (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set_yticks(range(len(rows)), list(map(plain, rows)))
         axes.set_ylim(len(rows) - 0.4, -0.6)  # the first at the top
         axes.set_xlim(0, max(sum(lengths.values()) for lengths in rows.values()) * 1.1 or 1)
     axes.set_xlabel(axis)
-    add_legend(look, figure, [_patch(name, fill) for name, fill in fills.items()])
+    add_legend(figure, [_patch(name, fill) for name, fill in fills.items()])
     return figure
 
 
 def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tuple[str, str], share: bool) -> Any:
     """Lines with their spread over the seeds; the ``labels`` are those of the two axes."""
-    columns, width = look.fitted(len(panels), 2 if len(panels) in (2, 4) else 3, 3.4)
-    figure, every = panel_axes(look, [title for title, _ in panels], columns, width, share=share)
+    columns = 2 if len(panels) in (2, 4) else 3
+    figure, every = panel_axes([title for title, _ in panels], columns, 3.4, share=share)
     handles: dict[str, Any] = {}
     for (_, shown), axes in zip(panels, every):
         for line in shown:
@@ -253,12 +193,12 @@ def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tupl
             if line.ideal:
                 axes.plot(line.x, line.ideal, color=kind["color"], linestyle=":", linewidth=1.2)
             handles.setdefault(line.label, handle(line.label, **kind))
-        axes.set(xlabel=look.wrapped(labels[0], width - _MARGIN), ylabel=labels[1])
+        axes.set(xlabel=labels[0], ylabel=labels[1])
     handles.pop("", None)
     if any(line.ideal for _, shown in panels for line in shown):
         ideal = "ideal: n times the workers, n times the speed"
         handles[ideal] = handle(ideal, color=look.text, linestyle=":")
-    add_legend(look, figure, list(handles.values()))
+    add_legend(figure, list(handles.values()))
     return figure
 
 
@@ -269,24 +209,17 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], un
 
     images = np.array(counts)
     shares = images / np.maximum(images.sum(axis=1, keepdims=True), 1)
-    written = 8 * look.scale
-    if look.width is not None:
-        room = 72 * (look.width - _NAMES) / len(images)
-        written = min(written, room / (_DIGIT * len(str(images.max())) + 0.5))
-    few = len(images) <= MOST_CLASSES and written >= _SMALLEST
+    few = len(images) <= MOST_CLASSES
     side = 2.6 + 0.48 * len(images) if few else 9.0
-    side = side if look.width is None else look.width / look.scale
-    figure = sheet(look, side + 1.2, side)
+    figure = sheet(side + 1.2, side)
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("shares", [look.page, look.full])
     mesh = axes.pcolormesh(shares, cmap=colours, vmin=0, vmax=1, rasterized=not few)
     axes.set(aspect="equal", xlabel="predicted class", ylabel="true class")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(True)
-    if look.width is None or not few:  # in a narrow column, the numbers must do
-        label = look.wrapped(f"share of the true class's {unit}", _NARROW)
-        scale: Any = figure.colorbar(mesh, ax=axes, label=label, fraction=0.046)
-        scale.solids.set_edgecolor("face")  # else the page shines through between its steps
+    scale: Any = figure.colorbar(mesh, ax=axes, label=f"share of the true class's {unit}", fraction=0.046)
+    scale.solids.set_edgecolor("face")  # else the page shines through between its steps
     if few:
         middles = [number + 0.5 for number in range(len(images))]
         labels = [plain(name) for name in names or map(str, range(len(images)))]
@@ -295,25 +228,21 @@ def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], un
         axes.tick_params(length=0)
         for (row, column), count in np.ndenumerate(images):
             colour = look.page if shares[row, column] > 0.5 else look.text
-            axes.text(column + 0.5, row + 0.5, f"{count}", ha="center", va="center", color=colour, fontsize=written)
+            axes.text(column + 0.5, row + 0.5, f"{count}", ha="center", va="center", color=colour, fontsize=8)
     return figure
 
 
-def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write ``KEY.png`` and ``KEY.svg``; return the two paths."""
-    paths = [folder / f"{chart.key}.png", folder / f"{chart.key}.svg"]
-    write(chart, paths)
-    return paths
-
-
-def write(chart: Chart, paths: Sequence[Path]) -> None:
-    """Write a chart as PNG or SVG, as each file's name ends, on white, with the title in the picture."""
+def save(chart: Chart, folder: Path, pdf: bool = False) -> list[Path]:
+    """Write ``KEY.png`` and ``KEY.svg``, on white and with the title in them, and ``KEY.pdf`` without; return paths."""
     figure, look = chart.draw("light"), LOOKS["light"]
+    pages: list[tuple[str, dict[str, Any]]] = [("png", {"dpi": _DOTS_PER_INCH}), ("svg", {"metadata": _NO_METADATA})]
     with settings(look):
+        if pdf:
+            figure.savefig(folder / f"{chart.key}.pdf", metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
         figure.suptitle(plain(chart.title), fontsize=12)
-        for path in paths:
-            how = {"metadata": _NO_METADATA} if path.suffix == ".svg" else {"dpi": _DOTS_PER_INCH}
-            figure.savefig(path, facecolor=look.page, **how)
+        for kind, how in pages:
+            figure.savefig(folder / f"{chart.key}.{kind}", facecolor=look.page, **how)
+    return [folder / f"{chart.key}.{kind}" for kind in ("png", "svg", *["pdf"] * pdf)]
 
 
 def svg(chart: Chart, theme: Theme) -> str:
@@ -334,43 +263,41 @@ def svg(chart: Chart, theme: Theme) -> str:
     return re.sub(r"<[^>]+>", lambda tag: re.sub(ids, rf"\g<1>{prefix}", tag[0]), text).strip()
 
 
-def sheet(look: Look, width: float, height: float) -> Any:
-    """An empty figure of this size in inches, in print as wide as its column, whose parts make room for each other."""
+def sheet(width: float, height: float) -> Any:
+    """An empty figure of this size in inches, whose parts make room for each other."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
 
-    figure: Any = Figure(figsize=(look.width or width, height * look.scale), layout="constrained")
-    pad = 0.08 if look.width is None else 0.04  # a document has margins
-    figure.get_layout_engine().set(w_pad=pad, h_pad=pad, wspace=0.04, hspace=0.06)
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06)
     return figure
 
 
-def panel_axes(look: Look, titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
+def panel_axes(titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
     """A figure of equal panels, so many inches wide, that wrap into rows; they may share the vertical axis."""
+    columns = min(columns, len(titles))
     rows = math.ceil(len(titles) / columns)
-    titles = [look.wrapped(plain(title), width, _BOLD) for title in titles]
-    height = 3.0 if look.width is None else min(3.0, 1.0 + 0.4 * width) + _LINE * max(t.count("\n") for t in titles)
-    figure = sheet(look, max(width * columns, 5.0), height * rows + 0.6)
+    figure = sheet(max(width * columns, 5.0), 3.0 * rows + 0.6)
     every: list[Any] = []
     for number, title in enumerate(titles):
         beside = every[0] if every and share else None
         every.append(figure.add_subplot(rows, columns, number + 1, sharey=beside))
-        every[-1].set_title(title)
+        every[-1].set_title(plain(title))
         every[-1].grid(axis="y")
     return figure, every
 
 
-def add_legend(look: Look, figure: Any, handles: Sequence[Any]) -> None:
+def add_legend(figure: Any, handles: Sequence[Any]) -> None:
     """Below the panels, where it covers no data; the figure grows by its rows, and long labels wrap."""
     if not handles:
         return
     width, height = figure.get_size_inches()
-    labels = [textwrap.wrap(handle.get_label(), int((width / look.scale - _HANDLE) / _CHARACTER)) for handle in handles]
+    labels = [textwrap.wrap(handle.get_label(), int((width - _HANDLE) / _CHARACTER)) for handle in handles]
     for handle, wrapped in zip(handles, labels):
         handle.set_label("\n".join(wrapped))
     widest = _HANDLE + _CHARACTER * max(len(line) for wrapped in labels for line in wrapped)
-    columns = min(len(handles), max(1, int(width / look.scale / widest)))
+    columns = min(len(handles), max(1, int(width / widest)))
     more = math.ceil(sum(map(len, labels)) / columns) - 1
-    figure.set_size_inches(width, height + more * _LINE * look.scale)
+    figure.set_size_inches(width, height + more * _LINE)
     figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, handlelength=3.2)
 
 

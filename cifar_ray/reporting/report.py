@@ -31,7 +31,6 @@ from cifar_ray.reporting import (
     misread,
     pages,
     papers,
-    printed,
     search_page,
     tables,
     words,
@@ -39,7 +38,6 @@ from cifar_ray.reporting import (
 from cifar_ray.reporting.contents import Finding, Report, Results
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.reporting.latex import Style, chart_width
 from cifar_ray.reporting.latex import tables as latex_tables
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
@@ -60,8 +58,7 @@ def report(
     title: str | None = None,
     hold: Literal["batch", "global_batch"] | None = None,
     target: Sequence[float] = (),
-    style: Style = "screen",
-    width: str | None = None,
+    style: Literal["screen", "paper"] = "screen",
     latex: bool = False,
     tracking_uri: str | None = None,
     overwrite: bool = False,
@@ -75,8 +72,8 @@ def report(
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
     """
     node = cost.checked(price)
-    inches = chart_width(style, width)
-    if out is None and (latex or inches is not None):
+    pdf = style == "paper"
+    if out is None and (latex or pdf):
         raise ConfigError("latex" if latex else "style", "writes files, and needs --out, a folder for them")
     into = files.folder("out", out) if out is not None else None
     if baseline is not None:
@@ -89,7 +86,7 @@ def report(
     built = build(study, baseline, node, target, title)
     if into is None:
         return built
-    built = replace(built, files=write(built, into, flags.note, inches, latex, overwrite))
+    built = replace(built, files=write(built, into, flags.note, pdf, latex, overwrite))
     if study.run_id and not any(name.endswith(EXPORTED) for name in sweeps):
         from cifar_ray.tracking import parent
 
@@ -263,7 +260,7 @@ def write(
     report: Report,
     out: Path,
     note: Callable[[str], None] = lambda _: None,
-    inches: float | None = None,
+    pdf: bool = False,
     latex: bool = False,
     overwrite: bool = False,
 ) -> list[Path]:
@@ -275,7 +272,7 @@ def write(
         report: to write.
         out: a folder that :func:`prepare` has made.
         note: receives what is being written.
-        inches: width of charts for a paper, ``charts/*.pdf``; None for none.
+        pdf: whether to write charts for a paper, ``charts/*.pdf``.
         latex: whether to write ``tables/*.tex``.
         overwrite: whether to replace files that are of no report.
 
@@ -286,10 +283,8 @@ def write(
         ConfigError: when the folder cannot be written to.
     """
     tabled = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
-    prints = [] if inches is None else [printed.figures(chart, inches) for chart in report.charts]
-    pdfs = [name for chart, parts in zip(report.charts, prints) for name in printed.names(chart, len(parts))]
-    drawn = [f"charts/{name}" for chart in report.charts for name in (f"{chart.key}.png", f"{chart.key}.svg")]
-    drawn += [f"charts/{name}" for name in pdfs]
+    kinds = ("png", "svg", "pdf")[: 2 + pdf]
+    drawn = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds]
     named = ["report.html", "report.md", *(f"{name}.csv" for name in report.data), *drawn, *tabled]
     _refuse_taken(out, [*drawn, *tabled], overwrite)
     with _writing(out), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as folder:
@@ -298,10 +293,8 @@ def write(
             (staged / name).mkdir()
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
-            draw.save(chart, staged / "charts")
-            if inches is not None:
-                printed.save(chart, prints[number - 1], staged / "charts", inches)
-        wanted = {"charts as PDF": (inches is not None, report.charts), "LaTeX tables": (latex, tabled)}
+            draw.save(chart, staged / "charts", pdf)
+        wanted = {"charts as PDF": (pdf, report.charts), "LaTeX tables": (latex, tabled)}
         if lacking := [kind for kind, (asked, there) in wanted.items() if asked and not there]:
             note(f"there are no {' and no '.join(lacking)}: no finished run has figures for them")
         note("pages")
@@ -340,6 +333,6 @@ def _earlier(out: Path) -> list[str]:
         listed = json.loads((out / _MANIFEST).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    pattern = re.compile(r"charts/\w+(-\d+)?\.(png|svg|pdf)|tables/\w+\.(csv|tex)")
+    pattern = re.compile(r"charts/\w+\.(png|svg|pdf)|tables/\w+\.tex")
     names = listed if isinstance(listed, list) else []
     return [name for name in names if isinstance(name, str) and pattern.fullmatch(name)]

@@ -16,7 +16,7 @@ from cifar_ray.tracking.drawing import plain
 
 _MOST_FLATTENING = 10  # ratio of the largest value to the median on a linear axis
 _TICKS = 5
-_SIDE = 1.4  # room for the label beside a panel in print, in inches
+_WIDTH = 3.4  # of a panel in inches
 _COLUMN, _HEIGHT = 1.7, 3.6  # of a column of parallel coordinates and of all, in inches
 _CHARACTER = 0.09  # width of a character of a name below a column, in inches
 _STOPPED = "stopped (last epoch)"
@@ -87,32 +87,32 @@ def _over(axis: Axis, known: Sequence[tuple[float, Candidate]], values: Sequence
 
 def _axes(look: Look, panels: Sequence[tuple[str, Over]], label: str, log: bool) -> Any:
     """A panel for each axis, which all have the same vertical one."""
-    columns, width = look.fitted(len(panels), 2 if len(panels) in (2, 4) else 3, 3.4)
-    figure, every = draw.panel_axes(look, [title for title, _ in panels], columns, width, share=True)
+    columns = 2 if len(panels) in (2, 4) else 3
+    figure, every = draw.panel_axes([title for title, _ in panels], columns, _WIDTH, share=True)
     done = {"color": look.colour(0), "marker": "o", "linestyle": "none", "alpha": 0.75}
     stopped = {"color": look.colour(1), "marker": "x", "linestyle": "none"}
-    best: dict[str, Any] = {"color": look.colour(2), "marker": "*", "linestyle": "none", "markersize": 13 * look.scale}
+    best: dict[str, Any] = {"color": look.colour(2), "marker": "*", "linestyle": "none", "markersize": 13}
     best["markeredgecolor"] = look.text
     for (_, over), axes in zip(panels, every):
         for spots, kind in ((over.stopped, stopped), (over.finished, done), (over.best, best)):
             axes.plot([x for x, _ in spots], [y for _, y in spots], **kind)
-        axes.set_ylabel(look.wrapped(label, _SIDE))
+        axes.set_ylabel(label)
         if log:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("")
-        _scale(axes, over, width)
+        _scale(axes, over)
     kinds = {"finished": done, "the best": best} if any(over.finished for _, over in panels) else {}
     kinds |= {_STOPPED: stopped} if any(over.stopped for _, over in panels) else {}
-    draw.add_legend(look, figure, [draw.handle(name, **kind) for name, kind in kinds.items()])
+    draw.add_legend(figure, [draw.handle(name, **kind) for name, kind in kinds.items()])
     return figure
 
 
-def _scale(axes: Any, over: Over, width: float) -> None:
+def _scale(axes: Any, over: Over) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     if over.axis.kind == "list":
-        draw.name_places(axes, list(map(shown, over.axis.values)), width)
+        draw.name_places(axes, list(map(shown, over.axis.values)), _WIDTH)
         return
     at = [x for x, _ in (*over.finished, *over.stopped)]
     if over.axis.kind == "log":
@@ -121,7 +121,7 @@ def _scale(axes: Any, over: Over, width: float) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if decades >= 2 else (1.0, 2.0, 5.0)))
         axes.minorticks_off()
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(max(int(width), 2), integer=all(map(float.is_integer, at))))
+        axes.xaxis.set_major_locator(MaxNLocator(int(_WIDTH), integer=all(map(float.is_integer, at))))
     axes.xaxis.set_major_formatter("{x:g}")
 
 
@@ -174,27 +174,22 @@ def _parallel(look: Look, threads: Sequence[Thread], columns: Sequence[Column]) 
     from matplotlib.colors import LinearSegmentedColormap
 
     width = max(_COLUMN * len(columns), 5.0)
-    figure = draw.sheet(look, width, _HEIGHT)
+    figure = draw.sheet(width, _HEIGHT)
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("good", [look.grid, look.full])
     places = range(len(columns))
     for number in sorted(range(len(threads)), key=lambda number: (threads[number].good, -number)):
         thread, is_best = threads[number], number == 0 and not threads[number].stopped
-        dashes = {"linestyle": (0, (4, 2)), "linewidth": 1.0 * look.scale} if thread.stopped else {}
-        kind = (
-            {"linewidth": 3.0 * look.scale, "color": look.colour(1)}
-            if is_best
-            else dashes | {"color": colours(thread.good)}
-        )
+        dashes = {"linestyle": (0, (4, 2)), "linewidth": 1.0} if thread.stopped else {}
+        kind = {"linewidth": 3.0, "color": look.colour(1)} if is_best else dashes | {"color": colours(thread.good)}
         axes.plot(places, thread.heights, zorder=3 if is_best else 2, **kind)
-    room = look.width / look.scale if look.width is not None else width
     for place, column in enumerate(columns):
         axes.axvline(place, color=look.text, linewidth=1.0, zorder=4)
         for height, label in column.ticks:
             behind = {"facecolor": look.page, "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
-            where = {"textcoords": "offset points", "va": "center", "fontsize": 8 * look.scale, "zorder": 5}
+            where = {"textcoords": "offset points", "va": "center", "fontsize": 8, "zorder": 5}
             axes.annotate(plain(label), (place, height), (4, 0), bbox=behind, **where)
-    _name(axes, [column.name for column in columns], room / len(columns))
+    _name(axes, [column.name for column in columns], width / len(columns))
     axes.set_xlim(-0.1, len(columns) - 0.4)
     axes.set_ylim(-0.06, 1.06)
     axes.set_yticks([])

@@ -45,10 +45,6 @@ class Base:
     def at_once(config: ResolvedConfig) -> int:
         return config.images_per_worker
 
-    @staticmethod
-    def micro_batches(config: ResolvedConfig) -> int:
-        return 0
-
     def step(self) -> None:
         self.scaler.unscale_(self.optimizer)
         if (longest := self.context.config.clip_norm) is not None:

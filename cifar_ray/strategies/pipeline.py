@@ -135,6 +135,10 @@ class Pipeline(Base):
         """All of it: the first stage takes the inputs, the last one the targets."""
         return DataShard(inputs=worker.rank == 0, one_shape=True)
 
+    @property
+    def incomparable(self) -> str:
+        return "each rank of a pipeline computes another part of the model"
+
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         (micro_batch,) = micro_batches
         context, last = self.context, self.world_size - 1

@@ -84,10 +84,6 @@ class Strategy(Protocol):
         """Images that pass through the model together, in a resolved config."""
 
     @staticmethod
-    def micro_batches(config: ResolvedConfig) -> int:
-        """Parts of a global batch that pass through a pipeline's stages; 0 where each rank has the whole model."""
-
-    @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
         """The part of every global batch that this rank is given."""
 

@@ -70,19 +70,16 @@ def grid(count: int, columns: int) -> tuple[int, int]:
     return -(-count // rows), rows
 
 
-def draw(figure: Any, shown: Sequence[Record], columns: int, width: float, scale: float = 1.0) -> None:
-    """Fill a figure with the images in rows, each with its true class above what it was taken for.
-
-    Each has ``width`` inches; letters have 8 points times ``scale``.
-    """
-    longest = int(width / _LETTER)
+def draw(figure: Any, shown: Sequence[Record], columns: int) -> None:
+    """Fill a figure with the images in rows, each with its true class above what it was taken for."""
+    longest = int(WIDTH / _LETTER)
     for number, record in enumerate(shown, 1):
         axes = figure.add_subplot(-(-len(shown) // columns), columns, number)
         axes.imshow(Image.open(io.BytesIO(base64.b64decode(record["png"]))), interpolation="none")
         axes.set_axis_off()
         words = [record["true"], f"as {record['predicted']}", f"{100 * record['probability']:.2f} %"]
         text = "\n".join(_short(drawing.plain(word), longest) for word in words)
-        axes.set_title(text, fontsize=8 * scale, fontweight="normal")
+        axes.set_title(text, fontsize=8, fontweight="normal")
 
 
 def _short(words: str, longest: int) -> str:
@@ -96,5 +93,5 @@ def picture(shown: Sequence[Record]) -> Any:
     columns, rows = grid(len(shown), COLUMNS)
     figure = Figure(figsize=(max(WIDTH * columns, 2.5), (WIDTH + WORDS) * rows + 0.4), layout="constrained")
     figure.suptitle("Test images most surely wrong")
-    draw(figure, shown, columns, WIDTH)
+    draw(figure, shown, columns)
     return figure

@@ -1,91 +1,85 @@
-"""What bounds a run: a verdict over the times of its steps on every rank, with what to try.
+"""What bounds a run: a verdict from the times of its steps on every rank, with what to try.
 
-Ranks that exchange gradients end a step together, so a rank that computes slowly does not have longer steps: the others
-wait for it. What tells it apart is the time until its last gradient, which the strategies mark before they exchange.
+Ranks that exchange gradients end a step together, so a slow rank does not have longer steps: the others wait for it.
+What tells it apart is its time until the last gradient, which the strategies mark before they exchange. A rank is slow
+only if it is so in most stretches of the run, not in a pause, or beside another program for a moment.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from cifar_ray.training import pipeline_bottleneck
-from cifar_ray.training.rank_times import (
-    LATE,
-    LEAST_STRETCHES,
-    STRETCH_S,
-    Late,
-    StepTimes,
-    communication,
-    data,
-    late_ranks,
-    share_of,
-    step,
-    typical,
-    work,
-)
-from cifar_ray.training.verdict import (
-    LARGE,
-    LESS_DATA,
-    STOP_OTHERS,
-    Kind,
-    Verdict,
-    also,
-    crowded,
-    ms,
-    name,
-    percent,
-    slow_exchange,
-    unaccounted,
-    waiting_for_cpu,
-)
+import numpy as np
 
-_EXCHANGING_LESS = {
+from cifar_ray.training.rank_times import LEAST_STRETCHES, PARTS, STRETCH_S, RankTimes, StepTimes
+from cifar_ray.training.verdict import Kind, Verdict, ms, percent
+
+LARGE = 0.15
+"""Share of a step from which data, the exchange, a wait, or what is in no part bounds it."""
+CROWDED = 0.10
+"""Share of its time for which a worker on a shared CPU waits for it: it delays an exchange as a slow link does."""
+LATE, STILL_LATE, MOST, COSTS = 0.10, 0.05, 0.75, 0.05
+"""A slow rank takes longer by the first share in the median stretch, by the second in at least the third of all
+stretches, and costs at least the last share of a step."""
+
+_COMPUTING = ("forward", "backward", "optimizer")
+_LESS = {
     "ddp": "--accumulate, --strategy-options.comm-hook bf16, or --strategy local_sgd",
     "local_sgd": "a larger --strategy-options.sync-every",
 }
-_ANYWHERE = "--accumulate, --strategy ddp with --strategy-options.comm-hook bf16, or --strategy local_sgd"
+_LESS_ANYWHERE = "--accumulate, --strategy ddp with --strategy-options.comm-hook bf16, or --strategy local_sgd"
 """What makes an exchange smaller or rarer, by strategy, and with the others."""
+_STOP_OTHERS = "stop other programs there (see `top`)"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a cause costs.
+
+    Attributes:
+        share: of a step, 0 to 1.
+        seconds: per step.
+        others: that the other ranks take.
+        late: the ranks that are late, the slowest first.
+    """
+
+    share: float = 0.0
+    seconds: float = 0.0
+    others: float = 0.0
+    late: tuple[RankTimes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A row of the table: its name, how it is measured, the share from which it is named, and the words for it."""
+
+    kind: Kind
+    measure: Callable[[StepTimes], Measured]
+    least: float
+    sentence: str
+    advice: tuple[str, ...]
 
 
 def explain(times: StepTimes) -> Verdict:
     """What bounds a run with these times; of several causes, the one that costs most."""
-    problem = _problem(times)
-    if problem:
+    if problem := _problem(times):
         return Verdict("not enough evidence", problem)
-    if times.micro_batches:
-        return pipeline_bottleneck.explain(times)
-    every = (crowded, _slow_ranks, _slow_data, _slow_link, unaccounted, _in_turn)
-    causes = [cause for find in every if (cause := find(times))]
-    if causes:
-        return max(causes, key=lambda cause: cause.share or 0.0)
-    if not times.synchronous and (waits := share_of(times, communication)) >= LARGE:
+    measured = [(cause, cause.measure(times)) for cause in CAUSES]
+    if causes := [(cause, cost) for cause, cost in measured if cost.share >= cause.least]:
+        return _verdict(times, *max(causes, key=lambda each: each[1].share))
+    waits = max(np.median(_shares(times, "communication"), axis=1))
+    if waits >= LARGE:
         return Verdict(
             "not enough evidence",
-            f"{percent(waits)} of a step passes in its exchange, which has the server, the link and any wait in it",
+            f"a rank exchanges and waits for {percent(waits)} of a step, but these times do not tell whether for the "
+            "link, a CPU, a server or another rank",
         )
-    if times.exchange and (share := _exchanging(times)) >= LARGE:
-        return Verdict(
-            "not enough evidence",
-            f"the exchange takes {percent(share)} of a step, but some workers share their CPUs with other programs",
-        )
-    if unsteady := next((late.rank for late in late_ranks(times, work) if not late.steady), None):
-        return Verdict(
-            "not enough evidence",
-            f"{name(unsteady)} computes longer than the others, but only in a part of the run",
-        )
-    computing = share_of(times, work)
-    by_rank = _waits(times)
-    if by_rank and (more := max(by_rank) - min(by_rank)) >= LATE:
-        return Verdict(
-            "not enough evidence",
-            f"others wait for {name(times.ranks[by_rank.index(min(by_rank))])} by {percent(more)} of a step, which "
-            "does not show in its computing or its data",
-        )
-    among = "" if len(times.ranks) == 1 else f", and no rank waits for another for {percent(LATE)} of it"
+    alone = len(times.ranks) == 1
     return Verdict(
         "balanced",
-        f"computing takes {percent(computing)} of a step{among}",
+        f"computing takes {percent(float(np.median(_shares(times, *_COMPUTING))))} of a step"
+        + ("" if alone else f", and no rank exchanges or waits for {percent(LARGE)} of it"),
         ("more workers, --precision bf16 or --compile would make a step shorter",),
     )
 
@@ -98,9 +92,8 @@ def _problem(times: StepTimes) -> str:
         return f"the ranks recorded different numbers of steps ({listed})"
     if not times.ranks or not all("forward" in rank.parts for rank in times.ranks if rank.steps):
         return "the parts of the steps were not recorded"
-    stretches = {len(values) for rank in times.ranks for values in rank.stretches.values()}
-    if max(stretches, default=0) < LEAST_STRETCHES:
-        first = times.ranks[0]
+    first = times.ranks[0]
+    if len(first.stretches.get("iteration", ())) < LEAST_STRETCHES:
         return (
             f"{first.steps:,} measured steps of {first.steps * first.iteration.mean:.1f} s together are too few: "
             f"{LEAST_STRETCHES} steps and {LEAST_STRETCHES * STRETCH_S:.1f} s are needed"
@@ -108,100 +101,162 @@ def _problem(times: StepTimes) -> str:
     return times.incomparable if len(times.ranks) > 1 else ""
 
 
-def _slow_ranks(times: StepTimes) -> Verdict | None:
-    return _named(
-        "slow rank",
-        times,
-        [late for late in late_ranks(times, work) if late.steady],
-        "for forward, backward and the optimizer",
-        "look at what else runs on {where} (top, nvidia-smi), at its clock, and at the CPUs that the rank may use",
-        "give every rank CPUs of its own (fewer workers on a node), or leave a node that stays slow out",
-    )
+def _seconds(times: StepTimes, *parts: str) -> np.ndarray:
+    """Seconds per step of these parts together: float64, (ranks, stretches)."""
+    stretches = len(times.ranks[0].stretches["iteration"])
+    nothing = (0.0,) * stretches
+    return np.array([[rank.stretches.get(part, nothing) for part in parts] for rank in times.ranks]).sum(axis=1)
 
 
-def _slow_data(times: StepTimes) -> Verdict | None:
-    late = [late for late in late_ranks(times, data, relative=False) if late.steady]
-    if late:
-        return _named(
-            "slow data",
-            times,
-            late,
-            "to make its part of a batch",
-            "look at the disk, the memory and the CPUs of {where}",
-            "a data set in memory (without --stream) needs no disk",
-        )
-    share = share_of(times, data)
-    if share < LARGE:
-        return None
-    return Verdict(
-        "slow data",
-        f"making the batches takes {ms(typical(times, data))} of a step of {ms(typical(times, step))}: "
-        f"{percent(share)} of the training",
-        LESS_DATA,
-        share,
-    )
+def _shares(times: StepTimes, *parts: str) -> np.ndarray:
+    """The same as shares of a step."""
+    return _seconds(times, *parts) / _seconds(times, "iteration")
 
 
-def _named(kind: Kind, times: StepTimes, late: Sequence[Late], what: str, look: str, otherwise: str) -> Verdict | None:
-    """The verdict that names slow ranks; None without any."""
-    if not late:
-        return None
-    slowest = max(late, key=lambda each: each.share)
-    more = slowest.its - slowest.others
-    wait = (
-        f"they wait {ms(more)} in every step"
-        if times.synchronous
-        else f"every epoch ends when it does, {ms(more)} later for each step"
-    )
-    rank = slowest.rank
-    return Verdict(
-        kind,
-        f"{name(rank)} takes {ms(slowest.its)} {what}, the others {ms(slowest.others)}: "
-        f"{wait}, {percent(slowest.share)} of the training{also(late, slowest)}{waiting_for_cpu(times, rank)}",
-        tuple(advice.format(where=f"node{rank.node}") for advice in (look, otherwise)),
-        slowest.share,
-        tuple(each.rank.rank for each in late),
-    )
+def _cpu_wait(times: StepTimes) -> Measured:
+    return Measured(min(1.0, *(rank.cpu_wait for rank in times.ranks)))
 
 
-def _slow_link(times: StepTimes) -> Verdict | None:
+def _data(times: StepTimes) -> Measured:
+    return Measured(float(np.median(_shares(times, "data"))), float(np.median(_seconds(times, "data"))))
+
+
+def _rest(times: StepTimes) -> Measured:
+    seconds = np.maximum(_seconds(times, "iteration") - _seconds(times, *PARTS), 0.0)
+    return Measured(float(np.median(seconds / _seconds(times, "iteration"))), float(np.median(seconds)))
+
+
+def _exchange(times: StepTimes, between: bool) -> Measured:
+    """The exchange once the last rank has come, between or within nodes; crowded CPUs delay it as a slow link does."""
+    crowded = max(rank.cpu_wait for rank in times.ranks) >= CROWDED
+    if not times.exchange or crowded or (len({rank.node for rank in times.ranks}) > 1) != between:
+        return Measured()
+    exchange, steps = np.array(times.exchange), _seconds(times, "iteration")[0]
+    return Measured(float(np.median(exchange / steps)), float(np.median(exchange)))
+
+
+def _by_turns(times: StepTimes) -> Measured:
+    """How long ranks wait for the slowest, where every one waits: if one does not, the others wait for it."""
     if not times.exchange:
-        return None
-    share = _exchanging(times)
-    return slow_exchange(
-        times,
-        f"the exchange {{where}} takes {ms(statistics.median(times.exchange))} of a step of "
-        f"{ms(statistics.median(step(times.ranks[0])))} once the last rank has come: {percent(share)} of the training",
-        f"exchange less: {_EXCHANGING_LESS.get(times.strategy, _ANYWHERE)}",
-        share,
-    )
+        return Measured()
+    waits = (_seconds(times, "communication") - np.array(times.exchange)) / _seconds(times, "iteration")
+    by_rank = np.median(waits, axis=1)
+    share = float(by_rank.mean())
+    return Measured(share if by_rank.min() >= share / 2 else 0.0)
 
 
-def _exchanging(times: StepTimes) -> float:
-    """The exchange as a share of a step."""
-    steps = step(times.ranks[0])
-    return statistics.median(own / whole for own, whole in zip(times.exchange, steps))
+def _late(times: StepTimes, parts: tuple[str, ...], of_step: bool = False) -> Measured:
+    """The ranks that take longer for these parts than the others, by a share of the others' time or of a step."""
+    seconds, steps = _seconds(times, *parts), _seconds(times, "iteration")
+    waits = np.median(_seconds(times, "communication"), axis=1)
+    late = []
+    for at, rank in enumerate(times.ranks if len(times.ranks) > 1 else ()):
+        others = np.median(np.delete(seconds, at, axis=0), axis=0)
+        longer = seconds[at] - others
+        by, share = longer / (steps[at] if of_step else others), float(np.median(longer / steps[at]))
+        steady = np.median(by) >= LATE and np.mean(by >= STILL_LATE) >= MOST
+        others_wait = np.median(np.delete(waits, at)) - waits[at] >= np.median(longer) / 2
+        if steady and share >= COSTS and (others_wait or not times.synchronous):
+            late.append((share, float(np.median(seconds[at])), float(np.median(others)), rank))
+    late.sort(key=lambda each: each[0], reverse=True)
+    return Measured(*late[0][:3], tuple(rank for *_, rank in late)) if late else Measured()
 
 
-def _waits(times: StepTimes) -> list[float]:
-    """For how much of a step each rank waits for others; empty where ranks are not in step."""
-    steps = step(times.ranks[0])
-    return [
-        statistics.median((wait - own) / whole for wait, own, whole in zip(communication(rank), times.exchange, steps))
-        for rank in times.ranks
-        if times.exchange
-    ]
-
-
-def _in_turn(times: StepTimes) -> Verdict | None:
-    """The verdict where ranks wait for each other by turns."""
-    waits = _waits(times)
-    share = statistics.fmean(waits) if waits else 0.0
-    if share < LARGE or min(waits) < share / 2:  # that one waits for nobody, so the others wait for it
-        return None
-    return Verdict(
+CAUSES = (
+    Cause(
+        "too few CPUs",
+        _cpu_wait,
+        CROWDED,
+        "every rank waits for a CPU for at least {share} of the training",
+        ("fewer workers on a node", _STOP_OTHERS),
+    ),
+    Cause(
+        "slow rank",
+        lambda times: _late(times, _COMPUTING),
+        COSTS,
+        "{rank} takes {seconds} for forward, backward and the optimizer, the others {others}: {wait}, {share} of the "
+        "training{also}",
+        (
+            "look at what else runs on {node} (top, nvidia-smi), at its clock, and at the CPUs that the rank may use",
+            "give every rank CPUs of its own (fewer workers on a node), or leave a node that stays slow out",
+        ),
+    ),
+    Cause(
+        "slow data",
+        lambda times: _late(times, ("data",), of_step=True),
+        COSTS,
+        "{rank} takes {seconds} to make its part of a batch, the others {others}: {wait}, {share} of the "
+        "training{also}",
+        (
+            "look at the disk, the memory and the CPUs of {node}",
+            "a data set in memory (without --stream) needs no disk",
+        ),
+    ),
+    Cause(
+        "slow data",
+        _data,
+        LARGE,
+        "making the batches takes {seconds} of a step of {step}: {share} of the training",
+        ("a cheaper --augment, or none", "more CPUs for a worker (--cpus-per-worker)"),
+    ),
+    Cause(
+        "slow link",
+        lambda times: _exchange(times, between=True),
+        LARGE,
+        "the exchange between the nodes takes {seconds} of a step of {step} once the last rank has come: {share} of "
+        "the training",
+        (
+            "exchange less: {less}",
+            "measure the network (iperf3), and see which interface is used (placement.json)",
+        ),
+    ),
+    Cause(
         "overhead",
-        f"the ranks wait for the slowest for {percent(share)} of training, and each time another one is the slowest",
-        ("run at most as many workers on a node as it has CPUs", STOP_OTHERS),
-        share,
-    )
+        lambda times: _exchange(times, between=False),
+        LARGE,
+        "the exchange within the node takes {seconds} of a step of {step} once the last rank has come: {share} of the "
+        "training",
+        ("exchange less: {less}", "fewer workers with more CPUs each"),
+    ),
+    Cause(
+        "overhead",
+        _rest,
+        LARGE,
+        "{seconds} of a step of {step} go to work between its parts, such as recording the loss: {share} of the "
+        "training",
+        ("a larger --log-every", "a larger global batch, which has fewer steps"),
+    ),
+    Cause(
+        "overhead",
+        _by_turns,
+        LARGE,
+        "the ranks wait for the slowest for {share} of the training, and each time another one is the slowest",
+        ("run at most as many workers on a node as it has CPUs", _STOP_OTHERS),
+    ),
+)
+
+
+def _verdict(times: StepTimes, cause: Cause, cost: Measured) -> Verdict:
+    """The words of a cause, with its numbers."""
+    words = {
+        "share": percent(cost.share),
+        "seconds": ms(cost.seconds),
+        "others": ms(cost.others),
+        "step": ms(float(np.median(_seconds(times, "iteration")))),
+        "less": _LESS.get(times.strategy, _LESS_ANYWHERE),
+    }
+    if cost.late:
+        slowest, *rest = cost.late
+        host = f" ({slowest.host})" if slowest.host else ""
+        more = ms(cost.seconds - cost.others)
+        usual = np.median([rank.cpu_wait for rank in times.ranks if rank is not slowest])
+        words |= {
+            "rank": f"rank {slowest.rank} on node{slowest.node}{host}",
+            "node": f"node{slowest.node}",
+            "wait": f"they wait {more} in every step" if times.synchronous else f"its epochs end {more} a step later",
+            "also": f"; it waits for a CPU for {percent(slowest.cpu_wait)} of the time"
+            * bool(slowest.cpu_wait - usual >= CROWDED)
+            + "".join(f"; so does rank {rank.rank}" for rank in rest),
+        }
+    advice = tuple(text.format(**words) for text in cause.advice)
+    return Verdict(cause.kind, cause.sentence.format(**words), advice, cost.share, tuple(r.rank for r in cost.late))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifar_ray.reporting import charts, draw, printed
+from cifar_ray.reporting import charts, draw
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Point, Study, Trial
@@ -282,7 +282,6 @@ def servers() -> Study:
     return replace(study(*runs), axes=axes)
 
 
-@pytest.mark.parametrize("width", [None, 60 / 25.4, 84 / 25.4, 174 / 25.4])
 @pytest.mark.parametrize(
     "make",
     [
@@ -294,10 +293,9 @@ def servers() -> Study:
     ],
     ids=["grid", "one", "many", "strategies", "long names"],
 )
-def test_nothing_covers_anything(make: Callable[[], Study], width: float | None) -> None:
+def test_nothing_covers_anything(make: Callable[[], Study]) -> None:
     for chart in charts.charts(Runs(make())):
-        figure = chart.draw("light", width)
-        assert width in (None, figure.get_figwidth())
+        figure = chart.draw("light")
         figure.draw_without_rendering()
         boxes = [axes.get_tightbbox() for axes in figure.axes]
         covered = [(a, b) for a in boxes for b in boxes if a is not b and a.shrunk(0.98, 0.98).overlaps(b)]
@@ -337,40 +335,15 @@ def test_save_writes_the_same_two_files_every_time(tmp_path: Path) -> None:
     assert paths[1].read_text() == text
 
 
-@pytest.mark.parametrize(("models", "titles"), [(("vit",), [""]), (("resnet", "vit"), ["resnet", "vit"])])
-def test_a_chart_for_print_has_its_width_and_fonts_and_no_title(
-    models: tuple[str, ...], titles: list[str], tmp_path: Path
-) -> None:
-    chart, width = made(full(models))["scaling"], 84 / 25.4
-    (figure,) = printed.figures(chart, width)
-    assert (figure.get_suptitle(), [axes.get_title() for axes in figure.axes]) == ("", titles)
-    (path,) = printed.save(chart, [figure], tmp_path, width)
+def test_a_chart_for_print_has_its_fonts_and_no_title(tmp_path: Path) -> None:
+    chart = made(full())["scaling"]
+    path = draw.save(chart, tmp_path, pdf=True)[-1]
+    assert path.name == "scaling.pdf"
     text = path.read_bytes()
-    box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ", text)
-    assert box is not None
-    assert float(box[1]) == pytest.approx(84 / 25.4 * 72, abs=0.01)
     assert b"/FontFile2" in text  # TrueType, whole in the file
     assert b"/Type3" not in text
-    printed.save(chart, printed.figures(chart, width), tmp_path, width)
+    draw.save(chart, tmp_path, pdf=True)
     assert path.read_bytes() == text
-
-
-@pytest.mark.parametrize("width", [60 / 25.4, 84 / 25.4])
-def test_a_chart_for_print_is_no_taller_than_a_page(width: float, tmp_path: Path) -> None:
-    trials = [replace(one, name=str(at)) for at, one in enumerate(many()) for _ in (0, 1)]
-    params = [f"{at // 10}.{at % 10}{'0' * 60}" for at in range(len(trials))]
-    of = study(*(replace(one, params={**one.params, "lr": lr}) for one, lr in zip(trials, params)))
-    found = made(replace(of, axes=("topology", "batch_size", "lr")))
-    whole = found["phases"].draw("light", width)
-    assert whole.get_figheight() > 200 / 25.4
-    parts = printed.figures(found["phases"], width)
-    assert all(figure.get_figheight() <= 200 / 25.4 for figure in parts)
-    labels = [label.get_text() for figure in parts for label in figure.axes[0].get_yticklabels()]
-    assert labels == [label.get_text() for label in whole.axes[0].get_yticklabels()]
-    assert len({figure.axes[0].get_xlim() for figure in parts}) == 1
-    paths = printed.save(found["phases"], parts, tmp_path, width)
-    assert [path.name for path in paths[:2]] == ["phases.pdf", "phases-2.pdf"]
-    assert len(paths) == len(parts) == len(list(tmp_path.iterdir()))
 
 
 def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:

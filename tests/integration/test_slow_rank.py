@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
     ("case", "verdict"),
     [
         ("stopped", "slow rank: rank 1 on node0 takes"),
-        ("stage-loader", "slow data: stage 1 of 2 (rank 0 on node0) takes"),
+        ("loader", "slow data: rank 1 on node0 takes"),
     ],
 )
 def test_a_rank_that_is_stopped_time_and_again_or_sleeps_is_named(case: str, verdict: str) -> None:
-    """By the benchmark, which stops one of two ranks for half of the time, or has the first stage's batches wait."""
+    """By the benchmark, which stops one of two ranks for half of the time, or delays its batches."""
     words = ["--only", case, "--slowed", "1", "--slower", "1", "--dry"]
     words += ["--dataset", "digits", "--images", "128", "--steps", "11", "--epochs", "8"]
     command = [sys.executable, str(ROOT / "benchmarks" / "bottlenecks.py"), *words]

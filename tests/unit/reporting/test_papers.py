@@ -111,7 +111,7 @@ def test_strategies_by_images_per_second() -> None:
     runs = study(
         trial("1x1", 128, images_per_s=100.0),
         trial("1x2", 128, images_per_s=150.0, params={"strategy": "data_parallel"}),
-        trial("1x2", 128, images_per_s=140.0, params={"strategy": "gpipe", "micro_batches": "8"}),
+        trial("1x2", 128, images_per_s=140.0, params={"strategy": "gpipe", "strategy_options.micro_batches": "8"}),
         axes=("topology", "strategy"),
     )
     found = papers.comparison(Runs(runs), "comparative_analysis_asu")

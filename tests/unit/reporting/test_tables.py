@@ -82,7 +82,7 @@ def small() -> Study:
         of_strategy("ddp", "1x1", 0.4, parts=alone, losses=(2.25,), right=(0.2,), memory=(700.4,)),
         of_strategy("ddp", "1x2", 0.26, parts=ddp),
         skipped_strategy("gpipe", "1x1", "needs 2 workers or more"),
-        of_strategy("gpipe", "1x2", 0.3, also=bubble, params={"micro_batches": "4"}),
+        of_strategy("gpipe", "1x2", 0.3, also=bubble, params={"strategy_options.micro_batches": "4"}),
     )
 
 
@@ -403,7 +403,9 @@ def test_pipelines_and_stale_gradients_have_tables_where_they_were_measured() ->
     row = dict(table(of_strategies(*stale), "staleness").rows)["1x2"]
     assert [entry.text for entry in row] == ["none", "inverse", "1.50 ± 0.71", "4"]
     assert row[3].note == "the largest of 2 runs"
-    deep = of_strategy("model_parallel", "1x2", also={"bubble/measured": 0.5}, params={"micro_batches": "4"})
+    deep = of_strategy(
+        "model_parallel", "1x2", also={"bubble/measured": 0.5}, params={"strategy_options.micro_batches": "4"}
+    )
     assert [entry.text for entry in table(of_strategies(deep), "bubble").rows[0][1]] == ["1", "50.0"]
 
 

@@ -75,5 +75,4 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
         }
         assert outcome.steps is not None
         assert [rank.steps for rank in outcome.steps.ranks] == [outcome.steps.ranks[0].steps] * 2
-        assert outcome.steps.incomparable == ""
-        assert outcome.steps.micro_batches == (0 if bubble is None else round(1 / bubble) - 1)
+        assert ("pipeline" in outcome.steps.incomparable) == (bubble is not None)

@@ -55,7 +55,7 @@ def test_a_rank_that_was_slow_for_a_while_is_not_the_slow_one(late_in: float) ->
     verdict = explain(run({}, {"backward": 60.0}, late_in=late_in))
     assert verdict.ranks == ()
     assert verdict.kind == ("balanced" if late_in < 0.5 else "not enough evidence")
-    assert "only in a part of the run" in verdict.sentence or late_in < 0.5
+    assert "do not tell whether" in verdict.sentence or late_in < 0.5
 
 
 def test_a_rank_that_computes_longer_while_nobody_waits_is_not_named() -> None:
@@ -117,33 +117,33 @@ def test_overhead_is_what_is_in_no_part_or_what_ranks_wait_in_turn() -> None:
     one = replace(ranks[0], stretches={**ranks[0].stretches, "communication": (EXCHANGE / 1000,) * 20})
     always = explain(replace(times, ranks=(one, ranks[1])))
     assert always.kind == "not enough evidence"
-    assert "others wait for rank 0 on node0 by 30 % of a step, which does not show" in always.sentence
+    assert "waits for 34 % of a step, but these times do not tell" in always.sentence
 
 
 def test_workers_that_share_too_few_cpus_are_told_so_unless_more_is_lost_to_one_rank() -> None:
     verdict = explain(run({}, {"backward": 60.0}, exchange=60.0, cpu_wait=(0.45, 0.5)))
     assert verdict.kind == "too few CPUs"
-    assert verdict.sentence == "every rank waited for at least 45 % of training. Run fewer programs at once"
+    assert verdict.sentence == "every rank waits for a CPU for at least 45 % of the training"
     assert explain(run({}, {"backward": 60.0}, cpu_wait=(0.2, 0.2))).ranks == (1,)
     assert explain(run({}, {"backward": 20.0}, cpu_wait=(0.2, 0.2))).kind == "too few CPUs"
-    assert explain(run({}, cpu_wait=(0.2,))).sentence.startswith("the worker waited for 20 % of training.")
+    assert explain(run({}, cpu_wait=(0.2,))).sentence.endswith("at least 20 % of the training")
 
 
 def test_a_balanced_run_has_nothing_to_say() -> None:
     several, alone = explain(run({}, {}, {}, {}, noise=0.03)), explain(run({}))
     assert (several.kind, several.is_news, several.share) == ("balanced", False, None)
-    assert several.sentence == "computing takes 89 % of a step, and no rank waits for another for 10 % of it"
+    assert several.sentence == "computing takes 89 % of a step, and no rank exchanges or waits for 15 % of it"
     assert alone.sentence == "computing takes 95 % of a step"
 
 
 def test_ranks_with_a_pace_each() -> None:
     slow = explain(at_own_pace({}, {"forward": 40.0}))
     assert (slow.kind, slow.ranks) == ("slow rank", (1,))
-    assert "every epoch ends when it does, 40 ms later for each step" in slow.sentence
+    assert "its epochs end 40 ms a step later" in slow.sentence
     assert explain(at_own_pace({}, {})).kind == "balanced"
     served = explain(at_own_pace({}, {}, communication=60.0))
     assert served.kind == "not enough evidence"
-    assert "the server, the link and any wait" in served.sentence
+    assert "a server" in served.sentence
 
 
 def test_where_computing_cannot_be_compared_nothing_is_named() -> None:
