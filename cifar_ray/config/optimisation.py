@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator
 
 from cifar_ray.config.errors import brief
-from cifar_ray.config.model import ConvolutionsText
+from cifar_ray.config.model import ConvolutionsName
 from cifar_ray.config.option import OWN, option, or_own
 from cifar_ray.config.schema import Count, NotNegative, Options, Positive, Share, Texts, Whole, Wholes, listed
 from cifar_ray.config.strategy import (
@@ -131,10 +131,9 @@ class Optimisation:
     decided once per run, or once per model of a sweep; fp32 with --strategy reproducible. fp16 is
     for GPUs without bf16 arithmetic: the loss is scaled, and a step whose gradients overflow is skipped."""
 
-    convolutions: ConvolutionsText | None = option(None, weights=True)
-    """Computation of convolutions on CPUs: channels_last or contiguous, the layout in memory; after channels_last also
-    those of which parts are matrix products, as a run records them. Default: measured, decided as --precision is;
-    channels_last for fewer than 1,000 steps, on GPUs, with --compile and with --strategy reproducible."""
+    convolutions: ConvolutionsName | None = option(None, weights=True, recorded=True)
+    """Computation of convolutions on CPUs, the fastest that was measured; channels_last for fewer than 1,000 steps, on
+    GPUs, with --compile and with --strategy reproducible."""
 
     compile: bool = option(False, weights=True, only={"strategy": COMPILING})
     """Compile the forward and backward pass with torch.compile, which takes up to minutes before the first step; on

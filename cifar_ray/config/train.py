@@ -17,7 +17,7 @@ from pydantic_core import ArgsKwargs
 from cifar_ray.config import addresses, limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
-from cifar_ray.config.model import Convolutions, Model, usual
+from cifar_ray.config.model import Model, usual
 from cifar_ray.config.optimisation import Batch, Optimisation, OptimizerText, ScheduleText
 from cifar_ray.config.option import check_choices, is_folder, path_of
 from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share, plainly
@@ -125,11 +125,6 @@ class ResolvedConfig(TrainConfig):
     base_batch: Count
     cpus_follow: bool = False
     """Whether ``cpus_per_worker`` was not given and follows from the nodes, so that other nodes may change it."""
-
-    @property
-    def computed(self) -> Convolutions:
-        """How convolutions are computed, once that is decided."""
-        return Convolutions.parse(self.convolutions)
 
     @property
     def images_per_worker(self) -> int:

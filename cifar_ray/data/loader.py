@@ -102,7 +102,7 @@ class TrainLoader:
     ) -> None:
         self._config = config
         self._spec = dataset.spec
-        self._channels_last = config.computed.is_channels_last
+        self._channels_last = config.convolutions != "contiguous"
         self._shard = data_shard
         self._variation = variation
         self._device = device

@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.model import Convolutions
+from cifar_ray.config.model import USUAL
 from cifar_ray.config.option import is_own
 from cifar_ray.config.schema import Count
 from cifar_ray.config.train import ResolvedConfig
@@ -217,7 +217,7 @@ class Pipeline(Base):
     def _example(self, device: torch.device | str) -> Tensor:
         """One micro-batch of noise, as the loader gives them."""
         config = self.context.config
-        return convolution.laid_out(data.spec(config).example(self.at_once(config), device), Convolutions())
+        return convolution.laid_out(data.spec(config).example(self.at_once(config), device), USUAL)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         config, device = self.context.config, self.context.worker.device

@@ -1,43 +1,39 @@
-"""Decide what a run computes with: the precision, and on a CPU the layout and which convolutions are matrix products.
+"""Decide what a run computes with: the precision, and on a CPU how convolutions are computed.
 
-What is not named is measured, once in a run: passes forward and backward in float32 and in bfloat16; then, if the run
-is long enough, each part of each convolution both ways; and at last whole passes with what these have shown and
-without, of which a gain must be left.
+What is left open is measured, once in a run: passes forward and backward in float32 and in bfloat16; then, if the run
+is long enough, in every way of computing convolutions.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from cifar_ray import data, models, strategies, tasks
-from cifar_ray.config.model import PARTS, USUAL, Convolutions, ConvolutionShape
+from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.models import convolution
 from cifar_ray.strategies import compiling
-from cifar_ray.strategies.worker import HALVES, Worker, autocast, seed
+from cifar_ray.strategies.worker import Worker, autocast
 from cifar_ray.training import hardware
 
 MARGIN = 1.15
-"""How many times as fast as float32 bfloat16 must be to be chosen, and a product as a convolution: for less, rounding
-is not worth it, and two runs would decide differently by chance."""
+"""How many times as fast as float32 bfloat16 must be to be chosen: for less, rounding is not worth it, and two runs
+would decide differently by chance."""
 
 GAIN = 1.05
-"""How many times as fast as usual a whole pass must be with another layout or products."""
+"""How many times as fast as usual a pass must be with convolutions computed in another way."""
 
 LEAST_STEPS = 1000
-"""Passes of a run for which convolutions are measured: that takes as long as 20 to 40 of them."""
+"""Passes of a run for which convolutions are measured: that takes as long as 15 to 50 of them."""
 
 PASS_S = 0.25
 """A pass of the images that convolutions are measured with, at most, in CPU seconds. There are as many of them as are
@@ -48,8 +44,8 @@ _SAMPLES = 16
 does, since few images are over before their kernels are launched: so many as are trained on together."""
 
 _ENOUGH_S = 0.3
-_PRECISIONS, PARTS_ROUNDS, _PASSES = (2, 10), (5, 5), (5, 50)  # rounds, at least and while there is time
-_HOPELESS = 1.5
+_PRECISIONS, ROUNDS = (2, 10), (4, 50)  # at least, and while there is time
+_MOST = (2, 4, 8)  # sides of a result up to which a convolution may be a product
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Choice:
 
     Attributes:
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        convolutions: as :class:`~cifar_ray.config.model.Convolutions` are written.
+        convolutions: a :data:`~cifar_ray.config.model.ConvolutionsName`.
         measured: what it was decided by, in words; empty when nothing was measured.
     """
 
@@ -69,14 +65,14 @@ class Choice:
     @property
     def words(self) -> str:
         """The choice, in short."""
-        return ", ".join(filter(None, (self.precision, Convolutions.parse(self.convolutions).words)))
+        return self.precision if self.convolutions == USUAL else f"{self.precision}, {self.convolutions}"
 
 
 def choose(config: ResolvedConfig, worker: Worker, passes: int | None = None) -> Choice:
     """What ``config`` names and the faster of what it does not, the same on every rank.
 
     ``reproducible`` is for weights that are equal on any number of workers and on any machine, so no measurement
-    decides there: it is ``fp32`` and convolutions as usual.
+    decides there: it is ``fp32`` and ``channels_last``.
 
     Args:
         config: a resolved config whose device is decided.
@@ -162,12 +158,12 @@ def _measure_what_fits(config: ResolvedConfig, count: int, device: torch.device)
 
 def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
     """Least seconds of a forward and backward pass in float32 and in bfloat16; in turn, and without the first round."""
-    one_pass = _pass(config, count, Convolutions(), device)
+    one_pass = timed_pass(config, count, USUAL, device)
     passes = [functools.partial(one_pass, precision) for precision in ("fp32", "bf16")]
-    return [min(times) for times in _in_turn(passes, *_PRECISIONS)]
+    return [min(times) for times in in_turn(passes, *_PRECISIONS)]
 
 
-def _in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:
+def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:
     """Seconds of each call in every round but the first: ``least`` rounds, or up to ``most`` in :data:`_ENOUGH_S`."""
     rounds: list[list[float]] = []
     begin = time.perf_counter()
@@ -176,9 +172,12 @@ def _in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> lis
     return [*zip(*rounds[1:])]
 
 
-def _pass(config: ResolvedConfig, count: int, chosen: Convolutions, device: torch.device) -> Callable[[str], float]:
+def timed_pass(config: ResolvedConfig, count: int, convolutions: str, device: torch.device) -> Callable[[str], float]:
     """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds."""
-    model, inputs = _model(config, count, chosen, device)
+    spec, layout = data.spec(config), convolution.memory_format(convolutions)
+    model = models.build(config, spec).to(device).to(memory_format=layout).train()
+    convolution.install(model, convolutions)
+    inputs = convolution.laid_out(spec.example(count, device), convolutions)
     forward = compiling.compiled(model, device) if config.compile else model
 
     def seconds(precision: str) -> float:
@@ -193,119 +192,35 @@ def _pass(config: ResolvedConfig, count: int, chosen: Convolutions, device: torc
     return seconds
 
 
-def _model(config: ResolvedConfig, count: int, chosen: Convolutions, device: torch.device) -> tuple[nn.Module, Tensor]:
-    """A new model, which computes as ``chosen``, and inputs for it."""
-    spec = data.spec(config)
-    model = models.build(config, spec).to(device).to(memory_format=convolution.memory_format(chosen)).train()
-    inputs = spec.example(count, device)
-    convolution.install(model, chosen)
-    return model, convolution.laid_out(inputs, chosen)
-
-
 def _choose_convolutions(config: ResolvedConfig, precision: str, worker: Worker) -> tuple[str, str]:
     """The fastest way to compute convolutions on CPUs, and what was measured, in words."""
-    usual, at_once = Convolutions(), max(strategies.of(config).at_once(config), 2)
+    at_once = max(strategies.of(config).at_once(config), 2)
     few = min(at_once, _SAMPLES)
-    one_pass = _pass(config, few, usual, worker.device)
+    one_pass = timed_pass(config, few, USUAL, worker.device)
     (seconds,) = _mean([min(one_pass(precision) for _ in range(3))], worker)
     count = min(at_once, max(few, int(few * PASS_S / seconds)))
-    products = {}
-    for shape, with_data in shapes(config, count, precision, worker.device).items():
-        times = dict(zip(WAYS, _mean(measure_parts(shape, count, precision, with_data), worker)))
-        if parts := faster(times, with_data):
-            products[shape] = parts
-    ways = {"convolutions": usual}
-    if strategies.of(config).cut is None:  # what a pipeline's stages send one another is channels last
-        ways["contiguous"] = Convolutions("contiguous")
-    if products:
-        ways[f"{len(products)} as products"] = Convolutions(products=products)
-    passes = [functools.partial(_pass(config, count, way, worker.device), precision) for way in ways.values()]
-    medians = _mean([statistics.median(times) for times in _in_turn(passes, *_PASSES)], worker)
-    best = min(range(len(ways)), key=medians.__getitem__)
-    told = ", ".join(f"{name} {1000 * of:.1f} ms" for name, of in zip(ways, medians))
-    chosen = [*ways.values()][best] if medians[0] > GAIN * medians[best] else usual
-    return str(chosen), f"{count} images in {precision}: {told}"
+    names = ways(config)
+    passes = [functools.partial(timed_pass(config, count, name, worker.device), precision) for name in names]
+    medians = dict(zip(names, _mean([statistics.median(times) for times in in_turn(passes, *ROUNDS)], worker)))
+    best = min(names, key=medians.__getitem__)
+    told = ", ".join(f"{name} {1000 * median:.1f} ms" for name, median in medians.items())
+    chosen = best if medians[USUAL] > GAIN * medians[best] else USUAL
+    return chosen, f"{count} images in {precision}: {told}"
 
 
-def shapes(config: ResolvedConfig, count: int, precision: str, device: torch.device) -> dict[ConvolutionShape, bool]:
-    """The shapes of a model's convolutions that can be products, and whether their input needs a gradient."""
-    seed(config.seed, device)  # a model that leaves out layers by chance has the same ones on all ranks
-    model, images = _model(config, count, Convolutions(), device)
-    shapes: dict[ConvolutionShape, bool] = {}
-
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        for given in inputs[:1]:
-            shape = convolution.shape_of(layer, given)
-            if shape and convolution.columns_bytes(shape, count, _dtype(precision)) <= convolution.MOST_BYTES:
-                shapes[shape] = shapes.get(shape, False) or given.requires_grad
-
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d):
-            layer.register_forward_hook(note)
-    with autocast(precision, device):
-        model(images)
-    return shapes
-
-
-WAYS = (*itertools.product(PARTS, ("convolution", "product")), ("columns", "product"))
-
-
-@torch.no_grad()
-def measure_parts(shape: ConvolutionShape, count: int, precision: str, with_data: bool) -> list[float]:
-    """Median seconds of every one of :data:`WAYS`; in turn, and without the first round.
-
-    Where products are far slower it ends early. The gradient of data that needs none is not measured.
-    """
-    x, weight, result = (
-        torch.rand(size).to(_dtype(precision), memory_format=torch.channels_last)
-        for size in (
-            (count, shape.channels, shape.height, shape.width),
-            (shape.filters, shape.channels, *shape.kernel),
-            (count, shape.filters, *shape.result),
-        )
-    )
-    columns = convolution.columns_of(x, shape)
-    gradients = convolution.convolution_gradients
-    calls: list[Callable[[], object]] = [
-        lambda: F.conv2d(x, weight, None, shape.stride, shape.padding),
-        lambda: convolution.forward(convolution.columns_of(x, shape), weight, None, x, shape),
-        lambda: with_data and gradients(result, x, weight, shape, [True, False, False]),
-        lambda: with_data and convolution.data_gradient(result, weight, x, shape),
-        lambda: gradients(result, x, weight, shape, [False, True, False]),
-        lambda: convolution.weight_gradient(result, columns, weight),
-        lambda: convolution.columns_of(x, shape),
-    ]
-    timed = [functools.partial(_seconds, call) for call in calls]
-    first = dict(zip(WAYS, [min(times) for times in _in_turn(timed, 1, 1)]))
-    if all(first[part, "product"] > _HOPELESS * first[part, "convolution"] for part in ("forward", "weight")):
-        return [*first.values()]
-    return [statistics.median(times) for times in _in_turn(timed, *PARTS_ROUNDS)]
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begin = time.process_time()
-    call()
-    return time.process_time() - begin
-
-
-def faster(seconds: Mapping[tuple[str, str], float], with_data: bool) -> frozenset[str]:
-    """The parts to compute as products."""
-    by_part = {part: (seconds[part, "convolution"], seconds[part, "product"]) for part in PARTS}
-    (forward, forward_product), (weight, weight_product) = by_part["forward"], by_part["weight"]
-    # The weight's gradient needs the columns, which a forward pass as a product leaves it.
-    together = {
-        frozenset({"forward"}): forward_product + weight,
-        frozenset({"weight"}): forward + seconds["columns", "product"] + weight_product,
-        frozenset({"forward", "weight"}): forward_product + weight_product,
-    }
-    best = min(together, key=together.__getitem__)
-    chosen: frozenset[str] = best if forward + weight > MARGIN * together[best] else frozenset()
-    usual, product = by_part["data"]
-    return chosen | {"data"} if with_data and usual > MARGIN * product else chosen
-
-
-def _dtype(precision: str) -> torch.dtype:
-    return HALVES.get(precision, torch.float32)
+def ways(config: ResolvedConfig) -> list[str]:
+    """The ways to compute convolutions that differ for a model."""
+    spec = data.spec(config)
+    model = models.build(config, spec)
+    sides: set[int] = set()
+    for layer in convolution.replaceable(model):
+        layer.register_forward_hook(lambda layer, _, result: sides.add(max(result.shape[2:])))
+    with torch.no_grad():
+        model.eval()(spec.example(2))
+    most = {next(most for most in _MOST if side <= most) for side in sides if side <= max(_MOST)}
+    # What a pipeline's stages send one another is channels last.
+    layouts = (USUAL,) if strategies.of(config).cut else (USUAL, "contiguous")
+    return [*layouts, *(f"products{side}{parts}" for side in sorted(most) for parts in ("", "_forward_weight"))]
 
 
 def _now(device: torch.device) -> float:

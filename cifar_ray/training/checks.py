@@ -127,7 +127,5 @@ def fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
 
 def compiled(config: ResolvedConfig) -> None:
     """Refuse what a compiled pass has nothing of."""
-    if config.computed.products:
-        raise ConfigError("convolutions", "must be channels_last or contiguous alone with --compile")
     if config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")

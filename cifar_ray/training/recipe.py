@@ -12,7 +12,6 @@ from typing import Any
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, imports, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.model import USUAL
 from cifar_ray.config.option import is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
 from cifar_ray.config.topology import Topology
@@ -130,7 +129,7 @@ def notes(config: TrainConfig, asked: TrainConfig) -> Iterator[str]:
         yield "note: --freeze keeps random weights as they are: --weights says which weights to start from"
 
 
-_OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",), "convolutions": (None, USUAL)}
+_OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",)}
 """Options that are for images alone -> the values that they may have with other inputs."""
 
 
@@ -226,6 +225,7 @@ _NEVER = (
     "images",
     "weights_digest",
     "class_weights_counts",
+    "convolutions",
     *(f"{name}_source" for name in FUNCTIONS),
 )  # the device is that of the machine
 

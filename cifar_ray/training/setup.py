@@ -195,9 +195,9 @@ def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bo
         _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    layout = convolution.memory_format(config.computed)
+    layout = convolution.memory_format(config.convolutions)
     model = model.to(worker.device).to(memory_format=layout).train()
-    convolution.install(model, config.computed)
+    convolution.install(model, config.convolutions)
     if frozen:
         freezing.freeze(model, config)
     return model

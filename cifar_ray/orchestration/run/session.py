@@ -13,6 +13,7 @@ from typing import Any
 from cifar_ray import storage, tasks
 from cifar_ray.config import limits
 from cifar_ray.config.errors import counted
+from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import View, cpu_note, made_up_note
@@ -43,7 +44,7 @@ from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages
 from cifar_ray.tracking.run import PROFILE, RunRecord
 from cifar_ray.tracking.study import STOPPED_BY_TAG
-from cifar_ray.training import profiling, recipe
+from cifar_ray.training import arithmetic, profiling, recipe
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started, Traced
 
 _SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
@@ -224,7 +225,8 @@ class RunSession:
         threads = counted(config.cpus_reserved, "CPU thread")
         if event.resumed_from:
             self.view.line(f"continuing after step {event.step}")
-        computed = ", ".join(filter(None, (config.precision, config.computed.words, "compiled" * config.compile)))
+        computed = arithmetic.Choice(config.precision, config.convolutions or USUAL).words
+        computed += ", compiled" * config.compile
         self.view.started(f"training on {event.hardware}, {computed}, {threads} per worker")
         self.view.training(self.record.task, config.epochs, event.steps_per_epoch, event.step)
         self._callbacks.call("started", event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import ray
@@ -12,6 +12,7 @@ import torch
 
 from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.strategies.worker import Worker
@@ -49,32 +50,30 @@ def earlier(trials: Sequence[PlannedTrial]) -> dict[Any, arithmetic.Choice]:
     for config in (trial.config for trial in trials if trial.config is not None):
         for precision, convolutions in itertools.product(("auto", config.precision), (None, config.convolutions)):
             left_open = dataclasses.replace(config, precision=precision, convolutions=convolutions)
-            decided[_kind(left_open)] = arithmetic.Choice(config.precision, str(config.computed))
+            decided[_kind(left_open)] = arithmetic.Choice(config.precision, config.convolutions or USUAL)
     return decided
 
 
 def _chosen(configs: Sequence[ResolvedConfig], say: Callable[[str], None]) -> arithmetic.Choice:
     passes = sum(map(arithmetic.passes_of, configs))
     largest = max(configs, key=lambda config: config.images_per_worker)
-    names = arithmetic.undecided(largest, passes)
-    if not names:
+    if not arithmetic.undecided(largest, passes):
         return _measure(largest, passes)
     task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
     try:
         chosen: arithmetic.Choice = ray.get(task.remote(largest, passes), timeout=largest.start_timeout_s)
     except ray.exceptions.RayError as error:
-        raise _refusal(error, names) from None
+        raise _refusal(error) from None
     say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")
     return chosen
 
 
-def _refusal(error: ray.exceptions.RayError, names: Collection[str]) -> Exception:
+def _refusal(error: ray.exceptions.RayError) -> Exception:
     """Why nothing was measured: a refusal of the config as it is, such as of a model that does not compile."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, ConfigError):
         return cause
-    reason, flags = errors.first_line(error), " and ".join(map(errors.flag_of, sorted(names)))
-    return RunFailedError(f"the speeds could not be measured: {reason}; decide with {flags}")
+    return RunFailedError(f"the speeds could not be measured: {errors.first_line(error)}")
 
 
 def _kind(config: ResolvedConfig) -> Any:

@@ -123,7 +123,6 @@ def test_a_trained_model_answers_for_inputs_as_they_are_stored(
         ),
         (ROWS, {"augment": "crop"}, "augment is for images, and .*:rows has features"),
         (TEXTS, {"normalise": "half"}, "normalise is for images, and .*:texts has tokens"),
-        (TEXTS, {"convolutions": "contiguous"}, "convolutions is for images, and .*:texts has tokens"),
         (ROWS, {"dataset": f"{OWN}:with_nan"}, r"dataset must return .*with_nan returns training features of float64"),
         (TEXTS, {"dataset": f"{OWN}:negative"}, "dataset must return .*negative returns test tokens of int64"),
         (

@@ -1,34 +1,21 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import random
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.config.model import PARTS, Convolutions, ConvolutionShape
 from cifar_ray.models import convolution
 
-EVERY_PART = frozenset(PARTS)
-SUBSETS = [frozenset(parts) for count in (1, 2, 3) for parts in itertools.combinations(PARTS, count)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.02}
 
 
-def installed(network: nn.Module, images: Tensor, parts: frozenset[str] = EVERY_PART) -> nn.Module:
-    """A copy of ``network`` all of whose convolutions compute ``parts`` as products, for images like these."""
-    shapes: set[ConvolutionShape | None] = set()
+def installed(network: nn.Module, chosen: str = "products8") -> nn.Module:
+    """A copy of ``network`` whose convolutions compute as ``chosen`` says."""
     changed = copy.deepcopy(network)
-    handles = [
-        layer.register_forward_hook(lambda layer, args, _: shapes.add(convolution.shape_of(layer, args[0])))
-        for layer in changed.modules()
-    ]
-    with torch.no_grad():
-        changed(images)
-    for handle in handles:
-        handle.remove()
-    convolution.install(changed, Convolutions(products={shape: parts for shape in shapes if shape}))
+    convolution.install(changed, chosen)
     return changed
 
 
@@ -50,7 +37,7 @@ def assert_close(results: list[Tensor], wanted: list[Tensor], tolerance: float) 
 
 @pytest.mark.parametrize("seed", range(120))
 def test_products_are_the_convolution(seed: int) -> None:
-    """Kernels of 1 to 7, square or not, with any stride, padding, bias, dtype, layout and choice of parts."""
+    """Kernels of 1 to 7, square or not, with any stride, padding, bias, dtype, layout and with or without the gradient of the input."""
     draw = random.Random(seed)
     kernel = (draw.randint(1, 7), draw.randint(1, 7)) if draw.random() < 0.5 else draw.choice((1, 2, 3, 5, 7))
     stride = (draw.randint(1, 3), draw.randint(1, 3)) if draw.random() < 0.5 else draw.randint(1, 3)
@@ -62,7 +49,7 @@ def test_products_are_the_convolution(seed: int) -> None:
     images = torch.randn(draw.randint(1, 5), channels, draw.randint(7, 12), draw.randint(7, 12), dtype=dtype)
     if draw.random() < 0.5:
         layer, images = (of.to(memory_format=torch.channels_last) for of in (layer, images))
-    product = installed(layer, images, draw.choice(SUBSETS))
+    product = installed(layer, draw.choice(("products99", "products99_forward_weight")))
     assert type(product) is convolution.Convolution
     tolerance = TOLERANCE[torch.bfloat16 if autocast else dtype]
     assert_close(passes(product, images, autocast), passes(layer, images, autocast), tolerance)
@@ -84,7 +71,7 @@ def test_what_no_product_stands_for_stays_as_it_is_and_so_do_parameters_and_name
         pass
 
     before = nn.Sequential(*network(), nn.Unflatten(1, (4, 2, 2)), Own(4, 4, 1), nn.Conv2d(4, 4, 3, padding="same"))
-    after = installed(before, IMAGES)
+    after = installed(before)
     is_product = [type(layer) is convolution.Convolution for layer in after if isinstance(layer, nn.Conv2d)]
     assert is_product == [True, True, False, True, False, False]
     assert list(after.state_dict()) == list(before.state_dict())
@@ -92,10 +79,10 @@ def test_what_no_product_stands_for_stays_as_it_is_and_so_do_parameters_and_name
     assert_close(passes(after, IMAGES), passes(before, IMAGES), TOLERANCE[torch.float32])
 
 
-def test_without_gradients_and_for_other_sizes_it_is_the_convolution_itself() -> None:
+def test_without_gradients_and_for_larger_sides_it_is_the_convolution_itself() -> None:
     layer = nn.Conv2d(3, 8, 3)
-    product = installed(layer, IMAGES)
-    larger = torch.randn(2, 3, 9, 9)
+    product = installed(layer)
+    larger = torch.randn(2, 3, 11, 11)
     with torch.no_grad():
         assert torch.equal(product(IMAGES), layer(IMAGES))
     assert all(map(torch.equal, passes(product, larger), passes(layer, larger)))
@@ -104,7 +91,7 @@ def test_without_gradients_and_for_other_sizes_it_is_the_convolution_itself() ->
 
 
 def test_a_device_other_than_the_cpu_keeps_its_convolutions() -> None:
-    product = installed(nn.Conv2d(3, 8, 3), IMAGES).to("meta")
+    product = installed(nn.Conv2d(3, 8, 3)).to("meta")
     assert product(IMAGES.to("meta")).grad_fn.name() != "_ProductsBackward"
 
 
@@ -117,7 +104,7 @@ def test_columns_are_kept_up_to_a_bound_made_again_above_it_and_not_made_at_all_
     for kept, most, saved in ((size, size, size), (size - 1, size, 0), (size, size - 1, None)):
         monkeypatch.setattr(convolution, "KEPT_BYTES", kept)
         monkeypatch.setattr(convolution, "MOST_BYTES", most)
-        product = installed(layer, IMAGES)
+        product = installed(layer)
         node = product(IMAGES).grad_fn
         if saved is None:
             assert node.name() != "_ProductsBackward"
@@ -132,30 +119,8 @@ def test_a_gradient_has_a_gradient() -> None:
     layer = nn.Conv2d(3, 8, 3).double()
     images = IMAGES.double()
     twice = []
-    for each in (layer, installed(layer, images)):
+    for each in (layer, installed(layer)):
         x = images.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(each(x).square().sum(), x, create_graph=True)
         twice.append(torch.autograd.grad(gradient.square().sum(), [x, each.weight]))
     assert_close(list(twice[1]), list(twice[0]), TOLERANCE[torch.float64])
-
-
-SHAPES = {
-    "3x32x32>64 k3 p1": ConvolutionShape(3, 32, 32, 64, (3, 3), (1, 1), (1, 1)),
-    "256x8x4>512 k1 s2": ConvolutionShape(256, 8, 4, 512, (1, 1), (2, 2), (0, 0)),
-    "3x8x8>8 k1x7 s2x1 p0x3": ConvolutionShape(3, 8, 8, 8, (1, 7), (2, 1), (0, 3)),
-}
-
-
-@pytest.mark.parametrize("text", SHAPES)
-def test_a_choice_is_written_and_read(text: str) -> None:
-    chosen = Convolutions(products={SHAPES[text]: frozenset({"forward", "weight"})})
-    assert str(chosen) == f"channels_last; {text}: forward weight"
-    assert Convolutions.parse(str(chosen)) == chosen
-
-
-@pytest.mark.parametrize(
-    "text", ["", "nhwc", "channels_last; 3x3", "channels_last; 3x8x8>8 k3: all", "contiguous; 3x8x8>8 k3: data"]
-)
-def test_other_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must"):
-        Convolutions.parse(text)

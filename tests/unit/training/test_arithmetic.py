@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 
-from cifar_ray.config.model import PARTS, USUAL, Convolutions
+from cifar_ray.config.model import USUAL, ConvolutionsName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, recipe
@@ -118,21 +119,15 @@ def test_a_gpu_is_measured_with_the_batch_of_the_run_or_the_part_that_fits(
 
 NETWORK = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}, "batch_size": 20, "precision": "fp32"}
 LONG = recipe.resolve(TrainConfig(dataset="digits", epochs=20, **NETWORK))  # type: ignore[arg-type]
-SHAPES = (
-    "3x32x32>8 k3 p1",
-    "8x32x32>8 k3 p1",
-    "8x32x32>16 k3 s2 p1",
-    "16x16x16>16 k3 p1",
-    "8x32x32>16 k1 s2",
-)
 
 
 def test_a_long_run_on_cpus_measures_its_convolutions_at_its_own_batch() -> None:
     chosen = arithmetic.choose(LONG, Worker())
     assert chosen.precision == "fp32"
-    ways = r"convolutions [\d.]+ ms, contiguous [\d.]+ ms(, \d as products [\d.]+ ms)?"
-    assert re.fullmatch(rf"20 images in fp32: {ways}", chosen.measured)
-    assert {str(shape) for shape in Convolutions.parse(chosen.convolutions).products} <= {*SHAPES}
+    names = arithmetic.ways(LONG)
+    told = ", ".join(rf"{name} [\d.]+ ms" for name in names)
+    assert re.fullmatch(rf"20 images in fp32: {told}", chosen.measured)
+    assert chosen.convolutions in names
 
 
 @pytest.mark.parametrize(
@@ -145,73 +140,46 @@ def test_all_other_runs_measure_nothing(values: dict[str, object]) -> None:
     assert arithmetic.choose(replace(LONG, **values), Worker()) == Choice("fp32", named)
 
 
+@pytest.mark.parametrize(
+    ("model", "sides"),
+    [("simple_cnn", []), ("vgg11", [2, 4, 8]), ("resnet18", [4, 8]), ("vit", [8])],
+)
+def test_products_are_tried_up_to_the_sides_that_a_model_has(model: str, sides: list[int]) -> None:
+    asked = recipe.resolve(TrainConfig(dataset="digits", model=model, batch_size=20))
+    products = [f"products{side}{parts}" for side in sides for parts in ("", "_forward_weight")]
+    assert arithmetic.ways(asked) == ["channels_last", "contiguous", *products]
+
+
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Seconds of every part both ways, the columns, and whole passes, in place of a clock's."""
-    times = {f"{part} {way}": 1.0 for part in PARTS for way in ("convolution", "product")} | {"columns product": 0.1}
-    whole = {"usual": 1.0, "contiguous": 1.0, "products": 0.5}
-
-    def one_pass(config: object, count: int, chosen: Convolutions, device: object) -> object:
-        return lambda precision: times["products" if chosen.products else chosen.words or "usual"]
-
-    times |= whole
-    monkeypatch.setattr(arithmetic, "_pass", one_pass)
-    monkeypatch.setattr(arithmetic, "measure_parts", lambda *_: [times[" ".join(way)] for way in arithmetic.WAYS])
+    """Seconds of a pass in every way, in place of a clock's."""
+    times = dict.fromkeys(get_args(ConvolutionsName), 1.0)
+    monkeypatch.setattr(arithmetic, "timed_pass", lambda config, count, name, device: lambda precision: times[name])
     return times
 
 
 @pytest.mark.parametrize(
-    ("faster", "parts"),
+    ("times", "chosen"),
     [
-        ({}, ""),
-        ({"forward": 0.72}, "forward"),
-        ({"forward": 0.75}, ""),
-        ({"forward": 1.2, "weight": 0.6}, "weight"),
-        ({"forward": 1.2, "weight": 0.7}, ""),
-        ({"forward": 0.9, "weight": 0.8}, "forward weight"),
-        ({"data": 0.86}, "data"),
-        ({"data": 0.88}, ""),
-        ({"forward": 0.5, "data": 0.5, "weight": 0.5}, "forward data weight"),
+        ({"products8": 0.94}, "products8"),
+        ({"products8": 0.96}, USUAL),
+        ({"contiguous": 0.94, "products8": 0.95}, "contiguous"),
+        ({"products8": 0.94, "products8_forward_weight": 0.93}, "products8_forward_weight"),
     ],
 )
-def test_the_parts_are_products_that_are_15_percent_faster_with_the_columns_that_they_need(
-    faster: dict[str, float], parts: str, seconds: dict[str, float]
+def test_the_fastest_way_is_taken_if_it_gains_5_percent(
+    times: dict[str, float], chosen: str, seconds: dict[str, float]
 ) -> None:
-    seconds |= {f"{part} product": time for part, time in faster.items()}
-    chosen = Convolutions.parse(arithmetic.choose(LONG, Worker()).convolutions)
-    of_images = parts.replace("data", "").replace("  ", " ").strip()  # they need no gradient
-    wanted = [f"{shape}: {parts}" for shape in SHAPES[1:] if parts]
-    assert str(chosen) == "; ".join([USUAL, *([f"{SHAPES[0]}: {of_images}"] if of_images else []), *wanted])
-
-
-@pytest.mark.parametrize(
-    ("whole", "words"),
-    [
-        ({"products": 0.94}, "5 kinds of convolution as products"),
-        ({"products": 0.96}, ""),
-        ({"contiguous": 0.94, "products": 0.95}, "contiguous"),
-        ({"contiguous": 0.94, "products": 0.93}, "5 kinds of convolution as products"),
-    ],
-)
-def test_whole_passes_must_gain_5_percent(whole: dict[str, float], words: str, seconds: dict[str, float]) -> None:
-    seconds |= whole | {"forward product": 0.1}
-    assert Convolutions.parse(arithmetic.choose(LONG, Worker()).convolutions).words == words
+    seconds |= times
+    deep = replace(LONG, model_options={"blocks": (1, 1, 1), "width": 8})  # its last sides are 8
+    assert arithmetic.choose(deep, Worker()).convolutions == chosen
 
 
 def test_a_pipeline_keeps_its_layout(seconds: dict[str, float]) -> None:
-    seconds |= {"contiguous": 0.1, "products": 2.0}
+    seconds["contiguous"] = 0.1
     pipeline = recipe.resolve(replace(LONG, strategy="gpipe", topology="1x2", strategy_options={}))
     assert arithmetic.choose(pipeline, Worker()).convolutions == USUAL
     assert arithmetic.choose(LONG, Worker()).convolutions == "contiguous"
-
-
-def test_layers_whose_columns_are_too_large_stay_convolutions(
-    seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds["forward product"] = 0.1
-    monkeypatch.setattr(arithmetic.convolution, "MOST_BYTES", 16 * 32 * 32 * 72 * 4 - 1)  # of 16 images
-    products = Convolutions.parse(arithmetic.choose(LONG, Worker()).convolutions).products
-    assert {str(shape) for shape in products} == {*SHAPES} - {SHAPES[1]}
 
 
 def test_after_a_measurement_that_fails_there_are_as_many_threads_as_before() -> None:

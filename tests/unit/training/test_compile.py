@@ -297,11 +297,6 @@ def test_other_strategies_refuse_it(strategy: str) -> None:
     [
         ({"sync_batchnorm": True}, "compile", "must be left out with --sync-batchnorm"),
         ({"bucket_cap_mb": 0.5}, "bucket_cap_mb", "must be at least 1 with --compile, got 0.5"),
-        (
-            {"convolutions": "channels_last; 512x2x2>512 k3 p1: forward weight"},
-            "convolutions",
-            "must be channels_last or contiguous alone with --compile",
-        ),
     ],
 )
 def test_what_does_not_go_with_it(values: dict[str, object], key: str, rule: str) -> None:
