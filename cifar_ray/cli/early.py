@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from cifar_ray import storage
-from cifar_ray.config import files, runfile, servers, sweepfile
+from cifar_ray.config import files, runfile, servers
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.commands import CompareCommand
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.train import TrainConfig
@@ -106,5 +107,5 @@ def known_config(name: str) -> TrainConfig | None:
         if (path := folder.disk / run_names.CONFIG).is_file():
             return runfile.load(path)
         if (path := folder.disk / run_names.SWEEP).is_file():
-            return sweepfile.from_mapping(sweepfile.load(path)).base
+            return sweeps.from_mapping(runfile.read(path)).base
     return None

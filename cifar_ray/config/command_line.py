@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cifar_ray import __version__
-from cifar_ray.config import addresses, flags, runfile, schema, sweepfile
+from cifar_ray.config import addresses, flags, runfile, schema
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.commands import ResumeCommand, SweepCommand, TrainCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.plan_command import PlanCommand, PlanOptions
@@ -175,10 +176,10 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         return SweepRequest(None, options["resume"], None, uri, retry_failed=again, limits=new, **shown)
     if again:
         raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
-    base = sweepfile.load(file) if file else {}
+    base = runfile.read(file) if file else {}
     try:
-        values = sweepfile.merge(base, options, file)
-        config = sweepfile.from_mapping(values)
+        values = sweeps.merge(base, options, file)
+        config = sweeps.from_mapping(values)
     except ConfigError as error:
         if file is not None and (error.key == "train" or (error.key == "grid" and "grid" not in options)):
             raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None

@@ -13,9 +13,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, NotNegative, Numbers, Positive, Whole
-from cifar_ray.config.search import Asha, Median, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.strategy import StrategyName
+from cifar_ray.config.sweep import Asha, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.train import TrainConfig
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -158,7 +158,6 @@ class SweepCommand(TrainConfig):
     samples: Count | None = None
     scheduler: SchedulerName = "none"
     asha: Asha = field(default_factory=Asha)
-    median: Median = field(default_factory=Median)
     objective: ObjectiveText | None = None
     repeat: Whole = 0
     skip_infeasible: bool = False

@@ -47,7 +47,7 @@ from types import SimpleNamespace
 import ray
 
 from cifar_ray import storage
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.run import alone, train_worker
 from cifar_ray.orchestration.sweep import driver, planner

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cifar_ray import tasks
-from cifar_ray.config import errors, search
+from cifar_ray.config import errors
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
@@ -60,7 +61,7 @@ def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
         return None
     (task,) = learned
     if sweep.objective is not None:
-        return Goal(*search.parse_objective(sweep.objective), task)
+        return Goal(*sweeps.parse_objective(sweep.objective), task)
     objective = choosing.objective(configs[0], task)
     return Goal(task.primary.metric if objective is None else objective.metric, task.primary.better, task)
 

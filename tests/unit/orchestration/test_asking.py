@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import ray
 
-from cifar_ray.config.cells import cells
 from cifar_ray.config.errors import ConfigError, RunFailedError
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import allocation, autoscaler, connection, optional
