@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cifar_ray import __version__
+from cifar_ray._version import __version__
 from cifar_ray.config import addresses, flags, runfile, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.commands import ResumeCommand, SweepCommand, TrainCommand

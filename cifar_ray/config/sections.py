@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors, torchvision_sets
+from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import (
     COCO_PATH,
@@ -28,7 +28,6 @@ from cifar_ray.config.option import (
     is_folder,
     library_of,
     option,
-    path_of,
 )
 from cifar_ray.config.schema import STRICT, Byte, Columns, Count, Numbers, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import parse as parse_topology
@@ -62,15 +61,10 @@ def _name(text: str) -> str:
 
 def _dataset(text: str) -> str:
     known = typing.get_args(DatasetName)
-    if text.startswith(TORCHVISION):
-        torchvision_sets.check(text)
-        return text
-    names_folder = is_folder(text) and path_of(text) != ""
+    names_data = (is_folder(text) or text.startswith(TORCHVISION)) and not text.endswith(":")
     is_function = re.fullmatch(IMPORT_PATH, text, re.ASCII) and not library_of(text)
-    if text not in known and not names_folder and not is_function:
-        others = [name for name in torchvision_sets.SETS if name.lower() == text.lower()]
-        near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_there(text)
-        meant = f"; did you mean {near[0]}?" if near else ""
+    if text not in known and not names_data and not is_function:
+        meant = f"; did you mean {FOLDER}{text}?" if _is_there(text) else ""
         paths = (FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH)
         choices = errors.one_of([*known, OF_TORCHVISION, *paths, OWN])
         raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")

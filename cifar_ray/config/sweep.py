@@ -454,7 +454,7 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: boo
 
     ``whole``: no number is rounded and no path cut, even where that tells these runs apart.
     """
-    order = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
+    order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
     order += [name for name in sweep.axes if name not in (*order, *_BATCHES, "topology", "seed")]
     batches = _BATCHES[::-1] if sweep.held == "global_batch" else _BATCHES
     names = []

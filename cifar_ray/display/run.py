@@ -16,10 +16,10 @@ from rich.text import Text
 
 from cifar_ray.config.errors import counted, printable
 from cifar_ray.config.limits import dollars, duration
-from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
 from cifar_ray.tasks import LOSS, SUBSETS, USUAL, Subset, TaskSpec, measured_on
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
+from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from cifar_ray.config import servers
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.cluster import servers
 from tests.support.images import folder_of_digits
 from tests.support.nodes import Head
 from tests.support.person import Person

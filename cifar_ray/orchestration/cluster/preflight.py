@@ -14,11 +14,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
-from cifar_ray.config import errors, servers
+from cifar_ray.config import errors
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster import connection, servers
 from cifar_ray.storage import Folder
 
 _ANSWER_S = 120.0

@@ -8,12 +8,11 @@ from cifar_ray import tasks
 from cifar_ray.config import errors
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import LOSS, Subset, choosing
 from cifar_ray.tasks.goal import Goal
-from cifar_ray.training.rank_times import PARTS
+from cifar_ray.training.rank_times import PARTS, PHASES
 
 _TIMES = (*PHASES, "other", "wall", "epoch_mean", "iteration_mean", "iteration_median", "iteration_p95")
 _AT_END = (

@@ -14,7 +14,7 @@ from typing import Any
 import ray.tune
 
 from cifar_ray import data, storage, tasks
-from cifar_ray.config import files, imports, runfile, schema
+from cifar_ray.config import files, runfile, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function
@@ -27,7 +27,7 @@ from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import choosing
+from cifar_ray.tasks import choosing, imports
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.tracking.store import Client, connect
@@ -37,7 +37,7 @@ _CONFIG, _CELLS = run_names.SWEEP, "cells.json"
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
 
-def draw(config: SweepConfig) -> list[dict[str, Any]]:
+def draw(config: SweepConfig) -> Sequence[dict[str, Any]]:
     """The combinations of values: all; or drawn from Ray Tune's distributions, seeded by the sweep's name.
 
     Of a search whose values are proposed later, a few that tell what it may come to need (:func:`_probes`).

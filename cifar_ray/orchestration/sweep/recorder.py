@@ -12,9 +12,7 @@ from functools import partial, singledispatchmethod
 from typing import Any
 
 from cifar_ray.config import limits
-from cifar_ray.config.background import background
 from cifar_ray.config.errors import ConfigError, counted
-from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
@@ -32,11 +30,13 @@ from cifar_ray.orchestration.sweep.trial import (
     TrialTooLarge,
 )
 from cifar_ray.tracking import store, uri
+from cifar_ray.tracking.background import background
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import MEASURE_TAG, STOPPED_TAG
 from cifar_ray.training.observer import EpochRecord
+from cifar_ray.training.rank_times import PHASES
 
 _STORE_PATIENCE_S, _STORE_PAUSE_S = 30.0, 1.0
 _TAKE_S, _LAST_TAKE_S, _POLL_S = 5.0, 30.0, 0.1

@@ -17,16 +17,16 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from cifar_ray.config.background import background
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.config.variables import variables
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import FAILED, SweepTrial, TrialSpec
 from cifar_ray.tasks.goal import Goal
+from cifar_ray.tracking.background import background
+from cifar_ray.tracking.variables import variables
 
 _CANCEL_S = 20.0
 _LONGEST_REASON = 200

@@ -12,9 +12,10 @@ import pytest
 
 from cifar_ray.cli import main, plan
 from cifar_ray.cli.probe import Probe
-from cifar_ray.config import command_line, servers
+from cifar_ray.config import command_line
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.reporting import exported

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import __version__
+from cifar_ray._version import __version__
 from cifar_ray.config import command_line
 from cifar_ray.config.command_line import SweepRequest, TrainRequest
 from cifar_ray.config.errors import ConfigError

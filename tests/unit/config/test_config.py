@@ -231,7 +231,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
         ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
         ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, mlp, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
-        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'; did you mean torchvision:ImageNet?"),
+        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
         ({"experiment": " "}, "experiment must not be empty"),

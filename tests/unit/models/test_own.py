@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, imports, runfile
+from cifar_ray.config import command_line, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models import own
+from cifar_ray.tasks import imports
 from cifar_ray.training import recipe
 from tests.support import nets
 from tests.support.helpers import resolved

@@ -11,11 +11,10 @@ import pytest
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
-from cifar_ray.config import cgroups
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import decoded
+from cifar_ray.data import cgroups, decoded
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.training import hardware, recipe

@@ -15,7 +15,7 @@ from urllib.request import getproxies
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.config.variables import variables
+from cifar_ray.tracking.variables import variables
 
 JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
 _CONNECT_TIMEOUT_S = 5.0
