@@ -24,7 +24,7 @@ _NOT_PROBED = {
     "steps_per_epoch": "it plans whole epochs",
     "run_name": "give --name",
     **dict.fromkeys(("max_time", "max_cost"), "give --deadline and --budget"),
-    **dict.fromkeys(("oversubscribe", "local_nodes"), "nodes and CPUs that do not exist tell no times"),
+    "local_nodes": "nodes and CPUs that do not exist tell no times",
 }  # option of a run -> what to do instead to plan one
 OF_EXCHANGE = ("bucket_cap_mb", "strategy_options")
 """Options of a strategy that change no run which a plan is made from, but what is planned."""

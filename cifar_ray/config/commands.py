@@ -87,8 +87,6 @@ class ResumeCommand:
     data_dir: str | None = None
     address: str | None = None
     local_nodes: int | None = None
-    oversubscribe: bool | None = None
-    """Let the Ray started here count more CPUs than the machine has. Default: as the run was started."""
 
     price: PriceText | None = None
     max_time: DurationText | None = None
@@ -101,7 +99,6 @@ class ResumeCommand:
     """More epochs than before, to go on after a stop by --patience."""
 
     max_failures: int | None = None
-    start_timeout_s: float | None = None
     hang_timeout_s: float | None = None
     tracking_uri: str | None = None
     verbose: bool = False

@@ -159,9 +159,6 @@ class TextOptions:
     max_length: Count = option(256, weights=True)
     """Longest text, in tokens; what is beyond is cut off."""
 
-    lowercase: bool = option(True, weights=True)
-    """Lower-case texts."""
-
     def __post_init__(self) -> None:
         if self.vocabulary < LEAST_VOCABULARY:
             raise ConfigError(
@@ -253,17 +250,11 @@ class Placement:
     """Ray cluster to join (RAY_ADDRESS). Default: start Ray on this machine."""
 
     local_nodes: Count = option(1, weights=False)
-    """Ray nodes to simulate on this machine. Times are not a cluster's."""
-
-    oversubscribe: bool = option(False, weights=False)
-    """Let the Ray started here count more CPUs than the machine has. Times are not a cluster's."""
+    """Ray nodes to simulate on this machine; several count more CPUs than it has where the workers need them. Times are
+    not a cluster's."""
 
     max_failures: Whole = option(3, weights=False)
     """Worker failures to recover from before the run fails."""
-
-    start_timeout_s: Positive = option(900.0, weights=False)
-    """Seconds to wait for nodes, and then for room for the workers, before the run fails. A GPU machine in a cloud
-    takes 3 to 10 minutes from the request to its first worker."""
 
     hang_timeout_s: Positive = option(300.0, weights=False)
     """Seconds without an answer from a worker's process after which all workers are restarted, as after any failure.

@@ -44,11 +44,9 @@ def connected(
         NotStartedError: when Ray does not start here.
     """
     head = address(config)
-    if servers.is_made_up(config) and (head or ray.is_initialized()):
+    if config.local_nodes > 1 and (head or ray.is_initialized()):
         which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
-        raise ConfigError(
-            "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {which}"
-        )
+        raise ConfigError("local_nodes", f"is for a Ray started here, and {which}")
     joins = bool(head) or ray.is_initialized()
     if not joins and config.world_size > 1:  # else the workers check it, on their nodes
         interfaces.check()
@@ -106,8 +104,8 @@ def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -
 
 def shares_a_machine(config: TrainConfig) -> bool:
     """Whether the workers share CPUs or one machine, so that the run's times are not those of a cluster."""
-    crowded = config.oversubscribe and config.world_size * config.cpus_reserved > hardware.allowed_cpus()
-    return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
+    crowded = config.world_size * config.cpus_reserved > hardware.allowed_cpus()
+    return config.local_nodes > 1 and (crowded or config.placement.nodes > 1)
 
 
 @contextmanager

@@ -62,11 +62,6 @@ def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = N
         yield
 
 
-def is_made_up(config: TrainConfig) -> bool:
-    """Whether Ray counts nodes or CPUs that do not exist."""
-    return config.local_nodes > 1 or config.oversubscribe
-
-
 def reach(head: str) -> None:
     """Check that something listens at HOST:PORT; Ray itself would try for a minute.
 

@@ -229,7 +229,7 @@ class Driver:
                 board.ended_before(trial.index, trial.state, note, trial.times.get("time/wall_s", 0.0))
         shared = next((run for run in asked if connection.shares_a_machine(run)), None)
         if shared is not None:
-            board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
+            board.line(made_up_note(shared.local_nodes))
         if shared_gpus := sorted({run.gpus_per_worker for run in asked if run.shares_gpu}):
             board.line(shared_note(shared_gpus[0]))
         given = [(trial.config, trial.cell.config) for trial in self._asked() if trial.config and trial.cell.config]

@@ -203,8 +203,8 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
         ("--topology 1x2", "--topology is not for cifar-ray plan: give --nodes and --workers"),
         ("--batch-size 16", "--batch-size is not for cifar-ray plan: give --global-batch-size"),
         (
-            "--oversubscribe",
-            "--oversubscribe is not for cifar-ray plan: nodes and CPUs that do not exist tell no times",
+            "--local-nodes 2",
+            "--local-nodes is not for cifar-ray plan: nodes and CPUs that do not exist tell no times",
         ),
         ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
         ("--epochs 0", "--epochs must be at least 1, got 0"),

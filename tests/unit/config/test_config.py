@@ -238,7 +238,6 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"warmup_epochs": 10.5}, "warmup_epochs must be at most epochs (10), got 10.5"),
         ({"elastic": "2x2"}, "elastic must be MIN:MAX, two topologies such as 1x1:2x2, got '2x2'"),
         ({"local_nodes": 2, "address": "h:1"}, "local_nodes starts nodes on this machine and cannot go with --address"),
-        ({"oversubscribe": True, "address": "h:1"}, "oversubscribe is for the Ray started here and cannot go with --address"),
         ({**GROUP, "topology": "1x3"}, "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 64"),
         ({**GROUP, "accumulate": 5}, "global_batch_size must be a multiple of workers x accumulation (2 x 5), got 64"),
         ({**GROUP, "batch_size": 16}, "global_batch_size must be batch size x workers x accumulation (16 x 2 x 1 = 32), got 64; give one of the two"),
@@ -260,7 +259,6 @@ def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object
 @pytest.mark.parametrize(
     "values",
     [
-        {"oversubscribe": True},
         {"local_nodes": 2},
         {"local_nodes": 1, "address": "h:1"},
         {"seed": 2**63 - 1},
@@ -393,7 +391,7 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
         "workers_per_node": "4", "world_size": "8",
     }  # fmt: skip
     assert params["lr"] == str(config.lr)
-    assert not {"version", "verbose", "start_timeout_s", "run_name", "storage"} & params.keys()  # no choices
+    assert not {"version", "verbose", "hang_timeout_s", "run_name", "storage"} & params.keys()  # no choices
     assert yaml.safe_load(runfile.to_yaml(config)).keys() == runfile.to_mapping(config).keys() - {
         "run_name", *OF_CHOICES
     }  # fmt: skip

@@ -175,9 +175,9 @@ def test_a_sweep_without_a_name_has_one_made_from_the_time_as_the_command_makes_
     assert all(re.fullmatch(r"sweep-\d{8}-\d{6}", name) for name in named)
 
 
-@pytest.mark.parametrize("names", [("lr", "storage"), ("lr", "address"), ("lr", "oversubscribe")])
+@pytest.mark.parametrize("names", [("lr", "storage"), ("lr", "address"), ("lr", "local_nodes")])
 def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
-    values = {"lr": 0.2, "storage": "/runs", "address": "h:1", "oversubscribe": True}
+    values = {"lr": 0.2, "storage": "/runs", "address": "h:1", "local_nodes": 2}
     sweep = SweepConfig(name="s", grid=({"epochs": [1]},), train={name: values[name] for name in names})
     assert sweep.base == TrainConfig(**{names[1]: values[names[1]]})  # type: ignore[arg-type]
 

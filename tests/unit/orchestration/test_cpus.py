@@ -87,9 +87,9 @@ def test_what_others_hold_is_left_to_them_unless_they_hold_too_much(cluster: Any
     [
         (8, {"topology": "1x2"}, 8, 4),
         (8, {"topology": "2x2", "local_nodes": 2}, 4, 2),
-        (8, {"topology": "1x3", "batch_size": 16, "global_batch_size": None, "oversubscribe": True}, 8, 2),
-        (2, {"topology": "1x4", "oversubscribe": True}, 4, 1),
-        (1, {"topology": "2x2", "local_nodes": 2, "oversubscribe": True}, 2, 1),
+        (8, {"topology": "1x3", "batch_size": 16, "global_batch_size": None, "local_nodes": 2}, 4, 1),
+        (2, {"topology": "1x4", "local_nodes": 2}, 4, 1),
+        (1, {"topology": "2x2", "local_nodes": 2}, 2, 1),
     ],
 )
 def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
