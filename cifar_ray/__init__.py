@@ -9,6 +9,8 @@ print(result.metrics["test/accuracy"], result.run_id)
 import time
 from typing import TYPE_CHECKING, Any
 
+from cifar_ray._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from cifar_ray.config.sweep import SweepConfig
     from cifar_ray.config.train import TrainConfig
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from cifar_ray.reporting.compare import compare
     from cifar_ray.reporting.report import report
 
-__version__ = "0.1.0"
 __all__ = [
     "Callback",
     "MLflowRun",

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cifar_ray.cli import early
-from cifar_ray.config import errors, flags, ports, servers
+from cifar_ray.cli import early, ports
+from cifar_ray.config import errors, flags
 from cifar_ray.config.cluster_commands import (
     ClusterCheckCommand,
     JobsCommand,
@@ -20,6 +20,7 @@ from cifar_ray.config.cluster_commands import (
 )
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.display.run import Console
+from cifar_ray.orchestration.cluster import servers
 
 Commands = Mapping[str, tuple[Callable[[Any], int], Any, str]]
 """Name -> what runs it, the dataclass of its options or the commands below it, and a summary."""

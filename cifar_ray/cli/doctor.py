@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cifar_ray import __version__, data, storage
-from cifar_ray.config import cgroups, files
+from cifar_ray import data, storage
+from cifar_ray._version import __version__
+from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS
+from cifar_ray.data import SPECS, cgroups
 from cifar_ray.display.run import Check
 
 _LEAST_FREE_GB = 2.0

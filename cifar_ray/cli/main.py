@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cifar_ray import IMPORTED_AT, __version__, tasks, tracking
-from cifar_ray.cli import cluster, comparison, dry_run, early, explain, models, output, plan, predictions
-from cifar_ray.config import command_line, errors, files, flags, keywords, limits, ports, servers
+from cifar_ray import IMPORTED_AT, tasks, tracking
+from cifar_ray._version import __version__
+from cifar_ray.cli import cluster, comparison, dry_run, early, explain, models, output, plan, ports, predictions
+from cifar_ray.config import command_line, errors, files, flags, keywords, limits
 from cifar_ray.config.commands import (
     CompareCommand,
     CompletionCommand,
@@ -36,6 +37,7 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError, Interrupted
 from cifar_ray.config.plan_command import PlanCommand
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.reporting import EXPORTED, cost
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training.errors import CheckpointError

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early
-from cifar_ray.config import servers
 from cifar_ray.config.command_line import PlanRequest
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.sweep import FINISHED
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.planning import probing
 from cifar_ray.planning.measured import Measured
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cifar_ray import __version__
-from cifar_ray.config import addresses, flags, runfile, schema, sweepfile
+from cifar_ray._version import __version__
+from cifar_ray.config import addresses, flags, runfile, schema
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.commands import ResumeCommand, SweepCommand, TrainCommand
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.plan_command import PlanCommand, PlanOptions
@@ -23,7 +24,7 @@ _NOT_PROBED = {
     "steps_per_epoch": "it plans whole epochs",
     "run_name": "give --name",
     **dict.fromkeys(("max_time", "max_cost"), "give --deadline and --budget"),
-    **dict.fromkeys(("oversubscribe", "local_nodes"), "nodes and CPUs that do not exist tell no times"),
+    "local_nodes": "nodes and CPUs that do not exist tell no times",
 }  # option of a run -> what to do instead to plan one
 OF_EXCHANGE = ("bucket_cap_mb", "strategy_options")
 """Options of a strategy that change no run which a plan is made from, but what is planned."""
@@ -175,10 +176,10 @@ def sweep(words: Sequence[str]) -> SweepRequest:
         return SweepRequest(None, options["resume"], None, uri, retry_failed=again, limits=new, **shown)
     if again:
         raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
-    base = sweepfile.load(file) if file else {}
+    base = runfile.read(file) if file else {}
     try:
-        values = sweepfile.merge(base, options, file)
-        config = sweepfile.from_mapping(values)
+        values = sweeps.merge(base, options, file)
+        config = sweeps.from_mapping(values)
     except ConfigError as error:
         if file is not None and (error.key == "train" or (error.key == "grid" and "grid" not in options)):
             raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None

@@ -13,9 +13,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Positional, Switch
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, NotNegative, Numbers, Positive, Whole
-from cifar_ray.config.search import Asha, Median, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.sections import Measure, WhichCheckpoint
 from cifar_ray.config.strategy import StrategyName
+from cifar_ray.config.sweep import Asha, ObjectiveText, SchedulerName, SearchName
 from cifar_ray.config.train import TrainConfig
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -87,8 +87,6 @@ class ResumeCommand:
     data_dir: str | None = None
     address: str | None = None
     local_nodes: int | None = None
-    oversubscribe: bool | None = None
-    """Let the Ray started here count more CPUs than the machine has. Default: as the run was started."""
 
     price: PriceText | None = None
     max_time: DurationText | None = None
@@ -101,7 +99,6 @@ class ResumeCommand:
     """More epochs than before, to go on after a stop by --patience."""
 
     max_failures: int | None = None
-    start_timeout_s: float | None = None
     hang_timeout_s: float | None = None
     tracking_uri: str | None = None
     verbose: bool = False
@@ -158,7 +155,6 @@ class SweepCommand(TrainConfig):
     samples: Count | None = None
     scheduler: SchedulerName = "none"
     asha: Asha = field(default_factory=Asha)
-    median: Median = field(default_factory=Median)
     objective: ObjectiveText | None = None
     repeat: Whole = 0
     skip_infeasible: bool = False

@@ -68,7 +68,7 @@ class Optimisation:
     """SHA-256 of the file that defines it."""
 
     lr: Positive | None = option(None, weights=True)
-    """Peak learning rate at --base-batch images per step. Default: the model's own."""
+    """Peak learning rate; with --lr-scaling, for the model's own global batch. Default: the model's own."""
 
     momentum: Share | None = option(None, weights=True)
     """Momentum of sgd. Default: the model's own."""
@@ -121,10 +121,11 @@ class Optimisation:
     """Training images of each class, from which the weights follow."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = option("none", weights=True)
-    """Scale the learning rate with global batch / base batch: linearly, by its square root, or not at all."""
+    """Scale the learning rate with the global batch, as a multiple of the model's own: linearly, by its square root, or
+    not at all."""
 
-    base_batch: Count | None = option(None, weights=True)
-    """Global batch for which --lr is meant. Default: the model's own."""
+    base_batch: Count | None = option(None, weights=True, recorded=True)
+    """Global batch for which the model's recipe is meant."""
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option("auto", weights=True)
     """Arithmetic of the forward and backward pass. 'auto' times both and uses bf16 if it is at least 15 % faster,

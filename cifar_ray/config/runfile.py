@@ -20,7 +20,7 @@ WHERE = ("run_name", "experiment", "tracking_uri", "storage", "data_dir", "addre
 """Where a run is, and not what it is."""
 
 _IN_TIME_AND_MONEY = tuple(key for key in limits.KEYS if key != limits.PATIENCE)
-KEPT = ("version", *WHERE, *_IN_TIME_AND_MONEY, "start_timeout_s", "hang_timeout_s", "profile")
+KEPT = ("version", *WHERE, *_IN_TIME_AND_MONEY, "hang_timeout_s", "profile")
 """Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it.
 
 ``--patience`` is a parameter: it decides how many epochs a run has. It stays the one that the run began with, as MLflow

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors, torchvision_sets
+from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import (
     COCO_PATH,
@@ -28,7 +28,6 @@ from cifar_ray.config.option import (
     is_folder,
     library_of,
     option,
-    path_of,
 )
 from cifar_ray.config.schema import STRICT, Byte, Columns, Count, Numbers, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import parse as parse_topology
@@ -62,15 +61,10 @@ def _name(text: str) -> str:
 
 def _dataset(text: str) -> str:
     known = typing.get_args(DatasetName)
-    if text.startswith(TORCHVISION):
-        torchvision_sets.check(text)
-        return text
-    names_folder = is_folder(text) and path_of(text) != ""
+    names_data = (is_folder(text) or text.startswith(TORCHVISION)) and not text.endswith(":")
     is_function = re.fullmatch(IMPORT_PATH, text, re.ASCII) and not library_of(text)
-    if text not in known and not names_folder and not is_function:
-        others = [name for name in torchvision_sets.SETS if name.lower() == text.lower()]
-        near = [f"{TORCHVISION}{name}" for name in others] or [f"{FOLDER}{text}"] * _is_there(text)
-        meant = f"; did you mean {near[0]}?" if near else ""
+    if text not in known and not names_data and not is_function:
+        meant = f"; did you mean {FOLDER}{text}?" if _is_there(text) else ""
         paths = (FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH)
         choices = errors.one_of([*known, OF_TORCHVISION, *paths, OWN])
         raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
@@ -165,9 +159,6 @@ class TextOptions:
     max_length: Count = option(256, weights=True)
     """Longest text, in tokens; what is beyond is cut off."""
 
-    lowercase: bool = option(True, weights=True)
-    """Lower-case texts."""
-
     def __post_init__(self) -> None:
         if self.vocabulary < LEAST_VOCABULARY:
             raise ConfigError(
@@ -259,17 +250,11 @@ class Placement:
     """Ray cluster to join (RAY_ADDRESS). Default: start Ray on this machine."""
 
     local_nodes: Count = option(1, weights=False)
-    """Ray nodes to simulate on this machine. Times are not a cluster's."""
-
-    oversubscribe: bool = option(False, weights=False)
-    """Let the Ray started here count more CPUs than the machine has. Times are not a cluster's."""
+    """Ray nodes to simulate on this machine; several count more CPUs than it has where the workers need them. Times are
+    not a cluster's."""
 
     max_failures: Whole = option(3, weights=False)
     """Worker failures to recover from before the run fails."""
-
-    start_timeout_s: Positive = option(900.0, weights=False)
-    """Seconds to wait for nodes, and then for room for the workers, before the run fails. A GPU machine in a cloud
-    takes 3 to 10 minutes from the request to its first worker."""
 
     hang_timeout_s: Positive = option(300.0, weights=False)
     """Seconds without an answer from a worker's process after which all workers are restarted, as after any failure.

@@ -1,4 +1,4 @@
-"""What one sweep is: the values that vary, and what all of its runs share.
+"""What one sweep is: the values that vary, what all of its runs share, its cells, and how it is written.
 
 ``SweepConfig`` is to a sweep what ``TrainConfig`` is to a run. Every combination of values is a *cell*; with
 several seeds, every cell is trained once with each.
@@ -9,130 +9,146 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import time
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import cell_names, errors, limits, runfile, schema
+from cifar_ray.config import errors, limits, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
-from cifar_ray.config.option import check_choices, option
-from cifar_ray.config.schema import STRICT, Count, Positive, Whole, plainly
-from cifar_ray.config.search import (
-    Asha,
-    Median,
-    ObjectiveText,
-    Range,
-    SchedulerName,
-    SearchName,
-    is_range,
-    spelled,
-)
+from cifar_ray.config.model import usual
+from cifar_ray.config.option import check_choices, choices, left_out, option
+from cifar_ray.config.schema import STRICT, Count, Number, Positive, Whole, plainly
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
 OWN = (
-    *("address", "local_nodes", "oversubscribe", "price"),
+    *("address", "local_nodes", "price"),
     *("data_dir", "experiment", "tracking_uri", "storage", "verbose"),
 )
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
 
-MOST_RUNS = 10_000
-"""Runs of one sweep, at most."""
+_MOST_RUNS = 10_000
+_BATCHES = ("batch_size", "global_batch_size")  # the two ways to give the batch; one of them counts
+_HELD = {"batch_size": "global_batch_size"}  # what an axis is called in a sweep that holds the global batch
+_SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model": "", "dataset": "", "strategy": ""}
+_DRAWN: Mapping[str, Any] = {"uniform": float, "loguniform": float, "int": int}  # kind of range -> type of the field
 
-BATCHES = ("batch_size", "global_batch_size")
-"""The two ways to give the batch; one of them counts."""
+SearchName = Literal["grid", "random", "optuna"]
+SchedulerName = Literal["none", "asha"]
 
-HELD = {"batch_size": "global_batch_size"}
-"""What an axis is called in a sweep that holds the global batch."""
 
-_USUAL = (*cell_names.SHORT, "seed")
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers to draw from: with ``int``, whole ones from ``low`` to ``high``, both included."""
+
+    kind: str
+    low: float
+    high: float
 
 
 Axes = Mapping[str, Any]
 """Dotted field name -> a list of values, or a :class:`Range`."""
 
 
-def grids(value: Any, strict: bool) -> tuple[Axes, ...]:
-    """One or several grids, with the fields' own types.
-
-    Args:
-        value: a mapping of fields to their values, or a list of such. A single value is a list of one;
-            ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a range; fields may be nested.
-        strict: as for :func:`schema.field`.
+def parse_objective(text: str) -> tuple[str, Literal["max", "min"]]:
+    """``NAME:min`` or ``NAME:max`` as the figure's name, and which value is the best.
 
     Raises:
-        ConfigError: when it is nothing of that kind, or a value does not fit its field.
+        ValueError: when it is neither.
     """
-    several = [value] if isinstance(value, Mapping) else value
-    if not isinstance(several, list | tuple) or not all(isinstance(axes, Mapping) for axes in several):
+    name, _, better = text.rpartition(":")
+    if not name or better not in ("min", "max"):
+        raise ValueError(f"must be NAME:min or NAME:max, such as images_per_s:max, got {errors.brief(text)}")
+    return name, typing.cast(Literal["max", "min"], better)
+
+
+def _objective(text: str) -> str:
+    parse_objective(text)
+    return text
+
+
+ObjectiveText = Annotated[str, AfterValidator(_objective)]
+
+
+def _grids(value: Any, strict: bool = True) -> tuple[Axes, ...]:
+    """One or several grids, with the fields' own types; ``strict`` as for :func:`schema.field`.
+
+    A grid maps fields, which may be nested, to their values. A single value is a list of one;
+    ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a range.
+    """
+    grids = [value] if isinstance(value, Mapping) else value
+    if not isinstance(grids, list | tuple) or not all(isinstance(axes, Mapping) for axes in grids):
         raise ConfigError(
             "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(value)}"
         )
-    return tuple(_axes(axes, strict) for axes in several)
+    return tuple(_axes(axes, strict) for axes in grids)
 
 
 def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
-    made: dict[str, Any] = {}
-    for name, values in schema.flatten(axes, is_leaf=is_range).items():
+    typed: dict[str, Any] = {}
+    for name, values in schema.flatten(axes, is_leaf=_is_range).items():
         _check_field("grid", name)
-        values = spelled(values)
+        text = values[0] if isinstance(values, list) and len(values) == 1 else values
+        kind, *ends = text.split(":") if isinstance(text, str) else [""]
+        if kind in _DRAWN and ends:
+            values = {kind: ends}
         if isinstance(values, Mapping):
-            values = Range.read(name, values)
-        if isinstance(values, Range):
-            made[name] = values
-            continue
-        is_one_list = (
-            is_list(name) and isinstance(values, list) and not any(isinstance(v, list | tuple) for v in values)
-        )
-        several = values if isinstance(values, list) and not is_one_list else [values]
-        made[name] = [schema.field(TrainConfig, name, item, strict) for item in several]
-    return made
+            values = _range(name, values)
+        if not isinstance(values, Range):
+            is_one_list = (
+                _is_list(name) and isinstance(values, list) and not any(isinstance(v, list | tuple) for v in values)
+            )
+            several = values if isinstance(values, list) and not is_one_list else [values]
+            values = [schema.field(TrainConfig, name, item, strict) for item in several]
+        typed[name] = values
+    return typed
 
 
-def is_list(name: str) -> bool:
+def _is_range(value: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a range, and no group of options."""
+    return len(value) == 1 and next(iter(value)) in _DRAWN
+
+
+def _range(name: str, value: Mapping[str, Any]) -> Range:
+    ((kind, ends),) = value.items()
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
+    low, high = (schema.build(Whole if kind == "int" else Number, end, name) for end in ends)
+    return Range(str(kind), low, high)
+
+
+def _is_list(name: str) -> bool:
     """Whether a field of a run takes several words."""
     return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
 
 
-def shared_by_all(value: Any, strict: bool) -> dict[str, Any]:
-    """What all runs share, as :func:`options` takes it, with the fields' own types; ``strict`` as :func:`schema.field`.
-
-    Raises:
-        ConfigError: when it has something that is no field of a run, or a value does not fit.
-    """
-    flat = schema.flatten(options(value))
+def _shared(value: Any, strict: bool = True) -> dict[str, Any]:
+    """What all runs share, as :func:`_options` takes it, with the fields' own types."""
+    flat = schema.flatten(_options(value))
     for name in flat:
         _check_field("train", name)
     return schema.nest({name: schema.field(TrainConfig, name, item, strict) for name, item in flat.items()})
 
 
-def options(value: Any) -> Mapping[str, Any]:
-    """Options of a run as a mapping: of a ``TrainConfig``, those that differ from the defaults; of None, nothing.
-
-    Raises:
-        ConfigError: when it is neither a mapping nor a ``TrainConfig``.
-    """
-    changes = {} if value is None else _changed(value, TrainConfig())
-    if not isinstance(changes, Mapping):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(changes)}")
-    return changes
-
-
-def _changed(value: Any, default: Any) -> Any:
-    """A dataclass, also within a mapping, as a mapping of the fields that differ from the default one."""
-    if dataclasses.is_dataclass(default) and isinstance(value, type(default)):
-        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(default)}
-        value = {name: item for name, item in named.items() if item != getattr(default, name)}
-    if not isinstance(value, Mapping):
-        return value
-    return {name: _changed(item, getattr(default, str(name), None)) for name, item in value.items()}
+def _options(value: Any) -> Mapping[str, Any]:
+    """Options of a run as a mapping: of a ``TrainConfig``, those that differ from the defaults; of None, nothing."""
+    if isinstance(value, TrainConfig):
+        usual = schema.flatten(schema.to_plain(TrainConfig()))
+        given = schema.flatten(schema.to_plain(value))
+        return {name: item for name, item in given.items() if name not in usual or item != usual[name]}
+    if not isinstance(value, Mapping | None):
+        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(value)}")
+    return value or {}
 
 
 def _check_field(key: str, name: str) -> None:
@@ -146,18 +162,29 @@ def _check_field(key: str, name: str) -> None:
 
 @plainly
 @dataclass(frozen=True, config=STRICT)
+class Asha:
+    """Only with ``--scheduler asha``."""
+
+    grace: Count = 1
+    """Epochs that every run trains before it may be stopped."""
+
+    reduction: Annotated[Count, Field(ge=2)] = 4
+    """Of the runs that come to a rung, about one in so many goes on; rungs are at the grace times its powers, in
+    epochs."""
+
+
+@plainly
+@dataclass(frozen=True, config=STRICT)
 class SweepConfig:
     """Train every combination of values, and record all runs under one parent."""
 
     name: Name = field(default_factory=functools.partial(time.strftime, "sweep-%Y%m%d-%H%M%S"))
     """Name of the sweep, new in its storage folder. Default: one made from the time."""
 
-    grid: Annotated[tuple[Axes, ...], BeforeValidator(functools.partial(grids, strict=True))] = ()
+    grid: Annotated[tuple[Axes, ...], BeforeValidator(_grids)] = ()
     """One or several grids; each maps fields of a run to the values they take."""
 
-    train: Annotated[Mapping[str, Any], BeforeValidator(functools.partial(shared_by_all, strict=True))] = field(
-        default_factory=dict
-    )
+    train: Annotated[Mapping[str, Any], BeforeValidator(_shared)] = field(default_factory=dict)
     """Fields of a run that all runs share, or a TrainConfig, of which fields that differ from their default count."""
 
     seeds: Count = 1
@@ -181,13 +208,10 @@ class SweepConfig:
 
     scheduler: SchedulerName = "none"
     """Stop runs early: 'asha' those whose validation figure, such as the accuracy, falls behind the best at some
-    epochs, 'median' those whose best figure so far is behind the median of the other runs' means."""
+    epochs."""
 
     asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
     """Options of ASHA."""
-
-    median: Median = option(Median, weights=None, only={"scheduler": ("median",)})
-    """Options of the median stopping rule."""
 
     objective: ObjectiveText | None = None
     """NAME:min or NAME:max, the figure that a scheduler and Optuna go by and that names the best run, such as
@@ -214,62 +238,59 @@ class SweepConfig:
         check_choices(self)
         _check(self)
 
-    @property
+    @cached_property
+    def named(self) -> set[str]:
+        """The fields that a grid or all runs name."""
+        return {name for axes in (*self.grid, self.train) for name in axes}
+
+    @cached_property
     def held(self) -> str:
         """``hold``, decided."""
-        if self.hold is not None:
-            return self.hold
-        names = {name for axes in self.grid for name in axes} | set(self.train)
-        return "batch" if names.intersection(BATCHES) == {"batch_size"} else "global_batch"
+        return self.hold or ("batch" if self.named.intersection(_BATCHES) == {"batch_size"} else "global_batch")
 
     @property
     def is_search(self) -> bool:
         """Whether it is after its best run, and not after a table of all."""
         return (self.search, self.scheduler, self.objective) != ("grid", "none", None)
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """The fields that tell the cells apart, in the order of the grids; the batch by the name of what is held.
 
         What only follows from the grid, such as each model's own epochs, is left out unless it is needed.
         """
-        fields = list(dict.fromkeys(name for axes in self.grid for name in axes))
-        varying = [name for name in fields if self._varies(name)]
-        chosen = [name for name in varying if name in _USUAL or any(_many(axes.get(name)) for axes in self.grid)]
-        if _combinations(self) <= MOST_RUNS:
-            combined = combinations(self)
-            told = {tuple(repr(values.get(name)) for name in chosen) for values in combined}
-            varying = chosen if len(told) == len(combined) else varying
-        held = HELD if self.held == "global_batch" else {}
+        fields = dict.fromkeys(name for axes in self.grid for name in axes)
+        several = {name for name in fields if any(_has_several(axes.get(name)) for axes in self.grid)}
+        varying = [name for name in fields if name in several or len({repr(axes.get(name)) for axes in self.grid}) > 1]
+        chosen = [name for name in varying if name in several or name in (*_SHORT, "seed")]
+        pairs = itertools.combinations(self.grid, 2)
+        if all(any(_apart(one.get(name), other.get(name)) for name in chosen) for one, other in pairs):
+            varying = chosen
+        held = _HELD if self.held == "global_batch" else {}
         return tuple(dict.fromkeys(held.get(name, name) for name in varying))
 
-    def _varies(self, name: str) -> bool:
-        lists = [axes[name] for axes in self.grid if name in axes]
-        values = {repr(value) for values in lists for value in (values if isinstance(values, list) else [values])}
-        return len(values) > 1 or len(lists) < len(self.grid) or any(_many(axes.get(name)) for axes in self.grid)
+    @cached_property
+    def combinations(self) -> tuple[dict[str, Any], ...]:
+        """Every combination of the grids' values, in their order; a random search draws some of them elsewhere."""
+        return tuple(
+            dict(zip(axes, values, strict=True)) for axes in self.grid for values in itertools.product(*axes.values())
+        )
 
-    @property
+    @cached_property
     def base(self) -> TrainConfig:
         """What is the same for all runs: where they run and are recorded."""
-        values = {name: value for name, value in self.train.items() if name in OWN}
-        return schema.build(TrainConfig, values)
+        return schema.build(TrainConfig, {name: value for name, value in self.train.items() if name in OWN})
 
 
-def combinations(sweep: SweepConfig) -> list[dict[str, Any]]:
-    """Every combination of the grids' values, in their order; a random search draws some of them elsewhere."""
-    return [dict(zip(axes, values, strict=True)) for axes in sweep.grid for values in itertools.product(*axes.values())]
+def _has_several(values: Any) -> bool:
+    return isinstance(values, Range) or (values is not None and len(values) > 1)
 
 
-def _combinations(sweep: SweepConfig) -> float:
-    """How many combinations there are; infinitely many with a range."""
-    return sum(
-        math.prod(math.inf if isinstance(values, Range) else len(values) for values in axes.values())
-        for axes in sweep.grid
-    )
-
-
-def _many(values: Any) -> bool:
-    return isinstance(values, Range) or (isinstance(values, list) and len(values) > 1)
+def _apart(one: Any, other: Any) -> bool:
+    """Whether a field has no value in one grid that it has in another."""
+    if isinstance(one, Range) or isinstance(other, Range):
+        return False
+    return {*map(repr, one or [None])}.isdisjoint(map(repr, other or [None]))
 
 
 def _check(sweep: SweepConfig) -> None:
@@ -277,24 +298,27 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("samples", "must be given for --search random and optuna, and for nothing else")
     if sweep.repeat and not sweep.is_search:
         raise ConfigError("repeat", "is for a search: --search random or optuna, a --scheduler or an --objective")
-    if not sweep.grid or not any(sweep.grid):
+    if not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
     if "run_name" in sweep.train:
         raise ConfigError("run_name", "is not for a sweep, whose runs are named after their cells")
-    if any("elastic" in axes for axes in (sweep.train, *sweep.grid)):
+    if "elastic" in sweep.named:
         raise ConfigError(
             "elastic", "is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"
         )
     for axes in sweep.grid:
         _check_axes(sweep, axes)
-    _check_number(sweep)
+    number = sweep.samples or sum(math.prod(map(len, axes.values())) for axes in sweep.grid)
+    number *= sweep.seeds * (len(sweep.grid) if sweep.samples else 1)
+    if number > _MOST_RUNS:
+        key = "seeds" if sweep.seeds > _MOST_RUNS else "samples" if sweep.samples else "grid"
+        raise ConfigError(key, f"must make at most {_MOST_RUNS:,} runs in a sweep, not {number:,}")
     if sweep.search == "optuna":
         _check_proposing(sweep)
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
     if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
-    names = {name for axes in sweep.grid for name in axes} | set(sweep.train)
-    if sweep.hold == "batch" and "global_batch_size" in names:
+    if sweep.hold == "batch" and "global_batch_size" in sweep.named:
         raise ConfigError("hold", "must be global_batch where global_batch_size is given")
     if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
         raise ConfigError(
@@ -305,19 +329,11 @@ def _check(sweep: SweepConfig) -> None:
     limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
-def _check_number(sweep: SweepConfig) -> None:
-    """Refuse more runs than anyone means to train, before they are written out."""
-    number = int(_combinations(sweep)) if sweep.samples is None else sweep.samples * len(sweep.grid)
-    if number * sweep.seeds > MOST_RUNS:
-        key = "seeds" if sweep.seeds > MOST_RUNS else "grid" if sweep.samples is None else "samples"
-        raise ConfigError(key, f"must make at most {MOST_RUNS:,} runs in a sweep, not {number * sweep.seeds:,}")
-
-
 def _check_proposing(sweep: SweepConfig) -> None:
     """Refuse what a search that goes from run to run cannot have."""
     if len(sweep.grid) > 1:
         raise ConfigError("grid", "must be one grid for --search optuna")
-    if not any(map(_many, sweep.grid[0].values())):
+    if not any(map(_has_several, sweep.grid[0].values())):
         raise ConfigError("grid", "must have a field with several values or a range for --search optuna")
     if drawn := [name for name in runfile.OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
         raise ConfigError("grid", f"must list the values of {drawn[0]} for --search optuna: each is another data set")
@@ -326,7 +342,7 @@ def _check_proposing(sweep: SweepConfig) -> None:
 
 
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
-    if set(BATCHES) <= set(axes):
+    if set(_BATCHES) <= set(axes):
         raise ConfigError("grid", "must have batch_size or global_batch_size, not both in one grid")
     if "seed" in axes and sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 where seed is an axis")
@@ -336,7 +352,204 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
         if isinstance(values, Range):
             if sweep.search == "grid":
                 raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
-            values.check(TrainConfig, name)
-            continue
-        if not values:
+            _check_range(name, values)
+        elif not values:
             raise ConfigError("grid", f"must have at least one value for {name}")
+
+
+def _check_range(name: str, values: Range) -> None:
+    wanted = schema.bare(schema.type_of(TrainConfig, name))
+    if wanted not in (float, int, Any):
+        raise ConfigError("grid", f"must list the values of {name}; only numbers have ranges")
+    if wanted not in (_DRAWN[values.kind], Any):
+        ways = errors.one_of(f"{kind}:LOW:HIGH" for kind, of in _DRAWN.items() if of is wanted)
+        raise ConfigError("grid", f"must list the values of {name} or have a range of the form {ways}")
+    for end in (values.low, values.high):
+        schema.field(TrainConfig, name, end, strict=True)
+    if values.kind == "loguniform" and values.low <= 0:
+        raise ConfigError("grid", f"must have positive numbers in the loguniform range of {name}")
+    if not values.low < values.high:
+        raise ConfigError("grid", f"must have the lower number first in the range of {name}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+        name: as a person reads it, such as ``bs16 2x2 seed1``; unlike that of any other.
+        values: the values that make it, by field.
+        config: what it is, before the model's recipe is filled in; None when the values do not go together.
+        reason: why it cannot be, when ``config`` is None.
+    """
+
+    name: Name
+    values: Mapping[str, Any]
+    config: TrainConfig | None = None
+    reason: str = ""
+
+
+def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:
+    """Every run of the sweep: the chosen combinations in their order with the first seed, then with the next.
+
+    So the runs of a cell lie apart in time, and a slow hour affects all cells alike.
+
+    Raises:
+        ConfigError: when two cells are the same, or a value that all runs share is impossible.
+    """
+    settings = [_held(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
+    made = [_cell(sweep, *named) for named in zip(_names(sweep, settings), settings, strict=True)]
+    known: set[str] = set()
+    for cell in made:
+        values = cell.values if cell.config is None else schema.to_plain(cell.config)
+        text = json.dumps(values, sort_keys=True)
+        if text in known:
+            raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
+        known.add(text)
+    return made
+
+
+def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cell]) -> Cell | None:
+    """One more run of a search, with the chosen combination of values; None when one of the others is the same."""
+    values = _held(sweep, chosen)
+    if any(values == other.values for other in others):
+        return None
+    taken = {other.name for other in others}
+    names = (_names(sweep, [values], whole)[0] for whole in (False, True))
+    return _cell(sweep, next(name for name in names if name not in taken), values)
+
+
+def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's values on top of what all runs share, by dotted names, with the batch in the way that is held."""
+    flat = {**schema.flatten(sweep.train), **values}
+    if "global_batch_size" in values:  # the grid's choice replaces what all runs share
+        flat.pop("batch_size", None)
+    if sweep.held == "global_batch" and flat.get("batch_size") is not None:
+        flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
+    return flat
+
+
+def _held(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> dict[str, Any]:
+    """A combination with the batch by the name of what is held, and the seed of its turn."""
+    whole = merged(sweep, values)
+    held = [name if name in whole else _HELD[name] for name in values]
+    return {**{name: whole[name] for name in held}, "seed": values.get("seed", sweep.train.get("seed", 0) + turn)}
+
+
+def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
+    flat = merged(sweep, values)
+    choice = {kind: flat.get(kind, getattr(TrainConfig, kind)) for kind in choices(TrainConfig)}
+    model = flat.get("model", usual(choice["dataset"], flat.get("image_column")))
+    others = left_out(TrainConfig, {**choice, "model": model})
+    # What all runs share may be meant for the data sets and optimizers of other cells.
+    flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
+    try:
+        return Cell(name, values, config=schema.build(TrainConfig, schema.nest(flat)))
+    except ConfigError as error:
+        return Cell(name, values, reason=str(error))
+
+
+def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: bool = False) -> list[str]:
+    """A name for each of some runs, by their values: the model, data set and strategy first, the usual ones last.
+
+    ``whole``: no number is rounded and no path cut, even where that tells these runs apart.
+    """
+    order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
+    order += [name for name in sweep.axes if name not in (*order, *_BATCHES, "topology", "seed")]
+    batches = _BATCHES[::-1] if sweep.held == "global_batch" else _BATCHES
+    names = []
+    for values in (merged(sweep, setting) for setting in settings):
+        batch = [name for name in batches if values.get(name) is not None][:1]
+        parts = [_label(name, values[name], whole) for name in (*order, *batch) if values.get(name) is not None]
+        names.append(" ".join([*parts, values.get("topology", TrainConfig.topology), f"seed{values['seed']}"]))
+    return names if whole or len(set(names)) == len(names) else _names(sweep, settings, whole=True)
+
+
+def _label(name: str, value: Any, whole: bool) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
+    text = "+".join(map(str, value)) if isinstance(value, tuple) else text
+    text = text.replace("e+", "e")
+    if name in ("dataset", "weights") and not whole:  # of a path, its name
+        text = text.rpartition("/")[2]
+    mark = "-" if isinstance(value, str) else ""
+    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text
+
+
+def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -> dict[str, Any]:
+    """The values of a file with flags on top: options of the sweep by their names, all others shared by its runs.
+
+    Args:
+        base: what :func:`cifar_ray.config.runfile.read` has read.
+        flags: option -> its words; ``grid`` has the words of :func:`read_axes`.
+        file: where ``base`` was read; the sweep is named after it when it has no name.
+
+    Raises:
+        ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
+    """
+    own = schema.field_types(SweepConfig).keys()
+    of_run = schema.field_types(TrainConfig)
+    if misplaced := [key for key in map(str, base) if key not in own and key.partition(".")[0] in of_run]:
+        these = ", ".join(misplaced)
+        raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
+    flags, merged = dict(flags), dict(base)
+    if "grid" in flags:
+        merged["grid"] = read_axes(flags.pop("grid"))
+    merged = schema.overlay(merged, {key: flags.pop(key) for key in own & flags.keys()})
+    if file is not None:
+        merged.setdefault("name", Path(file).stem)
+    shared, given = schema.flatten(_options(merged.get("train"))), schema.flatten(flags)
+    if len(last := [name for name in _BATCHES if name in given]) == 1:  # the one given last counts
+        shared = {name: value for name, value in shared.items() if name not in _BATCHES or name in last}
+    merged["train"] = schema.nest({**shared, **given})
+    return merged
+
+
+def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
+    """A sweep from plain values.
+
+    Raises:
+        ConfigError: on an unknown key, a wrong type or an impossible value.
+    """
+    grid, train = _grids(values.get("grid", {}), strict=False), _shared(values.get("train"), strict=False)
+    return schema.build(SweepConfig, {**values, "grid": grid, "train": train})
+
+
+def read_axes(words: Sequence[str]) -> dict[str, Any]:
+    """``batch_size=16,64 topology=1x1,1x2 lr=loguniform:0.01:0.3`` as one grid.
+
+    Of a field that takes several words, ``+`` joins those of one value: ``freeze=0,0+1``.
+
+    Raises:
+        ConfigError: when a word has no ``=``, a field comes twice, or it is an option of the sweep.
+    """
+    axes: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {errors.brief(word)}")
+        if name in schema.field_types(SweepConfig).keys() - {"grid", "train"}:
+            raise ConfigError(
+                "grid", f"must not have {name}, which is an option of the sweep: use {errors.flag_of(name)}"
+            )
+        if name in axes:
+            raise ConfigError("grid", f"must name every field once, and {name} comes twice")
+        axes[name] = text.split(",") if text else []
+        if "" in axes[name]:
+            raise ConfigError("grid", f"must have a value on both sides of a comma, got {errors.brief(word)}")
+        if _is_list(name):
+            axes[name] = [value.split("+") for value in axes[name]]
+    return axes
+
+
+def to_yaml(sweep: SweepConfig) -> str:
+    """The sweep as a YAML file that makes the same runs again."""
+    values: dict[str, Any] = {"version": runfile.VERSION, **schema.to_plain(sweep)}
+    values["grid"] = [
+        {
+            name: {item.kind: [item.low, item.high]} if isinstance(item, Range) else schema.plain(item)
+            for name, item in axes.items()
+        }
+        for axes in sweep.grid
+    ]
+    return yaml.dump(values)

@@ -153,8 +153,6 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("experiment", "must not be empty")
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
-    if config.oversubscribe and config.address is not None:
-        raise ConfigError("oversubscribe", "is for the Ray started here and cannot go with --address")
     limits.check(config)
     if config.gpus_per_worker < 1:
         if config.topology != "1x1":

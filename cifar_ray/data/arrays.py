@@ -15,11 +15,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from cifar_ray.config import imports, torchvision_sets
 from cifar_ray.config.errors import ConfigError, brief, some
 from cifar_ray.config.sections import Images, Inputs
-from cifar_ray.data import validation
+from cifar_ray.data import torchvision_sets, validation
 from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, DatasetSpec, Split, digest, unusable
+from cifar_ray.tasks import imports
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.tasks.regression import Regression
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from cifar_ray.config import cgroups, schema
+from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, imagefiles
+from cifar_ray.data import arrays, cgroups, imagefiles
 from cifar_ray.data.datasets import Dataset, Split, folder
 from cifar_ray.tasks.regression import Regression
 

@@ -61,7 +61,7 @@ def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambd
     library = _library()
     made = library.Tokenizer(library.models.BPE())
     normalizers = library.normalizers
-    steps = [normalizers.NFC(), normalizers.Strip(), *([normalizers.Lowercase()] if options.lowercase else [])]
+    steps = [normalizers.NFC(), normalizers.Strip(), normalizers.Lowercase()]
     made.normalizer = normalizers.Sequence(steps)
     words = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
     parts = library.pre_tokenizers.Split(library.Regex(f".{{{_LONGEST}}}"), "isolated")

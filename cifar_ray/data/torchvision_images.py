@@ -1,6 +1,6 @@
 """Data sets of torchvision, ``--dataset torchvision:NAME``: read and downloaded by torchvision's own classes.
 
-Those of :mod:`cifar_ray.config.torchvision_sets`. Images are brought to one size as those of a folder are; those in
+Those of :mod:`cifar_ray.data.torchvision_sets`. Images are brought to one size as those of a folder are; those in
 MNIST's format get a border of 2 zeros to 32x32, as ``--dataset mnist`` has them.
 """
 
@@ -21,9 +21,8 @@ from cifar_ray.config import flags
 from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.config.option import TORCHVISION
 from cifar_ray.config.sections import Images
-from cifar_ray.config.torchvision_sets import SETS, PublishedSet
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import decoded, folders, imagefiles, published, validation
+from cifar_ray.data import decoded, folders, imagefiles, published, torchvision_sets, validation
 from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, folder, unusable
 
 # torchvision gives no public way to labels without images. Where a class has none of these, images are read for them.
@@ -45,7 +44,7 @@ def look(config: TrainConfig) -> Images:
 
 def has_validation(dataset: str) -> bool:
     """Whether validation images are published beside the test images."""
-    return "val" in _facts(dataset).parts
+    return "val" in torchvision_sets.find(dataset).parts
 
 
 def load(config: TrainConfig, progress: decoded.Progress) -> Dataset:
@@ -79,10 +78,6 @@ def load(config: TrainConfig, progress: decoded.Progress) -> Dataset:
     return decoded.provide(config, config.dataset_name, key, wanted, classes, progress)
 
 
-def _facts(dataset: str) -> PublishedSet:
-    return SETS[dataset.removeprefix(TORCHVISION)]
-
-
 def _check_share(config: TrainConfig) -> None:
     if config.val_share and has_validation(config.dataset):
         raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
@@ -105,7 +100,7 @@ def _opened(dataset: str, root: Path) -> dict[str, Any]:
         except ConfigError:
             raise
         except Exception as error:  # files that are missing or damaged lead to whatever comes
-            if not _facts(dataset).downloads:
+            if not torchvision_sets.find(dataset).downloads:
                 raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
         flags.note(f"downloading {dataset} to {root}")
         partial = root / f".{name}.partial"
@@ -143,7 +138,7 @@ def _locked(dataset: str, root: Path, name: str) -> Iterator[None]:
 def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:
     from torchvision import __version__, datasets
 
-    facts, name = _facts(dataset), dataset.removeprefix(TORCHVISION).partition("/")[0]
+    facts, name = torchvision_sets.find(dataset), dataset.removeprefix(TORCHVISION).partition("/")[0]
     if not hasattr(datasets, name):
         raise unusable(f"must be in the torchvision installed here ({__version__}), got {dataset}")
     reader = getattr(datasets, name)
@@ -214,6 +209,6 @@ def _image(config: TrainConfig, part: Any, rows: np.ndarray, position: int) -> n
         image = imagefiles.upright(part[row][0])
     except Exception as error:  # on damaged files the decoders raise whatever comes
         raise imagefiles.UnreadableError(f"{row} of {config.dataset}", first_line(error)) from None
-    if _facts(config.dataset).bordered and side == BORDERED_SIDE:
+    if torchvision_sets.find(config.dataset).bordered and side == BORDERED_SIDE:
         return np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
     return imagefiles.cropped(image, side)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.text import Text
 
-from cifar_ray.config.errors import counted, printable
+from cifar_ray.config.errors import printable
 from cifar_ray.config.limits import dollars, duration
-from cifar_ray.config.phases import PHASES
 from cifar_ray.display.terminal import Display, tilde
 from cifar_ray.tasks import LOSS, SUBSETS, USUAL, Subset, TaskSpec, measured_on
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
+from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -339,11 +339,9 @@ def cpu_note(reason: str) -> str:
     return f"note: training on CPUs, though there are GPUs: {reason}"
 
 
-def made_up_note(local_nodes: int, oversubscribe: bool) -> str:
-    """A note on a run whose nodes or CPUs do not exist."""
-    nodes = f"{counted(local_nodes, 'Ray node')} on this machine"
-    crowded = ", counting more CPUs than it has" * oversubscribe
-    return f"note: {nodes}{crowded}; do not read the times as a cluster's"
+def made_up_note(local_nodes: int) -> str:
+    """A note on a run whose nodes do not exist."""
+    return f"note: {local_nodes} Ray nodes on this machine; do not read the times as a cluster's"
 
 
 def shared_note(share: float) -> str:

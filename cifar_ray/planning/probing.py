@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cifar_ray.config import sweepfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
@@ -97,4 +97,4 @@ def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]
     shared = {key: value for key, value in train.items() if key not in _OF_WHOLE_RUN}
     shared.pop("strategy", None)
     values = {"name": name, "grid": grid, "train": shared, "measure": "times"}
-    return sweepfile.from_mapping({**values, "skip_infeasible": True, "max_concurrent": 1})
+    return sweeps.from_mapping({**values, "skip_infeasible": True, "max_concurrent": 1})

@@ -10,10 +10,10 @@ from decimal import Decimal
 from typing import Literal, NamedTuple
 
 from cifar_ray import tasks
-from cifar_ray.config.phases import PHASES
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import BOUND_SHARE, BOUND_TAG, LOAD, Trial
+from cifar_ray.training.rank_times import PHASES
 
 Measure = Callable[[Trial], "float | None"]
 """One figure of one run; None when it was not measured."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from cifar_ray.config import search
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.reporting import chance, figures, winner
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.goal import Goal
@@ -81,7 +81,7 @@ class Searched:
         assert self.study.search is not None
         task = self.study.task
         if self.study.search.objective is not None:
-            return Goal(*search.parse_objective(self.study.search.objective), task)
+            return Goal(*sweeps.parse_objective(self.study.search.objective), task)
         by_validation = any(trial.chosen_by == "val" for trial in self.study.trials)
         return Goal(task.primary.on("val" if by_validation else "test"), task.primary.better, task)
 

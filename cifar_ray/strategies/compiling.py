@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.tasks import imports
 
 PASSES = 3
 """Passes after which nothing is left to set up: the first compiles, the second records CUDA graphs, the third is the

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from cifar_ray.config.search import Better
 from cifar_ray.tasks.spec import Figure, Subset, TaskSpec
 
 _SUBSETS: Mapping[str, Subset] = {"val": "val", "best": "val", "test": "test"}
@@ -24,7 +24,7 @@ class Goal:
     """
 
     metric: str
-    better: Better
+    better: Literal["max", "min"]
     task: TaskSpec
 
     @property

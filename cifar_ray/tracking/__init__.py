@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cifar_ray.config.variables import variables
+from cifar_ray.tracking.variables import variables
 
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -13,7 +13,8 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cifar_ray.config import limits, sweepfile
+from cifar_ray.config import limits
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
@@ -86,7 +87,7 @@ class SweepRecord(Record):
             experiment = store.experiment_id(client, experiment_name(sweep))
             run = client.create_run(experiment, tags=tags, run_name=sweep.name)
         record = cls(client, run, session)
-        record.text(CONFIG_FILE, sweepfile.to_yaml(sweep))
+        record.text(CONFIG_FILE, sweeps.to_yaml(sweep))
         return record
 
     @classmethod

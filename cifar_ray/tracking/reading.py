@@ -11,9 +11,10 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
-from cifar_ray.config import limits, sweepfile
+from cifar_ray.config import limits, runfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.search import Range
+from cifar_ray.config.sweep import Range
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import LOAD, MEASURE_TAG, STOPPED_BY_TAG, Point, Search, Study, Trial
@@ -98,8 +99,8 @@ def _planned(client: MlflowClient, name: str, sweep_run: Run) -> Study:
 def _search(client: MlflowClient, run_id: str) -> Search | None:
     """How a sweep has searched; None of a plain grid, and where its configuration is not one of this version."""
     try:
-        values = store.read_artifact(client, run_id, parent.CONFIG_FILE, sweepfile.load)
-        config = None if values is None else sweepfile.from_mapping(values)
+        values = store.read_artifact(client, run_id, parent.CONFIG_FILE, runfile.read)
+        config = None if values is None else sweeps.from_mapping(values)
     except (MlflowException, OSError, ValueError):
         return None
     if config is None or not config.is_search:

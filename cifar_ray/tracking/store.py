@@ -24,9 +24,9 @@ from requests.utils import get_environ_proxies, select_proxy
 
 from cifar_ray import tracking
 from cifar_ray.config import files
-from cifar_ray.config.background import Overdue, within
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_folder, path_of
+from cifar_ray.tracking.background import Overdue, within
 from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists

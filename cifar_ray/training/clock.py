@@ -22,10 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifar_ray.config.phases import PHASES
 from cifar_ray.strategies.stopwatch import moment, seconds_between
 from cifar_ray.training import hardware
-from cifar_ray.training.rank_times import PARTS
+from cifar_ray.training.rank_times import PARTS, PHASES
 
 _STEP, _OTHER = "step", "other"
 

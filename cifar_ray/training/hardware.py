@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cifar_ray.config import cgroups
+from cifar_ray.data import cgroups
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _BACKENDS: Any = torch.backends  # whose stubs lack most of these
@@ -32,7 +32,7 @@ def allowed_cpus(listed: Path = cgroups.LISTED, mount: Path = cgroups.MOUNT) -> 
     joblib's counts pass over the affinity or round up, and see the quota of the outermost group alone.
 
     Args:
-        listed: as for :func:`cifar_ray.config.cgroups.groups`.
+        listed: as for :func:`cifar_ray.data.cgroups.groups`.
         mount: as there.
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

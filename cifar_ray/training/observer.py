@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cifar_ray.config.phases import PHASES
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.training.rank_times import StepTimes
+from cifar_ray.training.rank_times import PHASES, StepTimes
 
 if TYPE_CHECKING:  # events need no torch
     from cifar_ray.training.mistakes import Mistake

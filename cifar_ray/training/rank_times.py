@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
+"""Phases of a run's wall time; time in none of them is ``other``."""
+
 PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of a step, in their order; of the communication, what the backward pass does not hide."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cifar_ray import data, models, strategies, tasks
-from cifar_ray.config import errors, imports, runfile, schema, topology
+from cifar_ray.config import errors, runfile, schema, topology
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
@@ -19,7 +19,7 @@ from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec, arrays
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
-from cifar_ray.tasks import choosing
+from cifar_ray.tasks import choosing, imports
 from cifar_ray.training import checks, freezing, optimizer, own
 
 LONGEST_WARMUP = 0.25

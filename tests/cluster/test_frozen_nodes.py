@@ -28,7 +28,7 @@ TUNED += ["--model-options.blocks", "1,1", "--model-options.width", "8"]
 TUNED += ["--precision", "fp32", "--strategy", "reproducible", "--global-batch-size", "64", "--cpus-per-worker", "1"]
 TUNED += ["--epochs", "16", "--freeze", "[0-3]", "--unfreeze-epoch", str(UNFROZEN), "--ema", "0.9"]
 TUNED += ["--weights", "start.pt", "--checkpoint-every", "7", "--log-every", "5", "--log-models", "none"]
-TWO_NODES = ["--topology", "2x2", "--local-nodes", "2", "--oversubscribe", "--run-name", "victim"]
+TWO_NODES = ["--topology", "2x2", "--local-nodes", "2", "--run-name", "victim"]
 
 
 def undisturbed(home: Path) -> str:

@@ -41,7 +41,7 @@ def test_weights_are_those_of_one_node_though_a_worker_of_two_is_killed(
     words = [*words, *USUAL, "--epochs", str(epochs)]
     *_, (step, weights) = person.torchrun(*words, "--device", "cpu")
 
-    nodes = ["--topology", topology, "--local-nodes", "2", "--oversubscribe", "--device", "cpu", "--log-models", "none"]
+    nodes = ["--topology", topology, "--local-nodes", "2", "--device", "cpu", "--log-models", "none"]
     with person.starts("train", *words, *nodes, "--run-name", "two") as run:
         run.until(f"epoch 1/{epochs}")
         os.kill(

@@ -12,11 +12,11 @@ from tests.support.person import Person
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.extended, pytest.mark.fault]
 
 WORDS = ["--dataset", "digits", "--model", "simple_cnn", "--precision", "fp32", "--epochs", "300"]
-WORDS += ["--start-timeout-s", "90", "--grid", "topology=2x1", "lr=0.1,0.01,0.05"]
+WORDS += ["--grid", "topology=2x1", "lr=0.1,0.01,0.05"]
 
 
 def test_a_sweep_says_once_that_its_cluster_has_lost_nodes(person: Person) -> None:
-    person.environment |= Head.VARIABLES
+    person.environment |= {**Head.VARIABLES, "CIFAR_RAY_START_TIMEOUT_S": "90"}
     with contextlib.closing(Head(person)) as head:
         head.add("b")
         with person.starts("sweep", "--name", "small", *WORDS, "--address", head.address) as run:

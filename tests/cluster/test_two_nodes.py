@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from cifar_ray.config import servers
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.orchestration.cluster import servers
 from tests.support.images import folder_of_digits
 from tests.support.nodes import Head
 from tests.support.person import Person
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 WORDS = ["train", "--dataset", "digits", "--model", "simple_cnn", "--global-batch-size", "64"]
 WORDS += ["--precision", "fp32", "--log-every", "5"]
 OWN_MODEL = Path(__file__).parents[2] / "examples" / "own_model.py"
-HERE = ["--local-nodes", "2", "--oversubscribe"]
+HERE = ["--local-nodes", "2"]
 
 
 def losses(person: Person, name: str) -> list[float]:
@@ -38,9 +38,8 @@ def test_two_nodes_of_two_come_to_the_losses_of_one_worker(person: Person) -> No
     assert len(losses(person, "t2x2")) == 8
     assert Counter(Counter(worker["node_id"] for worker in person.placement("t2x2")).values()) == {2: 2}
     tags = person.run_named("t2x2").data.tags
-    assert (tags["times_are_a_clusters"], tags["local_nodes"], tags["oversubscribe"]) == ("false", "2", "true")
+    assert (tags["times_are_a_clusters"], tags["local_nodes"]) == ("false", "2")
     assert "do not read the times as a cluster's" in done.stdout
-    assert "counting more CPUs than it has" in done.stdout
     assert person.leftovers() == []
 
 
@@ -111,8 +110,8 @@ def test_workers_that_never_get_their_place_end_the_run_after_the_deadline(perso
     try:
         assert occupant.stdout is not None
         assert occupant.stdout.readline() == b"held\n"
-        waiting = ["--run-name", "waiting", "--start-timeout-s", "20", "--address", head.address]
-        done = person.runs(*WORDS, *waiting)
+        waiting = ["--run-name", "waiting", "--address", head.address]
+        done = person.runs(*WORDS, *waiting, CIFAR_RAY_START_TIMEOUT_S="20")
     finally:
         occupant.kill()
         occupant.wait()

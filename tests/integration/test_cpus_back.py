@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ def train(
     dataset: ray.ObjectRef,
     folder: Path,
     handle: Callable[[Any], None],
-    start_timeout_s: float = 60.0,
     topology: str = "1x2",
 ) -> None:
     """Train on both CPUs, by two workers of Ray Train or one without it."""
@@ -60,7 +58,7 @@ def train(
     asked = TrainConfig(
         dataset="digits", model="simple_cnn", epochs=500, precision="fp32", topology=topology, cpus_per_worker=cpus
     )
-    config = replace(recipe.resolve(asked), start_timeout_s=start_timeout_s)
+    config = recipe.resolve(asked)
     folder.mkdir()
     (folder / "run.json").touch()  # a folder exists when something is in it
     with allocation.NodeAllocator(lambda *_: None, lambda: None) as allocator:
@@ -167,7 +165,8 @@ def test_trials_whose_processes_are_killed_leave_their_cpus_to_the_next(person: 
     """One worker's, and the one that Ray Tune runs for a trial; Ray kills with SIGKILL, too, when memory runs out."""
     cpus = hardware.allowed_cpus()
     words = ["--dataset", "digits", "--model", "simple_cnn", "--topology", f"1x{cpus}", "--cpus-per-worker", "1"]
-    words += ["--max-concurrent", "1", "--max-failures", "0", "--start-timeout-s", "60", "--precision", "fp32"]
+    words += ["--max-concurrent", "1", "--max-failures", "0", "--precision", "fp32"]
+    person.environment["CIFAR_RAY_START_TIMEOUT_S"] = "60"
     with person.starts("sweep", "--name", "killed", *words, "--grid", "epochs=5001,5002,1") as sweep:
         for epochs, title in ((5001, "ray::RayTrainWorker"), (5002, "ray::ResourceTrainable")):
             sweep.until(f"epochs{epochs} 1x{cpus} seed0: epoch 2/")
@@ -178,12 +177,15 @@ def test_trials_whose_processes_are_killed_leave_their_cpus_to_the_next(person: 
     assert f"epochs5002 1x{cpus} seed0: failed, the process that drove it has died" in sweep.output
 
 
-def test_a_run_that_finds_no_room_says_who_has_it(dataset: ray.ObjectRef, tmp_path: Path) -> None:
+def test_a_run_that_finds_no_room_says_who_has_it(
+    dataset: ray.ObjectRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CIFAR_RAY_START_TIMEOUT_S", "1")
     own = placement_group([{"CPU": 2.0}])
     assert own.wait(60)
     try:
         with pytest.raises(RunFailedError, match="2 of 2 CPUs are in use"):
-            train(dataset, tmp_path / "run", lambda _: None, 1.0, "1x1")
+            train(dataset, tmp_path / "run", lambda _: None, "1x1")
     finally:
         remove_placement_group(own)
     all_back()

@@ -18,9 +18,9 @@ import requests
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifar_ray import data
-from cifar_ray.config import runfile, sweepfile, yaml
+from cifar_ray.config import runfile, yaml
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from examples.segmentation import make_masks
@@ -50,8 +50,8 @@ def test_a_file_is_a_sweep_whose_cells_can_be(file: Path, tmp_path: Path, monkey
     if file.stem == "tasks":
         make_masks.make(Path("digits_masks"), 200)
         make_texts.make(Path("reviews"), 200)
-    sweep = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(file), {}, str(file)))
-    cells = cells_of(sweep, sweeps.combinations(sweep))
+    sweep = sweeps.from_mapping(sweeps.merge(runfile.read(file), {}, str(file)))
+    cells = cells_of(sweep, sweep.combinations)
     assert len(cells) > 1
     assert all(recipe.resolve(cell.config) for cell in cells if cell.config)
     assert [cell.name for cell in cells if cell.config is None] == []

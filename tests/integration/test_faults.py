@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     ("seed", "where"),
     [
         pytest.param(2, (), marks=[pytest.mark.compat, pytest.mark.extended]),
-        pytest.param(3, ("--topology", "2x1", "--local-nodes", "2", "--oversubscribe"), marks=pytest.mark.extended),
+        pytest.param(3, ("--topology", "2x1", "--local-nodes", "2"), marks=pytest.mark.extended),
     ],
 )
 def test_a_run_killed_at_a_random_moment_and_resumed_equals_an_undisturbed_one(

@@ -36,9 +36,7 @@ def test_a_killed_run_goes_on_at_another_topology_and_its_model_is_used(
     calm = person.succeeds(*words, "--topology", "1x2", "--run-name", "calm").stdout
     assert re.search(r"^test rmse +\d+\.\d{4}$", calm, flags=re.M)
     assert "accuracy" not in calm
-    with person.starts(
-        *words, "--topology", "2x2", "--local-nodes", "2", "--oversubscribe", "--run-name", "killed"
-    ) as run:
+    with person.starts(*words, "--topology", "2x2", "--local-nodes", "2", "--run-name", "killed") as run:
         run.until("epoch 1/4")
         run.kill(signal.SIGKILL)
         run.end()

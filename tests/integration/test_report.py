@@ -18,9 +18,8 @@ from mlflow.entities import Metric, Param, RunTag
 import cifar_ray
 from cifar_ray.cli import main
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweepfile
-from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import data, draw, exported, report
 from cifar_ray.reporting.contents import Chart
@@ -401,16 +400,16 @@ def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     grid = {"batch_size": [16], "topology": ["1x2"], "accumulate": [2]}
-    held = sweepfile.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
-    (cell,) = cells_of(held, sweeps.combinations(held))
+    held = sweeps.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
+    (cell,) = cells_of(held, held.combinations)
     hopeless = PlannedTrial(0, replace(cell, config=None, reason="x"), None, "skipped", "x")
     known = hopeless.described(held)["params"]
     assert (known["global_batch_size"], known["batch_size"], known["topology"]) == ("32", "8", "1x2")
     assert "None" not in known.values()
-    of_all = sweepfile.from_mapping(
+    of_all = sweeps.from_mapping(
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
-    (cell,) = cells_of(of_all, sweeps.combinations(of_all))
+    (cell,) = cells_of(of_all, of_all.combinations)
     hopeless = PlannedTrial(0, replace(cell, config=None, reason="x"), None, "skipped", "x")
     known = hopeless.described(of_all)["params"]
     assert (known["global_batch_size"], known["batch_size"]) == ("64", "32")

@@ -120,22 +120,11 @@ def test_a_search_that_is_killed_goes_on_and_trains_nothing_twice(person: Person
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_median_rule_stops_runs_that_are_behind_most_and_the_best_run_is_trained_again(person: Person) -> None:
-    words = ["--max-concurrent", "1", "--epochs", "6", "--scheduler", "median", "--median.min-trials", "2"]
-    words += ["--repeat", "2"]
-    rates = "lr=0.05,0.04,1e-9,1e-8"
-    output = person.succeeds("sweep", "--name", "middle", *SMALL, *words, "--grid", rates).stdout
-    runs = children(person, "middle")
-    first = {name.split()[0]: run for name, run in runs.items() if name.endswith("seed0")}
-    assert {name: run.info.status for name, run in first.items()} == {
-        "lr0.05": "FINISHED",
-        "lr0.04": "FINISHED",
-        "lr1e-09": "KILLED",
-        "lr1e-08": "KILLED",
-    }
-    assert first["lr1e-09"].data.tags["cifar_ray.stopped"] == "median"
-    assert "stopped early by the median rule: it was behind the median of the other runs at epoch 1" in output
-    best = re.search(r"^best run +(lr0.0[45]) bs32 1x1 seed0: .* with 2 other seeds ", output, flags=re.MULTILINE)
-    assert best is not None
-    again = {name: run.info.status for name, run in runs.items() if not name.endswith("seed0")}
-    assert again == {f"{best[1]} bs32 1x1 seed{seed}": "FINISHED" for seed in (1, 2)}
+def test_the_best_run_is_trained_again_and_asha_stops_none_of_these_runs(person: Person) -> None:
+    words = ["--max-concurrent", "1", "--epochs", "3", "--scheduler", "asha", "--repeat", "2"]
+    output = person.succeeds("sweep", "--name", "again", *SMALL, *words, "--grid", "lr=0.05,1e-9").stdout
+    states = {name: run.info.status for name, run in children(person, "again").items()}
+    best = [f"lr0.05 bs32 1x1 seed{seed}" for seed in range(3)]
+    assert states == {**dict.fromkeys(best, "FINISHED"), "lr1e-09 bs32 1x1 seed0": "KILLED"}
+    assert "stopped early by ASHA: it was behind the best runs at epoch 1" in output
+    assert re.search(rf"^best run +{best[0]}: .* with 2 other seeds", output, flags=re.MULTILINE)

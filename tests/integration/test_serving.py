@@ -24,7 +24,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from cifar_ray import data
-from cifar_ray.config import ports
+from cifar_ray.cli import ports
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.run import results
 from cifar_ray.serving.app import MAX_BODY_MIB

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cifar_ray import storage, tasks
-from cifar_ray.config import sweepfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -241,7 +241,7 @@ def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
 ) -> None:
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     train = {"dataset": "digits", "storage": folder.address}
-    config = sweepfile.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
+    config = sweeps.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
     first, held = planner.create(config, client)
     monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="resume must be no sweep that another process works on, got 'mine'"):

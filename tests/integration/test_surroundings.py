@@ -150,7 +150,7 @@ def test_nodes_start_below_a_long_folder_beside_a_head_that_is_there(person: Per
     address.write_text("10.0.0.1:6379")
     named_like_libraries(person.home)
     (person.home / "meddler.py").write_text(MEDDLER)
-    words = ["--local-nodes", "2", "--topology", "2x1", "--oversubscribe"]
+    words = ["--local-nodes", "2", "--topology", "2x1"]
     person.succeeds("train", *WORDS, *words, TMPDIR=str(folder))
     assert address.read_text() == "10.0.0.1:6379"
 

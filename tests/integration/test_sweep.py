@@ -205,7 +205,8 @@ def test_runs_that_end_at_the_same_time_are_all_recorded_whole(person: Person) -
 def test_asha_stops_the_runs_that_fall_behind_and_the_others_have_their_cpus(person: Person, at_once: int) -> None:
     """More runs than CPUs: none finds room if those that were stopped keep theirs."""
     cpus = max(hardware.allowed_cpus() // at_once, 1)
-    words = ["--topology", f"1x{cpus}", "--max-concurrent", str(at_once), "--start-timeout-s", "60", "--epochs", "20"]
+    words = ["--topology", f"1x{cpus}", "--max-concurrent", str(at_once), "--epochs", "20"]
+    person.environment["CIFAR_RAY_START_TIMEOUT_S"] = "60"
     rates = "lr=0.05,1e-9,1e-8,1e-7" if at_once == 1 else "lr=0.05,0.04,1e-9,1e-8,1e-7,1e-6"
     person.succeeds(
         "sweep", "--name", "race", *SMALL, *words, "--scheduler", "asha", "--grid", rates, "cpus_per_worker=1"

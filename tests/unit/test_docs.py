@@ -24,11 +24,11 @@ from cifar_ray.config import (
     flags,
     keywords,
     plan_command,
+    runfile,
     schema,
-    sweepfile,
 )
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.reporting import cost
@@ -90,7 +90,7 @@ def test_flags_exist(page: Path) -> None:
     owners += [("strategy_options", strategies.named(name), strategies.CONTEXT) for name in strategies.NAMES]
     known |= {errors.flag_of(f"{key}.{one.name}") for key, of, taken in owners for one in keywords.of(of, taken) or ()}
     known |= {"--comm-hook"} if page.name == "performance.md" else set()  # measurements name those of their commits
-    known |= {"--help", "--help-all", "--no-nesterov", "--no-text.lowercase"}
+    known |= {"--help", "--help-all", "--no-nesterov"}
     known |= {"--no-augment"}  # it is gone, as CHANGELOG.md says
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's
     others |= {"--nproc-per-node"}  # torchrun's
@@ -135,9 +135,9 @@ def test_sweep_commands_are_read(page: Path) -> None:
         given = {key: words for key, words in given.items() if key not in ("dry_run", "plan_from", "json")}
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
-        sweep = sweepfile.from_mapping(sweepfile.merge(sweepfile.load(ROOT / file) if file else {}, given, file))
+        sweep = sweeps.from_mapping(sweeps.merge(runfile.read(ROOT / file) if file else {}, given, file))
         if sweep.search == "grid":
-            assert all(cell.config for cell in cells_of(sweep, sweeps.combinations(sweep)))
+            assert all(cell.config for cell in cells_of(sweep, sweep.combinations))
 
 
 def built(page: str, folder: Path) -> str:

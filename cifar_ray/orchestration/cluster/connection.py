@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import ray
 
-from cifar_ray.config import imports, servers
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import interfaces, local, optional
+from cifar_ray.orchestration.cluster import interfaces, local, optional, servers
+from cifar_ray.tasks import imports
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
@@ -44,21 +40,15 @@ def connected(
 
     Raises:
         ConfigError: when no cluster answers at the address, this machine has too few CPUs for the nodes or no network
-            interface of the name that is set, or a file of the user's hides a library.
+            interface of the name that is set.
         NotStartedError: when Ray does not start here.
     """
     head = address(config)
-    if servers.is_made_up(config) and (head or ray.is_initialized()):
+    if config.local_nodes > 1 and (head or ray.is_initialized()):
         which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
-        raise ConfigError(
-            "local_nodes" if config.local_nodes > 1 else "oversubscribe", f"is for a Ray started here, and {which}"
-        )
+        raise ConfigError("local_nodes", f"is for a Ray started here, and {which}")
     joins = bool(head) or ray.is_initialized()
-    if joins:  # the path of its workers begins with these folders
-        script = Path(os.path.realpath(sys.argv[0])).parent
-        for folder in {Path.cwd(), script} & {Path.cwd(), *map(Path, sys.path)}:
-            imports.refuse_hiding(folder, _loaded_before)
-    elif config.world_size > 1:  # else the workers check it, on their nodes
+    if not joins and config.world_size > 1:  # else the workers check it, on their nodes
         interfaces.check()
     doing("joining Ray" if joins else "starting Ray")
     with ExitStack() as stack:
@@ -114,8 +104,8 @@ def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -
 
 def shares_a_machine(config: TrainConfig) -> bool:
     """Whether the workers share CPUs or one machine, so that the run's times are not those of a cluster."""
-    crowded = config.oversubscribe and config.world_size * config.cpus_reserved > hardware.allowed_cpus()
-    return crowded or (config.local_nodes > 1 and config.placement.nodes > 1)
+    crowded = config.world_size * config.cpus_reserved > hardware.allowed_cpus()
+    return config.local_nodes > 1 and (crowded or config.placement.nodes > 1)
 
 
 @contextmanager
@@ -144,14 +134,6 @@ def _same_sigterm_handler() -> Iterator[None]:
             came = signal.SIGTERM in signals.read()
     if came:
         raise InterruptedRunError(signal.SIGTERM)
-
-
-@functools.cache
-def _loaded_before() -> set[str]:
-    """Modules that one of Ray's workers imports before the user's folders are on its path."""
-    listed = "import ray, sys; print(*sys.modules)"
-    words = [sys.executable, "-c", f"import sys; sys.path[:] = [*filter(None, sys.path)]; {listed}"]
-    return set(subprocess.run(words, capture_output=True, text=True).stdout.split())
 
 
 def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:

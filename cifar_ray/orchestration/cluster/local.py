@@ -23,10 +23,10 @@ import psutil
 import ray
 
 from cifar_ray import storage
-from cifar_ray.config import imports
-from cifar_ray.config.errors import CommandFailedError, ConfigError
+from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import fork_server, optional
+from cifar_ray.tasks import imports
 from cifar_ray.training import hardware
 
 _START_S = 120  # for further nodes, on a busy machine
@@ -280,19 +280,11 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 def cpus_per_node(config: TrainConfig) -> int:
     """CPUs of each node started here: an equal share of those that this process may use.
 
-    Raises:
-        ConfigError: when there are fewer of them than nodes.
+    Of several nodes, each counts as many as its workers need, whether there are so many or not.
     """
+    share = hardware.allowed_cpus() // config.local_nodes
     needed = config.placement.workers_per_node * config.cpus_reserved
-    cpus = hardware.allowed_cpus()
-    if config.oversubscribe:
-        return max(needed, cpus // config.local_nodes)
-    if cpus < config.local_nodes:
-        raise ConfigError(
-            "local_nodes",
-            f"must be at most the CPUs that may be used ({cpus}) without --oversubscribe, got {config.local_nodes}",
-        )
-    return cpus // config.local_nodes
+    return share if config.local_nodes == 1 else max(needed, share)
 
 
 def quiet(config: TrainConfig) -> dict[str, Any]:

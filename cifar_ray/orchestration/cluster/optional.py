@@ -169,7 +169,7 @@ def tells_refusals() -> bool:
 def refused_bundles(timeout_s: float) -> list[dict[str, float]] | None:
     """Bundles of the request for nodes that the autoscaler cannot meet; None when it has never reported.
 
-    Without it a run waits for them until ``--start-timeout-s``.
+    Without it a run waits for them as long as for any others.
     """
     client = find("ray.experimental.internal_kv:internal_kv_get_gcs_client")()
     reply = find("ray.core.generated.autoscaler_pb2:GetClusterStatusReply").FromString(

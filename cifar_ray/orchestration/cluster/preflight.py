@@ -14,7 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
-from cifar_ray.config import errors, servers
+from cifar_ray.config import errors
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -48,7 +48,7 @@ def problems(folder: Folder, config: TrainConfig, nodes: Sequence[Node]) -> dict
     Raises:
         OSError: the driver itself cannot use it.
     """
-    if not nodes or servers.is_made_up(config):  # nodes started here are this machine
+    if not nodes or config.local_nodes > 1:  # nodes started here are this machine
         return {}
     mark = f".seen-{uuid.uuid4().hex}"
     wanted = "folder that all nodes share and can write" if folder.local else "bucket that all nodes can read and write"

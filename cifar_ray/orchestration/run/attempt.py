@@ -18,9 +18,7 @@ import ray.train
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from cifar_ray.config.background import background
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.config.variables import variables
 from cifar_ray.orchestration.cluster import reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.run import alone
@@ -29,6 +27,8 @@ from cifar_ray.orchestration.run.failures import Failure, Kind
 from cifar_ray.orchestration.run.interrupts import RAY_LOST
 from cifar_ray.orchestration.run.workers import Workers
 from cifar_ray.storage import Folder
+from cifar_ray.tracking.background import background
+from cifar_ray.tracking.variables import variables
 from cifar_ray.training.observer import Launch, Outcome
 
 NODE_ID_LABEL = "ray.io/node-id"

@@ -22,9 +22,9 @@ import ray
 import torch
 import torch.distributed as dist
 
-from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.storage import StorageError
+from cifar_ray.tasks import imports
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 
 

@@ -108,11 +108,10 @@ def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> De
     if isinstance(ended, NotPlaced):
         past.waiting_since = past.waiting_since or begun
         waited = time.monotonic() - past.waiting_since
-        if waited < config.start_timeout_s:
+        if waited < allocation.start_timeout_s():
             return Move(waited)
         return GiveUp(
-            f"the workers of topology {config.topology} could not be placed within {config.start_timeout_s:g} s "
-            "(--start-timeout-s)"
+            f"the workers of topology {config.topology} could not be placed within {allocation.start_timeout_s():g} s"
         )
     past.waiting_since = None
     if isinstance(ended, Stopped):
@@ -202,7 +201,7 @@ class Run:
     def _start_s(self) -> float:
         """Seconds to wait for room in one attempt: more each time, since another node may have room by then."""
         waited = 0.0 if self._past.waiting_since is None else time.monotonic() - self._past.waiting_since
-        return min(max(_FIRST_TRY_S, waited), _LONGEST_TRY_S, max(self._config.start_timeout_s - waited, 1.0))
+        return min(max(_FIRST_TRY_S, waited), _LONGEST_TRY_S, max(allocation.start_timeout_s() - waited, 1.0))
 
     def _hear(self, event: Any) -> None:
         if isinstance(event, Joined):

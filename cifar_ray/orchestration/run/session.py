@@ -94,13 +94,7 @@ class RunSession:
         if self.unused_gpus:
             self.record.tags({"cifar_ray.unused_gpus": self.unused_gpus})
         if connection.shares_a_machine(config):
-            self.record.tags(
-                {
-                    "local_nodes": str(config.local_nodes),
-                    "oversubscribe": str(config.oversubscribe).lower(),
-                    "times_are_a_clusters": "false",
-                }
-            )
+            self.record.tags({"local_nodes": str(config.local_nodes), "times_are_a_clusters": "false"})
 
     @property
     def is_void(self) -> bool:
@@ -118,7 +112,7 @@ class RunSession:
         if self.unused_gpus:
             view.line(cpu_note(self.unused_gpus))
         if connection.shares_a_machine(config):
-            view.line(made_up_note(config.local_nodes, config.oversubscribe))
+            view.line(made_up_note(config.local_nodes))
         view.doing("starting the workers")
 
     def handle(self, event: Any) -> None:

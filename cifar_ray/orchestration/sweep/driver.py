@@ -10,7 +10,6 @@ from functools import partial
 
 from ray.tune.schedulers import TrialScheduler
 
-from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
@@ -33,6 +32,7 @@ from cifar_ray.orchestration.sweep.tuning import Tuning, scheduler_of
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
 from cifar_ray.storage import Folder, Lock
+from cifar_ray.tasks import imports
 from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking import reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
@@ -229,7 +229,7 @@ class Driver:
                 board.ended_before(trial.index, trial.state, note, trial.times.get("time/wall_s", 0.0))
         shared = next((run for run in asked if connection.shares_a_machine(run)), None)
         if shared is not None:
-            board.line(made_up_note(shared.local_nodes, shared.oversubscribe))
+            board.line(made_up_note(shared.local_nodes))
         if shared_gpus := sorted({run.gpus_per_worker for run in asked if run.shares_gpu}):
             board.line(shared_note(shared_gpus[0]))
         given = [(trial.config, trial.cell.config) for trial in self._asked() if trial.config and trial.cell.config]

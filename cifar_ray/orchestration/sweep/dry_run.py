@@ -153,7 +153,7 @@ def _of(config: SweepConfig, trials: list[PlannedTrial], finished: Sequence[Tria
             f"Times are those of runs on {' and '.join(sorted(hardware))}, from when a run gets its CPUs; the start of "
             "Ray and waiting for CPUs are not included, and not known."
         )
-        if config.scheduler in ("asha", "median"):
+        if config.scheduler != "none":
             notes.append(f"--scheduler {config.scheduler} stops some earlier.")
     if config.repeat:
         notes.append(f"The best run is trained {config.repeat} more times (--repeat), which is not counted.")

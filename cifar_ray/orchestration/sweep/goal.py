@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cifar_ray import tasks
-from cifar_ray.config import errors, search
+from cifar_ray.config import errors
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import LOSS, Subset, choosing
 from cifar_ray.tasks.goal import Goal
-from cifar_ray.training.rank_times import PARTS
+from cifar_ray.training.rank_times import PARTS, PHASES
 
 _TIMES = (*PHASES, "other", "wall", "epoch_mean", "iteration_mean", "iteration_median", "iteration_p95")
 _AT_END = (
@@ -60,7 +60,7 @@ def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
         return None
     (task,) = learned
     if sweep.objective is not None:
-        return Goal(*search.parse_objective(sweep.objective), task)
+        return Goal(*sweeps.parse_objective(sweep.objective), task)
     objective = choosing.objective(configs[0], task)
     return Goal(task.primary.metric if objective is None else objective.metric, task.primary.better, task)
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cifar_ray import data, models, tasks
-from cifar_ray.config import cells, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.cells import Cell
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_folder
@@ -128,7 +127,7 @@ class PlannedTrial:
     def _wished(self, sweep: SweepConfig) -> dict[str, str]:
         """The parameters of a cell that cannot run, as far as its values say; the batch is rounded down."""
         usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
-        merged = {**usual, **cells.merged(sweep, self.cell.values)}
+        merged = {**usual, **sweeps.merged(sweep, self.cell.values)}
         values = {name: value for name, value in merged.items() if value is not None and name not in sweeps.OWN}
         nodes, workers = placement(values["topology"]) or (1, 1)
         per_step = nodes * workers * values.get("accumulate", 1)

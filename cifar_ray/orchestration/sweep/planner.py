@@ -14,14 +14,12 @@ from typing import Any
 import ray.tune
 
 from cifar_ray import data, storage, tasks
-from cifar_ray.config import files, imports, runfile, schema, sweepfile
+from cifar_ray.config import files, runfile, schema
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.cells import Cell, proposed
-from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function
-from cifar_ray.config.search import Range
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Cell, Range, SweepConfig, proposed
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run import run_names
@@ -29,7 +27,7 @@ from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import choosing
+from cifar_ray.tasks import choosing, imports
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.tracking.store import Client, connect
@@ -39,13 +37,13 @@ _CONFIG, _CELLS = run_names.SWEEP, "cells.json"
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
 
-def draw(config: SweepConfig) -> list[dict[str, Any]]:
+def draw(config: SweepConfig) -> Sequence[dict[str, Any]]:
     """The combinations of values: all; or drawn from Ray Tune's distributions, seeded by the sweep's name.
 
     Of a search whose values are proposed later, a few that tell what it may come to need (:func:`_probes`).
     """
     if config.search == "grid":
-        return sweeps.combinations(config)
+        return config.combinations
     if config.search == "optuna":
         return _probes(config)
     assert config.samples is not None
@@ -200,9 +198,8 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
     if config.scheduler == "none":
         return
     longest = max((run.epochs for run in runs), default=math.inf)
-    grace = getattr(config, config.scheduler).grace
-    if grace > longest:
-        raise ConfigError(f"{config.scheduler}.grace", f"must be at most the {longest} epochs of a run, got {grace}")
+    if config.asha.grace > longest:
+        raise ConfigError("asha.grace", f"must be at most the {longest} epochs of a run, got {config.asha.grace}")
 
 
 def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
@@ -217,7 +214,7 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     with storage.refusing(above):
         if known is not None and not folder.exists():
             raise _taken(folder, config.name, client.tracking_uri, client.tracking_uri)
-        contents = {_CONFIG: sweepfile.to_yaml(config)}
+        contents = {_CONFIG: sweeps.to_yaml(config)}
         taken = partial(_taken, folder, config.name, client.tracking_uri, above.address)
         return folder, storage.claim(folder, contents, taken, _busy(config.name))
 
@@ -262,7 +259,7 @@ def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     folder = storage.at(known.folder)
     try:
         with folder.on_disk(_CONFIG) as path:
-            config = sweepfile.from_mapping(sweepfile.load(path))
+            config = sweeps.from_mapping(runfile.read(path))
         trials = [_read(index, cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
     except (KeyError, TypeError):
         raise ConfigError(

@@ -109,7 +109,7 @@ class Preparation:
             preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
         gpus = max(config.gpus_reserved for config in configs)
         room = topology.copies(self._base.placement, self._all_nodes(), self._base.cpus_reserved, gpus)
-        if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
+        if self._base.local_nodes > 1:  # more at once than there are CPUs would only slow each other down
             needed = self._base.world_size * self._base.cpus_reserved
             room = min(room, hardware.allowed_cpus() // needed)
         most = max(min(max(room, 1), sweep.max_concurrent or room or 1), 1)

@@ -7,10 +7,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cifar_ray.config import cells
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.search import Range
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Range, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.goal import chooser_of
@@ -93,7 +92,7 @@ class OptunaProposer:
             suggested = self._search.suggest(key)
             values = {name: of[suggested[name]] if name in suggested else of[0] for name, of in self._lists.items()}
             proposal = {name: values.get(name, suggested.get(name)) for name in self._config.grid[0]}
-            cell = cells.proposed(self._config, proposal, [other.cell for other in others])
+            cell = sweeps.proposed(self._config, proposal, [other.cell for other in others])
             if cell is not None:
                 self._asked[trial.index] = key
                 trial.proposal, trial.is_open = proposal, False

@@ -12,9 +12,7 @@ from functools import partial, singledispatchmethod
 from typing import Any
 
 from cifar_ray.config import limits
-from cifar_ray.config.background import background
 from cifar_ray.config.errors import ConfigError, counted
-from cifar_ray.config.phases import PHASES
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
@@ -32,21 +30,17 @@ from cifar_ray.orchestration.sweep.trial import (
     TrialTooLarge,
 )
 from cifar_ray.tracking import store, uri
+from cifar_ray.tracking.background import background
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import MEASURE_TAG, STOPPED_TAG
 from cifar_ray.training.observer import EpochRecord
+from cifar_ray.training.rank_times import PHASES
 
 _STORE_PATIENCE_S, _STORE_PAUSE_S = 30.0, 1.0
 _TAKE_S, _LAST_TAKE_S, _POLL_S = 5.0, 30.0, 0.1
 _FIGURES_EVERY_S = 60.0
-
-_BEHIND = {
-    "asha": "ASHA: it was behind the best runs",
-    "median": "the median rule: it was behind the median of the other runs",
-}
-"""Scheduler -> why it has stopped a run."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +146,11 @@ class SweepRecorder:
 
     @_on.register
     def _(self, event: _Ended, trial: PlannedTrial) -> None:
-        if event.failed or self.config.scheduler not in _BEHIND or trial.repeats:
+        if event.failed or self.config.scheduler == "none" or trial.repeats:
             self.close(trial, boards.FAILED, "the process that drove it has died")
         else:
             when = f"at epoch {trial.epoch}" if trial.epoch else "so far"
-            self.close(trial, boards.STOPPED, f"stopped early by {_BEHIND[self.config.scheduler]} {when}")
+            self.close(trial, boards.STOPPED, f"stopped early by ASHA: it was behind the best runs {when}")
 
     def _open_record(self, trial: PlannedTrial, begun: float) -> RunRecord | None:
         """The trial's run in MLflow, as soon as the store answers; None when the sweep has ended before."""

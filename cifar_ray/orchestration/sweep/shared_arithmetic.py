@@ -14,6 +14,7 @@ from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware, recipe
@@ -61,7 +62,7 @@ def _chosen(configs: Sequence[ResolvedConfig], say: Callable[[str], None]) -> ar
         return _measure(largest, passes)
     task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
     try:
-        chosen: arithmetic.Choice = ray.get(task.remote(largest, passes), timeout=largest.start_timeout_s)
+        chosen: arithmetic.Choice = ray.get(task.remote(largest, passes), timeout=allocation.start_timeout_s())
     except ray.exceptions.RayError as error:
         raise _refusal(error) from None
     say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")

@@ -15,7 +15,6 @@ from typing import Any
 import ray
 import ray.tune
 
-from cifar_ray.config.background import background
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
@@ -25,6 +24,7 @@ from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.limits import Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.storage import Folder
+from cifar_ray.tracking.background import background
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
 BY_SWEEP = "sweep"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import time
 from collections import deque
@@ -15,19 +14,19 @@ from typing import Any
 
 import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from cifar_ray.config.background import background
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.config.variables import variables
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import FAILED, SweepTrial, TrialSpec
 from cifar_ray.tasks.goal import Goal
+from cifar_ray.tracking.background import background
+from cifar_ray.tracking.variables import variables
 
 _CANCEL_S = 20.0
 _LONGEST_REASON = 200
@@ -217,12 +216,5 @@ def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig])
         return None
     longest = max(config.epochs for config in configs)
     figure: dict[str, Any] = {"time_attr": "epoch", "metric": goal.metric, "mode": goal.better}
-    if sweep.scheduler == "asha":
-        grace = min(sweep.asha.grace, longest)  # a sweep that is resumed may have only its short runs left
-        return ASHAScheduler(**figure, max_t=longest, grace_period=grace, reduction_factor=sweep.asha.reduction)
-    return MedianStoppingRule(
-        **figure,
-        grace_period=sweep.median.grace,
-        min_samples_required=sweep.median.min_trials,
-        min_time_slice=math.inf,  # with too few runs to compare, it would pause the run, whose process could not go on
-    )
+    grace = min(sweep.asha.grace, longest)  # a sweep that is resumed may have only its short runs left
+    return ASHAScheduler(**figure, max_t=longest, grace_period=grace, reduction_factor=sweep.asha.reduction)

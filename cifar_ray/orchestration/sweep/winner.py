@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cifar_ray.config.cells import Cell
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import winner as words

@@ -11,7 +11,7 @@ import pytest
 import rich.console
 
 from cifar_ray.config.errors import counted
-from cifar_ray.display.run import Console, made_up_note
+from cifar_ray.display.run import Console
 from cifar_ray.display.sweep import Board, RunView, result
 from cifar_ray.display.terminal import Output, tilde
 from cifar_ray.tasks import Figure, TaskSpec
@@ -69,8 +69,6 @@ def test_runs_of_a_sweep_say_once_what_they_train_on(capsys: pytest.CaptureFixtu
 
 def test_one_is_singular() -> None:
     assert [counted(number, "epoch") for number in (0, 1, 2000)] == ["0 epochs", "1 epoch", "2,000 epochs"]
-    assert made_up_note(1, oversubscribe=True).startswith("note: 1 Ray node on this machine, counting more CPUs")
-    assert made_up_note(2, oversubscribe=False).startswith("note: 2 Ray nodes on this machine; ")
 
 
 def test_the_board_leaves_out_words_that_have_no_room() -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from cifar_ray.cli import main, plan
 from cifar_ray.cli.probe import Probe
-from cifar_ray.config import command_line, servers
+from cifar_ray.config import command_line
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.reporting import exported
@@ -202,8 +203,8 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
         ("--topology 1x2", "--topology is not for cifar-ray plan: give --nodes and --workers"),
         ("--batch-size 16", "--batch-size is not for cifar-ray plan: give --global-batch-size"),
         (
-            "--oversubscribe",
-            "--oversubscribe is not for cifar-ray plan: nodes and CPUs that do not exist tell no times",
+            "--local-nodes 2",
+            "--local-nodes is not for cifar-ray plan: nodes and CPUs that do not exist tell no times",
         ),
         ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
         ("--epochs 0", "--epochs must be at least 1, got 0"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cifar_ray.config.phases import PHASES
 from cifar_ray.display.run import Console
+from cifar_ray.training.rank_times import PHASES
 
 METRICS = dict.fromkeys(("accuracy", "precision", "recall", "f1", "specificity", "loss", "images"), 0.5)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray import __version__
+from cifar_ray._version import __version__
 from cifar_ray.config import command_line
 from cifar_ray.config.command_line import SweepRequest, TrainRequest
 from cifar_ray.config.errors import ConfigError
@@ -32,12 +32,11 @@ def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_what_is_given_alone() -> None:
     assert command_line.resume(["mine"]) == ("mine", {"verbose": False})
-    words = ["mine", "--topology", "1x2", "--local-nodes", "2", "--oversubscribe", "--verbose", "--hang-timeout-s", "9"]
+    words = ["mine", "--topology", "1x2", "--local-nodes", "2", "--verbose", "--hang-timeout-s", "9"]
     assert command_line.resume(words) == (
         "mine",
-        {"topology": "1x2", "local_nodes": 2, "oversubscribe": True, "verbose": True, "hang_timeout_s": 9.0},
+        {"topology": "1x2", "local_nodes": 2, "verbose": True, "hang_timeout_s": 9.0},
     )
-    assert command_line.resume(["mine", "--no-oversubscribe"])[1]["oversubscribe"] is False
     with pytest.raises(ConfigError, match=r"^run must be given; `cifar-ray resume --help` tells what it takes$"):
         command_line.resume([])
 

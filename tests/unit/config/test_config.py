@@ -231,14 +231,13 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
         ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
         ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, mlp, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
-        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'; did you mean torchvision:ImageNet?"),
+        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
         ({"experiment": " "}, "experiment must not be empty"),
         ({"warmup_epochs": 10.5}, "warmup_epochs must be at most epochs (10), got 10.5"),
         ({"elastic": "2x2"}, "elastic must be MIN:MAX, two topologies such as 1x1:2x2, got '2x2'"),
         ({"local_nodes": 2, "address": "h:1"}, "local_nodes starts nodes on this machine and cannot go with --address"),
-        ({"oversubscribe": True, "address": "h:1"}, "oversubscribe is for the Ray started here and cannot go with --address"),
         ({**GROUP, "topology": "1x3"}, "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 64"),
         ({**GROUP, "accumulate": 5}, "global_batch_size must be a multiple of workers x accumulation (2 x 5), got 64"),
         ({**GROUP, "batch_size": 16}, "global_batch_size must be batch size x workers x accumulation (16 x 2 x 1 = 32), got 64; give one of the two"),
@@ -260,7 +259,6 @@ def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object
 @pytest.mark.parametrize(
     "values",
     [
-        {"oversubscribe": True},
         {"local_nodes": 2},
         {"local_nodes": 1, "address": "h:1"},
         {"seed": 2**63 - 1},
@@ -393,7 +391,7 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
         "workers_per_node": "4", "world_size": "8",
     }  # fmt: skip
     assert params["lr"] == str(config.lr)
-    assert not {"version", "verbose", "start_timeout_s", "run_name", "storage"} & params.keys()  # no choices
+    assert not {"version", "verbose", "hang_timeout_s", "run_name", "storage"} & params.keys()  # no choices
     assert yaml.safe_load(runfile.to_yaml(config)).keys() == runfile.to_mapping(config).keys() - {
         "run_name", *OF_CHOICES
     }  # fmt: skip

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import errors, files, ports
+from cifar_ray.cli import ports
+from cifar_ray.config import errors, files
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 
 

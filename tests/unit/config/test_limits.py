@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.config import command_line, limits, runfile, sweepfile
-from cifar_ray.config.cells import cells
+from cifar_ray.config import command_line, limits, runfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import SweepConfig, combinations
+from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 
@@ -57,19 +57,19 @@ def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
 
 def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_train_each_runs() -> None:
     file = {**GRID, "max_cost": 5, "train": {"max_time": "10m", "price": 2.49}}
-    sweep = sweepfile.from_mapping(sweepfile.merge(file, {"max_time": "2h"}, "s.yaml"))
+    sweep = sweeps.from_mapping(sweeps.merge(file, {"max_time": "2h"}, "s.yaml"))
     assert (sweep.max_time, sweep.max_cost) == ("2h", 5.0)
-    for cell in cells(sweep, combinations(sweep)):
+    for cell in cells(sweep, sweep.combinations):
         assert cell.config is not None
         assert (cell.config.max_time, cell.config.max_cost, cell.config.price) == ("10m", None, "2.49")
-    again = sweepfile.from_mapping(sweepfile.merge({}, {"grid": ["seed=1,2"], "price": "2.49", "max_cost": "5"}, "s"))
+    again = sweeps.from_mapping(sweeps.merge({}, {"grid": ["seed=1,2"], "price": "2.49", "max_cost": "5"}, "s"))
     assert (again.max_cost, again.base.price) == (5.0, "2.49")
 
 
 @pytest.mark.parametrize("name", limits.KEYS)
 def test_a_limit_is_no_axis(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^grid must not have {name}, which is "):
-        sweepfile.from_mapping({"name": "s", "grid": {name: ["1h" if name == "max_time" else "1"]}})
+        sweeps.from_mapping({"name": "s", "grid": {name: ["1h" if name == "max_time" else "1"]}})
 
 
 def test_limits_are_no_parameters_of_a_run_but_its_patience_is() -> None:

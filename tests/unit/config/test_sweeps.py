@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifar_ray.config import command_line, sweepfile
+from cifar_ray.config import command_line, runfile
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.cells import Cell, cells, proposed
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import Range, SweepConfig
+from cifar_ray.config.sweep import Cell, Range, SweepConfig, cells, proposed
 from cifar_ray.config.train import TrainConfig
 
 
 def cells_of(**values: Any) -> list[Cell]:
-    sweep = sweepfile.from_mapping({"name": "s", **values})
-    return cells(sweep, sweeps.combinations(sweep))
+    sweep = sweeps.from_mapping({"name": "s", **values})
+    return cells(sweep, sweep.combinations)
 
 
 def refusal(**values: Any) -> str:
@@ -144,7 +143,7 @@ def test_what_all_runs_share_may_be_for_some_data_alone_and_not_for_some_strateg
     ],
 )  # fmt: skip
 def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[tuple[int | None, int | None]]) -> None:
-    assert sweepfile.from_mapping({"name": "s", **values}).held == held
+    assert sweeps.from_mapping({"name": "s", **values}).held == held
     found = [(cell.config.batch_size, cell.config.global_batch_size) for cell in cells_of(**values) if cell.config]
     assert found == sizes
 
@@ -152,7 +151,7 @@ def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[t
 def test_cells_of_a_held_global_batch_are_named_and_recorded_by_it() -> None:
     grid = {"batch_size": [16, 64], "topology": ["1x2"], "accumulate": [1, 2]}
     sweep = SweepConfig("s", (grid,), train={"global_batch_size": 128}, hold="global_batch")
-    made = cells(sweep, sweeps.combinations(sweep))
+    made = cells(sweep, sweep.combinations)
     assert [(cell.values["global_batch_size"], cell.values["accumulate"]) for cell in made] == [
         (16, 1), (32, 2), (64, 1), (128, 2)
     ]  # fmt: skip
@@ -176,9 +175,9 @@ def test_a_sweep_without_a_name_has_one_made_from_the_time_as_the_command_makes_
     assert all(re.fullmatch(r"sweep-\d{8}-\d{6}", name) for name in named)
 
 
-@pytest.mark.parametrize("names", [("lr", "storage"), ("lr", "address"), ("lr", "oversubscribe")])
+@pytest.mark.parametrize("names", [("lr", "storage"), ("lr", "address"), ("lr", "local_nodes")])
 def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
-    values = {"lr": 0.2, "storage": "/runs", "address": "h:1", "oversubscribe": True}
+    values = {"lr": 0.2, "storage": "/runs", "address": "h:1", "local_nodes": 2}
     sweep = SweepConfig(name="s", grid=({"epochs": [1]},), train={name: values[name] for name in names})
     assert sweep.base == TrainConfig(**{names[1]: values[names[1]]})  # type: ignore[arg-type]
 
@@ -268,10 +267,8 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": [0.1]}, "objective": "test/loss:low"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'test/loss:low'"),
         ({"grid": {"lr": [0.1]}, "objective": ":max"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got ':max'"),
         ({"grid": {"lr": [0.1]}, "repeat": 3}, "--repeat is for a search: --search random or optuna, a --scheduler or an --objective"),
-        ({"grid": {"lr": [0.1]}, "median": {"grace": 2}}, "--median.grace is for --scheduler median only, and the scheduler is none"),
-        ({"grid": {"lr": [0.1]}, "scheduler": "median", "asha": {"reduction": 2}}, "--asha.reduction is for --scheduler asha only, and the scheduler is median"),
+        ({"grid": {"lr": [0.1]}, "asha": {"grace": 2}}, "--asha.grace is for --scheduler asha only, and the scheduler is none"),
         ({"grid": {"lr": [0.1]}, "scheduler": "asha", "asha": {"reduction": 1}}, "--asha.reduction must be at least 2, got 1"),
-        ({"grid": {"lr": [0.1]}, "scheduler": "median", "median": {"grace": 0}}, "--median.grace must be at least 1, got 0"),
         ({"grid": {"model_options": {"dropout": {"uniform": [0.1]}}}}, "--grid must have two numbers for the range of model_options.dropout, got [0.1]"),
         ({"grid": {"lr": {"uniform": 3}}}, "--grid must have two numbers for the range of lr, got 3"),
         ({"grid": {"lr": {"uniform": [0.1, "x"]}}}, "--lr must be a finite number, got 'x'"),
@@ -314,7 +311,7 @@ def test_a_sweep_made_in_python_is_checked_too(grid: list[Any], values: dict[str
 
 def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
     """The same sweep as from a file, whatever the values' own types are."""
-    usual = sweepfile.from_mapping(
+    usual = sweeps.from_mapping(
         {
             "name": "s",
             "grid": {
@@ -335,7 +332,7 @@ def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
         for shared in (train, {**train, "model_options": {"width": 8}}, TrainConfig(**train)):
             made = SweepConfig("s", grid, shared, search="random", samples=np.int64(2))  # type: ignore[arg-type]
             assert made == usual
-            assert sweepfile.to_yaml(made) == sweepfile.to_yaml(usual)  # YAML has no word for numpy's numbers
+            assert sweeps.to_yaml(made) == sweeps.to_yaml(usual)  # YAML has no word for numpy's numbers
     (axes,) = SweepConfig("s", {"lr": {"loguniform": (np.float64(0.5), 1)}}, search="random", samples=1).grid  # type: ignore[arg-type]
     assert axes == {"lr": Range("loguniform", 0.5, 1.0)}
     for spelled in ("loguniform:0.5:1", ["loguniform:0.5:1"]):  # as flags take it
@@ -345,7 +342,7 @@ def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
         with pytest.raises(ConfigError, match=sentence):
             SweepConfig("s", {name: "uniform:8:4"}, search="random", samples=1)
     with pytest.raises(ConfigError, match="on both sides of a comma"):
-        sweepfile.read_axes(["lr=0.1,,0.2"])
+        sweeps.read_axes(["lr=0.1,,0.2"])
 
 
 @pytest.mark.parametrize(
@@ -366,12 +363,12 @@ def test_more_runs_than_anyone_means_are_refused_before_they_are_written_out(
 
 def test_a_random_search_may_have_any_number_of_combinations() -> None:
     grid = {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size", "steps_per_epoch")}
-    sweep = sweepfile.from_mapping({"name": "s", "grid": grid, "search": "random", "samples": 1})
+    sweep = sweeps.from_mapping({"name": "s", "grid": grid, "search": "random", "samples": 1})
     assert sweep.axes == tuple(grid)
 
 
 def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
-    sweep = sweepfile.from_mapping(
+    sweep = sweeps.from_mapping(
         {
             "name": "s",
             "grid": [
@@ -381,28 +378,28 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
             "train": {"model_options": {"width": 8}, "batch_size": 8},
             "search": "random",
             "samples": 3,
-            "scheduler": "median",
-            "median": {"grace": 2},
+            "scheduler": "asha",
+            "asha": {"grace": 2},
         }
     )
     assert sweep.grid[0]["lr"] == Range("loguniform", 0.01, 0.1)
     assert sweep.grid[1] == {"epochs": Range("int", 2, 5), "momentum": Range("uniform", 0.0, 0.9)}
-    assert (sweep.median.grace, sweep.median.min_trials) == (2, 3)
+    assert (sweep.asha.grace, sweep.asha.reduction) == (2, 4)
     assert sweep.grid[0]["model_options.blocks"] == [(1, 1), (2, 2)]
-    (tmp_path / "s.yaml").write_text(sweepfile.to_yaml(sweep))
-    assert sweepfile.from_mapping(sweepfile.load(tmp_path / "s.yaml")) == sweep
+    (tmp_path / "s.yaml").write_text(sweeps.to_yaml(sweep))
+    assert sweeps.from_mapping(runfile.read(tmp_path / "s.yaml")) == sweep
 
 
 def test_a_plus_joins_the_words_of_one_value() -> None:
-    axes = sweepfile.read_axes(["freeze=0,0+1", "lr-scale=0=0.1"])
-    sweep = sweepfile.from_mapping({"name": "s", "train": {"dataset": "digits", "model": "resnet"}, "grid": axes})
+    axes = sweeps.read_axes(["freeze=0,0+1", "lr-scale=0=0.1"])
+    sweep = sweeps.from_mapping({"name": "s", "train": {"dataset": "digits", "model": "resnet"}, "grid": axes})
     assert sweep.grid[0] == {"freeze": [("0",), ("0", "1")], "lr_scale": [("0=0.1",)]}
-    names = [cell.name for cell in cells(sweep, sweeps.combinations(sweep))]
+    names = [cell.name for cell in cells(sweep, sweep.combinations)]
     assert names == ["freeze0 1x1 seed0", "freeze0+1 1x1 seed0"]
 
 
 def test_words_of_the_command_line() -> None:
-    assert sweepfile.read_axes(["batch-size=16,64", "model_options.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c"]) == {
+    assert sweeps.read_axes(["batch-size=16,64", "model_options.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c"]) == {
         "batch_size": ["16", "64"],
         "model_options.depth": ["2"],
         "lr": ["loguniform:0.01:0.3"],
@@ -414,7 +411,7 @@ def test_words_of_the_command_line() -> None:
         (["lr=1", "lr=2"], "--grid must name every field once, and lr comes twice"),
     ):
         with pytest.raises(ConfigError) as caught:
-            sweepfile.read_axes(words)
+            sweeps.read_axes(words)
         assert caught.value.as_flag() == sentence
 
 
@@ -479,18 +476,18 @@ def test_flags_lie_on_top_of_a_file(
     base: dict[str, Any], given: dict[str, Any], file: str | None, merged: dict[str, Any]
 ) -> None:
     before = (repr(base), repr(given))
-    assert sweepfile.merge(base, given, file) == merged
+    assert sweeps.merge(base, given, file) == merged
     assert (repr(base), repr(given)) == before
 
 
 def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^train must be a mapping of fields to values, got 'fast'$"):
-        sweepfile.merge({"train": "fast"}, {}, None)
+        sweeps.merge({"train": "fast"}, {}, None)
     with pytest.raises(ConfigError, match=r"^model_options must be a mapping of its options, got 3$"):
-        sweepfile.merge({"train": {"model_options": 3}}, {"model_options": {"depth": "10"}}, None)
+        sweeps.merge({"train": {"model_options": 3}}, {"model_options": {"depth": "10"}}, None)
     (tmp_path / "s.yaml").write_text("version: 3\nname: s\n")
     with pytest.raises(ConfigError) as caught:
-        sweepfile.load(tmp_path / "s.yaml")
+        runfile.read(tmp_path / "s.yaml")
     assert caught.value.as_flag() == (
         f"{tmp_path}/s.yaml: version must be 2, got 3: the file was written by another version of cifar_ray"
     )
@@ -498,7 +495,7 @@ def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(
 
 def test_a_proposed_cell_has_a_name_that_is_new_and_is_no_other_cell_again() -> None:
     values = {"grid": {"lr": "loguniform:0.01:0.1", "batch_size": [16, 32]}, "search": "optuna", "samples": 4}
-    sweep = sweepfile.from_mapping({"name": "s", "train": {"seed": 3, "topology": "1x2"}, **values})
+    sweep = sweeps.from_mapping({"name": "s", "train": {"seed": 3, "topology": "1x2"}, **values})
     earlier: list[Cell] = []
     for lr in (0.012341, 0.012342, 0.05):
         cell = proposed(sweep, {"lr": lr, "batch_size": 16}, earlier)
@@ -515,7 +512,7 @@ def test_a_proposed_cell_has_a_name_that_is_new_and_is_no_other_cell_again() -> 
 
 
 def test_cells_of_several_grids_are_told_apart_in_a_random_search_too() -> None:
-    sweep = sweepfile.from_mapping(
+    sweep = sweeps.from_mapping(
         {
             "name": "s",
             "grid": [{"weight_decay": 0.1, "batch_size": [16]}, {"weight_decay": 0.2, "batch_size": [16]}],

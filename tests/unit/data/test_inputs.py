@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import data, models
-from cifar_ray.config import cells, runfile
+from cifar_ray.config import runfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
@@ -179,7 +180,7 @@ def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
     assert runfile.merge(runfile.from_mapping({"epochs": 3}), {"dataset": "masks:x"}).model == "unet"
     assert runfile.merge(runfile.from_mapping({"model": "segnet"}), {"dataset": "masks:x"}).model == "segnet"
     sweep = SweepConfig("s", train={"dataset": "masks:x", "model_options": {"width": 3}}, grid=[{"lr": [0.1]}])  # type: ignore[arg-type]
-    (cell,) = cells.cells(sweep, [{"lr": 0.1}])
+    (cell,) = sweeps.cells(sweep, [{"lr": 0.1}])
     assert cell.config is not None
     assert (cell.config.model, cell.config.model_options["width"]) == ("unet", 3)
 

@@ -44,8 +44,6 @@ def test_any_text_becomes_tokens_of_the_vocabulary_and_is_read_back() -> None:
         assert (row[:length] > 0).all()
         assert (row[length:] == tokens.PADDING).all()
         assert tokens.decode(tokenizer, row) == unicodedata.normalize("NFC", text.lower())
-    kept = tokens.train(TEXTS, TextOptions(vocabulary=320, max_length=24, lowercase=False))
-    assert tokens.decode(kept, tokens.encode(kept, texts[:1], 24)[0][0]) == texts[0]
 
 
 def test_frequent_pieces_are_one_token_and_a_long_text_is_cut_and_counted() -> None:

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, imports, runfile, sweepfile
+from cifar_ray.config import command_line, runfile
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models import own
+from cifar_ray.tasks import imports
 from cifar_ray.training import recipe
 from tests.support import nets
 from tests.support.helpers import resolved
@@ -69,14 +70,14 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
     assert runfile.params(full) | {"model_options.width": "8", "model_options.act": "gelu"} == runfile.params(full)
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
     assert command_line.train(recipe.command(full).split()[2:]).config.model_options == config.model_options
-    swept = sweepfile.from_mapping(
+    swept = sweeps.from_mapping(
         {
             "name": "x",
-            "grid": sweepfile.read_axes([f"model={NETS}:build", "model_options.width=4,8"]),
+            "grid": sweeps.read_axes([f"model={NETS}:build", "model_options.width=4,8"]),
             "train": {"dataset": "digits"},
         }
     )
-    cells = cells_of(swept, sweeps.combinations(swept))
+    cells = cells_of(swept, swept.combinations)
     assert [cell.config.model_options for cell in cells if cell.config] == [{"width": 4}, {"width": 8}]
 
 

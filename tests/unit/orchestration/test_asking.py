@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import ray
 
-from cifar_ray.config.cells import cells
 from cifar_ray.config.errors import ConfigError, RunFailedError
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import allocation, autoscaler, connection, optional
@@ -57,11 +56,12 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setenv("CIFAR_RAY_START_TIMEOUT_S", "1")
     return Cluster(monkeypatch)
 
 
 def config(topology: str = "2x1", **values: Any) -> ResolvedConfig:
-    usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64, "start_timeout_s": 1.0}
+    usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64}
     return recipe.resolve(TrainConfig(**{**usual, **values}, topology=topology))
 
 
@@ -110,14 +110,15 @@ def test_a_strategy_for_cpus_asks_for_no_gpus(cluster: Cluster) -> None:
     assert not any("GPU" in bundle for bundles in cluster.asked for bundle in bundles)
 
 
-def test_gpus_that_do_not_come_are_named_with_the_way_around(cluster: Cluster) -> None:
+def test_gpus_that_do_not_come_are_named_with_the_way_around(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CIFAR_RAY_START_TIMEOUT_S", "0.01")
     cluster.slow = True
     with pytest.raises(RunFailedError, match=r"and 1 GPUs each.*monitor.* say why; --device cpu does"):
-        NodeAllocator(lambda *_: None, lambda: None).allocate(config(start_timeout_s=0.01))
+        NodeAllocator(lambda *_: None, lambda: None).allocate(config())
 
 
 def of_a_sweep(topologies: list[str], device: str = "auto") -> Driver:
-    train = {"dataset": "digits", "model": "simple_cnn", "device": device, "start_timeout_s": 1.0}
+    train = {"dataset": "digits", "model": "simple_cnn", "device": device}
     sweep = SweepConfig("s", ({"topology": topologies},), train=train, skip_infeasible=True)
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
     return Driver(sweep, folder, None, plan(cells(sweep, draw(sweep))), 0.0)  # type: ignore[arg-type]

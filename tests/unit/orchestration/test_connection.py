@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.config import servers
 from cifar_ray.config.errors import InterruptedRunError
-from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.cluster import connection, servers
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from cifar_ray import storage
-from cifar_ray.config import flags, runfile, schema, sweepfile
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config import flags, runfile, schema
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -86,9 +87,9 @@ def test_what_others_hold_is_left_to_them_unless_they_hold_too_much(cluster: Any
     [
         (8, {"topology": "1x2"}, 8, 4),
         (8, {"topology": "2x2", "local_nodes": 2}, 4, 2),
-        (8, {"topology": "1x3", "batch_size": 16, "global_batch_size": None, "oversubscribe": True}, 8, 2),
-        (2, {"topology": "1x4", "oversubscribe": True}, 4, 1),
-        (1, {"topology": "2x2", "local_nodes": 2, "oversubscribe": True}, 2, 1),
+        (8, {"topology": "1x3", "batch_size": 16, "global_batch_size": None, "local_nodes": 2}, 4, 1),
+        (2, {"topology": "1x4", "local_nodes": 2}, 4, 1),
+        (1, {"topology": "2x2", "local_nodes": 2}, 2, 1),
     ],
 )
 def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
@@ -208,7 +209,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         assert [one.cpus_per_worker for one in found if one] == shares
         # When the sweep is continued with its last run alone, this run computes as the others did, on more nodes too.
         write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
-        (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+        (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
         again = read(KnownSweep("id", str(tmp_path), 0.0))[1]
         for trial in again[:-1]:
             trial.state = "finished"
@@ -221,7 +222,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
 
 def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(cluster: Any, tmp_path: Path) -> None:
     train = {"dataset": "digits", "model": "simple_cnn", "epochs": 2}
-    sweep = SweepConfig("s", ({"lr": [0.1, 0.2]},), train=train, scheduler="median", repeat=2)
+    sweep = SweepConfig("s", ({"lr": [0.1, 0.2]},), train=train, scheduler="asha", repeat=2)
     trials = plan(cells_of(sweep, draw(sweep)))
     for trial, accuracy in zip(trials, (0.5, 0.6), strict=True):
         trial.state, trial.figures = boards.FINISHED, {"test/accuracy": accuracy, "val/accuracy": accuracy}
@@ -236,7 +237,7 @@ def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(cluster: An
 
 def test_a_sweep_that_an_earlier_version_has_planned_is_refused_and_said_to_be_one(tmp_path: Path) -> None:
     sweep = SweepConfig("s", ({"batch_size": [16, 64]},), train={"dataset": "digits", "model": "simple_cnn"})
-    (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     (tmp_path / "cells.json").write_text('[{"values": {"batch_size": 16}, "skipped": "", "precision": "fp32"}]')
     with pytest.raises(ConfigError, match="was planned by an earlier one: start another"):
         read(KnownSweep("id", str(tmp_path), 0.0))

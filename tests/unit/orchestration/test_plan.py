@@ -10,14 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ray.tune.experiment import Trial
-from ray.tune.schedulers import TrialScheduler
 
 from cifar_ray import data, models, storage
-from cifar_ray.config import sweepfile
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as board
 from cifar_ray.display.sweep import Board
@@ -33,7 +31,7 @@ from tests.support.images import folder_of_digits
 
 
 def made(**values: object) -> SweepConfig:
-    return sweepfile.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
+    return sweeps.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
 
 
 def planned(sweep: SweepConfig) -> list[plans.PlannedTrial]:
@@ -143,7 +141,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     )
     trials = planned(sweep)
     plans.refuse(sweep, trials)
-    (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
     again, read = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert again == sweep
@@ -156,7 +154,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
 def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: Path) -> None:
     sweep = made(grid={"batch_size": [16]}, train={"dataset": "digits", "gpus_per_worker": 0.25})
     trials = planned(sweep)
-    (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
     _, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert read.config is not None
@@ -322,7 +320,7 @@ def test_repeats_of_the_best_run_that_wait_are_trained_after_all_that_a_schedule
         ({"search": "optuna", "samples": 1}, "val/accuracy", 0.1),
         ({"search": "random", "samples": 1, "objective": "val/loss:min"}, "val/loss", 0.1),
         ({"search": "random", "samples": 1, "objective": "images_per_s:max"}, "images_per_s", None),
-        ({"scheduler": "median", "grid": {"lr": [0.1], "choose_by": ["test"]}}, "test/accuracy", None),
+        ({"scheduler": "asha", "grid": {"lr": [0.1], "choose_by": ["test"]}}, "test/accuracy", None),
     ],
 )
 def test_no_search_goes_by_the_test_unless_it_is_told_to(
@@ -335,43 +333,11 @@ def test_no_search_goes_by_the_test_unless_it_is_told_to(
     assert (goal.metric, configs[0].val_share) == (figure, share)
 
 
-def ends(sweep: SweepConfig, figures: dict[str, list[float]]) -> dict[str, int]:
-    """The epoch after which Ray Tune's scheduler ends each run, one after another, that would have these figures."""
-    configs = [trial.config for trial in planned(sweep) if trial.config]
-    goal = goal_of(sweep, configs)
-    assert goal is not None
-    scheduler = tuning.scheduler_of(sweep, goal, configs)
-    waiting = [Trial("stub", stub=True, trial_id=name) for name in figures]
-    controller = SimpleNamespace(get_live_trials=lambda: waiting)  # as in a sweep, others wait for their turn
-    ended = {}
-    for trial in waiting:
-        scheduler.on_trial_add(controller, trial)
-        for epoch, value in enumerate(figures[trial.trial_id], 1):
-            result = {"epoch": epoch, goal.metric: value}
-            decision = scheduler.on_trial_result(controller, trial, result)
-            assert decision in (TrialScheduler.CONTINUE, TrialScheduler.STOP)  # a run of ours cannot be paused
-            ended[trial.trial_id] = epoch
-            if decision == TrialScheduler.STOP:
-                break
-        scheduler.on_trial_complete(controller, trial, result)
-    return ended
-
-
-def test_the_median_rule_stops_what_is_behind_most_runs_but_not_in_their_first_epochs_nor_among_few() -> None:
-    good, bad = [0.5, 0.6, 0.7, 0.8], [0.1, 0.1, 0.1, 0.1]
-    runs = {"one": bad, "two": good, "three": good, "four": bad, "five": good}
-    sweep = made(grid={"epochs": [4]}, scheduler="median", median={"grace": 2, "min_trials": 3})
-    assert ends(sweep, runs) == {"one": 4, "two": 4, "three": 4, "four": 2, "five": 4}
-    few = made(grid={"epochs": [4]}, scheduler="median", median={"min_trials": 2})
-    assert ends(few, {"one": good, "two": good, "three": bad}) == {"one": 4, "two": 4, "three": 1}
-
-
 def test_a_grace_that_no_run_outlives_is_refused() -> None:
-    for scheduler in ("asha", "median"):
-        sweep = made(grid={"epochs": [3, 5]}, scheduler=scheduler, **{scheduler: {"grace": 6}})
-        with pytest.raises(ConfigError) as caught:
-            plans.refuse(sweep, planned(sweep))
-        assert caught.value.as_flag() == f"--{scheduler}.grace must be at most the 5 epochs of a run, got 6"
+    sweep = made(grid={"epochs": [3, 5]}, scheduler="asha", asha={"grace": 6})
+    with pytest.raises(ConfigError) as caught:
+        plans.refuse(sweep, planned(sweep))
+    assert caught.value.as_flag() == "--asha.grace must be at most the 5 epochs of a run, got 6"
 
 
 def test_asha_needs_one_figure_and_goes_on_with_the_one_it_began_with(tmp_path: Path) -> None:
@@ -379,7 +345,7 @@ def test_asha_needs_one_figure_and_goes_on_with_the_one_it_began_with(tmp_path: 
     with pytest.raises(ConfigError, match="choose_by must be the same in all runs of a search, here val and test"):
         plans.refuse(sweep, planned(sweep))
     sweep = made(grid={"batch_size": [16]}, scheduler="asha")
-    (tmp_path / "sweep.yaml").write_text(sweepfile.to_yaml(sweep))
+    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     earlier = plans.plan(cells_of(sweep, plans.draw(sweep)))  # as versions did that had no validation images
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in earlier])
     ((trial,),) = plans.read(KnownSweep("id", str(tmp_path), 0.0))[1:]

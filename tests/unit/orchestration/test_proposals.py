@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import storage
-from cifar_ray.config import sweepfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
@@ -35,7 +35,7 @@ GOAL = Goal("test/accuracy", "max", USUAL)
 
 def made(samples: int, **grid: object) -> SweepConfig:
     train = {name: value for name, value in {"dataset": "digits", "batch_size": 16}.items() if name not in grid}
-    return sweepfile.from_mapping({"name": "s", "search": "optuna", "samples": samples, "train": train, "grid": grid})
+    return sweeps.from_mapping({"name": "s", "search": "optuna", "samples": samples, "train": train, "grid": grid})
 
 
 class Search:
@@ -69,7 +69,7 @@ class Search:
 
     def again(self) -> Search:
         """The search as a later driver finds it: the cells from its folder, how they came out from MLflow."""
-        self.folder.write("sweep.yaml", sweepfile.to_yaml(self.config))
+        self.folder.write("sweep.yaml", sweeps.to_yaml(self.config))
         planner.write_cells(self.folder, [trial.described(self.config) for trial in self.trials])
         config, trials = planner.read(KnownSweep("id", self.folder.address, 0.0))
         for trial, before in zip(trials, self.trials, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cifar_ray import __version__
+from cifar_ray._version import __version__
 from tests.support import kuberay
 
 ROOT = Path(__file__).parents[3]

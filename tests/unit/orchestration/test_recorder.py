@@ -14,8 +14,8 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from cifar_ray import storage
-from cifar_ray.config import sweepfile
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board, RunView
@@ -47,7 +47,7 @@ class Filled(Mailbox):
 
 def recorder(scheduler: str = "none", **options: Any) -> SweepRecorder:
     values = {"name": "s", "train": {"dataset": "digits", "epochs": 3}, "grid": {"seed": [1, 2]}}
-    config = sweepfile.from_mapping({**values, "scheduler": scheduler, **options})
+    config = sweeps.from_mapping({**values, "scheduler": scheduler, **options})
     trials = planner.plan(cells_of(config, planner.draw(config)))
     for trial in trials:
         trial.state = boards.RUNNING

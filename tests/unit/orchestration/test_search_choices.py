@@ -15,10 +15,10 @@ import pytest
 from ray.tune.experiment import Trial
 
 from cifar_ray import data
-from cifar_ray.config import sweepfile
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner, tuning
@@ -35,7 +35,7 @@ TRAIN = {"dataset": "digits", "model": "simple_cnn", "epochs": 5, "steps_per_epo
 
 def searching(choose_by: str = "val", **values: Any) -> SweepConfig:
     grid = {"lr": [*RATES], "choose_by": [choose_by]}
-    return sweepfile.from_mapping({"name": "s", "train": TRAIN, "grid": grid, **values})
+    return sweeps.from_mapping({"name": "s", "train": TRAIN, "grid": grid, **values})
 
 
 def configs_of(sweep: SweepConfig) -> list[ResolvedConfig]:
@@ -69,9 +69,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], T
 
 def stopped_by(scheduler: str, choose_by: str, runs: Trained) -> dict[float, float]:
     """The epoch after which Ray Tune's scheduler stops each run, one after another."""
-    sweep = searching(
-        choose_by, scheduler=scheduler, **({"median": {"min_trials": 1}} if scheduler == "median" else {})
-    )
+    sweep = searching(choose_by, scheduler=scheduler)
     configs = configs_of(sweep)
     goal = goal_of(sweep, configs)
     assert goal is not None
@@ -101,7 +99,7 @@ def proposed_by_optuna(choose_by: str, runs: Trained, folder: Path) -> list[Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chooser", ["asha", "median", "optuna"])
+@pytest.mark.parametrize("chooser", ["asha", "optuna"])
 def test_a_search_chooses_the_same_whatever_the_labels_of_the_test_are(
     chooser: str, trained: Callable[[str, bool], Trained], tmp_path: Path
 ) -> None:
@@ -119,7 +117,7 @@ def test_a_search_chooses_the_same_whatever_the_labels_of_the_test_are(
 
 
 @pytest.mark.parametrize("search", ["grid", "random", "optuna"])
-@pytest.mark.parametrize("scheduler", ["none", "asha", "median"])
+@pytest.mark.parametrize("scheduler", ["none", "asha"])
 def test_every_search_takes_every_figure_of_the_validation_and_none_of_the_test(search: str, scheduler: str) -> None:
     values = {"search": search, "scheduler": scheduler, **({} if search == "grid" else {"samples": 1})}
     figures = [figure.name for figure in (*USUAL.figures, LOSS) if not figure.optional]

@@ -11,9 +11,8 @@ import pytest
 
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config import sweepfile
-from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster.allocation import Allocation
@@ -143,7 +142,7 @@ def test_workers_stop_at_a_limit_between_two_steps_or_are_ended_where_they_have_
 
 def planned(grid: dict[str, Any], **options: Any) -> tuple[sweeps.SweepConfig, list[PlannedTrial]]:
     train = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "global_batch_size": 64, "price": "3.6"}
-    config = sweepfile.from_mapping({"name": "s", "train": train, "grid": grid, **options})
+    config = sweeps.from_mapping({"name": "s", "train": train, "grid": grid, **options})
     return config, planner.plan(cells_of(config, planner.draw(config)))
 
 

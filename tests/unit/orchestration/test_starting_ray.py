@@ -104,7 +104,7 @@ def test_plain_ray_is_started_with_documented_variables_only(monkeypatch: pytest
 
 AT_IMPORT = """
 import importlib
-from cifar_ray.config import servers
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.config.train import TrainConfig
 from ray._private import ray_constants
 for arguments in {arguments}:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from cifar_ray.config import command_line, sweepfile
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config import command_line
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.goal import goal_of
@@ -27,7 +28,7 @@ def found(ends: list[tuple[str, dict[str, float]]], repeated: Sequence[float] = 
     """
     rates = [round(0.1 * number, 1) for number in range(1, len(ends) + 1)]
     train = {"dataset": "digits", "model": "simple_cnn", "epochs": 3}
-    sweep: SweepConfig = sweepfile.from_mapping({"name": "s", "train": train, "grid": {"lr": rates}, **values})
+    sweep: SweepConfig = sweeps.from_mapping({"name": "s", "train": train, "grid": {"lr": rates}, **values})
     trials: list[PlannedTrial] = planner.plan(cells_of(sweep, planner.draw(sweep)))
     for trial, (state, figures) in zip(trials, ends, strict=True):
         trial.state, trial.figures = state, figures
@@ -68,7 +69,7 @@ def accuracies(*ends: tuple[str, float]) -> list[tuple[str, dict[str, float]]]:
         ),
         (
             accuracies((DONE, 0.5), (DONE, 0.5)),
-            {"scheduler": "median"},
+            {"scheduler": "asha"},
             "lr0.1 1x1 seed0: test accuracy 50.00%, as good as lr0.2 1x1 seed0, the second of 2 runs that finished",
         ),
         (

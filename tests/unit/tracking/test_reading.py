@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Param
 
-from cifar_ray.config import sweepfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions
 from cifar_ray.reporting.frame import Runs
@@ -87,11 +87,11 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
 )
 def test_a_search_is_known_by_its_configuration(client: MlflowClient, given: dict[str, Any], known: Search) -> None:
     axes = {"lr": {"loguniform": [0.01, 0.3]}, "batch_size": {"int": [8, 64]}, "optimizer": ["sgd", "adamw"]}
-    config = sweepfile.from_mapping({"name": "s", "grid": axes, **given})
+    config = sweeps.from_mapping({"name": "s", "grid": axes, **given})
     own = sweep(client, [cell("one", **SIZES), {**cell("two", **SIZES), "repeats": "one"}])
     child(client, own, "two")
     assert reading.study(client.tracking_uri, "s").search is None  # of an earlier version
-    client.log_text(own, sweepfile.to_yaml(config), parent.CONFIG_FILE)
+    client.log_text(own, sweeps.to_yaml(config), parent.CONFIG_FILE)
     study = reading.study(client.tracking_uri, "s")
     assert study.search == known
     assert [trial.repeats for trial in study.trials] == ["", "one"]
@@ -100,8 +100,8 @@ def test_a_search_is_known_by_its_configuration(client: MlflowClient, given: dic
 
 
 def test_a_grid_is_no_search(client: MlflowClient) -> None:
-    config = sweepfile.from_mapping({"name": "s", "grid": {"lr": [0.1, 0.2]}})
-    client.log_text(sweep(client, []), sweepfile.to_yaml(config), parent.CONFIG_FILE)
+    config = sweeps.from_mapping({"name": "s", "grid": {"lr": [0.1, 0.2]}})
+    client.log_text(sweep(client, []), sweeps.to_yaml(config), parent.CONFIG_FILE)
     assert reading.study(client.tracking_uri, "s").search is None
 
 

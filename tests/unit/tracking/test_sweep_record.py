@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.config import sweepfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -25,7 +25,7 @@ from cifar_ray.tracking.study import TASK_TAG
 from cifar_ray.training import recipe
 from tests.support.mlflow_store import alter, files, only_run, points, refuse, steps, text, value
 
-SWEEP = sweepfile.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}, "train": {"dataset": "digits"}})
+SWEEP = sweeps.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}, "train": {"dataset": "digits"}})
 CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", topology="1x2"))
 
 
@@ -69,7 +69,7 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     assert expected.items() <= found.data.tags.items()
     assert "version.torch" in found.data.tags
     assert files(client, record.run_id) == {"sweep.yaml", "cells.json"}
-    assert text(client, record.run_id, "sweep.yaml") == sweepfile.to_yaml(SWEEP)
+    assert text(client, record.run_id, "sweep.yaml") == sweeps.to_yaml(SWEEP)
     assert value(client, record.run_id, "cells.json") == {"cells": cells}
     assert [(name, step, figure) for name, step, _, figure in points(client, record.run_id)] == [
         ("sweep/updates", 1, 1.0), ("sweep/updates", 2, 2.0), ("sweep/wall_s", 1, 1.0), ("sweep/wall_s", 2, 2.0),
@@ -216,7 +216,7 @@ def test_a_run_that_goes_on_elsewhere_keeps_what_it_was(
 def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
     grid: dict[str, list[str]], name: str, client: MlflowClient, digits: Dataset
 ) -> None:
-    sweep = sweepfile.from_mapping({"name": "s", "grid": grid})
+    sweep = sweeps.from_mapping({"name": "s", "grid": grid})
     record = SweepRecord.create(client, sweep, "/there/s", "")
     home, tags = record.experiment_id, record.child_tags
     RunRecord.create(client, CONFIG, "one", "key", "/there/s/one", digits, 0.0, tags, home).end("FINISHED")

@@ -11,11 +11,9 @@ import pytest
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
-from cifar_ray.config import cgroups
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import decoded
+from cifar_ray.data import cgroups, decoded
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.training import hardware, recipe
@@ -84,19 +82,17 @@ def test_no_quota_gives_more_cpus_than_the_affinity(tmp_path: Path, monkeypatch:
 def test_two_workers_do_not_fit_where_one_cpu_is_allowed() -> None:
     two = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", batch_size=16, device="cpu"))
     here = [Node("here", "127.0.0.1", local.cpus_per_node(two))]
-    with pytest.raises(allocation.TooSmallError, match=r"needs 1 node with 2 CPUs .* --oversubscribe counts more"):
+    with pytest.raises(allocation.TooSmallError, match=r"needs 1 node with 2 CPUs .* --local-nodes 2 starts that many"):
         allocation.at_topology(two, here)
-    with pytest.raises(ConfigError, match=r"CPUs that may be used \(1\)"):
-        local.cpus_per_node(TrainConfig(local_nodes=2))
 
 
 @needs_affinity
 @pytest.mark.usefixtures("one_cpu")
 def test_workers_that_share_the_one_cpu_allowed_say_so() -> None:
-    two = TrainConfig(topology="1x2", oversubscribe=True)
+    two = TrainConfig(topology="1x2", local_nodes=2)
     assert local.cpus_per_node(two) == 2
     assert connection.shares_a_machine(two)
-    assert not connection.shares_a_machine(TrainConfig(oversubscribe=True))
+    assert not connection.shares_a_machine(TrainConfig(local_nodes=2))
 
 
 @pytest.mark.parametrize(("device", "gpus", "told"), [("auto", 1, True), ("cpu", 1, False), ("auto", 0, False)])

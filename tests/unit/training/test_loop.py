@@ -11,7 +11,6 @@ from torch import nn
 
 from cifar_ray import models
 from cifar_ray.config import runfile
-from cifar_ray.config.phases import PHASES
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.strategies.ddp import DDP
@@ -23,6 +22,7 @@ from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
+from cifar_ray.training.rank_times import PHASES
 from tests.support.helpers import Recorder, Stopped, forge, train_here
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config import command_line, imports, runfile
+from cifar_ray.config import command_line, runfile
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.tasks import imports
 from cifar_ray.training import optimizer, recipe
 from tests.support.helpers import resolved
 from tests.support.learning import Lion

@@ -72,11 +72,11 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
         ),
         (
             {
-                "model": "vgg11", "optimizer": "adamw", "lr": 0.05, "weight_decay": 5e-4, "oversubscribe": True,
+                "model": "vgg11", "optimizer": "adamw", "lr": 0.05, "weight_decay": 5e-4, "local_nodes": 2,
                 "elastic": "1x1:1x2",
             },
             "--dataset digits --model vgg11 --epochs 10 --seed 0 --optimizer adamw --lr 0.05"
-            " --weight-decay 0.0005 --global-batch-size 128 --topology 1x2 --elastic 1x1:1x2 --oversubscribe",
+            " --weight-decay 0.0005 --global-batch-size 128 --topology 1x2 --elastic 1x1:1x2 --local-nodes 2",
         ),
         (
             {"model": "simple_cnn", "optimizer": "adamw", "epochs": 1, "lr": 0.003, "warmup_epochs": 0.5},

@@ -15,7 +15,7 @@ from urllib.request import getproxies
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.config.variables import variables
+from cifar_ray.tracking.variables import variables
 
 JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
 _CONNECT_TIMEOUT_S = 5.0
@@ -60,11 +60,6 @@ def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = N
             names.add("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     with variables(dict.fromkeys(names - {*os.environ}, "0")):
         yield
-
-
-def is_made_up(config: TrainConfig) -> bool:
-    """Whether Ray counts nodes or CPUs that do not exist."""
-    return config.local_nodes > 1 or config.oversubscribe
 
 
 def reach(head: str) -> None:

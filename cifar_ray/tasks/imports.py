@@ -14,10 +14,8 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
@@ -29,7 +27,6 @@ from cifar_ray.config.train import FUNCTIONS, TrainConfig
 
 _importing: list[str] = []
 _LONGEST, _LONGEST_TRACE = 2 * LONGEST, 10_000
-_HARMLESS = {"cifar_ray", "example"}  # a copy of this program; nvidia-ml-py installs the other, which nobody imports
 _CAUSE = re.compile(r"\b\w+(Error|Exception)\b[:(].*")
 
 
@@ -119,46 +116,6 @@ def check_source(config: TrainConfig, key: str) -> None:
         raise ConfigError(
             key, f"must be as the run began with it: {where} has changed since; undo that, or begin a new run"
         )
-
-
-def refuse_hiding(folder: Path, loaded: Callable[[], Container[str]] = tuple) -> None:
-    """Refuse a file that hides a library from processes whose path begins with the user's ``folder``.
-
-    It hides none that such a process has ``loaded`` before.
-
-    Raises:
-        ConfigError: naming the file.
-    """
-    path = [entry for entry in sys.path if entry and Path(entry).resolve() != folder.resolve()]
-    for file in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
-        name = file.stem if file.parent == folder else file.parent.name
-        if not PathFinder.find_spec(name, path) or is_installed(file):
-            continue
-        if name in {*sys.stdlib_module_names, *_needed()} and name not in loaded():
-            what = f"{file.relative_to(folder)} in the working folder or beside the script has the name of a library"
-            raise ConfigError("", f"{what}, {name}, and workers would import it instead: rename it")
-
-
-@functools.cache
-def _needed() -> set[str]:
-    """Top-level modules of the libraries that this program needs, directly or not."""
-    waiting, seen = ["cifar-ray[cluster]"], set[tuple[str, str]]()
-    while waiting:
-        name, *extras = re.findall(r"[\w.-]+", re.split(r"[^\w.\[\], -]", waiting.pop())[0])
-        for extra in ("", *extras):
-            if (_canonical(name), extra) not in seen:
-                seen.add((_canonical(name), extra))
-                with suppress(PackageNotFoundError):
-                    for requirement in requires(name) or ():
-                        if re.findall(r"extra == .([\w-]+)", requirement) in ([], [extra]):
-                            waiting.append(requirement)
-    names = {name for name, _ in seen}
-    owners = packages_distributions().items()
-    return {module for module, of in owners if names.intersection(map(_canonical, of))} - _HARMLESS
-
-
-def _canonical(name: str) -> str:
-    return re.sub("[-_.]+", "-", name).lower()
 
 
 def python(module: str, *words: str) -> list[str]:

@@ -1,7 +1,4 @@
-"""Data sets of torchvision that classify images, ``--dataset torchvision:NAME``, and what its classes take for them.
-
-It is a table, so that a name is refused before torch is loaded; torchvision's own classes say nothing of it.
-"""
+"""Data sets of torchvision that classify images, ``--dataset torchvision:NAME``, and what its classes take for them."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 
 from cifar_ray.config.errors import one_of, suggestion
 from cifar_ray.config.option import TORCHVISION
+from cifar_ray.data.datasets import unusable
 
 
 @dataclass(frozen=True)
@@ -81,15 +79,19 @@ def known(dataset: str) -> PublishedSet | None:
     return SETS.get(dataset.removeprefix(TORCHVISION)) if dataset.startswith(TORCHVISION) else None
 
 
-def check(dataset: str) -> None:
-    """Refuse what torchvision does not have, or not with training and test images; a ValueError says why."""
+def find(dataset: str) -> PublishedSet:
+    """What is known of ``torchvision:NAME``.
+
+    Raises:
+        ConfigError: when torchvision does not have it, or not with training and test images.
+    """
     name = dataset.removeprefix(TORCHVISION)
     if name in SETS:
-        return
+        return SETS[name]
     if name in WITHOUT_TEST:
-        raise ValueError(f"must have test images, and {dataset} is not split: use folder:PATH with --test-share")
+        raise unusable(f"must have test images, and {dataset} is not split: use folder:PATH with --test-share")
     if variants := [f"{TORCHVISION}{each}" for each in SETS if each.startswith(f"{name.partition('/')[0]}/")]:
-        raise ValueError(f"must be {one_of(variants)}, got {dataset[:80]}")
+        raise unusable(f"must be {one_of(variants)}, got {dataset[:80]}")
     other_case = next((each for each in SETS if each.lower() == name.lower()), "")
     rule = "must name a data set of torchvision that classifies images"
-    raise ValueError(f"{rule}, got {dataset[:80]}{suggestion(other_case or name, SETS)}")
+    raise unusable(f"{rule}, got {dataset[:80]}{suggestion(other_case or name, SETS)}")
