@@ -37,7 +37,10 @@ TRAININGS = {
     "resnet one_f_one_b": (2, "--dataset digits --model resnet --strategy one_f_one_b"),
     "simple_cnn model_parallel": (2, "--dataset digits --model simple_cnn --strategy model_parallel"),
     "simple_cnn bf16 hook": (2, "--dataset digits --model simple_cnn --strategy-options.comm-hook bf16"),
-    "own images": (1, "--dataset folder:{data}/images --image-size 24 --test-share 0.2 --val-share 0.2 --model resnet"),
+    "own images": (
+        1,
+        "--dataset folder:{data}/images --image-size 24 --test-share 0.2 --val-share 0.2 --model resnet --batch-size 32",
+    ),
     "masks unet": (1, "--dataset masks:{data}/masks --image-size 32 --model unet --augment crop_flip"),
     "texts textcnn": (2, "--dataset text:{data}/texts --model textcnn"),
     "texts lstm": (1, "--dataset text:{data}/texts --model lstm --val-share 0.1"),
@@ -79,7 +82,8 @@ def train(workers: int, flags: str, data: Path, folder: Path) -> dict[str, str]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     saved = re.findall(r"^checkpoint (.*) sha256 (\w+)$", done.stdout, re.MULTILINE)
     if done.returncode or not saved:
-        return {"failed": done.stderr.strip()[-400:]}
+        errors = [line for line in done.stderr.splitlines() if "rror: " in line]
+        return {"failed": errors[0] if errors else done.stderr.strip()[-400:]}
     manifest = (Path(saved[-1][0]) / "manifest.json").read_text()
     digest = re.search(r'"digest": ("\w+"|null)', manifest)
     result = re.search(r"^result: (.*)$", done.stdout, re.MULTILINE)

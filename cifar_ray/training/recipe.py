@@ -280,6 +280,7 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
     decided = dataclasses.replace(
         config,
         device=typing.cast(Any, device),
+        gpus_per_worker=config.gpus_per_worker if device == "cuda" else max(config.gpus_per_worker, 1.0),
         cpus_per_worker=config.cpus_per_worker or cpus,
         cpus_follow=config.cpus_follow or config.cpus_per_worker is None,
     )
