@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from cifar_ray.reporting.figures import Figure, Statistic
@@ -17,7 +16,7 @@ _SAME = 0.02
 CHANCE = 0.05
 """Probability of a difference by chance below which two means are called distinct."""
 
-_LEAST = 0.01
+LEAST = 0.01
 """Share of the larger mean from which a difference counts as one, besides chance; that of shares of the test images
 has the size of the test set."""
 
@@ -69,14 +68,12 @@ class Noise(NamedTuple):
         variance: over the seeds.
         freedom: its degrees of freedom; 0 where every configuration has one run, and there is no test.
         images: how many test images limit how exact the figure is, see :func:`images`.
-        several: the configurations with more than one run.
     """
 
     figure: Figure
     variance: float
     freedom: int
     images: float | None
-    several: Sequence[Measured]
 
     @classmethod
     def of(cls, figure: Figure, among: Sequence[Measured], like: Sequence[Configuration] = ()) -> Noise:
@@ -90,20 +87,7 @@ class Noise(NamedTuple):
         several = [each for each in among if each.value.std is not None]
         freedom = sum(each.value.n - 1 for each in several)
         variance = sum(_squares(figure, each.value) for each in several) / freedom if freedom else 0.0
-        return cls(figure, variance, freedom, images(figure, [each.config for each in among]), several)
-
-    @property
-    def unsteady(self) -> Iterator[Configuration]:
-        """Those that vary much more by seed than all others together (F test, Bonferroni)."""
-        from scipy import stats  # takes long to import
-
-        squares = [_squares(self.figure, value) for _, value in self.several]
-        for at, (config, value) in enumerate(self.several):
-            count, rest = value.n - 1, self.freedom - value.n + 1
-            others = sum(squares[:at]) + sum(squares[at + 1 :])  # not by subtraction, which leaves a rounding error
-            ratio = squares[at] / count / (others / rest) if others > 0 else 0.0
-            if ratio and stats.f.sf(ratio, count, rest) < CHANCE / len(self.several):
-                yield config
+        return cls(figure, variance, freedom, images(figure, [each.config for each in among]))
 
     def difference(self, first: Statistic, other: Statistic) -> float:
         """By how much the first is larger."""
@@ -111,30 +95,27 @@ class Noise(NamedTuple):
             return first.mean - other.mean
         return math.log(first.mean / other.mean) if first.mean > 0 and other.mean > 0 else 0.0
 
-    def least(self, *pairs: tuple[Statistic, Statistic], levels: int = 2) -> float | None:
-        """The smallest mean difference of pairs that is more than chance; None where there is no test.
+    def least(self, first: Statistic, other: Statistic) -> float | None:
+        """The smallest difference of two means that is more than chance; None where there is no test.
 
         It is also at least 1 %, or of a share two standard errors of the difference between two shares of so many
         test images: seeds that agree do not make the test larger.
-
-        Args:
-            pairs: of two means each.
-            levels: how many values were compared to choose the two; of more than two, by Tukey's range.
         """
+        from scipy import stats  # takes long to import
+
         if not self.freedom:
             return None
-        shares = sum(1 / first.n + 1 / other.n for first, other in pairs)
-        by_seeds = _quantile(levels, self.freedom) * math.sqrt(self.variance * shares) / len(pairs)
-        means = [each.mean for pair in pairs for each in pair]
+        deviation = math.sqrt(self.variance * (1 / first.n + 1 / other.n))
+        by_seeds = float(stats.t.ppf(1 - CHANCE / 2, self.freedom)) * deviation
         if self.figure.of is None:
-            return max(by_seeds, math.log1p(_LEAST))
+            return max(by_seeds, math.log1p(LEAST))
         if self.images is None:
-            return max(by_seeds, _LEAST * max(map(abs, means)))
-        return max(by_seeds, of_images(statistics.fmean(means), self.images))
+            return max(by_seeds, LEAST * max(abs(first.mean), abs(other.mean)))
+        return max(by_seeds, of_images(statistics.fmean((first.mean, other.mean)), self.images))
 
     def distinct(self, first: Statistic, other: Statistic) -> bool | None:
         """Whether two means differ by more than chance; None where there is no test."""
-        least = self.least((first, other))
+        least = self.least(first, other)
         return None if least is None else abs(self.difference(first, other)) > least
 
     def text(self, difference: float) -> str:
@@ -149,16 +130,6 @@ def _squares(figure: Figure, value: Statistic) -> float:
     """The sum of the squared deviations from the mean; of a time's logarithm, to first order."""
     scale = 1.0 if figure.of is not None else value.mean or math.inf
     return (value.n - 1) * ((value.std or 0.0) / scale) ** 2
-
-
-@lru_cache
-def _quantile(levels: int, freedom: int) -> float:
-    """Standard errors in half of a 95 % interval of the difference between two of so many means."""
-    from scipy import stats  # takes long to import
-
-    if levels < 3:
-        return float(stats.t.ppf(1 - CHANCE / 2, freedom))
-    return float(stats.studentized_range.ppf(1 - CHANCE, levels, freedom)) / math.sqrt(2)
 
 
 def of_images(percent: float, images: float | None) -> float:

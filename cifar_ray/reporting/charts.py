@@ -336,9 +336,7 @@ def best(runs: Runs) -> tuple[Trial, str] | None:
     if not known:
         return None
     _, run = max(known, key=lambda ranked: ranked[0])
-    chosen = "" if chooser is primary else " by validation"
-    if not chosen and len(known) > 1 and any(trial.chosen_by for trial in trials):  # earlier versions recorded nothing
-        chosen = ", chosen on the test set"
+    chosen = " by validation" if chooser is not primary else ", chosen on the test set" * (len(known) > 1)
     figure = primary.text(primary.measure(run) or 0.0)
     return run, f"{run.model}, {run.name}, the {of.most} finished run{chosen} ({figure})"
 

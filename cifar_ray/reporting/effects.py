@@ -1,127 +1,80 @@
-"""The effect of every axis of a study on speed and on the primary figure, with its interval."""
+"""What doubling a setting does to speed and to the primary figure: at most one least-squares line for each axis."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from cifar_ray.reporting import chance
-from cifar_ray.reporting.chance import Measured, Noise
 from cifar_ray.reporting.figures import Figure
-from cifar_ray.reporting.frame import HARDWARE, OPTIONAL, RUN, Configuration
-from cifar_ray.reporting.names import STRATEGY, shortened
+from cifar_ray.reporting.frame import Configuration
 
-_NO_AXES = (RUN, HARDWARE)
 _MORE_WORK = ("epochs", "steps_per_epoch")
-_ROUNDING = 1e-9
-
-_Pair = tuple[Measured, Measured]
 
 
-class Effect(NamedTuple):
-    """By how much ``high`` is better than ``low`` on average over the settings that were measured with both.
+def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[str]:
+    """A sentence for every axis of numbers and each figure, where chance does not explain the line's slope.
 
-    ``low`` and ``high`` are values of the axis; of times and speeds the mean is the logarithm of a ratio. ``half`` is
-    half of its 95 % interval, and ``differences`` are those of the settings.
+    ``speed`` is the figure that tells how fast a run is.
     """
-
-    axis: str
-    low: str
-    high: str
-    figure: Figure
-    mean: float
-    half: float
-    differences: Sequence[float]
-    batches: bool
-
-    @property
-    def sentence(self) -> str:
-        """What the axis does to the figure."""
-        of, mean = self.figure.of, self.mean
-
-        def number(value: float) -> str:
-            return self.figure.difference(value).partition(" ")[0] if of else f"{math.exp(value):.2f}"
-
-        much = f"{self.figure.difference(mean)} {of.more} than" if of else f"{number(mean)} times as fast as"
-        words = f"95 % interval {number(mean - self.half)} to {number(mean + self.half)}"
-        average = " on average" * (len(self.differences) > 1)
-        span = dict.fromkeys(number(end) for end in (min(self.differences), max(self.differences)))
-        if len(span) > 1:
-            words += f"; from {' to '.join(span)} over the other settings"
-        batches = "; the global batch differs, too" if of and self.batches and "atch" not in self.axis else ""
-        return f"{self.axis}: {self.high} is{average} {much} {self.low} ({words}){batches}."
-
-
-def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[Effect]:
-    """What every axis does to the primary figure and to ``speed``, the figure that tells how fast a run is.
-
-    Two values of an axis are compared in runs that are alike in everything else, by the test that compares
-    configurations; of several values, the two of which the difference is the largest at least. An axis has none where
-    that may be chance.
-    """
-    settings = _settings(among)
-    strategies = any(config.devices > 1 for config in among)  # then their iterations are compared
-    for axis in (name for name in settings[0] if name not in _NO_AXES):
+    held = "global batch" if among[0].runs.study.hold == "global_batch" else "batch per worker"
+    rows = [{held: str(config.column), "workers": str(config.world_size), **dict(config.others)} for config in among]
+    strategies = [config.strategy for config in among]
+    for axis in dict.fromkeys(name for row in rows for name in row):
+        numbers = [_number(row.get(axis, "")) for row in rows]
+        rest = [(at, *(pair for pair in row.items() if pair[0] != axis)) for row, at in zip(rows, strategies)]
         for figure in (speed, among[0].runs.task.primary):
-            if axis == "Strategy" and figure is speed and strategies:
-                continue
-            if effect := _effect(among, settings, axis, figure):
-                yield effect
+            groups: dict[tuple[object, ...], list[tuple[Configuration, float, float]]] = {}
+            for config, number, key in zip(among, numbers, rest):
+                value = config.statistic(figure)
+                if number is not None and value is not None and (figure.of is not None or value.mean > 0):
+                    height = value.mean if figure.of is not None else math.log2(value.mean)
+                    groups.setdefault(key, []).append((config, math.log2(number), height))
+            alike = [
+                group
+                for group in groups.values()
+                if axis in _MORE_WORK or chance.comparable(figure, [config for config, *_ in group])
+            ]
+            least = 0.0 if figure.of is not None else math.log2(1 + chance.LEAST)
+            line = _line([[(x, y) for _, x, y in group] for group in alike])
+            if line and abs(line[0]) > max(line[1], least) + 1e-9:
+                grows = any(len({config.global_batch_size for config, *_ in group}) > 1 for group in alike)
+                batch = "; the global batch differs, too" if grows and figure.of and "batch" not in axis else ""
+                yield _sentence(axis, figure, *line, batch)
 
 
-def _settings(among: Sequence[Configuration]) -> list[dict[str, str]]:
-    """What each configuration was given: axis -> value, empty where it does not apply."""
-    study = among[0].runs.study
-    short, batch = shortened(study), "Global batch" if study.hold == "global_batch" else "Batch per worker"
-    rows = [
-        {batch: str(config.column), "Topology": config.topology, "Strategy": config.strategy}
-        | {name: short.get((name, value), value) for name, value in config.others if name != STRATEGY}
-        for config in among
-    ]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name, "none" if name in OPTIONAL else "") for name in names} for row in rows]
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if number > 0 and math.isfinite(number) else None
 
 
-def _effect(
-    among: Sequence[Configuration], settings: Sequence[Mapping[str, str]], axis: str, figure: Figure
-) -> Effect | None:
-    """The effect of an axis, between the two values whose interval begins highest; None where it may be chance."""
-    cells = [
-        (each, Measured(config, value))
-        for each, config in zip(settings, among)
-        if (value := config.statistic(figure)) is not None
-    ]
-    matches = _matches(cells, axis, figure)
-    levels, sign = len({value for values in matches for value in values}), 1 if figure.better == "high" else -1
-    known = []
-    for (low, high), pairs in matches.items():
-        noise = Noise.of(figure, [cell for _, cell in cells], [cell.config for pair in pairs for cell in pair])
-        differences = [sign * noise.difference(other.value, first.value) for first, other in pairs]
-        mean, half = statistics.fmean(differences), noise.least(*((a.value, b.value) for a, b in pairs), levels=levels)
-        if half is None or abs(mean) <= half + _ROUNDING:
-            continue
-        if mean < 0:
-            low, high, mean, differences = high, low, -mean, [-difference for difference in differences]
-        batches = any(a.config.global_batch_size != b.config.global_batch_size for a, b in pairs)
-        known.append(Effect(axis, low, high, figure, mean, half, differences, batches))
-    return max(known, key=lambda effect: effect.mean - effect.half, default=None)
+def _line(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
+    """Slope, and half of its 95 % interval, of lines with one slope through groups of points; None of too few."""
+    from scipy import stats  # takes long to import
+
+    several = [np.array(group) for group in groups if len({x for x, _ in group}) > 1]
+    freedom = sum(map(len, several)) - len(several) - 1
+    if freedom < 1:
+        return None
+    x, y = np.concatenate([group - group.mean(axis=0) for group in several]).T
+    slope = float(x @ y / (x @ x))
+    error = math.sqrt(float(np.sum((y - slope * x) ** 2) / freedom / (x @ x)))
+    return slope, float(stats.t.ppf(1 - chance.CHANCE / 2, freedom)) * error
 
 
-def _matches(
-    cells: Sequence[tuple[Mapping[str, str], Measured]], axis: str, figure: Figure
-) -> dict[tuple[str, str], list[_Pair]]:
-    """For every two values of an axis, the cells of equal work that have them and are alike in everything else."""
-    alike: dict[tuple[str, ...], dict[str, Measured]] = {}
-    for settings, cell in cells:
-        if settings[axis]:
-            rest = tuple(value for name, value in settings.items() if name != axis)
-            alike.setdefault(rest, {}).setdefault(settings[axis], cell)
-    matches: dict[tuple[str, str], list[_Pair]] = {}
-    for by_value in alike.values():
-        for (low, first), (high, other) in itertools.combinations(sorted(by_value.items()), 2):
-            if axis in _MORE_WORK or chance.comparable(figure, (first.config, other.config)):
-                matches.setdefault((low, high), []).append((first, other))
-    return matches
+def _sentence(axis: str, figure: Figure, slope: float, half: float, batch: str) -> str:
+    of, sign = figure.of, 1 if figure.better == "high" else -1
+    low, high = sorted((sign * (slope - half), sign * (slope + half)))
+    if of is None:
+        much, span = f"{2 ** (sign * slope):.2f} times as fast", f"{2**low:.2f} to {2**high:.2f}"
+    else:
+        which = of.more if sign * slope > 0 else of.less
+        ends = sorted(map(abs, (low, high)))
+        much = f"{figure.difference(abs(slope))} {which}"
+        span = " to ".join(figure.difference(end).partition(" ")[0] for end in ends)
+    return f"Doubling {axis}: {much} on average (95 % interval {span}){batch}."

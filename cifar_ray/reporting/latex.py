@@ -11,7 +11,7 @@ _SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "`": r"\textasciigrave{}"},
-    **{"'": r"\textquotesingle{}", '"': r"\texttt{\symbol{34}}"},  # OT1, the default encoding, has no \textquotedbl
+    **{'"': r"\texttt{\symbol{34}}"},  # OT1, the default encoding, has no \textquotedbl
     **{character: f"{{{character}}}" for character in "[*"},  # at the start of a row, they would be options of \\
 }
 
@@ -72,4 +72,5 @@ def _line(text: str) -> str:
 def _escaped(text: str) -> str:
     """Text that LaTeX sets as it is."""
     escaped = "".join(_SPECIAL.get(character, character) for character in _line(text))
+    escaped = re.sub(r"(?<!\w)'|'(?!\w)", r"\\textquotesingle{}", escaped)  # one within a word is an apostrophe
     return re.sub(r"([-,])(?=\1)", r"\1\\/", escaped)  # two would become a dash or a low quote

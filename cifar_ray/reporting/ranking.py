@@ -10,8 +10,6 @@ from typing import NamedTuple
 from cifar_ray.reporting.chance import Measured, Noise
 from cifar_ray.reporting.figures import Figure
 
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
-
 
 class Ranking(NamedTuple):
     """Configurations by one figure, the best first.
@@ -21,7 +19,7 @@ class Ranking(NamedTuple):
         ranked: all of them.
         ties: those that are not told from the best.
         noise: what tells them apart.
-        level: whether the test tells no two apart, nor finds an effect of an axis.
+        level: whether the test tells no two apart.
         single: whether there is no test, for want of a second run.
     """
 
@@ -33,15 +31,12 @@ class Ranking(NamedTuple):
     single: bool
 
     @classmethod
-    def of(
-        cls, figure: Figure, ranked: Sequence[Measured], effect: bool = False, among: Sequence[Measured] = ()
-    ) -> Ranking:
+    def of(cls, figure: Figure, ranked: Sequence[Measured], among: Sequence[Measured] = ()) -> Ranking:
         """Rank by a figure.
 
         Args:
             figure: which one.
             ranked: the best first.
-            effect: whether an axis is known to have one.
             among: of whose seeds the deviation is, where it is not that of the ranked alone.
         """
         noise = Noise.of(figure, among or ranked, [best.config for best in ranked[:1]])
@@ -50,7 +45,7 @@ class Ranking(NamedTuple):
         told = any(noise.distinct(first.value, other.value) for first, other in combinations(ranked, 2))
         if ranked and figure.unit == " s" and ranked[0].value.mean < 1:
             figure = replace(figure, digits=None)
-        return cls(figure, ranked, ties, noise, not (effect or single or told), single)
+        return cls(figure, ranked, ties, noise, not (single or told), single)
 
     @property
     def same(self) -> bool:
@@ -64,16 +59,11 @@ class Ranking(NamedTuple):
         least, most = self.figure.number(low), self.figure.text(high)
         return most if self.figure.text(low) == most else f"{least} to {most}"
 
-    def none_better(self, claim: str) -> str:
-        """A claim that the test tells none from the others."""
-        best, *rest = self.ranked
-        return f"{claim}: {self.span} in {len(rest) + 1} configurations. {self.seen(best, rest)}"
-
-    def seen(self, best: Measured, others: Sequence[Measured]) -> str:
-        """How large a difference the test that did not tell these apart would have seen."""
-        least = max((self.noise.least((best.value, other.value)) or 0.0 for other in others), default=0.0)
-        counts = sorted({best.value.n, *(other.value.n for other in others)})
-        ends = dict.fromkeys((counts[0], counts[-1]))
-        named = " to ".join(_NUMBERS[n] if n < len(_NUMBERS) else str(n) for n in ends)
-        seeds = f"{named.capitalize()} seed{'s' * (counts[-1] > 1)}"
-        return f"{seeds} can only reveal differences above {self.noise.text(least)}."
+    @property
+    def seen(self) -> str:
+        """How large a difference the test that did not tell the ties from the best would have seen."""
+        best = self.ranked[0]
+        least = max((self.noise.least(best.value, tie.value) or 0.0 for tie in self.ties), default=0.0)
+        counts = sorted({best.value.n, *(tie.value.n for tie in self.ties)})
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        return f"n = {seeds} can only reveal differences above {self.noise.text(least)}."

@@ -15,7 +15,6 @@ from cifar_ray import tracking
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import Figure
-from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, store
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, task_of
@@ -70,7 +69,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
         same = [
             version
             for version in client.search_model_versions(f"run_id = '{known.run_id}'")
-            if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG, "") == tags.get(artifacts.WEIGHTS_TAG)
+            if version.name == name and version.tags.get(artifacts.WEIGHTS_TAG) == tags[artifacts.WEIGHTS_TAG]
         ]
         version = same[0] if same else _create(client, name, models[-1], tags, task_of(source.data.tags).primary)
         if alias is not None:
@@ -111,14 +110,12 @@ def _chosen(tags: dict[str, str], primary: Figure) -> str:
 
 
 def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:
-    """What a version says of its model; a model that an older version has logged is the final one, without tags."""
+    """What a version says of its model."""
     primary, metrics = task_of(run.data.tags).primary, run.data.metrics
     metric, chosen = primary.metric, {}
-    if model.tags.get(artifacts.WHICH_TAG) == "best":
-        metric, chosen = primary.result(metrics), {_CHOSEN_BY: run.data.tags.get(CHOSEN_BY_TAG, "test")}
-        if CHOSEN_EPOCH not in metrics:  # of an earlier version, which chose by the test figure
-            metric = primary.best
-        elif primary.best in metrics:
+    if model.tags[artifacts.WHICH_TAG] == "best":
+        metric, chosen = primary.result(metrics), {_CHOSEN_BY: run.data.tags[CHOSEN_BY_TAG]}
+        if primary.best in metrics:
             chosen[f"val_{primary.name}"] = f"{metrics[primary.best]:.4f}"
     inputs = run.inputs.dataset_inputs if run.inputs else []
     confusion = store.read_json(client, run.info.run_id, "confusion_matrix.json")
@@ -130,7 +127,7 @@ def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:
         "classes": json.dumps(confusion["classes"]) if confusion else "",
         f"test_{primary.name}": f"{metrics[metric]:.4f}",
         **chosen,
-        artifacts.WEIGHTS_TAG: model.tags.get(artifacts.WEIGHTS_TAG, run.data.tags.get("cifar_ray.weights_sha256", "")),
+        artifacts.WEIGHTS_TAG: model.tags[artifacts.WEIGHTS_TAG],
     }
     return {name: value for name, value in tags.items() if 0 < len(value) < _LONGEST}
 

@@ -57,6 +57,5 @@ def read(uri: str, run: str) -> tuple[str, StepTimes]:
     except (MlflowException, OSError) as error:
         raise store.refusal(uri, error) from None
     if times is None:
-        why = "an older version trained it" if known.status == "FINISHED" else "they are written when it finishes"
-        raise ConfigError("", f"run {run!r} has no times of its steps by rank: {why}")
+        raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")
     return known.name, times

@@ -209,7 +209,7 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     words += ["--baseline", "rangoju_katneni_2025", "--price", "g4dn.xlarge", "--title", "Two nodes"]
     assert main.main(words) == 0
     shown = capsys.readouterr().out
-    assert "resnet: In one run of each, 2x2 was 4.00 times as fast as 1x1 (100.00 against 400.00 s)." in shown
+    assert "resnet: Shortest training (n = 1): 2x2 (100.00 s), 4.00 times as fast as 1x1 (400.00 s)." in shown
     assert "caution: The sweep still runs: 2 of 4 runs are finished." in shown
     assert "caution: 1 of 5 runs failed: bs16 1x2 seed0 FAILED: out of memory." in shown
     written = [file for file in out.rglob("*") if file.is_file() and file.name != ".report.json"]

@@ -39,10 +39,12 @@ def test_the_lowest_is_the_best() -> None:
         ("Fastest", "60.00 s", "2x2 with batch 64"),
         ("Best in RMSE", "6.50", "2x2 with batch 64"),
     ]
-    assert finding.sentences[1] == "It is also the best in RMSE."
+    assert finding.sentences[1] == (
+        "Best in RMSE: 2x2 with batch 64 (6.50), 1.50 better in RMSE than 1x1 with batch 16 (8.00), global batches 256 and "
+        "16."
+    )
     assert (
-        "Batch per worker: 64 is on average 0.333 better in RMSE than 16 (95 % interval 0.253 to 0.413; from 0.200 to "
-        "0.500 over the other settings)."
+        "Doubling workers: 0.575 better in RMSE on average (95 % interval 0.432 to 0.718); the global batch differs, too."
     ) in finding.sentences
     (main,) = made.sections[0].tables
     at = main.columns.index("RMSE") - 1
@@ -71,11 +73,10 @@ def test_the_fastest_beside_a_better_one() -> None:
     runs = [*seeds("1x1", 200.0, (3.2, 3.22)), *seeds("1x2", 100.0, (3.6, 3.65))]
     (finding,) = report.build(study(*runs)).findings
     assert finding.sentences[1] == (
-        "The fastest configuration loses 0.415 of RMSE: 3.62 against 3.21 of 1x1 (n = 2 each). Its global batch is 32, "
-        "against 16."
+        "Best in RMSE: 1x1 (3.21), 0.415 better in RMSE than 1x2 (3.62), global batches 16 and 32."
     )
     (finding,) = report.build(study(runs[0], runs[2])).findings
-    assert finding.sentences[1].startswith("1x2 was 0.400 worse in RMSE than 1x1: 3.60 against 3.20.")
+    assert finding.sentences[1].startswith("Lowest RMSE (n = 1): 1x1 (3.20), 0.400 better in RMSE than 1x2 (3.60)")
 
 
 def test_an_outlier_is_far_above_the_others() -> None:

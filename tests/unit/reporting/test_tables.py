@@ -395,7 +395,7 @@ def test_pipelines_and_stale_gradients_have_tables_where_they_were_measured() ->
         "gpipe, 1x2": ["4", "25.0", "20.0"]
     }
     assert not [one for one in section(small()).folded if one.key.endswith("staleness")]
-    given = {"max_staleness": "None", "staleness_weighting": "inverse"}
+    given = {"strategy_options.max_staleness": "None", "strategy_options.staleness_weighting": "inverse"}
     stale = [
         of_strategy("hogwild", "1x2", seed=n, also={"staleness/mean": 1.0 + n, "staleness/max": 3.0 + n}, params=given)
         for n in (0, 1)

@@ -90,7 +90,7 @@ def test_a_search_is_known_by_its_configuration(client: MlflowClient, given: dic
     config = sweeps.from_mapping({"name": "s", "grid": axes, **given})
     own = sweep(client, [cell("one", **SIZES), {**cell("two", **SIZES), "repeats": "one"}])
     child(client, own, "two")
-    assert reading.study(client.tracking_uri, "s").search is None  # of an earlier version
+    assert reading.study(client.tracking_uri, "s").search is None  # which is missing
     client.log_text(own, sweeps.to_yaml(config), parent.CONFIG_FILE)
     study = reading.study(client.tracking_uri, "s")
     assert study.search == known

@@ -16,15 +16,15 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import origin, quieten, registry, store
-from cifar_ray.tracking.study import TASK_TAG
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, TASK_TAG
 from tests.support import mlflow_store
 
-EARLIER = {"test/accuracy": 0.5, "best/accuracy": 0.75}
+CHOSEN = {"test/accuracy": 0.5, "best/accuracy": 0.75, "chosen/epoch": 1.0, "chosen/test/accuracy": 0.625}
 
 
-def finished(client: MlflowClient, name: str = "mine", metrics: Mapping[str, float] = EARLIER) -> str:
-    """The id of a finished run, which has no model yet; by default one of an earlier version."""
-    tags = {"dataset": "digits", "model": "resnet", store.KEY_TAG: "k", "cifar_ray.weights_sha256": "of the run"}
+def finished(client: MlflowClient, name: str = "mine", metrics: Mapping[str, float] = CHOSEN) -> str:
+    """The id of a finished run, which has no model yet."""
+    tags = {"dataset": "digits", "model": "resnet", store.KEY_TAG: "k", CHOSEN_BY_TAG: "val"}
     run_id = client.create_run(store.experiment_id(client, "test"), run_name=name, tags=tags).info.run_id
     for metric, value in metrics.items():
         client.log_metric(run_id, metric, value)
@@ -32,9 +32,9 @@ def finished(client: MlflowClient, name: str = "mine", metrics: Mapping[str, flo
     return run_id
 
 
-def log(client: MlflowClient, run_id: str, which: str | None, weights: str | None, ready: bool = True) -> str:
+def log(client: MlflowClient, run_id: str, which: str, weights: str, ready: bool = True) -> str:
     """The id of a model of the run, whose files are left out."""
-    tags = {name: value for name, value in {"checkpoint": which, "weights_sha256": weights}.items() if value}
+    tags = {"checkpoint": which, "weights_sha256": weights}
     experiment = client.get_run(run_id).info.experiment_id
     model = client.create_logged_model(experiment, name="m", source_run_id=run_id, tags=tags)
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
@@ -47,9 +47,8 @@ def log(client: MlflowClient, run_id: str, which: str | None, weights: str | Non
     ("logged", "model", "weights", "accuracy"),
     [
         ([("final", "f"), ("best", "b")], 0, "f", "0.5000"),
-        ([("best", "b")], 0, "b", "0.7500"),
-        ([("best", "b"), ("final", "f", False)], 0, "b", "0.7500"),  # which was not logged to its end
-        ([(None, None)], 0, "of the run", "0.5000"),  # by an older version
+        ([("best", "b")], 0, "b", "0.6250"),
+        ([("best", "b"), ("final", "f", False)], 0, "b", "0.6250"),  # which was not logged to its end
     ],
 )
 def test_the_final_model_is_registered_or_the_best_where_it_is_the_only_one(
@@ -64,7 +63,7 @@ def test_the_final_model_is_registered_or_the_best_where_it_is_the_only_one(
     assert version.source == f"models:/{models[model]}"
     assert version.tags == {
         "run": "mine", "dataset": "digits", "model": "resnet", "test_accuracy": accuracy, "weights_sha256": weights,
-        **({"chosen_by": "test"} if weights == "b" else {}),
+        **({"chosen_by": "val", "val_accuracy": "0.7500"} if weights == "b" else {}),
     }  # fmt: skip
 
 
@@ -87,7 +86,7 @@ def test_a_version_says_what_chose_it(
     values: dict[str, float], tags: dict[str, str], told: str, client: MlflowClient
 ) -> None:
     run_id = finished(client, metrics={"test/accuracy": 0.5, **values})
-    client.set_tag(run_id, "cifar_ray.chosen_by", tags["chosen_by"])
+    client.set_tag(run_id, CHOSEN_BY_TAG, tags["chosen_by"])
     log(client, run_id, "best", "b")
     registry.register("mine", "digits", None, client.tracking_uri)
     version = client.get_model_version("digits", "1")
@@ -193,5 +192,5 @@ def test_a_version_of_another_task_says_its_primary_figure(client: MlflowClient)
     log(client, run_id, "best", "b")
     registry.register("mine", "depth", None, client.tracking_uri)
     version = client.get_model_version("depth", "1")
-    assert (version.tags["test_rmse"], "test_accuracy" in version.tags) == ("3.2100", False)
-    assert version.description == "resnet on digits: test rmse 3.2100, chosen on the test set, run mine."
+    assert (version.tags["test_rmse"], "test_accuracy" in version.tags) == ("3.5000", False)
+    assert version.description == "resnet on digits: test rmse 3.5000, chosen by a validation rmse 3.2100, run mine."
