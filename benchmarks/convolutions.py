@@ -3,14 +3,13 @@
     python benchmarks/convolutions.py                              # about 2 minutes on 2 cores
     python benchmarks/convolutions.py --only vgg11:64 --dry
 
-CPU seconds of one thread, medians of interleaved repeats, with the images of a micro-batch, in bfloat16. ``chosen`` is
+CPU seconds of one thread, least of interleaved repeats, with the images of a micro-batch, in bfloat16. ``chosen`` is
 what a run decides in this place (:mod:`cifar_ray.training.arithmetic`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from functools import partial
 
 import record
@@ -36,14 +35,14 @@ def measured(cell: str, rounds: int) -> dict[str, list[float]]:
 
 def row(cell: str, seconds: dict[str, list[float]], choice: arithmetic.Choice) -> record.Row:
     """The line of one model."""
-    medians = {name: 1000 * statistics.median(times) for name, times in seconds.items()}
+    least = {name: 1000 * min(times) for name, times in seconds.items()}
     model, batch = cell.split(":")
     return record.Row(
         what=f"{model}, batch {batch}",
         target="",
-        measured=f"{medians[choice.convolutions] / medians[USUAL]:.2f} of channels_last",
+        measured=f"{least[choice.convolutions] / least[USUAL]:.2f} of channels_last",
         n=len(seconds[USUAL]),
-        note=f"chosen: {choice.convolutions}; " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in medians.items()),
+        note=f"chosen: {choice.convolutions}; " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in least.items()),
     )
 
 
