@@ -1,51 +1,48 @@
-"""Each convolution of the built-in models on this processor: as the library has it, and as matrix products.
+"""A pass of the built-in models on this processor with its convolutions computed in every way.
 
     python benchmarks/convolutions.py                              # about 2 minutes on 2 cores
     python benchmarks/convolutions.py --only vgg11:64 --dry
 
-As a run decides it (:mod:`cifar_ray.training.arithmetic`): CPU seconds of one thread, medians of interleaved repeats,
-with the images of a micro-batch, in the precision that the run chooses. A bare product is a matrix product of as many
-operations, without the making of its columns or the adding of patches: what is left above it is the library's, or ours.
+CPU seconds of one thread, least of interleaved repeats, with the images of a micro-batch, in bfloat16. ``chosen`` is
+what a run decides in this place (:mod:`cifar_ray.training.arithmetic`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from functools import partial
 
 import record
 import torch
 from throughput import TARGETS, configure
 
-from cifar_ray.config.model import PARTS
+from cifar_ray.config.model import USUAL
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, recipe
 
 CELLS = [f"{model}:64" for model in TARGETS if model != "vit"]
 
 
-def layers(cell: str, precision: str) -> dict[str, dict[str, Any]]:
-    """Milliseconds of every shape's parts both ways, of bare products, and what would be chosen for it alone."""
+def measured(cell: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a forward and backward pass in each way."""
     config, device = recipe.resolve(configure(cell, 1)), torch.device("cpu")
-    count, found = config.images_per_worker, {}
-    for shape, with_data in arithmetic.shapes(config, count, precision, device).items():
-        seconds = dict(zip(arithmetic.WAYS, arithmetic.measure_parts(shape, count, precision, with_data)))
-        parts = arithmetic.faster(seconds, with_data)
-        bare = 1000 * seconds["weight", "product"] * (3 if with_data else 2)
-        ms = {" ".join(way): 1000 * of for way, of in seconds.items()}
-        found[str(shape)] = {**ms, "bare": bare, "chosen": " ".join(part for part in PARTS if part in parts)}
-    return found
+    passes = {
+        name: partial(arithmetic.timed_pass(config, config.images_per_worker, name, device), "bf16")
+        for name in arithmetic.ways(config)
+    }
+    return dict(zip(passes, map(list, arithmetic.in_turn([*passes.values()], rounds, rounds))))
 
 
-def row(cell: str, shape: str, ms: dict[str, Any]) -> record.Row:
-    """The line of one shape."""
-    library = sum(ms[f"{part} convolution"] for part in PARTS)
-    parts = ", ".join(f"{part} {ms[f'{part} convolution']:.2f} or {ms[f'{part} product']:.2f}" for part in PARTS)
+def row(cell: str, seconds: dict[str, list[float]], choice: arithmetic.Choice) -> record.Row:
+    """The line of one model."""
+    least = {name: 1000 * min(times) for name, times in seconds.items()}
+    model, batch = cell.split(":")
     return record.Row(
-        what=f"{cell.split(':')[0]}, {shape}",
+        what=f"{model}, batch {batch}",
         target="",
-        measured=ms["chosen"] or "convolution",
-        n=arithmetic.PARTS_ROUNDS[0],
-        note=f"{library:.2f} ms as a convolution, {ms['bare']:.2f} as bare products; {parts}; columns {ms['columns product']:.2f}",
+        measured=f"{least[choice.convolutions] / least[USUAL]:.2f} of channels_last",
+        n=len(seconds[USUAL]),
+        note=f"chosen: {choice.convolutions}; " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in least.items()),
     )
 
 
@@ -53,16 +50,16 @@ def main() -> None:
     """Measure every cell and save the rows."""
     parser = record.parser(__doc__)
     parser.add_argument("--only", default=",".join(CELLS), help="MODEL:BATCH, separated by commas")
+    parser.add_argument("--rounds", type=int, default=5, help="repeats of each")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows, raw = [], {}
     for cell in given.only.split(","):
-        model, batch = cell.split(":")
-        choice = arithmetic.choose(recipe.resolve(configure(cell, 1)), Worker())
-        raw[cell] = {"chosen": choice.convolutions, "layers": layers(cell, choice.precision)}
-        rows.append(record.Row(f"{model}, batch {batch}", "", choice.words, 5, choice.measured))
-        rows += [row(cell, shape, ms) for shape, ms in raw[cell]["layers"].items()]
-    record.save("convolutions", "Convolutions and matrix products, by layer", rows, raw, dry=given.dry)
+        asked = dataclasses.replace(recipe.resolve(configure(cell, 1)), precision="bf16")
+        choice = arithmetic.choose(asked, Worker(), arithmetic.LEAST_STEPS)
+        raw[cell] = {"chosen": choice.convolutions, "seconds": measured(cell, given.rounds)}
+        rows.append(row(cell, raw[cell]["seconds"], choice))
+    record.save("convolutions", "Convolutions and matrix products", rows, raw, dry=given.dry)
 
 
 if __name__ == "__main__":

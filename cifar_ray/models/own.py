@@ -11,10 +11,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,39 +35,17 @@ RECIPES = (
 )
 """Usual choices, found for none of these models in particular."""
 
-_PASSES = 3
-"""Training passes that a check takes, since one may leave out what another uses."""
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a model has that some strategies cannot train: the name of the first, or nothing.
-
-    Attributes:
-        scalar: a parameter without dimensions.
-        dtype: a parameter that is not float32.
-        unused: a parameter that has no gradient after one of a few training passes.
-        counted: a buffer that a training pass changes, beside batch norm's.
-        repeated: a batch norm that a sample passes more than once.
-    """
-
-    scalar: str = ""
-    dtype: str = ""
-    unused: str = ""
-    counted: str = ""
-    repeated: str = ""
-
-
-_SAID = {
+TRAITS = {
     "scalar": "whose parameter {} has no dimensions",
     "dtype": "whose parameter {} is not float32",
     "unused": "which does not use its parameter {} in every step",
     "counted": "which changes its buffer {} in every pass",
     "repeated": "in which an image passes the batch norm {} more than once",
 }
+"""What some strategies cannot train, in words; ``{}`` is the first that is so. Batch norm's own buffers may change."""
 
-_checked: dict[tuple[object, ...], Traits] = {}
-_compared: set[tuple[object, ...]] = set()
+_checked: dict[tuple[object, ...], dict[str, str]] = {}
+_in_stages: set[tuple[object, ...]] = set()
 
 
 def architecture(path: str) -> Architecture:
@@ -122,7 +98,7 @@ def function(config: TrainConfig, spec: DatasetSpec) -> Callable[..., Any]:
 
 
 def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> None:
-    """Build the model and try it on a few samples, once in a process; torch's generator is left as it was.
+    """Build the model and try it on two samples, once in a process; torch's generator is left as it was.
 
     Raises:
         ConfigError: as :func:`build`, and when it has nothing to learn or gives no logits (2, ``*wanted``).
@@ -140,6 +116,8 @@ def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> No
         model = build(config, spec)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("model", f"must have weights to learn, and that of {config.model} has none")
+        if extra := next((name for name, value in model.state_dict().items() if not isinstance(value, Tensor)), ""):
+            raise ConfigError("model", f"must keep its state in buffers (register_buffer); {config.model} has {extra}")
         with imports.calling(config.model, "model", rule):
             with torch.no_grad():
                 outputs = [model.eval()(spec.example(2))]
@@ -149,13 +127,7 @@ def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> No
                 if not is_float or logits.shape != (2, *wanted):
                     kind = f"shape {tuple(logits.shape)}" if is_float else f"a {type(logits).__name__}"
                     raise ConfigError("model", f"{rule}, and {config.model} gives {kind} for 2 {spec.inputs}")
-            traits = _traits(model, spec)
-        _check_state(config, model, build(config, spec))
-    if sys.stdout is not None and sys.stdout.closed:
-        raise ConfigError(
-            "model", f"must leave sys.stdout open, which libraries write to, and {config.model} closes it"
-        )
-    _checked[key] = traits
+            _checked[key] = _traits(model, spec)
 
 
 def _key(config: TrainConfig, spec: DatasetSpec) -> tuple[object, ...]:
@@ -163,121 +135,65 @@ def _key(config: TrainConfig, spec: DatasetSpec) -> tuple[object, ...]:
 
 
 def check_strategy(config: TrainConfig, spec: DatasetSpec, cannot: frozenset[str]) -> None:
-    """Refuse a model that :func:`check` has accepted and that has what the strategy ``cannot`` train."""
-    for trait, name in vars(_checked[_key(config, spec)]).items():
-        if name and trait in cannot:
+    """Refuse a model that :func:`check` has accepted, with one of :data:`TRAITS` that the strategy ``cannot`` train."""
+    for trait, name in _checked[_key(config, spec)].items():
+        if trait in cannot:
             raise ConfigError(
-                "strategy", f"must be other than {config.strategy} for {config.model}, {_SAID[trait].format(name)}"
+                "strategy", f"must be other than {config.strategy} for {config.model}, {TRAITS[trait].format(name)}"
             )
 
 
 def check_float32(config: TrainConfig, spec: DatasetSpec, field: str, value: str) -> None:
     """Refuse ``value`` for a model that :func:`check` has accepted and that has a parameter of another type."""
-    if name := _checked[_key(config, spec)].dtype:
-        raise ConfigError(field, f"must be other than {value} for {config.model}, {_SAID['dtype'].format(name)}")
+    if name := _checked[_key(config, spec)].get("dtype"):
+        raise ConfigError(field, f"must be other than {value} for {config.model}, {TRAITS['dtype'].format(name)}")
 
 
-def _check_state(config: TrainConfig, model: nn.Module, fresh: nn.Module) -> None:
-    """Refuse state that is in no parameter or buffer: workers would not share it, nor checkpoints hold it.
-
-    Likewise state that the forward pass has added: a ``fresh`` model could not load it.
-    """
-    if added := next((name for name in model.state_dict() if name not in fresh.state_dict()), None):
-        raise ConfigError(
-            "model",
-            f"must have all its state when it is built, and {config.model} adds {added} in its forward pass; "
-            "register_buffer takes persistent=False for what is no state",
-        )
-    named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    named |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    if other := next((name for name in model.state_dict() if name not in named), None):
-        raise ConfigError(
-            "model",
-            f"must keep its state in parameters and buffers (register_buffer), and {config.model} has {other}, as "
-            "get_extra_state adds it",
-        )
-
-
-def _traits(model: nn.Module, spec: DatasetSpec) -> Traits:
-    parameters = dict(model.named_parameters())
-    norms: dict[nn.Module, str] = {}
-    passes: Counter[nn.Module] = Counter()
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm):
-            norms[module] = name
-            module.register_forward_hook(lambda norm, *_: passes.update([norm]))
-    traits: dict[str, str] = {}
-    for name, parameter in parameters.items():
-        if parameter.ndim == 0:
-            traits.setdefault("scalar", name)
-        if parameter.dtype != torch.float32:
-            traits.setdefault("dtype", name)
-    for _ in range(_PASSES):
-        before = {
-            name: buffer.clone()
-            for name, buffer in model.named_buffers()
-            if name.rpartition(".")[0] not in norms.values()
-        }
-        passes.clear()
-        model.zero_grad()
-        model.train()(spec.example(2)).sum().backward()
-        for name, parameter in parameters.items():
-            if parameter.requires_grad and parameter.grad is None:
-                traits.setdefault("unused", name)
-        for name, buffer in model.named_buffers():
-            if name in before and not torch.equal(buffer, before[name]):
-                traits.setdefault("counted", name)
-        for norm, count in passes.items():
-            if count > 1:
-                traits.setdefault("repeated", norms[norm])
-    return Traits(**traits)
+def _traits(model: nn.Module, spec: DatasetSpec) -> dict[str, str]:
+    """Those of :data:`TRAITS` that a training pass shows, with the name of the first parameter, buffer or layer."""
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    passes: Counter[str] = Counter()
+    for name, norm in norms.items():
+        norm.register_forward_hook(lambda *_, name=name: passes.update([name]))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
+    model.train()(spec.example(2)).sum().backward()
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    found = {
+        "scalar": [name for name, parameter in parameters.items() if parameter.ndim == 0],
+        "dtype": [name for name, parameter in parameters.items() if parameter.dtype != torch.float32],
+        "unused": [
+            name for name, parameter in parameters.items() if parameter.requires_grad and parameter.grad is None
+        ],
+        "counted": [name for name, buffer in before.items() if not torch.equal(buffers[name], buffer)],
+        "repeated": [name for name, count in passes.items() if count > 1],
+    }
+    return {trait: names[0] for trait, names in found.items() if names}
 
 
 def check_layers(config: TrainConfig, spec: DatasetSpec, units: Callable[[nn.Module], list[nn.Module]]) -> None:
-    """Refuse a model whose ``units``, from the first to the last, are not its forward pass, or share weights.
+    """Refuse a model whose ``units``, one after the other, are not its forward pass to the last bit, or share weights.
 
-    They are compared in evaluation and in training mode, from the same state of torch's generator, to the last bit;
-    once in a process.
+    Once in a process, in training mode.
 
     Raises:
-        ConfigError: naming what two of them have, or the mode in which they differ.
+        ConfigError: naming the strategy.
     """
-    if _key(config, spec) in _compared:
+    if _key(config, spec) in _in_stages:
         return
-    path = config.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = build(config, spec)
-        whole_model = copy.deepcopy(model)
-        made, names = units(model), {id(of): name for name, of in (*model.named_parameters(), *model.named_buffers())}
-        held: set[int] = set()
-        for unit in made:
-            own = {id(of) for of in (*unit.parameters(), *unit.buffers())}
-            if own - names.keys():
-                raise ConfigError("model", f"must have in its stages() only layers of its own, and {path} has another")
-            if both := own & held:
-                name = names[min(both, key=lambda each: names[each])]
-                raise ConfigError(
-                    "strategy",
-                    f"must keep the model whole for {path}, two of whose layers have {name} in common, so that two "
-                    f"stages would each train it; got {config.strategy}",
-                )
-            held |= own
-        inputs = spec.example(4)
-        for mode in ("evaluation", "training"):
-            results = []
-            for whole in (whole_model.train(mode == "training"), nn.Sequential(*made).train(mode == "training")):
-                torch.manual_seed(0)
-                with torch.no_grad(), imports.calling(path, "model", "must be its stages(), one after the other"):
-                    results.append(whole(inputs.clone()))
-            one, other = results
-            if not isinstance(other, Tensor) or one.shape != other.shape or not torch.equal(one, other):
-                raise ConfigError(
-                    "strategy",
-                    f"must keep the model whole for {path}, whose stages(), one after the other, give other logits "
-                    f"than its forward pass in {mode} mode; got {config.strategy}",
-                )
-    _compared.add(_key(config, spec))
+    rule = f"must be other than {config.strategy} for {config.model},"
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = build(config, spec).train()
+        whole, made, inputs, results = copy.deepcopy(model), units(model), spec.example(4), []
+        held = [id(parameter) for unit in made for parameter in unit.parameters()]
+        if len(held) > len({*held}):
+            raise ConfigError("strategy", f"{rule} two of whose layers share weights that two stages would each train")
+        for called in (whole, nn.Sequential(*made)):
+            torch.manual_seed(0)
+            with imports.calling(config.model, "model", "must be its stages(), one after the other"):
+                results.append(called(inputs.clone()))
+    if not isinstance(results[1], Tensor) or not torch.equal(*results):
+        raise ConfigError("strategy", f"{rule} whose stages(), one after the other, are not its forward pass")
+    _in_stages.add(_key(config, spec))
 
 
 def _layers(path: str, model: nn.Module) -> list[nn.Module]:

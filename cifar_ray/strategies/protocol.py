@@ -54,7 +54,7 @@ class Strategy(Protocol):
         needs_server: whether the launcher has to start a parameter server.
         warm_ups: calls of :meth:`gradients` after which every later one adds up in the same order.
         cut: the option that says into how many parts it cuts a global batch; None when it has none.
-        cannot: which fields of :class:`~cifar_ray.models.own.Traits` a user's own model must not have.
+        cannot: which of :data:`~cifar_ray.models.own.TRAITS` a user's own model must not have.
         cpus: the CPUs of each worker where none are given; None when they follow from the nodes.
     """
 

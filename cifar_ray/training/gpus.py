@@ -7,7 +7,6 @@ compiled for the card.
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -16,12 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cifar_ray.config.errors import ConfigError, counted, first_line
+from cifar_ray.config.errors import ConfigError, first_line
 
-OLDEST_DRIVER = {"11": "450", "12": "525", "13": "580"}
-"""The oldest driver for each CUDA, by NVIDIA's table of minor version compatibility."""
-_OLDER_TORCH = "pip install torch torchvision --index-url https://download.pytorch.org/whl/cu126"
-"""The wheel with code for the oldest cards, Maxwell to Volta, which also runs with drivers from 525 on."""
 _ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
 _CONTEXT = 600 * 2**20
 """Bytes of a GPU's memory that CUDA itself takes for a process, at most: PyTorch's allocator does not count them."""
@@ -36,13 +31,11 @@ class Nvml:
     Attributes:
         names: of the cards, in the order of their numbers.
         driver: version of NVIDIA's driver; empty without one.
-        cuda: the newest CUDA for which the driver is made, such as 13.0; empty without one.
         error: why NVML does not answer although there is a driver; empty when it does, and without a driver.
     """
 
     names: tuple[str, ...] = ()
     driver: str = ""
-    cuda: str = ""
     error: str = ""
 
     def __str__(self) -> str:
@@ -85,12 +78,7 @@ def nvml() -> Nvml:
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return Nvml(
-            tuple(map(pynvml.nvmlDeviceGetName, handles)),
-            pynvml.nvmlSystemGetDriverVersion(),
-            f"{cuda // 1000}.{cuda % 1000 // 10}",
-        )
+        return Nvml(tuple(map(pynvml.nvmlDeviceGetName, handles)), pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
         return Nvml(error="" if type(error).__name__ in _ABSENT else str(error))
     finally:
@@ -109,31 +97,23 @@ def check(numbers: Sequence[int]) -> None:
     """Refuse GPUs on which PyTorch cannot compute.
 
     Raises:
-        ConfigError: naming this machine, the card, its driver and what helps.
+        ConfigError: naming this machine, its cards and their driver.
     """
     if why := problem(numbers):
         raise ConfigError("", f"the GPUs of node {socket.gethostname()} ({nvml()}) cannot be used: {why}")
 
 
 def problem(numbers: Sequence[int]) -> str:
-    """Why PyTorch cannot compute on some GPUs, by its numbers for them, with what helps; empty when it can.
+    """Why PyTorch cannot compute on some GPUs, by its numbers for them, in its words; empty when it can.
 
     A small kernel is run on each.
     """
-    if not torch.cuda.is_available():
-        return _absence(nvml())
-    if torch.cuda.device_count() <= max(numbers):
-        return f"PyTorch sees {torch.cuda.device_count()} of {counted(max(numbers) + 1, 'GPU')}{_visible()}"
-    for number in numbers:
-        card = f"{torch.cuda.get_device_name(number)} (number {number})"
-        if torch.version.cuda is not None:  # no ROCm
-            capability = torch.cuda.get_device_capability(number)
-            if not runs(capability, torch.cuda.get_arch_list()):
-                return f"{card} {_no_code(capability)}"
-        try:
+    try:
+        for number in numbers:
             torch.ones(2, device=f"cuda:{number}").sum().item()
-        except RuntimeError as error:
-            return f"{card} runs no kernel: {first_line(error)}"
+    except (RuntimeError, AssertionError) as error:  # an AssertionError of a build without CUDA
+        codes = " ".join(torch.cuda.get_arch_list()) or "no GPU"
+        return f"{first_line(error)} (PyTorch {torch.__version__}, CUDA {torch.version.cuda}, has code for {codes})"
     return ""
 
 
@@ -161,64 +141,5 @@ def in_use(number: int) -> str:
         return ""
     return (
         f"{held / 1e9:.1f} of {total / 1e9:.1f} GB of {torch.cuda.get_device_name(number)} (number {number}) are in "
-        f"use by {_others(number)}: a run has what is left, and its times are not those of a GPU of its own"
+        "use by other processes: a run has what is left, and its times are not those of a GPU of its own"
     )
-
-
-def _others(number: int) -> str:
-    """The other processes that compute on a GPU, counted where NVML tells: in a container it may list none."""
-    import pynvml
-
-    uuid, count = torch.cuda.get_device_properties(number).uuid, 0
-    for kind in ("GPU", "MIG"):  # a whole card, or a part of one
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            try:
-                handle = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
-                count = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1  # without this one
-            finally:
-                pynvml.nvmlShutdown()
-        if count > 0:
-            return f"{count} other process{'es' if count > 1 else ''}"
-    return "other processes"
-
-
-def runs(capability: tuple[int, int], compiled: Sequence[str]) -> bool:
-    """Whether a card can run one of these codes, such as ``sm_86`` or ``compute_90``.
-
-    Machine code runs on cards of its major version that are not older; PTX (``compute``) on all that are not older.
-    """
-    for kind, digits in re.findall(r"(sm|compute)_(\d+)", " ".join(compiled)):
-        code = divmod(int(digits), 10)
-        if code <= capability and (kind == "compute" or code[0] == capability[0]):
-            return True
-    return not compiled
-
-
-def _no_code(capability: tuple[int, int]) -> str:
-    compiled = torch.cuda.get_arch_list()
-    sentence = f"is an sm_{capability[0]}{capability[1]}, for which PyTorch {torch.__version__} has no code; it has "
-    sentence += f"{' '.join(compiled)}; "
-    is_old = capability < divmod(int(re.sub(r"\D", "", compiled[0])), 10)
-    return sentence + (f"`{_OLDER_TORCH}` may have" if is_old else "a newer PyTorch may have")
-
-
-def _absence(found: Nvml) -> str:
-    """Why ``torch.cuda.is_available()`` is false."""
-    cuda = torch.version.cuda
-    if found.error:
-        return f"NVML says: {found.error}; after an update of the driver, restart the machine"
-    if cuda is None:
-        return f"PyTorch {torch.__version__} is a build without CUDA; install one with it"
-    major = cuda.split(".")[0]
-    oldest = f"PyTorch {torch.__version__} needs driver {OLDEST_DRIVER.get(major, 'for CUDA ' + major)} or newer"
-    if found.cuda and int(found.cuda.split(".")[0]) < int(major):
-        return f"{oldest}; update it, or `{_OLDER_TORCH}`"
-    if not found.driver:
-        return f"there is no driver here, or a container without it; {oldest}, and libcuda.so.1 in LD_LIBRARY_PATH"
-    return f"PyTorch sees none{_visible()}; {oldest}, and libcuda.so.1 in LD_LIBRARY_PATH"
-
-
-def _visible() -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"

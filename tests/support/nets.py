@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
@@ -119,17 +118,3 @@ class Failing(Tied):
         if not is_tried and (self.left == 0 or not self.training):
             raise ValueError("wrong")
         return super().forward(images)
-
-
-class Adds(Tied):
-    """A net whose forward pass gives it a buffer."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.register_buffer("mean", images.mean())
-        return super().forward(images)
-
-
-def closes(image_size: int, channels: int, classes: int) -> nn.Module:
-    """A function that closes the output."""
-    sys.stdout.close()
-    return build(image_size, channels, classes)

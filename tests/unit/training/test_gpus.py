@@ -24,32 +24,23 @@ from cifar_ray.orchestration.run import results, train_worker
 from cifar_ray.training import gpus
 from tests.support.helpers import resolved
 
-WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
-"""What the pinned wheel has code for."""
-P4000, L4 = ("Quadro P4000", (6, 1)), ("NVIDIA L4", (8, 9))
-
 
 class Machine:
-    """A machine with these cards, and a driver for this CUDA."""
+    """A machine with these cards and a driver."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.cards: list[tuple[str, tuple[int, int]]] = [L4]
-        self.driver, self.cuda = "580.95", 13000
-        self.seen: int | None = None
+        self.cards = ["NVIDIA L4"]
         self.nvml_error: Exception | None = None
         self.kernel_error: Exception | None = None
         monkeypatch.setattr(pynvml, "nvmlInit", self._init)
         monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(self.cards))
         monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda index: self.cards[index][0])
-        monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: self.driver)
-        monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", lambda: self.cuda)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.cards) if self.seen is None else self.seen)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: torch.cuda.device_count() > 0)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: self.cards[index][0])
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: self.cards[index][1])
-        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: WHEEL)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda index: self.cards[index])
+        monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.95")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: len(self.cards) > 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: self.cards[index])
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
         monkeypatch.setattr(torch.version, "cuda", "13.2")
         monkeypatch.setattr(gpus.socket, "gethostname", lambda: "ip-10-0-0-7")
         monkeypatch.setattr(gpus.torch, "ones", self._kernel)
@@ -71,50 +62,21 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 3), (12, 0)])
-def test_a_card_runs_what_is_compiled_for_its_generation(machine: Machine, capability: tuple[int, int]) -> None:
-    machine.cards = [("Card", capability)]
+def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_says(machine: Machine) -> None:
     assert gpus.problem([0]) == ""
-
-
-@pytest.mark.parametrize("capability", [(5, 2), (6, 1), (7, 0), (7, 2)])
-def test_an_old_card_is_refused_with_what_helps(machine: Machine, capability: tuple[int, int]) -> None:
-    machine.cards = [L4, ("Card", capability)]
+    machine.kernel_error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nCUDA k")
     with pytest.raises(ConfigError) as refused:
-        gpus.check([0, 1])
-    sentence = str(refused.value)
-    assert sentence.startswith(
-        "the GPUs of node ip-10-0-0-7 (NVIDIA L4, Card with driver 580.95) cannot be used: Card (number 1) is an "
-        f"sm_{capability[0]}{capability[1]}, for which PyTorch {torch.__version__} has no code; it has sm_75 sm_80"
+        gpus.check([0])
+    assert str(refused.value) == (
+        "the GPUs of node ip-10-0-0-7 (NVIDIA L4 with driver 580.95) cannot be used: CUDA error: no kernel image is "
+        f"available for execution on the device (PyTorch {torch.__version__}, CUDA 13.2, has code for sm_75 sm_90)"
     )
-    assert "`pip install torch torchvision --index-url https://download.pytorch.org/whl/cu126` may have" in sentence
 
 
-def test_a_card_that_is_newer_than_pytorch_wants_a_newer_one(machine: Machine) -> None:
-    machine.cards = [("Rubin", (13, 0))]
-    assert gpus.problem([0]).endswith("sm_120; a newer PyTorch may have")
-
-
-@pytest.mark.parametrize(
-    ("compiled", "capability", "usable"),
-    [
-        (["sm_90", "compute_90"], (10, 0), True),  # PTX is compiled on the card
-        (["sm_90", "compute_90"], (8, 0), False),
-        (["sm_90a"], (9, 0), True),
-        (["sm_86"], (8, 0), False),
-        ([], (3, 5), True),  # it cannot be told
-    ],
-)
-def test_ptx_runs_on_newer_cards_and_machine_code_on_its_generation(
-    compiled: list[str], capability: tuple[int, int], usable: bool
-) -> None:
-    assert gpus.runs(capability, compiled) == usable
-
-
-def test_only_a_workers_own_cards_count(machine: Machine) -> None:
-    machine.cards = [P4000, L4]
-    assert gpus.problem([1]) == ""
-    assert "Quadro P4000 (number 0)" in gpus.problem([0])
+def test_a_build_without_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine on which PyTorch finds no GPU")
+    assert gpus.problem([0]).startswith(("Found no NVIDIA driver", "Torch not compiled with CUDA", "No CUDA GPUs"))
 
 
 @pytest.mark.parametrize(
@@ -137,64 +99,15 @@ def test_a_worker_computes_on_what_ray_has_given_it(
     assert train_worker.assigned_gpus() == numbers
 
 
-def test_a_kernel_that_does_not_run_is_told(machine: Machine) -> None:
-    machine.kernel_error = RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel")
-    assert gpus.problem([0]) == (
-        "NVIDIA L4 (number 0) runs no kernel: CUDA error: all CUDA-capable devices are busy or unavailable"
-    )
-
-
-def test_an_old_driver_is_named_with_the_one_that_is_needed(machine: Machine) -> None:
-    machine.seen, machine.driver, machine.cuda = 0, "550.54", 12040
-    with pytest.raises(ConfigError) as refused:
-        gpus.check([0])
-    assert str(refused.value) == (
-        "the GPUs of node ip-10-0-0-7 (NVIDIA L4 with driver 550.54) cannot be used: "
-        f"PyTorch {torch.__version__} needs driver 580 or newer; update it, or "
-        "`pip install torch torchvision --index-url https://download.pytorch.org/whl/cu126`"
-    )
-
-
-def test_fewer_cards_than_ray_has_given_are_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7")
-    assert gpus.problem([0, 1]) == "PyTorch sees 1 of 2 GPUs (CUDA_VISIBLE_DEVICES=0,7)"
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (pynvml.NVMLError_LibraryNotFound(), "there is no driver here, or a container without it"),  # type: ignore[no-untyped-call]
-        (pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "restart the machine"),  # type: ignore[no-untyped-call]
-    ],
-)
-def test_a_driver_that_is_missing_or_broken_is_told(machine: Machine, error: Exception, told: str) -> None:
-    machine.seen, machine.nvml_error = 0, error
-    assert told in gpus.problem([0])
-
-
-def test_a_build_without_cuda_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.seen = 0
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert "is a build without CUDA" in gpus.problem([0])
-
-
 def test_the_doctor_names_the_cards_and_what_is_wrong_with_them(machine: Machine) -> None:
-    machine.cards = [L4, L4]
+    machine.cards = ["NVIDIA L4", "NVIDIA L4"]
     assert doctor._gpus() == "2 x NVIDIA L4 with driver 580.95"
-    machine.seen = 1
-    with pytest.raises(ConfigError, match=r"^2 x NVIDIA L4 with driver 580.95: PyTorch sees 1 of 2 GPUs$"):
-        doctor._gpus()
-
-
-def test_the_doctor_says_that_nvml_is_broken(machine: Machine) -> None:
-    machine.seen = 0
-    machine.nvml_error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)  # type: ignore[no-untyped-call]
-    with pytest.raises(ConfigError, match="NVML says: "):
+    machine.kernel_error = RuntimeError("CUDA error: invalid device ordinal")
+    with pytest.raises(ConfigError, match=r"^2 x NVIDIA L4 with driver 580.95: CUDA error: invalid device ordinal "):
         doctor._gpus()
 
 
 def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.seen = 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert doctor._gpus() == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
 
@@ -239,20 +152,11 @@ def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkey
 class Memory:
     """The memory of one card: what is free, and what PyTorch has been allowed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float, total: float, processes: int = 0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float, total: float) -> None:
         self.allowed: dict[int, float] = {}
-        card = SimpleNamespace(uuid="e4b5")
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (int(free), int(total)))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: 0)
         monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._allow)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", self._handle)
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: [None] * processes)
-
-    def _handle(self, uuid: str) -> str:
-        if uuid not in ("GPU-e4b5", "MIG-7a00"):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return uuid
 
     def _allow(self, fraction: float, number: int) -> None:
         self.allowed[number] = fraction
@@ -274,40 +178,20 @@ def test_runs_that_share_a_card_have_no_more_than_their_part_with_what_cuda_take
 
 
 @pytest.mark.parametrize(
-    ("free", "processes", "told"),
+    ("free", "told"),
     [
-        (23.3e9, 1, ""),  # this process alone
-        (22.9e9, 3, ""),  # little
-        (13.9e9, 3, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 2 other processes: "),
-        (13.9e9, 2, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 1 other process: "),
-        (13.9e9, 0, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by other processes: "),  # NVML tells none
+        (23.3e9, ""),  # this process alone
+        (22.9e9, ""),  # little
+        (13.9e9, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by other processes: "),
     ],
 )
 def test_a_card_that_others_use_is_told_with_how_much_they_have(
-    free: float, processes: int, told: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    free: float, told: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Memory(monkeypatch, free, 24e9, processes)
+    Memory(monkeypatch, free, 24e9)
     found = gpus.in_use(0)
     assert found.startswith(told)
     assert bool(found) == bool(told)
-
-
-def test_a_part_of_a_card_of_which_nvml_knows_nothing_is_told_all_the_same(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Memory(monkeypatch, 13.9e9, 24e9, 3)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid="of a MIG part"))
-    assert "are in use by other processes" in gpus.in_use(0)
-
-
-def test_who_uses_a_part_of_a_card_is_asked_by_its_own_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    Memory(monkeypatch, 13.9e9, 24e9, 3)
-    open_now: list[None] = []
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: open_now.append(None))
-    monkeypatch.setattr(pynvml, "nvmlShutdown", open_now.pop)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid="7a00"))
-    assert "are in use by 2 other processes" in gpus.in_use(0)
-    assert open_now == []
 
 
 class Full(torch.nn.Module):
@@ -335,12 +219,10 @@ def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, 
     with pytest.raises(ConfigError, match=r"^device must be cpu or auto here: the GPU has too little free memory$"):
         evaluated("cuda", digits)
     assert evaluated("cpu", digits) == (images, [])
-    machine.cards = [P4000]
-    assert evaluated("auto", digits)[1][0].startswith("evaluating on the CPU: Quadro P4000 (number 0) is an sm_61")
+    machine.kernel_error = RuntimeError("CUDA error: no kernel image is available")
+    assert evaluated("auto", digits)[1][0].startswith("evaluating on the CPU: CUDA error: no kernel image is available")
     machine.cards = []
     assert evaluated("auto", digits) == (images, [])
-    machine.nvml_error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)  # type: ignore[no-untyped-call]
-    assert evaluated("auto", digits)[1][0].startswith("evaluating on the CPU: NVML says: ")
 
 
 def chosen(topology: str, nodes: list[Node], **values: Any) -> allocation.Allocation:
