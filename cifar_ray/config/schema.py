@@ -85,7 +85,6 @@ def _keywords(values: dict[str, Any]) -> dict[str, Any]:
 _WHOLE, _NUMBER = _no_bool("int_type"), _no_bool("float_type")
 Count = Annotated[int, _WHOLE, Field(ge=1, lt=2**63)]
 Whole = Annotated[int, _WHOLE, Field(ge=0, lt=2**63)]
-Byte = Annotated[int, _WHOLE, Field(ge=0, le=255)]
 Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]

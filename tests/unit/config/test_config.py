@@ -301,7 +301,7 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
 
 
 OF_CHOICES = {
-    *("image_size", "test_share", "stream", "images", "ignore_value", "text", "target", "features", "image_column"),
+    *("image_size", "test_share", "stream", "images", "text", "target", "features", "image_column"),
     *("model_source", "optimizer_options", "optimizer_source", "schedule_source", "task_source"),
 }
 
@@ -312,7 +312,7 @@ OF_CHOICES = {
         ({"model": "vgg11", "strategy": "gpipe"}, set()),
         ({"dataset": "mine:load"}, {"images"}),
         ({"dataset": "folder:mine"}, {"images", "image_size", "test_share", "stream"}),
-        ({"dataset": "masks:mine"}, {"images", "image_size", "ignore_value", "stream"}),
+        ({"dataset": "masks:mine"}, {"images", "image_size", "stream"}),
         (
             {"dataset": "table:mine", "model": "mlp"},
             {"images", "image_size", "target", "features", "image_column", "test_share", "stream"},
