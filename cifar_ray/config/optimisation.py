@@ -71,10 +71,7 @@ class Optimisation:
     """Peak learning rate; with --lr-scaling, for the model's own global batch. Default: the model's own."""
 
     momentum: Share | None = option(None, weights=True)
-    """Momentum of sgd. Default: the model's own."""
-
-    nesterov: bool = option(True, weights=True)
-    """Use Nesterov momentum."""
+    """Nesterov momentum of sgd. Default: the model's own."""
 
     weight_decay: NotNegative | None = option(None, weights=True)
     """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).
@@ -132,7 +129,7 @@ class Optimisation:
     decided once per run, or once per model of a sweep; fp32 with --strategy reproducible. fp16 is
     for GPUs without bf16 arithmetic: the loss is scaled, and a step whose gradients overflow is skipped."""
 
-    convolutions: ConvolutionsText | None = option(None, weights=True)
+    convolutions: ConvolutionsText | None = option(None, weights=True, recorded=True)
     """Computation of convolutions on CPUs: channels_last or contiguous, the layout in memory; after channels_last also
     those of which parts are matrix products, as a run records them. Default: measured, decided as --precision is;
     channels_last for fewer than 1,000 steps, on GPUs, with --compile and with --strategy reproducible."""

@@ -11,7 +11,7 @@ import pytest
 from tests.support.person import Person
 
 LONG = ["train", "--dataset", "digits", "--model", "simple_cnn", "--epochs", "50", "--precision", "fp32"]
-LONG += ["--batch-size", "16", "--log-every", "50", "--convolutions", "channels_last", "--quiet"]
+LONG += ["--batch-size", "16", "--log-every", "50", "--quiet"]
 SHORT = ["--dataset", "digits", "--model", "simple_cnn", "--precision", "fp32", "--batch-size", "32"]
 
 
@@ -83,8 +83,6 @@ def test_a_sweep_stops_the_run_that_is_on_its_nodes_at_the_limit_and_goes_on_wit
         "seed=1",
         "--epochs",
         "100",
-        "--convolutions",
-        "channels_last",
     ]
     done = person.succeeds(*words, "--max-time", "2s")
     assert "stopped by the sweep's --max-time" in done.stdout
@@ -101,7 +99,7 @@ def test_a_sweep_stops_the_run_that_is_on_its_nodes_at_the_limit_and_goes_on_wit
 
 
 def test_a_run_ends_by_its_patience_and_goes_on_with_more(person: Person) -> None:
-    words = ["train", *SHORT, "--convolutions", "channels_last", "--epochs", "40", "--lr", "0.3", "--run-name", "mine"]
+    words = ["train", *SHORT, "--epochs", "40", "--lr", "0.3", "--run-name", "mine"]
     done = person.succeeds(*words, "--patience", "1")
     told = r"^stopped by --patience 1 after epoch (\d+) of 40, val/accuracy was best after epoch (\d+); "
     found = re.search(told, done.stdout, re.MULTILINE)  # on a busy machine, another line says what bounds the run
