@@ -90,7 +90,6 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Part = Annotated[Number, Field(gt=0, le=1)]
-Scalar = Annotated[Any, BeforeValidator(_scalar)]
 Value = Annotated[Any, BeforeValidator(_value)]
 Options = Annotated[dict[str, Value], AfterValidator(_keywords)]
 """Keywords of a function, by name."""
