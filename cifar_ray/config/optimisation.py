@@ -71,10 +71,7 @@ class Optimisation:
     """Peak learning rate; with --lr-scaling, for the model's own global batch. Default: the model's own."""
 
     momentum: Share | None = option(None, weights=True)
-    """Momentum of sgd. Default: the model's own."""
-
-    nesterov: bool = option(True, weights=True)
-    """Use Nesterov momentum."""
+    """Nesterov momentum of sgd. Default: the model's own."""
 
     weight_decay: NotNegative | None = option(None, weights=True)
     """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).

@@ -28,7 +28,7 @@ changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and
 """
 
 _OF_TABLES = ("target", "features", "image_column")
-OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "ignore_value", "test_share", "text", "val_share")
+OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
 
 _FOUND_IN_DATA = ("images", "class_weights_counts")

@@ -85,13 +85,11 @@ def _keywords(values: dict[str, Any]) -> dict[str, Any]:
 _WHOLE, _NUMBER = _no_bool("int_type"), _no_bool("float_type")
 Count = Annotated[int, _WHOLE, Field(ge=1, lt=2**63)]
 Whole = Annotated[int, _WHOLE, Field(ge=0, lt=2**63)]
-Byte = Annotated[int, _WHOLE, Field(ge=0, le=255)]
 Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Part = Annotated[Number, Field(gt=0, le=1)]
-Scalar = Annotated[Any, BeforeValidator(_scalar)]
 Value = Annotated[Any, BeforeValidator(_value)]
 Options = Annotated[dict[str, Value], AfterValidator(_keywords)]
 """Keywords of a function, by name."""

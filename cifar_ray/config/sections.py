@@ -29,7 +29,7 @@ from cifar_ray.config.option import (
     library_of,
     option,
 )
-from cifar_ray.config.schema import STRICT, Byte, Columns, Count, Numbers, Positive, Share, Whole, plainly
+from cifar_ray.config.schema import STRICT, Columns, Count, Numbers, Positive, Share, Whole, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -184,9 +184,6 @@ class Data:
     image_size: Count = option(32, weights=True, only={"dataset": SIZED})
     """Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH, torchvision:NAME and table:PATH: the shorter
     side is resized to it, and the centre is cropped."""
-
-    ignore_value: Byte = option(255, weights=True, only={"dataset": (MASKS_PATH,)})
-    """Mask value of masks:PATH whose pixels are ignored, in training and in figures."""
 
     target: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)})
     """Columns of table:PATH that are learned, such as a,b."""

@@ -80,51 +80,40 @@ def _objective(text: str) -> str:
 ObjectiveText = Annotated[str, AfterValidator(_objective)]
 
 
-def _grids(value: Any, strict: bool = True) -> tuple[Axes, ...]:
-    """One or several grids, with the fields' own types; ``strict`` as for :func:`schema.field`.
+def _grids(value: Any) -> tuple[Axes, ...]:
+    """One or several grids, with the fields' own types.
 
-    A grid maps fields, which may be nested, to their values. A single value is a list of one;
-    ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a range.
+    A single value is a list of one; ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a range; fields may be nested.
     """
     grids = [value] if isinstance(value, Mapping) else value
     if not isinstance(grids, list | tuple) or not all(isinstance(axes, Mapping) for axes in grids):
         raise ConfigError(
             "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(value)}"
         )
-    return tuple(_axes(axes, strict) for axes in grids)
+    return tuple(map(_axes, grids))
 
 
-def _axes(axes: Mapping[str, Any], strict: bool) -> Axes:
-    typed: dict[str, Any] = {}
-    for name, values in schema.flatten(axes, is_leaf=_is_range).items():
+def _axes(axes: Mapping[str, Any]) -> Axes:
+    flat = schema.flatten(axes, is_leaf=lambda value: len(value) == 1 and next(iter(value)) in _DRAWN)
+    for name in flat:
         _check_field("grid", name)
-        text = values[0] if isinstance(values, list) and len(values) == 1 else values
-        kind, *ends = text.split(":") if isinstance(text, str) else [""]
-        if kind in _DRAWN and ends:
-            values = {kind: ends}
-        if isinstance(values, Mapping):
-            values = _range(name, values)
-        if not isinstance(values, Range):
-            is_one_list = (
-                _is_list(name) and isinstance(values, list) and not any(isinstance(v, list | tuple) for v in values)
-            )
-            several = values if isinstance(values, list) and not is_one_list else [values]
-            values = [schema.field(TrainConfig, name, item, strict) for item in several]
-        typed[name] = values
-    return typed
+    return {name: _values(name, values) for name, values in flat.items()}
 
 
-def _is_range(value: Mapping[str, Any]) -> bool:
-    """Whether a mapping is a range, and no group of options."""
-    return len(value) == 1 and next(iter(value)) in _DRAWN
-
-
-def _range(name: str, value: Mapping[str, Any]) -> Range:
-    ((kind, ends),) = value.items()
-    if not isinstance(ends, list) or len(ends) != 2:
-        raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
-    low, high = (schema.build(Whole if kind == "int" else Number, end, name) for end in ends)
-    return Range(str(kind), low, high)
+def _values(name: str, values: Any) -> Range | list[Any]:
+    text = values[0] if isinstance(values, list) and len(values) == 1 else values
+    kind, *ends = text.split(":") if isinstance(text, str) else [""]
+    if isinstance(values, Mapping):
+        ((kind, ends),) = values.items()
+    if kind in _DRAWN and ends:
+        if not isinstance(ends, list) or len(ends) != 2:
+            raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
+        return Range(kind, *(schema.build(Whole if kind == "int" else Number, end, name) for end in ends))
+    if isinstance(values, Range):
+        return values
+    if not isinstance(values, list) or (_is_list(name) and not any(isinstance(item, list | tuple) for item in values)):
+        values = [values]
+    return [schema.field(TrainConfig, name, item) for item in values]
 
 
 def _is_list(name: str) -> bool:
@@ -132,12 +121,12 @@ def _is_list(name: str) -> bool:
     return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
 
 
-def _shared(value: Any, strict: bool = True) -> dict[str, Any]:
+def _shared(value: Any) -> dict[str, Any]:
     """What all runs share, as :func:`_options` takes it, with the fields' own types."""
     flat = schema.flatten(_options(value))
     for name in flat:
         _check_field("train", name)
-    return schema.nest({name: schema.field(TrainConfig, name, item, strict) for name, item in flat.items()})
+    return schema.nest({name: schema.field(TrainConfig, name, item) for name, item in flat.items()})
 
 
 def _options(value: Any) -> Mapping[str, Any]:
@@ -510,8 +499,7 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
     Raises:
         ConfigError: on an unknown key, a wrong type or an impossible value.
     """
-    grid, train = _grids(values.get("grid", {}), strict=False), _shared(values.get("train"), strict=False)
-    return schema.build(SweepConfig, {**values, "grid": grid, "train": train})
+    return schema.build(SweepConfig, values)
 
 
 def read_axes(words: Sequence[str]) -> dict[str, Any]:
@@ -520,7 +508,7 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
     Of a field that takes several words, ``+`` joins those of one value: ``freeze=0,0+1``.
 
     Raises:
-        ConfigError: when a word has no ``=``, a field comes twice, or it is an option of the sweep.
+        ConfigError: when a word has no ``=``, or a field comes twice.
     """
     axes: dict[str, Any] = {}
     for word in words:
@@ -528,15 +516,9 @@ def read_axes(words: Sequence[str]) -> dict[str, Any]:
         name = name.replace("-", "_")
         if not equals:
             raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {errors.brief(word)}")
-        if name in schema.field_types(SweepConfig).keys() - {"grid", "train"}:
-            raise ConfigError(
-                "grid", f"must not have {name}, which is an option of the sweep: use {errors.flag_of(name)}"
-            )
         if name in axes:
             raise ConfigError("grid", f"must name every field once, and {name} comes twice")
         axes[name] = text.split(",") if text else []
-        if "" in axes[name]:
-            raise ConfigError("grid", f"must have a value on both sides of a comma, got {errors.brief(word)}")
         if _is_list(name):
             axes[name] = [value.split("+") for value in axes[name]]
     return axes

@@ -259,15 +259,13 @@ class Dataset:
         counts = np.bincount(labels, minlength=len(self.class_names))
         return tuple(counts.tolist()) if len(counts) == len(self.class_names) else ()
 
-    def imbalance(self, ignored: int) -> Iterator[str]:
+    def imbalance(self) -> Iterator[str]:
         """``training images by class: 2.1 % (61, cat) to 41.0 % (1,204, dog)``, unless they are about equal.
 
-        A second line is a caution that names classes without any. ``ignored`` is the class of pixels that do not count.
+        A second line is a caution that names classes without any.
         """
         unit = "pixels" if "masks" in self.train.columns else "images" if self.spec.inputs == "images" else "samples"
         counts = dict(zip(self.class_names, self.class_counts))
-        if unit == "pixels" and ignored < len(counts):
-            del counts[self.class_names[ignored]]
         if not counts or max(counts.values()) <= _ABOUT_EQUAL * min(counts.values()):
             return
         extremes = (

@@ -37,10 +37,8 @@ _STRETCHED = {"L;2": 85, "L;4": 17}
 
 
 @functools.cache
-def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: tuple[int, ...] = ()) -> Listing:
+def listing(root: Path, val_share: float, with_val: bool, stamp: tuple[int, ...] = ()) -> Listing:
     """The images of a folder with the paths of their masks, in the order of their names; see :func:`folders.listing`.
-
-    ``ignored`` is the number of pixels that do not count, beside 255.
 
     Raises:
         ConfigError: when there is no such folder, or it has another layout, or an image without a mask.
@@ -54,7 +52,7 @@ def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: t
         raise ConfigError("val_share", f"is for folders without validation images, and there is {val}")
     left_out: Counter[str] = Counter()
     of = {part: _pairs(part, left_out) for part in filter(None, (train, test, val))}
-    names = _names(root, of[train], ignored)
+    names = _names(root, of[train])
     words = folders.in_words(left_out, unused, test)
     kept = () if val is None else of[val]
     return folders.validated(Listing(names, of[train], of[test], words, kept, Segmentation.target), train, val_share)
@@ -86,7 +84,7 @@ def _pairs(part: Path, left_out: Counter[str]) -> tuple[tuple[str, str], ...]:
     return tuple((image, mask) for mask, image in found.items())
 
 
-def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[str, ...]:
+def _names(root: Path, train: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """The names of the classes; their numbers, up to the highest in a training mask, where there is no list of them."""
     listed = root / _CLASSES
     if listed.is_file():
@@ -97,7 +95,7 @@ def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[
         return tuple(names)
     imagefiles.check([Path(mask) for _, mask in train])
     with ThreadPoolExecutor() as pool:
-        highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_ctime_ns, ignored), train))
+        highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_ctime_ns), train))
     if highest < 1:
         raise unusable(
             f"must have at least two classes in its training masks, beside {IGNORED}, which does not count, and {root} "
@@ -107,13 +105,13 @@ def _names(root: Path, train: Sequence[tuple[str, str]], ignored: int) -> tuple[
 
 
 @functools.cache
-def _highest(path: str, changed_ns: int, ignored: int) -> int:
+def _highest(path: str, changed_ns: int) -> int:
     """The highest number of a class in a mask, once in a process for as long as ``changed_ns`` stays."""
-    numbers = _numbers(Path(path), ignored)
+    numbers = _numbers(Path(path))
     return int(numbers.max(initial=0, where=numbers != IGNORED))
 
 
-def _numbers(path: Path, ignored: int) -> np.ndarray:
+def _numbers(path: Path) -> np.ndarray:
     """The numbers of a mask's pixels: uint8, (height, width), with 255 where they do not count."""
     with imagefiles.named(path), imagefiles.opened(path) as mask:
         kind, mode, stored = mask.format, mask.mode, mask.tile[0].args if mask.tile else ""
@@ -122,11 +120,10 @@ def _numbers(path: Path, ignored: int) -> np.ndarray:
         raise unusable(f"must have masks as PNG files, and {path} is none")
     if mode not in _MODES:
         raise unusable(f"must have masks of one number of 8 bits a pixel, and {path} is {mode}")
-    numbers = numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
-    return np.where(numbers == ignored, np.uint8(IGNORED), numbers)
+    return numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
 
 
-def read(image: str, mask: str, side: int, classes: int, ignored: int) -> np.ndarray:
+def read(image: str, mask: str, side: int, classes: int) -> np.ndarray:
     """The centre of an image and of its mask, resized to ``side``; the mask by its nearest pixels.
 
     Returns:
@@ -135,7 +132,7 @@ def read(image: str, mask: str, side: int, classes: int, ignored: int) -> np.nda
     Raises:
         ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
     """
-    numbers = _numbers(Path(mask), ignored)
+    numbers = _numbers(Path(mask))
     if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
         raise unusable(
             f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks, and {mask} has "

@@ -64,7 +64,7 @@ def _lister(config: TrainConfig, root: Path, with_val: bool) -> tuple[Any, tuple
     """What lists the files of a folder, and its arguments."""
     share = config.val_share or 0.0
     if config.dataset.startswith(MASKS):
-        return masks.listing, (root, share, with_val, config.ignore_value)
+        return masks.listing, (root, share, with_val)
     if config.dataset.startswith(COCO):
         return coco.listing, (root, share)
     return folders.listing, (root, config.test_share, share, with_val)
@@ -117,8 +117,7 @@ def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset
         list_files, arguments = _lister(config, root, with_val)
         listing: folders.Listing = list_files.__wrapped__(*arguments)
         marks = (map(_mark, listed) for listed in listing.parts.values())
-        how = f"{root} {config.ignore_value}" if config.dataset.startswith(MASKS) else str(root)
-        key = decoded.key(config.image_size, how, listing.classes, marks)
+        key = decoded.key(config.image_size, str(root), listing.classes, marks)
     parts = {part: _part(listed, config, len(listing.classes)) for part, listed in listing.parts.items()}
     made = decoded.provide(config, root.name, key, parts, listing.classes, progress)
     coco.forget()
@@ -151,7 +150,7 @@ def _part(listed: folders.Files, config: TrainConfig, classes: int) -> decoded.P
     side = config.image_size
     if listed and isinstance(listed[0][1], str):
         is_coco = config.dataset.startswith(COCO)
-        of_mask = functools.partial(masks.read, side=side, classes=classes, ignored=config.ignore_value)
+        of_mask = functools.partial(masks.read, side=side, classes=classes)
         pair = functools.partial(coco.read, side=side) if is_coco else of_mask
         return decoded.Part(
             np.broadcast_to(np.uint8(0), (len(listed), side, side)),

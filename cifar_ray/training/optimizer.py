@@ -97,9 +97,9 @@ def _build(model: nn.Module, config: ResolvedConfig, rules: Sequence[Rule]) -> t
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
     kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
-    nesterov = config.nesterov and config.momentum > 0
-    optimizer = kind(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)
-    if config.momentum > 0 and (config.unfreeze_epoch is not None or is_own(config.model)):
+    has_momentum = config.momentum > 0
+    optimizer = kind(groups, lr=config.lr, momentum=config.momentum, nesterov=has_momentum, fused=fused)
+    if has_momentum and (config.unfreeze_epoch is not None or is_own(config.model)):
         optimizer.register_step_pre_hook(_catch_up)
     return optimizer
 

@@ -318,7 +318,7 @@ def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
 def _weighted(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
     """``config`` with the class counts that its class weights follow from."""
     counts = dataset.class_counts
-    if empty := [label for label, count in enumerate(counts) if not count and label != config.ignore_value]:
+    if empty := [label for label, count in enumerate(counts) if not count]:
         missing = dataset.class_names[empty[0]]
         raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {missing} has none")
     if config.class_weights_counts not in (None, counts):

@@ -279,7 +279,7 @@ def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple
         console.line(dataset.contents(task.names, task.unit))
         if caution := dataset.caution(task.unit):
             console.line(caution)
-    for line in dataset.imbalance(config.ignore_value):
+    for line in dataset.imbalance():
         console.line(line)
     return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
 

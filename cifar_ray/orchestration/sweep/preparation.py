@@ -60,7 +60,7 @@ class Preparation:
                     self._board.line(f"{config.dataset_name}: {contents}")
                     if caution := self._read[which].caution(task.unit):
                         self._board.line(f"{config.dataset_name}: {caution}")
-                for line in self._read[which].imbalance(config.ignore_value):
+                for line in self._read[which].imbalance():
                     self._board.line(f"{config.dataset_name}: {line}")
             trial.config = recipe.with_images(config, self._read[which])
             self.datasets[trial.config.dataset_key] = self._read[which]

@@ -67,7 +67,6 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --model-options.blocks 1,x", "--model-options.blocks must be a whole number, got 'x'"),
         ("train --config", "--config: expected one argument; `cifar-ray train --help` tells what it takes"),
         ("train --config a.yaml --epochs 1 --config=b.yaml", "--config may be given once"),
-        ("train --no-nesterov true", "unexpected word 'true'"),
         ("predict run image.png --top 0", "--top must be at least 1, got 0"),
         ("ui --port 0", "--port must be from 1 to 65535, got 0"),
         (

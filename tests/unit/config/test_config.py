@@ -225,7 +225,7 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
             {"augment": "false"},
             "augment must be none, crop, crop_flip, resized_crop, randaugment, trivialaugment, mixup or cutmix, got 'false'",
         ),
-        ({"nesterov": "false"}, "nesterov must be true or false, got 'false'"),
+        ({"compile": "false"}, "compile must be true or false, got 'false'"),
         ({"label_smoothing": 1.0}, "label_smoothing must be below 1, got 1.0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"seed": 2**63}, "seed must be below 2**63, got 9223372036854775808"),
@@ -301,7 +301,7 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
 
 
 OF_CHOICES = {
-    *("image_size", "test_share", "stream", "images", "ignore_value", "text", "target", "features", "image_column"),
+    *("image_size", "test_share", "stream", "images", "text", "target", "features", "image_column"),
     *("model_source", "optimizer_options", "optimizer_source", "schedule_source", "task_source"),
 }
 
@@ -312,7 +312,7 @@ OF_CHOICES = {
         ({"model": "vgg11", "strategy": "gpipe"}, set()),
         ({"dataset": "mine:load"}, {"images"}),
         ({"dataset": "folder:mine"}, {"images", "image_size", "test_share", "stream"}),
-        ({"dataset": "masks:mine"}, {"images", "image_size", "ignore_value", "stream"}),
+        ({"dataset": "masks:mine"}, {"images", "image_size", "stream"}),
         (
             {"dataset": "table:mine", "model": "mlp"},
             {"images", "image_size", "target", "features", "image_column", "test_share", "stream"},
@@ -415,3 +415,8 @@ def test_what_was_found_in_a_users_files_is_forgotten_where_others_are_given() -
     for key, value in {"val_share": 0.2, "test_share": 0.2, "image_size": 64}.items():
         split = runfile.merge(balanced, {key: value})
         assert (split.images, split.class_weights_counts) == (TrainConfig().images, None)
+
+
+def test_a_run_has_at_most_70_options() -> None:
+    """Those of a model, of a strategy and of one's own optimizer count as one each."""
+    assert len([name for name, option in schema.flat_fields(TrainConfig) if not option.metadata["recorded"]]) <= 70

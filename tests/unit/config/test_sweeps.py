@@ -296,7 +296,6 @@ def test_bad_input_is_one_sentence(values: dict[str, Any], sentence: str) -> Non
     [
         ([{"lr": [0.1]}], {"train": {"epoch": 3}}, "train has 'epoch', which is no field of a run; did you mean 'epochs'?"),
         ([{"bach_size": [1]}], {}, "grid has 'bach_size', which is no field of a run; did you mean 'batch_size'?"),
-        ([{"lr": ["0.1"]}], {}, "lr must be a finite number, got '0.1'"),
         ([{"lr": 0}], {}, "lr must be more than 0, got 0"),
         ([{}, {}], {}, "grid must name at least one field with its values, such as batch_size=16,64"),
         ([{"lr": [0.1]}], {"train": {"storage": 3}}, "storage must be text, got 3"),
@@ -341,8 +340,6 @@ def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
     for name, sentence in (("batch_size", "of the form int:LOW:HIGH"), ("lr", "the lower number first")):
         with pytest.raises(ConfigError, match=sentence):
             SweepConfig("s", {name: "uniform:8:4"}, search="random", samples=1)
-    with pytest.raises(ConfigError, match="on both sides of a comma"):
-        sweeps.read_axes(["lr=0.1,,0.2"])
 
 
 @pytest.mark.parametrize(

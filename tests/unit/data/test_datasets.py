@@ -166,11 +166,11 @@ def test_several_processes_that_start_together_download_once(tmp_path: Path, mir
 
 
 def test_classes_of_unequal_size_are_said(digits: Dataset) -> None:
-    assert [*digits.imbalance(255)] == []
+    assert [*digits.imbalance()] == []
     rows = np.flatnonzero((digits.train["labels"] != 3) | (np.arange(len(digits.train)) < 500))
     few = dataclasses.replace(digits, train=digits.train.at(rows))
     threes, most = (few.class_counts[label] for label in (3, np.argmax(few.class_counts)))
-    assert [*few.imbalance(255)] == [
+    assert [*few.imbalance()] == [
         f"training images by class: {100 * threes / len(rows):.1f} % ({threes}, 3) to "
         f"{100 * most / len(rows):.1f} % ({most}, {np.argmax(few.class_counts)})"
     ]
@@ -181,6 +181,6 @@ def test_classes_of_unequal_size_are_said(digits: Dataset) -> None:
         few.train["labels"] / 2,
     ):
         learned = Split({"images": few.train.images, "labels": other})  # of a task of the user's own
-        assert [*dataclasses.replace(few, train=learned).imbalance(255)] == []
+        assert [*dataclasses.replace(few, train=learned).imbalance()] == []
     ink = Split({"images": few.train.images, "ink": few.train["labels"]})
-    assert [*dataclasses.replace(few, train=ink).imbalance(255)] == []
+    assert [*dataclasses.replace(few, train=ink).imbalance()] == []

@@ -74,9 +74,6 @@ def test_images_and_masks_are_paired_by_name(root: Path) -> None:
 def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(root: Path) -> None:
     (root / "classes.txt").unlink()
     assert data.read(of(root)).class_names == ("0", "1", "2")
-    ignored = data.read(of(root, ignore_value=2))
-    assert ignored.class_names == ("0", "1")
-    assert ignored.class_counts == data.read(of(root)).class_counts[:2]
 
 
 def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -> None:
@@ -88,8 +85,7 @@ def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -
         "3 classes, 24 training and 8 test images; 25.0 % of training and 25.0 % of test pixels do not count"
     )
     by_class = "training pixels by class: 0.0 % (0, thing) to 100.0 % (4,608, ground)"
-    assert [*dataset.imbalance(255)] == [by_class, "caution: there are no training pixels of thing, other"]
-    assert [*dataset.imbalance(1)][1] == "caution: there are no training pixels of other"
+    assert [*dataset.imbalance()] == [by_class, "caution: there are no training pixels of thing, other"]
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -103,9 +99,9 @@ def test_a_photo_and_its_mask_are_turned_alike(tmp_path: Path, turn: int) -> Non
         write(beside, numbers)
         if turn in (2, 3, 4):  # where its mask may be turned or not
             with pytest.raises(ConfigError, match=f"{beside} fits both ways: EXIF data turn {image}; save"):
-                masks.read(str(image), str(beside), 8, 255, 255)
+                masks.read(str(image), str(beside), 8, 255)
         else:
-            read = masks.read(str(image), str(beside), 8, 255, 255)
+            read = masks.read(str(image), str(beside), 8, 255)
             assert np.array_equal(read[..., 0], read[..., 3])
 
 
@@ -125,7 +121,7 @@ def test_grey_values_of_few_bits_are_numbers_of_classes(bits: int, tmp_path: Pat
         PngImagePlugin.putchunk(file, b"IEND", b"")
     write(tmp_path / "image.png", np.zeros((1, 8, 3), dtype=np.uint8))
     image, mask = str(tmp_path / "image.png"), str(tmp_path / "mask.png")
-    read = masks.read(image, mask, 1, 8, 255)
+    read = masks.read(image, mask, 1, 8)
     assert read[0, 0, 3] == numbers[4]
 
 
@@ -158,9 +154,7 @@ def test_class_weights_need_pixels_of_every_class(root: Path) -> None:
     config = of(root, class_weights="balanced")
     dataset = data.read(config)
     assert recipe.with_images(config, dataset).class_weights_counts == dataset.class_counts
-    ignoring = of(root, class_weights="balanced", ignore_value=1)
-    weighted = recipe.with_images(ignoring, data.read(ignoring))
-    assert weighted.class_weights_counts == (dataset.class_counts[0], 0, dataset.class_counts[2])
+    weighted = recipe.with_images(config, dataset)
     assert torch.isfinite(Segmentation(weighted).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0))
     (root / "classes.txt").write_text("\n".join([*NAMES, "nowhere"]))
     more = of(root, class_weights="balanced")
@@ -209,7 +203,7 @@ def test_a_mask_varies_as_its_image_and_what_counts_is_that_of_the_global_batch(
 
 
 def test_crops_show_pixels_outside_the_image_as_ignored(root: Path) -> None:
-    config = of(root, augment="crop", ignore_value=255)
+    config = of(root, augment="crop")
     dataset = data.read(config)
     (batch,) = TrainLoader(config, dataset, DataShard(), torch.device("cpu")).micro_batches(0, 0)
     before = (dataset.train["masks"] == 255).mean()
