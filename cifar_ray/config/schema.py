@@ -43,6 +43,16 @@ def _no_bool(complaint: Any) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def fits(parse: Callable[[str], Any]) -> AfterValidator:
+    """Check that ``parse`` can read a text, which stays as it is."""
+
+    def check(text: str) -> str:
+        parse(text)
+        return text
+
+    return AfterValidator(check)
+
+
 def _columns(value: Any) -> Any:
     """A list as a tuple; a text is one name, in which there may be spaces and commas."""
     return tuple([value] if isinstance(value, str) else value) if isinstance(value, str | list) else value

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import (
     COCO_PATH,
     FOLDER,
@@ -29,7 +28,7 @@ from cifar_ray.config.option import (
     library_of,
     option,
 )
-from cifar_ray.config.schema import STRICT, Columns, Count, Numbers, Positive, Share, Whole, plainly
+from cifar_ray.config.schema import STRICT, Columns, Count, Numbers, Positive, Share, Whole, fits, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -78,20 +77,10 @@ def _is_there(text: str) -> bool:
         return False
 
 
-def _topology(text: str) -> str:
-    parse_topology(text)
-    return text
-
-
-def _range(text: str) -> str:
-    parse_range(text)
-    return text
-
-
 Name = Annotated[str, AfterValidator(_name)]
 DatasetText = Annotated[str, AfterValidator(_dataset), DatasetName]
-TopologyText = Annotated[str, AfterValidator(_topology)]
-RangeText = Annotated[str, AfterValidator(_range)]
+TopologyText = Annotated[str, fits(parse_topology)]
+RangeText = Annotated[str, fits(parse_range)]
 
 
 @plainly
@@ -153,17 +142,11 @@ class Images:
 class TextOptions:
     """Only with ``--dataset text:PATH``."""
 
-    vocabulary: Count = option(8000, weights=True)
+    vocabulary: Annotated[Count, Field(ge=LEAST_VOCABULARY)] = option(8000, weights=True)
     """Vocabulary size: 256 bytes, padding, and the most frequent pieces of the training texts."""
 
     max_length: Count = option(256, weights=True)
     """Longest text, in tokens; what is beyond is cut off."""
-
-    def __post_init__(self) -> None:
-        if self.vocabulary < LEAST_VOCABULARY:
-            raise ConfigError(
-                "vocabulary", f"must have 256 bytes and padding, at least {LEAST_VOCABULARY}, got {self.vocabulary}"
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors, limits, runfile, schema, yaml
@@ -27,7 +27,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
 from cifar_ray.config.model import usual
 from cifar_ray.config.option import check_choices, choices, left_out, option
-from cifar_ray.config.schema import STRICT, Count, Number, Positive, Whole, plainly
+from cifar_ray.config.schema import STRICT, Count, Number, Positive, Whole, fits, plainly
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
@@ -75,12 +75,7 @@ def parse_objective(text: str) -> tuple[str, Literal["max", "min"]]:
     return name, typing.cast(Literal["max", "min"], better)
 
 
-def _objective(text: str) -> str:
-    parse_objective(text)
-    return text
-
-
-ObjectiveText = Annotated[str, AfterValidator(_objective)]
+ObjectiveText = Annotated[str, fits(parse_objective)]
 
 
 def _grids(value: Any) -> tuple[Axes, ...]:
