@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import os
 import socket
 
 from cifar_ray.config.errors import ConfigError
@@ -23,15 +23,8 @@ def listen(host: str, port: int) -> socket.socket:
     if not 1 <= port <= 65535:
         raise ConfigError("port", f"must be from 1 to 65535, got {port}")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with contextlib.ExitStack() as on_error:
-            listener = on_error.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen()
-            on_error.pop_all()
-            return listener
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise ConfigError("port", f"must be a free port, and {port} is not ({error})") from None
+            raise ConfigError("port", f"must be a free port, and {port} is not ({os.strerror(error.errno)})") from None
         raise ConfigError("host", f"must be an address of this machine, got {host!r} ({error})") from None

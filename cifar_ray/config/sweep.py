@@ -55,6 +55,9 @@ class Range:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.low!r}:{self.high!r}"
+
 
 Axes = Mapping[str, Any]
 """Dotted field name -> a list of values, or a :class:`Range`."""
@@ -83,7 +86,7 @@ ObjectiveText = Annotated[str, AfterValidator(_objective)]
 def _grids(value: Any) -> tuple[Axes, ...]:
     """One or several grids, with the fields' own types.
 
-    A single value is a list of one; ``{"uniform": [0, 1]}`` and ``uniform:0:1`` are a range; fields may be nested.
+    A single value is a list of one, ``uniform:0:1`` is a range, and fields may be nested.
     """
     grids = [value] if isinstance(value, Mapping) else value
     if not isinstance(grids, list | tuple) or not all(isinstance(axes, Mapping) for axes in grids):
@@ -94,23 +97,21 @@ def _grids(value: Any) -> tuple[Axes, ...]:
 
 
 def _axes(axes: Mapping[str, Any]) -> Axes:
-    flat = schema.flatten(axes, is_leaf=lambda value: len(value) == 1 and next(iter(value)) in _DRAWN)
+    flat = schema.flatten(axes)
     for name in flat:
         _check_field("grid", name)
     return {name: _values(name, values) for name, values in flat.items()}
 
 
 def _values(name: str, values: Any) -> Range | list[Any]:
-    text = values[0] if isinstance(values, list) and len(values) == 1 else values
-    kind, *ends = text.split(":") if isinstance(text, str) else [""]
-    if isinstance(values, Mapping):
-        ((kind, ends),) = values.items()
-    if kind in _DRAWN and ends:
-        if not isinstance(ends, list) or len(ends) != 2:
-            raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(ends)}")
-        return Range(kind, *(schema.build(Whole if kind == "int" else Number, end, name) for end in ends))
     if isinstance(values, Range):
         return values
+    text = values[0] if isinstance(values, list) and len(values) == 1 else values
+    kind, *ends = text.split(":") if isinstance(text, str) else [""]
+    if kind in _DRAWN and ends:
+        if len(ends) != 2:
+            raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(text)}")
+        return Range(kind, *(schema.build(Whole if kind == "int" else Number, end, name) for end in ends))
     if not isinstance(values, list) or (_is_list(name) and not any(isinstance(item, list | tuple) for item in values)):
         values = [values]
     return [schema.field(TrainConfig, name, item) for item in values]
@@ -528,10 +529,7 @@ def to_yaml(sweep: SweepConfig) -> str:
     """The sweep as a YAML file that makes the same runs again."""
     values: dict[str, Any] = {"version": runfile.VERSION, **schema.to_plain(sweep)}
     values["grid"] = [
-        {
-            name: {item.kind: [item.low, item.high]} if isinstance(item, Range) else schema.plain(item)
-            for name, item in axes.items()
-        }
+        {name: str(item) if isinstance(item, Range) else schema.plain(item) for name, item in axes.items()}
         for axes in sweep.grid
     ]
     return yaml.dump(values)

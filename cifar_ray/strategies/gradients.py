@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -151,45 +150,20 @@ def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
-def average_with_state(
-    tensors: Iterable[Tensor],
-    optimizer: torch.optim.Optimizer,
-    model: nn.Module,
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-) -> None:
+def average_with_state(tensors: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
     """As :func:`average`, for tensors and an optimizer's state together.
 
-    A rank that has no state for a parameter, since it has not used it yet, takes part with what a gradient of zero
-    would leave there; where no rank has one, there is none afterwards.
+    A rank that has no state for a parameter, since it has not used it yet, counts as zeros.
     """
     parameters = learned(optimizer)
-    states: list[dict[str, Any]] = [optimizer.state.get(parameter, {}) for parameter in parameters]
-    if not any(states):  # of an optimizer that keeps nothing
-        average(tensors)
-        return
-    missing = [place for place, state in enumerate(states) if not state]
-    has = presence(len(parameters), missing, parameters[0].device)
-    if missing:
-        idle = _idle(optimizer, model, make_optimizer)
-        states = [state or idle[place] for place, state in enumerate(states)]
+    states: list[dict[str, Any]] = [optimizer.state[parameter] for parameter in parameters]
+    usual = next(((parameter, state) for parameter, state in zip(parameters, states) if state), None)
+    for parameter, state in zip(parameters, states):
+        if usual is not None and not state:
+            other, values = usual
+            for name, value in values.items():
+                is_alike = isinstance(value, Tensor) and value.shape == other.shape
+                like = parameter if is_alike else value
+                state[name] = torch.zeros_like(like) if isinstance(like, Tensor) else value
     kept = [state[name] for state in states for name in sorted(state) if isinstance(state[name], Tensor)]
-    average([*tensors, has, *kept])
-    for place, somewhere in zip(missing, has[missing].tolist() if missing else ()):
-        if somewhere and states[place]:
-            optimizer.state[parameters[place]] = states[place]
-
-
-def _idle(
-    optimizer: torch.optim.Optimizer, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-) -> list[dict[str, Any]]:
-    """What a step with gradients of zero leaves in a new optimizer, by the place of each parameter that learns."""
-    held = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    results = {id(value): value.detach() for value in held if not value.is_leaf}  # of a pass; PyTorch copies none
-    other = make_optimizer(copy.deepcopy(model, results))  # a copy of the modules: some groups follow from them
-    for group, like in zip(other.param_groups, optimizer.param_groups):
-        group.update({name: value for name, value in like.items() if name != "params"}, lr=0.0)
-    parameters = learned(other)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    other.step()
-    return [other.state.get(parameter, {}) for parameter in parameters]
+    average([*tensors, *kept])

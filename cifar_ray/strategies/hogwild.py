@@ -79,7 +79,7 @@ class Hogwild(Asynchronous):
 
     def consolidate(self) -> None:
         self.barrier()  # the last step is in the weights
-        average_with_state(self.buffers(), self.optimizer, self.model, self.context.make_optimizer)
+        average_with_state(self.buffers(), self.optimizer)
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         super().load(weights, state)  # every rank writes the same

@@ -62,7 +62,7 @@ class LocalSGD(Replicas):
             statistics = [buffer for buffer in self.buffers() if buffer.is_floating_point() or buffer.is_complex()]
             weights = self.learning if self.context.config.freeze else self.model.parameters()
             tensors = [*weights, *statistics]
-            average_with_state(tensors, self.optimizer, self.model, self.context.make_optimizer)
+            average_with_state(tensors, self.optimizer)
             self.scaler.agree(self.context.worker.device)
             self._apart = 0
 

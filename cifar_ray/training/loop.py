@@ -11,7 +11,7 @@ from cifar_ray.strategies.served_weights import ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, optimizer, per_rank, profiling, record
 from cifar_ray.training.observer import Launch, Observer, Outcome
-from cifar_ray.training.setup import prepare, strategy_in
+from cifar_ray.training.setup import prepare, unfreeze
 
 
 def fit(
@@ -38,17 +38,17 @@ def fit(
     """
     lock = checkpoint.lock(folder) if worker.rank == 0 else None
     state = prepare(config, dataset, folder, worker, launch, server, asked, initial)
-    config, strategy, clock, steps = state.config, state.strategy, state.clock, state.loader.steps_per_epoch
+    config, clock, steps = state.config, state.clock, state.loader.steps_per_epoch
     evaluation = None
     if worker.rank == 0:
         observer.started(state.started)
     for epoch in record.epochs_left(state):
-        strategy = strategy_in(state, epoch)
+        unfreeze(state, epoch)
         clock.start()
         for step_in_epoch in profiling.profiled(state, observer, range(state.step % steps, steps)):
-            lr = optimizer.schedule(strategy.optimizer, config, state.step, steps, strategy.skipped)
-            loss = strategy.gradients(state.loader.micro_batches(epoch, step_in_epoch))
-            strategy.step()
+            lr = optimizer.schedule(state.strategy.optimizer, config, state.step, steps, state.strategy.skipped)
+            loss = state.strategy.gradients(state.loader.micro_batches(epoch, step_in_epoch))
+            state.strategy.step()
             state.epoch_loss += loss
             state.step += 1
             clock.lap()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -164,27 +165,23 @@ def prepare(
     return state
 
 
-def strategy_in(state: TrainingState, epoch: int) -> Strategy:
-    """The strategy of an epoch, from 0; at ``--unfreeze-epoch`` it is built again, as in a run that resumes there.
-
-    The one before can then be used no more.
-    """
+def unfreeze(state: TrainingState, epoch: int) -> None:
+    """At the epoch of ``--unfreeze-epoch``, from 0, build model and strategy again, as in a run that resumes there."""
     config, worker = state.config, state.worker
-    if state.frozen and not freezing.holds(config, epoch):
-        with state.clock.phase("startup"):
-            weights, kept = gradients.on_cpu(state.model.state_dict()), state.strategy.state()
-            kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
-            # The caller may still hold the old strategy, and a GPU may have no room for two.
-            vars(state.strategy).clear()
-            del state.model, state.strategy
-            state.model = _model(config, data.spec(config), worker, frozen=False)
-            state.strategy = _strategy(config, worker, state.model, state.task, state.clock)
-            with compiling.refusing(config):
-                _warm_up(state.strategy, state.loader, weights, config.compile)
-            state.strategy.load(weights, kept)
-            state.clock.leave_out_next()
-        state.frozen = False
-    return state.strategy
+    if not state.frozen or freezing.holds(config, epoch):
+        return
+    with state.clock.phase("startup"):
+        weights, kept = gradients.on_cpu(state.model.state_dict()), state.strategy.state()
+        kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
+        del state.model, state.strategy
+        gc.collect()  # a GPU may have no room for two
+        state.model = _model(config, data.spec(config), worker, frozen=False)
+        state.strategy = _strategy(config, worker, state.model, state.task, state.clock)
+        with compiling.refusing(config):
+            _warm_up(state.strategy, state.loader, weights, config.compile)
+        state.strategy.load(weights, kept)
+        state.clock.leave_out_next()
+    state.frozen = False
 
 
 def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bool) -> nn.Module:

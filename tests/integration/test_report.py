@@ -298,10 +298,10 @@ def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
     drawn = itertools.count()
     save = draw.save
 
-    def stop(chart: Chart, folder: Path) -> None:
+    def stop(chart: Chart, folder: Path, pdf: bool) -> None:
         if next(drawn):
             raise OSError(28, "No space left on device")
-        save(chart, folder)
+        save(chart, folder, pdf)
 
     monkeypatch.setattr(draw, "save", stop)
     assert main.main([*words, "--title", "Another"]) == 2
@@ -347,7 +347,7 @@ def test_a_report_goes_to_a_folder_here(
         (cifar_ray.compare, (), {}, "runs must be given"),
         (cifar_ray.report, (["s"],), {}, "sweeps must be text, got ['s']"),
         (cifar_ray.compare, (["s"],), {}, "runs must be text, got ['s']"),
-        (cifar_ray.report, ("s",), {"style": "paper", "width": 84, "out": "x"}, "width must be text, got 84"),
+        (cifar_ray.report, ("s",), {"style": "papr", "out": "x"}, "style must be screen or paper, got 'papr'"),
         (cifar_ray.report, ("s",), {"target": 0.5}, "target must be a list, got 0.5"),
         (cifar_ray.compare, ("s",), {"target": ["x"]}, "target must be a finite number, got 'x'"),
         (cifar_ray.report, ("s",), {"hold": "lr"}, "hold must be batch or global_batch, got 'lr'"),

@@ -49,7 +49,7 @@ def test_a_random_search_draws_each_combination_once() -> None:
 
 
 def test_a_random_search_draws_as_many_from_every_grid_and_numbers_from_a_range() -> None:
-    grids = [{"model": model, "lr": {"loguniform": [0.01, 0.1]}} for model in ("simple_cnn", "resnet")]
+    grids = [{"model": model, "lr": "loguniform:0.01:0.1"} for model in ("simple_cnn", "resnet")]
     drawn = plans.draw(made(grid=grids, search="random", samples=10))
     assert [values["model"] for values in drawn] == ["simple_cnn"] * 10 + ["resnet"] * 10
     assert len({values["lr"] for values in drawn}) == 20
@@ -372,7 +372,7 @@ def test_what_compares_runs_does_not_compare_tasks(values: dict[str, str], told:
     ("objective", "scheduler", "told"),
     [
         ("val/f1:max", "asha", None),
-        ("epoch_s:min", "median", None),
+        ("epoch_s:min", "asha", None),
         ("images_per_s:max", "none", None),
         ("peak_memory_mib:min", "none", None),
         ("time/step_forward_s:min", "none", None),

@@ -87,7 +87,6 @@ def test_runs_end_as_they_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 DIED = (boards.FAILED, "the process that drove it has died")
 STOPPED = (boards.STOPPED, "stopped early by ASHA: it was behind the best runs so far")
-BEHIND = (boards.STOPPED, "stopped early by the median rule: it was behind the median of the other runs so far")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,6 @@ BEHIND = (boards.STOPPED, "stopped early by the median rule: it was behind the m
         ("none", False, DIED),
         ("asha", True, DIED),
         ("asha", False, STOPPED),
-        ("median", False, BEHIND),
     ],
 )
 def test_a_run_that_ends_without_a_report_was_stopped_or_has_died(

@@ -167,28 +167,6 @@ def test_what_is_too_long_for_sockets_is_named(monkeypatch: pytest.MonkeyPatch) 
         local._short()
 
 
-def test_before_ray_is_joined_a_file_is_named_that_hides_what_its_workers_import_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-
-    def joined() -> str:
-        with (
-            pytest.raises(ConfigError) as refused,
-            connection.connected(TrainConfig(address="127.0.0.1:1"), (), said.append),
-        ):
-            pass
-        return str(refused.value)
-
-    Path("code.py").touch()  # Ray's workers have imported it before the working folder is on their path
-    assert joined().startswith("address must be that of a running Ray head")
-    assert said.pop() == "joining Ray"
-    Path("statistics.py").touch()
-    assert joined().startswith("statistics.py in the working folder")
-    assert not said
-
-
 def test_a_start_whose_daemon_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ray's own calls wait for it for ever."""
     daemon = tmp_path / "gcs_server"

@@ -334,12 +334,6 @@ def test_all_configurations_share_one_deviation() -> None:
     assert told((50.0,), (56.0,), (20.0, 21.0), (30.0, 31.0)) is True  # 0.71 points, with 2 degrees of freedom
 
 
-def test_a_configuration_varies_more_only_where_others_vary() -> None:
-    assert list(noise((20.0, 50.0, 80.0))[0].unsteady) == []
-    assert list(noise((20.0, 50.0, 80.0), (50.0, 50.0))[0].unsteady) == []
-    assert len(list(noise((20.0, 50.0, 80.0), *[(50.0, 50.1, 50.2)] * 5)[0].unsteady)) == 1
-
-
 def test_equal_seeds_do_not_make_the_test_set_larger() -> None:
     """Two of 360 images, twice."""
     assert told((98.0, 98.0), (99.17, 99.17), images=360) is False

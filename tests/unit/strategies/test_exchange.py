@@ -174,24 +174,24 @@ def test_local_sgd_averages_after_every_so_many_steps_and_not_between() -> None:
     assert equal == [[False] * 3, [True] * 3, [False] * 3, [True] * 3]
 
 
-def test_a_rank_without_a_state_gets_that_of_its_own_parameter_where_groups_follow_the_modules() -> None:
+def test_a_rank_without_a_state_for_a_parameter_counts_as_zeros() -> None:
     wanted = config(model="speednet", dataset="cifar10")
     whole_model = models.build(wanted, data.spec(wanted))
 
-    def one(worker: Worker) -> list[bool]:
-        network = copy.deepcopy(whole_model)
-        make = partial(optimizer.build, config=wanted)
-        made = make(network)
+    def one(worker: Worker) -> tuple[list[bool], bool]:
+        made = optimizer.build(copy.deepcopy(whole_model), wanted)
         for parameter in gradients.learned(made):
             parameter.grad = torch.ones_like(parameter)
         made.step()
         parameters = gradients.learned(made)
+        momentum = made.state[parameters[-1]]["momentum_buffer"].clone()
         if worker.rank == 1:
             made.state.pop(parameters[-1])
-        gradients.average_with_state([torch.ones(1)], made, network, make)
-        return [made.state[each]["momentum_buffer"].shape == each.shape for each in parameters]
+        gradients.average_with_state([torch.ones(1)], made)
+        halved = torch.equal(made.state[parameters[-1]]["momentum_buffer"], momentum / 2)
+        return [made.state[each]["momentum_buffer"].shape == each.shape for each in parameters], halved
 
-    assert all(map(all, on_threads(2, one)))
+    assert all(all(shapes) and halved for shapes, halved in on_threads(2, one))
 
 
 def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None:

@@ -86,7 +86,7 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     ],
 )
 def test_a_search_is_known_by_its_configuration(client: MlflowClient, given: dict[str, Any], known: Search) -> None:
-    axes = {"lr": {"loguniform": [0.01, 0.3]}, "batch_size": {"int": [8, 64]}, "optimizer": ["sgd", "adamw"]}
+    axes = {"lr": "loguniform:0.01:0.3", "batch_size": "int:8:64", "optimizer": ["sgd", "adamw"]}
     config = sweeps.from_mapping({"name": "s", "grid": axes, **given})
     own = sweep(client, [cell("one", **SIZES), {**cell("two", **SIZES), "repeats": "one"}])
     child(client, own, "two")

@@ -73,7 +73,7 @@ def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_
     )
 
 
-def test_a_build_without_cuda_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_is_told_in_pytorchs_words() -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine on which PyTorch finds no GPU")
     assert gpus.problem([0]).startswith(("Found no NVIDIA driver", "Torch not compiled with CUDA", "No CUDA GPUs"))
