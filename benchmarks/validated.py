@@ -11,7 +11,7 @@ topology, strategy and topology, rate and strategy, rate and topology stands in 
 cross. With one worker all strategies train alike, so that ``1x1`` stands once for each model.
 
 What an exchange costs the workers themselves is fitted to the probe's all_reduce and send_recv, which is in no cell,
-and of gather_scatter and gpipe to their own runs. Workers are forked and held to equal shares of a CPU at any number of
+and of gather_scatter to its own runs. Workers are forked and held to equal shares of a CPU at any number of
 workers; nodes are network namespaces, see forked.py. A worker that has waited computes faster at first, since the
 kernel enforces shares at its ticks, 4 ms apart: 5 ms of work take a quarter less. So passes have many ticks.
 
@@ -52,8 +52,8 @@ from cifar_ray.training import probe as passes
 
 MODELS = {"vgg11": 64, "resnet": 512, "simple_cnn": 4096, "vit": 64}
 """Images of a step."""
-STRATEGIES = ("ddp", "all_reduce", "gather_scatter", "local_sgd", "gpipe")
-PROBES = ("all_reduce", "send_recv", "gather_scatter", "gpipe")
+STRATEGIES = ("ddp", "all_reduce", "gather_scatter", "local_sgd")
+PROBES = ("all_reduce", "send_recv", "gather_scatter")
 """Strategies of the probe's runs."""
 TOPOLOGIES = ("1x1", "1x2", "2x1", "2x2", "4x1")
 RATES = ("300mbit", "1gbit", "none")
@@ -91,7 +91,7 @@ class Cell(NamedTuple):
     @property
     def is_probed(self) -> bool:
         """Whether the probe has trained just this."""
-        return self.topology == "1x1" or (self.topology == "1x2" and self.strategy in PROBES)
+        return self.topology == "1x1" or (self.topology == "1x2" and self.strategy not in ("ddp", "local_sgd"))
 
     @property
     def pairs(self) -> set[tuple[str, str]]:
@@ -349,7 +349,8 @@ def compare(folder: Path, dry: bool) -> None:
     counted = [each for each in compared if each.spread <= SPREAD and len(each.took) > 1]
     groups = {"all cells that count": counted}
     groups["those that were not probed"] = [each for each in counted if not each.cell.is_probed]
-    for at, values in enumerate((MODELS, STRATEGIES, TOPOLOGIES, RATES)):
+    strategies = dict.fromkeys(each.cell.strategy for each in compared)  # those that were planned then
+    for at, values in enumerate((MODELS, strategies, TOPOLOGIES, RATES)):
         groups |= {value: [of for of in counted if of.cell[at] == value and not of.cell.is_probed] for value in values}
     made = [summary(what, of, lambda each: each.error) for what, of in groups.items() if of]
     if unknown := groups["those that were not probed"]:

@@ -290,7 +290,9 @@ def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
 
 def computing(config: ResolvedConfig, precision: str, convolutions: str) -> ResolvedConfig:
     """``config`` with its precision and its convolutions decided."""
-    return dataclasses.replace(config, precision=typing.cast(Any, precision), convolutions=convolutions)
+    return dataclasses.replace(
+        config, precision=typing.cast(Any, precision), convolutions=typing.cast(Any, convolutions)
+    )
 
 
 def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
