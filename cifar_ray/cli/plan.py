@@ -27,8 +27,7 @@ from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means
-from cifar_ray.reporting import cost, exported
-from cifar_ray.reporting import report as reports
+from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking import uri as stores
 
@@ -117,6 +116,9 @@ def plan(
         if not from_:
             planned, sweep, uri = _train(name, options, topologies, node, speed_factor)
         with early.loading("loading PyTorch and MLflow"):
+            from cifar_ray.reporting import exported
+            from cifar_ray.reporting import report as reports
+
             study = exported.together(reports.read(from_ or (sweep,), uri), "global_batch")
             try:
                 made, means, unit = from_runs.plan(study, topologies, means, node, speed_factor, options, planned)
