@@ -365,8 +365,11 @@ def _add(group: Any, flag: Flag) -> None:
         action: Any = "store_true" if flag.is_switch else argparse.BooleanOptionalAction
         group.add_argument(flag_of(key), dest=key, action=action, **options)
     elif flag.is_word:
-        nargs = "*" if _is_list(hint) else None if is_required else "?"
-        group.add_argument(key, nargs=nargs, choices=choices or None, metavar=key, **options)
+        if _is_list(hint):
+            options |= {"nargs": "*", "default": argparse.SUPPRESS}  # else argparse requires one
+        elif not is_required:
+            options["nargs"] = "?"
+        group.add_argument(key, choices=choices or None, metavar=key, **options)
     else:
         options["metavar"] = "NAME" if choices else _METAVARS.get(kind, "TEXT")
         options |= {"nargs": "+"} if _is_list(hint) else {}

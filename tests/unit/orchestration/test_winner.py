@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cifar_ray.config import command_line, sweepfile
+from cifar_ray.config import command_line, flags, sweepfile
 from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
@@ -84,7 +84,7 @@ def test_the_best_of_the_whole_runs_wins(
     winner = found(ends, **values)
     assert winner is not None
     assert winner.sentence == sentence
-    rest = command_line.train(winner.command.removeprefix("cifar-ray train ").split())
+    rest = flags.call(command_line.train, winner.command.removeprefix("cifar-ray train ").split(), "train")
     assert (rest.config.lr, rest.config.epochs, rest.config.dataset) == (float(winner.name[2:5]), 6, "digits")
 
 
