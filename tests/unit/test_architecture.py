@@ -22,7 +22,7 @@ BELOW = {
     "storage": {"config"},
     "tracking": {"config", "data", "tasks", "training"},
     "reporting": {"config", "tasks", "tracking"},
-    "planning": {"config", "reporting", "tracking"},
+    "planning": {"config", "data", "reporting", "tracking", "training"},
     "display": {"config", "strategies", "tasks"},
     "orchestration.cluster": {*DOMAIN, "storage"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "reporting", "storage", "tracking"},

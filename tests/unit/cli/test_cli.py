@@ -101,7 +101,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "train --model vit --model-options.dim 10 --model-options.heads 3",
-            "--model-options.dim XX",
+            "--model-options.dim must be a multiple of model_options.heads (3), got 10",
         ),
         (
             "train --strategy local_sgd --strategy-options.sync-every 0",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cifar_ray.cli.sweep import _summary
 
 from cifar_ray.cli import main
+from cifar_ray.cli.sweep import _summary
 from cifar_ray.orchestration.sweep.dry_run import DryRow, DryRun
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import HARDWARE_TAG, Trial
