@@ -82,10 +82,10 @@ def report(
         hold: Group results by batch per worker or by global batch. Default: what the sweeps kept fixed.
         target: Values of the task's main test figure, a share as 0 to 1, for which to show the time to reach them.
             Default: a share that all runs of a model reach.
-        style: paper: charts also as PDF for a LaTeX document, charts/*.pdf, without titles.
+        style: paper: charts also as PDF for a LaTeX document, in charts/, without titles.
         width: Width of the PDF charts, from 60 to 400 mm, in mm, cm, in or pt, such as 174mm. Default: 84mm, one
             column.
-        latex: Also write the tables as LaTeX, tables/*.tex, which need the packages booktabs and graphicx.
+        latex: Also write the tables as LaTeX, in tables/, which need the packages booktabs and graphicx.
 
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.

@@ -84,7 +84,7 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--noconftest"}  # pytest's
     others |= {"--index-url"}  # pip's
-    others |= {"--num-gpus"}  # ray's
+    others |= {"--num-gpus", "--follow"}  # ray's
     others |= {"--data-binary"}  # curl's
     others |= {"--backend-store-uri", "--artifacts-destination", "--host", "--allowed-hosts", "--workers"}  # mlflow's
     others |= {"--model-uri", "--env-manager", "--output-directory"}  # mlflow's, too

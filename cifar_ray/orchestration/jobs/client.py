@@ -73,10 +73,9 @@ class JobServer:
         return {str(job.submission_id): job for job in sorted(jobs, key=lambda job: job.start_time or 0)}
 
     def command(self, *words: str) -> str:
-        """Return the command of Ray's that reaches this server."""
-        mode = "RAY_AUTH_MODE=token " if self.has_token else ""
-        at = [] if self.url == servers.job_server(None) else ["--address", self.url]
-        return mode + " ".join(["ray", "job", *words, *at])
+        """Return the command of Ray's that reaches this server; the variables go before its ``--address``."""
+        needed = {servers.JOB_SERVER_VARIABLE: self.url, **({"RAY_AUTH_MODE": "token"} if self.has_token else {})}
+        return " ".join([*(f"{name}={value}" for name, value in needed.items()), "ray", "job", *words])
 
 
 def submit(asked: Submission, address: str | None, working_dir: str | None, wait: bool) -> int:
