@@ -94,7 +94,7 @@ def plan(
         deadline: What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m.
         budget: What the whole run may cost in USD, at --price.
     """
-    asked = locals()
+    asked = {**locals()}
     node, uri = cost.checked(price), options.get("tracking_uri")
     deadline_s = limits.seconds(deadline) if deadline else None
     means = Means(link=_link("link", link), host=_link("host", host), deadline_s=deadline_s, budget_usd=budget)

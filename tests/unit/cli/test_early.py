@@ -203,3 +203,24 @@ def test_where_a_run_or_a_sweep_that_is_continued_has_been_is_known_before_ray(h
     assert sweep.address == "127.0.0.1:6379"
     assert early.known_config("torn") is None
     assert early.known_config("0123456789abcdef") is None
+
+
+HELP = """
+import sys
+from cifar_ray.cli import main
+try:
+    status = main.main(sys.argv[1:])
+except SystemExit as stop:
+    status = stop.code
+loaded = {"pydantic", "rich", "yaml", "numpy", "pandas", "torch", "ray", "mlflow"} & {*sys.modules}
+print(status, *sorted(loaded), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [("--help", ""), ("train --help", " pydantic rich yaml"), ("plan --help-all", " pydantic rich yaml")],
+)
+def test_help_loads_little(words: str, loaded: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, *words.split()], capture_output=True, text=True, check=True)
+    assert done.stderr == f"0{loaded}\n"
