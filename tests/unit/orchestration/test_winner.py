@@ -85,7 +85,7 @@ def test_the_best_of_the_whole_runs_wins(
     assert winner is not None
     assert winner.sentence == sentence
     rest = flags.call(command_line.train, winner.command.removeprefix("cifar-ray train ").split(), "train")
-    assert (rest.config.lr, rest.config.epochs, rest.config.dataset) == (float(winner.name[2:5]), 6, "digits")
+    assert (rest.lr, rest.epochs, rest.dataset) == (float(winner.name[2:5]), 6, "digits")
 
 
 @pytest.mark.parametrize(("images", "chance"), [(1000, "14 %"), (10000, "less than 0.01 %")])
