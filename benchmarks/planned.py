@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 import record
 
-from cifar_ray.cli import plan
 from cifar_ray.config.topology import parse
+from cifar_ray.planning import from_runs, measured, model
 from cifar_ray.planning import link as links
-from cifar_ray.planning import measured, model
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.reporting import exported
@@ -54,9 +53,12 @@ def works(trials: list[Trial]) -> dict[tuple[str, ...], tuple[Work, list[Trial]]
         sizes = (str(trial.batch_size), trial.params["accumulate"], trial.params.get("bucket_cap_mb", ""))
         key: tuple[str, ...] = (trial.strategy, trial.topology, *sizes)
         alike[key].append(trial)
-    config = plan.training(trials[0])
+    config = from_runs.training(trials[0])
     readiness = probe.readiness(config, 16, 1)
-    return {key: (plan.work_of(plan.training(runs[0]), readiness, "cpu", runs[0]), runs) for key, runs in alike.items()}
+    return {
+        key: (from_runs.work_of(from_runs.training(runs[0]), readiness, "cpu", runs[0]), runs)
+        for key, runs in alike.items()
+    }
 
 
 class Compared(NamedTuple):

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from cifar_ray.cli.cluster import Commands
-from cifar_ray.cli.main import COMMANDS
+from cifar_ray.cli import main
 from cifar_ray.config import flags
 
 PAGE = "commands"
 
 
-def blocks(commands: Commands, prefix: str, owners: dict[str, str]) -> Iterator[str]:
-    """Blocks of Markdown that describe commands.
-
-    Args:
-        commands: name -> command.
-        prefix: what is typed before the name.
-        owners: title of a section of flags -> the program that has it on the page; others refer to it.
-    """
-    for name, (_, options, _) in commands.items():
-        program = f"{prefix} {name}"
-        if isinstance(options, Mapping):
-            yield from blocks(options, program, owners)
-            continue
-        parser = flags.described(options, program)
+def blocks() -> Iterator[str]:
+    """Blocks of Markdown that describe the commands."""
+    owners: dict[str, str] = {}  # title of a section of flags -> the program that has it on the page
+    for name in main.COMMANDS:
+        program = f"cifar-ray {name}"
+        parser = flags.parser(main.function(name), program)
         yield f"## {program}\n\n```{{program}} {program}\n```\n\n```\n{parser.usage}\n```"
         yield from (f"```\n{part}\n```" if part[0] == " " else text(part) for part in parser.description.split("\n\n"))
         general, sections = parser._action_groups[:2], parser._action_groups[2:]
@@ -62,7 +53,7 @@ def setup(app: Any) -> None:
 
     def read(app: Any, page: str, source: list[str]) -> None:
         if page == PAGE:
-            source[0] += "\n\n".join(["", *blocks(COMMANDS, "cifar-ray", {})])
+            source[0] += "\n\n".join(["", *blocks()])
 
     app.connect("source-read", read)
     app.connect("env-get-outdated", lambda *_: [PAGE])

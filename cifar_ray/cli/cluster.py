@@ -1,65 +1,37 @@
-"""The commands for a Ray cluster and for a trained model, and how a command is called. Each calls one function."""
+"""Commands for a Ray cluster: ``cifar-ray submit`` and ``cifar-ray check-cluster``."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from cifar_ray.cli import early, ports
-from cifar_ray.config import errors, flags
-from cifar_ray.config.cluster_commands import (
-    ClusterCheckCommand,
-    JobsCommand,
-    LogsCommand,
-    RegisterCommand,
-    ServeCommand,
-    StopCommand,
-    SubmitCommand,
-)
+from cifar_ray.cli.sweep import new_limits, sweep
+from cifar_ray.cli.train import resume, train
+from cifar_ray.config import command_line, files, flags, runfile, servers
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import servers
-
-Commands = Mapping[str, tuple[Callable[[Any], int], Any, str]]
-"""Name -> what runs it, the dataclass of its options or the commands below it, and a summary."""
-
-BY_WORDS = ("train", "resume", "sweep", "plan", "submit", "cluster")
-"""The commands that read their words themselves; the others are called with a dataclass."""
+from cifar_ray.config.sections import NAME
+from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.jobs.submission import Submission
+from cifar_ray.reporting import cost
 
 
-def call(commands: Commands, name: str, words: Sequence[str], above: str = "") -> int:
-    """Run a command with its words.
+def check_cluster(*files: Path) -> int:
+    """Check files for `ray up` offline: your own values, versions, the token, open ports, GPUs of machine types.
 
-    Raises:
-        ConfigError: on words or values that it does not take.
+    Args:
+        files: Ray cluster files, such as cluster.yaml.
     """
-    run, kind, _ = commands[name]
-    return run(words if above + name in BY_WORDS else flags.read(kind, words, above + name))
-
-
-def cluster(words: Sequence[str]) -> int:
-    """``cifar-ray cluster``, which has commands of its own."""
-    if words and words[0] in CLUSTER_COMMANDS:
-        return call(CLUSTER_COMMANDS, words[0], words[1:], "cluster ")
-    if words and words[0] in flags.HELP:
-        print("usage: cifar-ray cluster COMMAND [OPTIONS]\n")
-        for name, (_, _, summary) in CLUSTER_COMMANDS.items():
-            print(f"  {name:<10} {summary}")
-        return 0
-    got = repr(words[0]) if words else "nothing"
-    moved = " (now examples/nodes/drain_on_notice.py)" if words[:1] == ["watch"] else ""
-    raise ConfigError("", f"cifar-ray cluster must be followed by {errors.one_of(CLUSTER_COMMANDS)}, got {got}{moved}")
-
-
-def cluster_check(command: ClusterCheckCommand) -> int:
-    """``cifar-ray cluster check``."""
     from cifar_ray.orchestration.cluster import clusterfile
-    from cifar_ray.reporting import cost
 
+    if not files:
+        raise ConfigError("files", "must be given")
     status = 0
-    for file in command.files:
+    for file in files:
         try:
             faults = clusterfile.check(file, lambda kind: cost.of_node_type(kind).gpus)
             problems = [f"{file}: {problem}" for problem in faults]
@@ -74,99 +46,78 @@ def cluster_check(command: ClusterCheckCommand) -> int:
     return status
 
 
-def submit(words: Sequence[str]) -> int:
-    """``cifar-ray submit``."""
-    words = list(words)
-    end = words.index("--") if "--" in words else len(words)
-    flags_of_submit, job = words[:end], words[end + 1 :]
-    if not job and not set(flags.HELP) & set(flags_of_submit):
+def submit(
+    *command: str,
+    address: str | None = None,
+    name: str | None = None,
+    working_dir: str | None = None,
+    wait: bool = False,
+) -> int:
+    """Run `cifar-ray train`, `resume` or `sweep` on a Ray cluster as a job: submit [OPTIONS] -- train ...
+
+    Args:
+        command: The command, after `--`.
+        address: http://HOST:PORT of the cluster's job server (RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265).
+        name: Name of the job. Default: that of the run or sweep, or made from the options.
+        working_dir: Folder to send, without hidden files and what .gitignore lists. Default: the current folder.
+        wait: Print the job's output until it ends; the exit status is the command's.
+    """
+    if not command:
         raise ConfigError("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`")
-    command = flags.read(SubmitCommand, flags_of_submit, "submit")
-    from cifar_ray.orchestration.jobs import submission
-
-    asked = submission.read(job, command.name)
-    _reach_job_server(command.address)
-    with _extra():
-        from cifar_ray.orchestration.jobs import client
-    return client.submit(asked, command)
-
-
-def jobs(command: JobsCommand) -> int:
-    """``cifar-ray jobs``."""
-    _reach_job_server(command.address)
-    with _extra():
-        from cifar_ray.orchestration.jobs import client
-    client.show_jobs(command)
-    return 0
-
-
-def logs(command: LogsCommand) -> int:
-    """``cifar-ray logs``."""
-    _reach_job_server(command.address)
-    with _extra():
-        from cifar_ray.orchestration.jobs import client
-    return client.logs(command)
-
-
-def stop(command: StopCommand) -> int:
-    """``cifar-ray stop``."""
-    _reach_job_server(command.address)
-    with _extra():
-        from cifar_ray.orchestration.jobs import client
-    client.stop(command)
-    return 0
-
-
-def serve(command: ServeCommand) -> int:
-    """``cifar-ray serve``."""
-    with ports.listen(command.host, command.port) as listener:
-        early.check_runs([command.run], command.tracking_uri)
-        with early.loading("loading PyTorch and MLflow", always=True):
-            from cifar_ray.serving import server
-        server.serve(command, listener, Console().line, flags.note)
-    return 0
-
-
-def register(command: RegisterCommand) -> int:
-    """``cifar-ray register``."""
-    early.check_runs([command.run], command.tracking_uri)
-    with early.loading("loading MLflow"):
-        from cifar_ray.tracking import registry
-
-    version = registry.register(command.run, command.name, command.alias, command.tracking_uri)
-    state = "is" if version.fresh else "is already"
-    uri = f"models:/{version.name}/{version.version}"
-    print(f"the model of run {version.run} {state} version {version.version} of {version.name}: {uri}")
-    return 0
-
-
-CLUSTER_COMMANDS: Commands = {
-    "check": (cluster_check, ClusterCheckCommand, "check files for `ray up`, offline"),
-}
-
-COMMANDS: Commands = {
-    "cluster": (cluster, CLUSTER_COMMANDS, "check a cluster file"),
-    "submit": (submit, SubmitCommand, "train, resume or sweep on a Ray cluster, as a job"),
-    "jobs": (jobs, JobsCommand, "list the jobs of a Ray cluster"),
-    "logs": (logs, LogsCommand, "print what a job has printed"),
-    "stop": (stop, StopCommand, "stop a job and record its run"),
-    "serve": (serve, ServeCommand, "answer HTTP requests with a run's model"),
-    "register": (register, RegisterCommand, "register a run's model in MLflow's model registry"),
-}
-
-
-def _reach_job_server(address: str | None) -> None:
-    with _extra():
-        import aiohttp  # noqa: F401  Ray's client needs it, whatever the address
-    servers.reach_job_server(address)
-
-
-@contextlib.contextmanager
-def _extra() -> Iterator[None]:
-    """Context manager: raise ConfigError if an import needs a package of the extra ``cluster``."""
+    job = read(command, name)
     try:
-        yield
+        import aiohttp  # noqa: F401  Ray's client needs it, whatever the address
+
+        servers.reach_job_server(address)
+        from cifar_ray.orchestration.jobs import client
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "", f"this command needs {error.name}; install it with `pip install 'cifar-ray[cluster]'`"
-        ) from None
+        problem = f"this command needs {error.name}; install it with `pip install 'cifar-ray[cluster]'`"
+        raise ConfigError("", problem) from None
+    return client.submit(job, address, working_dir, wait)
+
+
+def read(words: Sequence[str], name: str | None) -> Submission:
+    """Read ``train``, ``resume`` or ``sweep`` with its options as the command itself would.
+
+    The job is called ``name``; without one, as the run or the sweep, or by a hash of the words: the same command is not
+    sent twice.
+
+    Raises:
+        ConfigError: on what the command would refuse, or a path that a job would lose.
+    """
+    if name is not None and not re.fullmatch(NAME, name):
+        raise ConfigError("name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {name!r}")
+    command, rest = words[0], list(words[1:])
+    commands: dict[str, Callable[..., Any]] = {"train": train, "resume": resume, "sweep": sweep}
+    if command not in commands:
+        raise ConfigError("", f"cifar-ray submit takes train, resume or sweep after `--`, got {command!r}")
+    given = flags.read(commands[command], rest, command)
+    given = {key: value for key, value in given.items() if key not in ("json", "quiet", "dry_run", "plan_from")}
+    file = earlier = flag = None
+    weights: list[str | None] = []
+    job = name or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
+    if command == "train":
+        config, file = command_line.train(**given), given.get("config")
+        weights = [config.weights]
+        job, flag = name or config.run_name or job, None if config.run_name else "--run-name"
+    elif command == "resume":
+        earlier, config = given.pop("run"), runfile.merge(TrainConfig(), given)
+    elif earlier := given.pop("resume", None):
+        given.pop("retry_failed", None)
+        new_limits(**given)
+        config = TrainConfig(tracking_uri=given["options"].get("tracking_uri"))
+    else:
+        asked, file = command_line.sweep(**given), given.get("file")
+        config = asked.base
+        weights = [asked.train.get("weights")]
+        weights += [text for axes in asked.grid for text in axes.get("weights", ())]
+        is_named = file is not None or "name" in given["options"]
+        job, flag = name or (asked.name if is_named else job), None if is_named else "--name"
+    for key, path in [("storage", config.storage), ("data_dir", config.data_dir), *(("weights", w) for w in weights)]:
+        is_here = path is not None and "://" not in path and (key != "weights" or files.existing(key, path))
+        if path is not None and is_here and not path.startswith(("/", "~")):
+            raise ConfigError(key, f"must begin with / or ~ in a job, which runs in a temporary folder, got {path!r}")
+    if earlier and not name:
+        job = f"resume-{re.sub(r'[^A-Za-z0-9._-]+', '-', earlier)}"  # MLflow takes any name, a job does not
+    words = [*words, *([flag, job] if flag else [])]
+    return Submission(job, words, config.tracking_uri, file, is_numbered=bool(earlier and not name))

@@ -1,4 +1,4 @@
-"""What this machine offers to a run, and what would stop one."""
+"""``cifar-ray doctor``: what this machine offers to a run, and what would stop one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,32 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cifar_ray import data, storage
-from cifar_ray._version import __version__
-from cifar_ray.config import files
+from cifar_ray import __version__, data, storage
+from cifar_ray.cli import output
+from cifar_ray.config import cgroups, files
 from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.config.flags import AsJson
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS, cgroups
-from cifar_ray.display.run import Check
+from cifar_ray.data import SPECS
+from cifar_ray.display.run import Check, Console
 
 _LEAST_FREE_GB = 2.0
+
+
+def doctor(
+    *,
+    data_dir: str | None = None,
+    storage: str | None = None,
+    tracking_uri: str | None = None,
+    address: str | None = None,
+    json: AsJson = False,
+) -> int:
+    """Check what this machine offers to a run, and what would stop one."""
+    config = TrainConfig(data_dir=data_dir, storage=storage, tracking_uri=tracking_uri, address=address)
+    with output.progress(json):
+        checks = Console().checks(examine(config))
+    output.show(checks, json)
+    return 1 if any(check.problem for check in checks) else 0
 
 
 def examine(config: TrainConfig) -> Iterator[Check]:

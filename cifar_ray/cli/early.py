@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from cifar_ray import storage
-from cifar_ray.config import files, runfile
-from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.commands import CompareCommand
-from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config import files, runfile, servers, sweepfile
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import EXPORTED
 from cifar_ray.tracking import uri as stores
@@ -67,38 +64,15 @@ def check_sweep(
         raise absent(uri, name)
 
 
-def check_studies(names: Sequence[str], tracking_uri: str | None) -> list[str]:
-    """Refuse names of sweeps or runs that the tracking store does not have; those of exported files are not looked up.
-
-    Returns:
-        The names that are looked for in the store.
+def check_studies(names: Sequence[str], tracking_uri: str | None) -> None:
+    """Refuse names of sweeps or runs that the tracking store certainly does not have; exported files are not looked up.
 
     Raises:
-        ConfigError: when one certainly is not there.
+        ConfigError: naming the first of them.
     """
-    in_store = [name for name in names if not name.endswith(EXPORTED)]
-    for name in in_store:
-        check_sweep(name, tracking_uri, stores.no_such_name)
-    return in_store
-
-
-def sides(command: CompareCommand) -> list[tuple[str, list[str]]]:
-    """The two sides that ``compare --max-slowdown`` is given: what each is called, and its sweeps, runs or files.
-
-    Raises:
-        ConfigError: when there are not two, another option is given that shows tables, or a name certainly is none.
-    """
-    for option in ("full", "price", "target"):
-        if getattr(command, option):
-            raise ConfigError(option, "is for tables, which --max-slowdown does not show; leave out one of the two")
-    if len(command.runs) != 2:
-        raise ConfigError("max_slowdown", f"compares two sides, A and B, got {len(command.runs)}; a,b is one side")
-    both = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in command.runs]
-    for side, names in both:
-        if not all(names):
-            raise ConfigError("", f"{brief(side)} must be names with a comma between two of them")
-        check_studies(names, command.tracking_uri)
-    return both
+    for name in names:
+        if not name.endswith(EXPORTED):
+            check_sweep(name, tracking_uri, stores.no_such_name)
 
 
 def known_config(name: str) -> TrainConfig | None:
@@ -108,5 +82,5 @@ def known_config(name: str) -> TrainConfig | None:
         if (path := folder.disk / run_names.CONFIG).is_file():
             return runfile.load(path)
         if (path := folder.disk / run_names.SWEEP).is_file():
-            return sweeps.from_mapping(runfile.read(path)).base
+            return sweepfile.from_mapping(sweepfile.load(path)).base
     return None

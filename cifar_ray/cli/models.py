@@ -1,4 +1,4 @@
-"""The ``cifar-ray models`` command."""
+"""``cifar-ray models`` and ``cifar-ray strategies``: what can be chosen, with the options of each."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import typing
 
 from cifar_ray.cli import early
 from cifar_ray.config import flags, keywords
-from cifar_ray.config.commands import ModelsCommand
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.model import ModelName
 from cifar_ray.config.option import LIBRARIES, library_of
+from cifar_ray.config.strategy import StrategyName
+from cifar_ray.display.run import Console
 
 
-def show(command: ModelsCommand) -> int:
-    """``cifar-ray models``: one name a line, as ``--model`` takes it, and what a library knows of those of PATTERN.
+def models(pattern: str | None = None) -> int:
+    """List the models of this package, of torchvision and of timm.
 
-    Of one model of this package: its options.
+    With PATTERN: also the parameters, the side of the images in pixels and the names for --weights. Those of this
+    package depend on the data, and have no such names. With the whole NAME of one of this package: its options.
+
+    Args:
+        pattern: Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: the names of all.
     """
     with early.loading("loading PyTorch"):
         from cifar_ray.models import libraries, registry
 
-    if command.pattern in registry():
-        entry = registry()[command.pattern]
+    if pattern in registry():
+        entry = registry()[pattern]
         options = keywords.of(entry.build, 2 if entry.inputs == "features" else 3) or []
-        print(flags.listed("model_options", command.pattern, options))
+        print(flags.listed("model_options", pattern, options))
         return 0
     names = [*typing.get_args(ModelName)]
     for library in LIBRARIES:
@@ -32,11 +37,11 @@ def show(command: ModelsCommand) -> int:
             names += libraries.names(library)
         except ConfigError:
             flags.note(f"{library} is not installed; `pip install 'cifar-ray[{library}]'` adds its networks")
-    pattern = command.pattern or "*"
-    matches = fnmatch.filter(names, pattern if set(pattern) & set("*?[") else f"*{pattern}*")
+    part = pattern or "*"
+    matches = fnmatch.filter(names, part if set(part) & set("*?[") else f"*{part}*")
     if not matches:
-        raise ConfigError("", f"PATTERN must match the name of a model, got {brief(pattern)}")
-    if command.pattern is None:
+        raise ConfigError("", f"PATTERN must match the name of a model, got {brief(part)}")
+    if pattern is None:
         print("\n".join(matches))
         return 0
     width = max(map(len, matches))
@@ -47,4 +52,22 @@ def show(command: ModelsCommand) -> int:
             parameters, side = libraries.size(name)
             size, tags = (f"{parameters:,}", f"{side}"), " ".join(libraries.weights(name))
         print(f"{name:<{width}}  {size[0]:>13}  {size[1]:>5}  {tags}".rstrip(), flush=True)
+    return 0
+
+
+def strategies(name: StrategyName | None = None) -> int:
+    """List the strategies that keep replicas in step: promise, source, and cost per step.
+
+    Args:
+        name: The strategy to list, with its options. Default: all.
+    """
+    from cifar_ray.strategies import CONTEXT, NAMES, about, named
+
+    if name is None:
+        Console().strategies({each: about(each) for each in NAMES})
+        return 0
+    with early.loading("loading PyTorch"):
+        options = keywords.of(named(name), CONTEXT) or []
+    Console().strategies({name: about(name)})
+    print(f"\n{flags.listed('strategy_options', name, options)}")
     return 0

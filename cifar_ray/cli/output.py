@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -30,3 +31,8 @@ def show(result: object, as_json: bool, words: Callable[[], object] | None = Non
         print(json.dumps(to_jsonable_python(result, inf_nan_mode="null", fallback=str), indent=1))
     elif words is not None:
         words()
+
+
+def typed() -> str:
+    """The command of this process, as it can be typed again."""
+    return shlex.join(["cifar-ray", *sys.argv[1:]])

@@ -4,148 +4,185 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from cifar_ray.cli import early, output, probe
-from cifar_ray.config import command_line, errors, limits, runfile, schema
-from cifar_ray.config.command_line import PlanRequest
+from pydantic import BeforeValidator
+
+from cifar_ray import IMPORTED_AT, tracking
+from cifar_ray.cli import early, output
+from cifar_ray.config import errors, flags, limits, runfile, schema, servers
 from cifar_ray.config.errors import CommandFailedError, ConfigError
-from cifar_ray.config.plan_command import PlanOptions
+from cifar_ray.config.flags import AsJson, Given, Of
+from cifar_ray.config.limits import DurationText, PriceText
+from cifar_ray.config.schema import Counts, Positive
+from cifar_ray.config.sections import Name
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.planning import exchange, measured, model
+from cifar_ray.display.sweep import FINISHED
+from cifar_ray.planning import exchange, from_runs, probing
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
-from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
-from cifar_ray.planning.measured import Measured
-from cifar_ray.planning.model import Means, Plan, Work
+from cifar_ray.planning.model import Means
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking import uri as stores
-from cifar_ray.tracking.study import Study, Trial
 
-if TYPE_CHECKING:  # imports torch
-    from cifar_ray.training.probe import Readiness
+_NOT_PLANNED = (
+    *("topology", "elastic", "batch_size", "steps_per_epoch", "run_name", "max_time", "max_cost"),
+    *("oversubscribe", "local_nodes"),  # nodes and CPUs that do not exist tell no times
+)
+_OF_EXCHANGE = ("bucket_cap_mb", "strategy_options")  # change no run that a plan is made from
+_OF_FINISHED = ("model", "strategy", "global_batch_size", "epochs", "tracking_uri", *_OF_EXCHANGE)
 
-_IMAGES = 16  # of the passes in which the readiness of gradients is measured
+
+def _commas(value: Any) -> Any:
+    """Words such as ``1,2,4`` and ``1 2 4`` as one text."""
+    return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
-@dataclass(frozen=True)
-class Planned:
-    """The result of the command.
+Numbers = Annotated[Counts, BeforeValidator(_commas)]
 
-    Attributes:
-        plan: the rows, and what is best.
-        notes: what the figures rest on, in sentences.
+
+@flags.usual(
+    *("model", "dataset", "global_batch_size", "epochs", "strategy", "nodes", "workers", "link", "host", "price"),
+    *("speed_factor", "deadline", "budget", "from_", "name", "json"),
+)
+def plan(
+    *,
+    from_: tuple[str, ...] = (),
+    name: Name | None = None,
+    nodes: Numbers = (1, 2, 4, 8),
+    workers: Numbers = (1,),
+    link: str | None = None,
+    host: str | None = None,
+    price: PriceText | None = None,
+    speed_factor: Positive | None = None,
+    deadline: DurationText | None = None,
+    budget: Positive | None = None,
+    json: AsJson = False,
+    options: Annotated[Given, Of(TrainConfig, without=_NOT_PLANNED)],
+) -> int:
+    """Say what a training would take on other machines: train a few short runs on this one, or take finished ones.
+
+    Without --from, options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is
+    measured by itself, in some 40 steps. With --from, the training is that of the first run; only --strategy with its
+    options, --global-batch-size and --epochs change it.
+
+    Examples:
+        cifar-ray plan --model vit --global-batch-size 512 --nodes 1,2,4,8 --link 10gbit --price 0.80
+        cifar-ray plan --from sizes --nodes 1,2,4,8 --link 10gbit --price 0.80 --deadline 1h --budget 2
+
+    Args:
+        from_: Plan from these instead of training: names of finished runs or sweeps of one model on one kind of
+            machine, or .json files of cifar-ray export.
+        name: Name of the sweep that is trained here, to plan from again with --from. Default: one made from the model
+            and the time.
+        nodes: Numbers of machines, such as 1,2,4.
+        workers: Numbers of workers on each, such as 1,2.
+        link: Network between machines, in each direction: RATE or RATE:LATENCY such as 10gbit or 400mbit:100us; iperf3
+            and ping measure them. Needed for more than one node.
+        host: What an exchange costs the workers themselves, whatever the network: copying, adding up and the backend's
+            own work, as RATE:LATENCY. Default: that of those runs that wait for all of their exchange on one node
+            (strategy all_reduce, gather_scatter or send_recv); without such a run, none.
+        price: Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot,
+            or a Ray cluster file.
+        speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
+        deadline: What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m.
+        budget: What the whole run may cost in USD, at --price.
     """
-
-    plan: Plan
-    notes: tuple[str, ...]
-
-
-def show(words: Sequence[str]) -> int:
-    """``cifar-ray plan``."""
-    asked = command_line.plan(words)
-    command = asked.options
-    price = cost.checked(command.price)
-    link, host = _link("link", command.link), _link("host", command.host)
-    if command.budget is not None and price is None:
+    asked = {**locals()}
+    node, uri = cost.checked(price), options.get("tracking_uri")
+    deadline_s = limits.seconds(deadline) if deadline else None
+    means = Means(link=_link("link", link), host=_link("host", host), deadline_s=deadline_s, budget_usd=budget)
+    if budget is not None and node is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
-    if asked.training is not None and link is None and max(command.nodes) > 1:
+    if options.get("strategy", "ddp") not in exchange.WHOLE:
+        problem = f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {errors.brief(options['strategy'])}"
+        raise ConfigError("strategy", problem)
+    unfit = [key for key in schema.flatten(options) if key.partition(".")[0] not in _OF_FINISHED]
+    if from_ and (unfit or name):
+        problem = "is for runs that are trained here, and --from names others; leave out one of the two"
+        raise ConfigError([*unfit, "name"][0], problem)
+    if not from_ and link is None and max(nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
-    topologies = [Topology(nodes, workers) for nodes in command.nodes for workers in command.workers]
-    in_store = early.check_studies(command.from_, command.tracking_uri)
-    with output.progress(command.json):
-        trained = None
-        if asked.training is not None:
-            refuse = partial(_refuse, price=price, speed=command.speed_factor)
-            is_other = price is not None and price.machine != "" and command.speed_factor is None
-            trained = probe.run(asked, asked.training, topologies, words, refuse, is_other)
-        with early.loading("loading PyTorch" + " and MLflow" * bool(in_store)):
-            from cifar_ray.reporting import exported, report
-            from cifar_ray.training import probe as passes
+    topologies = [Topology(each, beside) for each in nodes for beside in workers]
+    early.check_studies(from_, uri)
+    planned, sweep = None, ""
+    with output.progress(json):
+        if not from_:
+            planned, sweep, uri = _train(name, options, topologies, node, speed_factor)
+        with early.loading("loading PyTorch and MLflow"):
+            from cifar_ray.reporting import exported
+            from cifar_ray.reporting import report as reports
 
-            read = (command.from_, command.tracking_uri) if trained is None else ((trained.name,), trained.tracking_uri)
-            study = exported.together(report.read(*read), "global_batch")
-            runs, trial, notes = usable(study, command.model, trained.name if trained else "")
-            runs = _on(runs, price, command.speed_factor)
-            if trained is None:
-                config = training(trial, command.strategy, command.epochs, command.global_batch_size, asked.train)
-            else:
-                precision: Any = trial.params["precision"]
-                config = dataclasses.replace(trained.training, precision=precision)
-            readiness = passes.readiness(config, _IMAGES, config.cpus_reserved)
-    work = work_of(config, readiness, runs.device, trial)
-    host = host or model.host(runs, work)
-    has_gpus = price is not None and price.gpu != ""
-    means = Means(
-        link=link,
-        host=host,
-        usd_per_hour=price.usd_per_hour if price else None,
-        gpus=price.gpus if price and has_gpus else None,
-        memory_mib=price.gpu_memory_mib if price else None,
-        deadline_s=limits.seconds(command.deadline) if command.deadline else None,
-        budget_usd=command.budget,
-    )
-    plan = model.plan(runs, work, topologies, means)
-    title, unit = f"{config.model} on {config.dataset}", trial.task.unit
-    notes += words_of.notes(runs, work, means, plan.rows, price.words if price else "", title, unit)
-    if "steps_per_epoch" in trial.params:
-        notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
-    if trained is not None:
-        notes.append(f"The runs are sweep {trained.name}; `{again(asked, trained)}` plans from them again.")
-    planned = Planned(plan, tuple(notes))
-    output.show(planned, command.json, lambda: words_of.show(plan, means, notes, Console(), unit))
-    return 0 if plan.fastest else 1  # none is possible, or keeps to the limits
+            study = exported.together(reports.read(from_ or (sweep,), uri), "global_batch")
+            try:
+                made, means, unit = from_runs.plan(study, topologies, means, node, speed_factor, options, planned)
+            except ConfigError as error:
+                if not sweep or error.key != "from_":
+                    raise
+                raise CommandFailedError(f"sweep {sweep} {error.problem}") from None
+    if planned is not None:
+        again = _again(asked, sweep, planned) + stores.flag(uri or "")
+        note = f"The runs are sweep {sweep}; `{again}` plans from them again."
+        made = dataclasses.replace(made, notes=(*made.notes, note))
+    output.show(made, json, lambda: words_of.show(made.plan, means, made.notes, Console(), unit))
+    return 0 if made.plan.fastest else 1  # none is possible, or keeps to the limits
 
 
-def usable(study: Study, model: str | None, sweep: str) -> tuple[Measured, Trial, list[str]]:
-    """As :func:`cifar_ray.planning.measured.of_study`, of finished runs or of the ``sweep`` that a plan has trained.
+def _train(
+    name: str | None, options: Given, topologies: Sequence[Topology], price: Price | None, speed: float | None
+) -> tuple[ResolvedConfig, str, str]:
+    """Train short runs to plan from.
+
+    Returns:
+        What is planned, the name of the runs' sweep, and the store that has it.
 
     Raises:
-        ConfigError: when finished runs that were named tell nothing.
-        CommandFailedError: when those of the sweep do.
+        ConfigError: on a user's mistake, before anything has been trained.
+        CommandFailedError: when no run has finished.
     """
-    try:
-        return measured.of_study(study, model)
-    except ConfigError as error:
-        if not sweep or error.key != "from_":
-            raise
-        raise CommandFailedError(f"sweep {sweep} must have {error.problem.removeprefix('must name ')}") from None
+    asked = runfile.merge(TrainConfig(), options)
+    servers.reach_chosen(asked.address)
+    name = name or f"plan-{asked.model_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
+        from cifar_ray import data
+        from cifar_ray.training import recipe
+
+        with tracking.unchanged():
+            planned = recipe.resolve(asked)
+        if has := exchange.unknown(planned):
+            raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
+        images = data.spec(planned).train_size
+        from cifar_ray.orchestration.run import machine
+        from cifar_ray.orchestration.sweep import runner
+
+    is_here = servers.ray_head(asked.address) is None
+    on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
+    from_runs.check_price(price, speed, on.hardware, on.device)
+    device: Any = on.device if asked.device == "auto" else asked.device
+    grid = probing.cells(dataclasses.replace(planned, device=device), topologies, images, on.cpus, on.room)
+    runs = probing.sweep(name, {**options, "device": device}, grid)
+    result = runner.sweep(runs, output.typed(), begun=IMPORTED_AT)
+    if FINISHED not in result.states.values():
+        raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
+    return planned, name, result.tracking_uri
 
 
-def again(asked: PlanRequest, trained: probe.Probe) -> str:
+def _again(asked: Given, sweep: str, planned: ResolvedConfig) -> str:
     """The command that plans the same from the runs that have been trained."""
-    config, usual = trained.training, PlanOptions()
-    given: dict[str, Any] = {name: getattr(config, name) for name in ("strategy", "global_batch_size", "epochs")}
-    sent = {name: value for name, value in asked.train.items() if name in command_line.OF_EXCHANGE}
-    given |= schema.flatten(sent)
-    for field in dataclasses.fields(usual):
-        value = getattr(asked.options, field.name)
-        if field.name not in (*given, "name", "tracking_uri") and value != getattr(usual, field.name):
-            given[field.name] = value
-    words = ["cifar-ray", "plan", "--from", trained.name]
+    given = {name: getattr(planned, name) for name in ("strategy", "global_batch_size", "epochs")}
+    given |= schema.flatten({name: value for name, value in asked["options"].items() if name in _OF_EXCHANGE})
+    given |= {name: value for name, value in asked.items() if value and name not in ("options", "name")}
+    words = ["cifar-ray", "plan", "--from", sweep]
     for name, value in given.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [errors.flag_of(name)] + [text] * (value is not True)
-    return shlex.join(words) + stores.flag(trained.tracking_uri)
-
-
-def _refuse(planned: ResolvedConfig, here: Measured | None, price: Price | None, speed: float | None) -> None:
-    """Refuse what cannot be planned, before anything is trained on the machine ``here``; None where it is not known.
-
-    Raises:
-        ConfigError: naming the option.
-    """
-    if has := exchange.unknown(planned):
-        raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
-    if here is not None:
-        _on(here, price, speed)
+    return shlex.join(words)
 
 
 def _link(key: str, text: str | None) -> Link | None:
@@ -153,83 +190,3 @@ def _link(key: str, text: str | None) -> Link | None:
         return None if text is None else links.parse(text)
     except ValueError as error:
         raise ConfigError(key, str(error)) from None
-
-
-def _on(runs: Measured, price: Price | None, speed: float | None) -> Measured:
-    """What was measured, on the machine of a price.
-
-    Raises:
-        ConfigError: when nobody says how fast that machine is.
-    """
-    if speed is not None:
-        return measured.faster(runs, speed)
-    if price is not None and price.machine:
-        name = next((word for word in price.gpu.split(" ") if not word.isdecimal()), "")
-        if runs.device != "cuda" or not name or name not in runs.hardware.replace("-", " ").split(" "):
-            problem = f"must come with --speed-factor, how many times as fast as {runs.hardware or 'in the runs'} it is"
-            raise ConfigError("price", f"{problem}; the runs do not tell it of {price.machine}")
-    return runs
-
-
-def training(
-    trial: Trial,
-    strategy: str | None = None,
-    epochs: int | None = None,
-    global_batch_size: int | None = None,
-    sent: Mapping[str, Any] | None = None,
-) -> ResolvedConfig:
-    """The training to plan: that of a run, with whole epochs and what else is given.
-
-    Args:
-        trial: the run.
-        strategy: None for the run's.
-        epochs: likewise.
-        global_batch_size: likewise.
-        sent: options of the strategy beside the run's.
-
-    Raises:
-        ConfigError: when it cannot be planned.
-    """
-    from cifar_ray.training import recipe
-
-    words = shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]
-    if not words:
-        raise ConfigError("from_", f"must name runs whose command is recorded, and that of {trial.name} is not")
-    asked = command_line.train(words).config
-    strategy, images = strategy or trial.strategy, global_batch_size or trial.global_batch_size
-    changes: dict[str, Any] = {
-        "strategy": strategy,
-        "strategy_options": asked.strategy_options if strategy == asked.strategy else {},
-        "bucket_cap_mb": asked.bucket_cap_mb if strategy == "ddp" else TrainConfig.bucket_cap_mb,
-        "epochs": epochs or asked.epochs,
-        "global_batch_size": images,
-        "batch_size": None,
-        "topology": "1x1",
-        "steps_per_epoch": None,
-        "precision": trial.params.get("precision", asked.precision),
-    }
-    config = recipe.resolve(runfile.merge(dataclasses.replace(asked, **changes), sent or {}))
-    if (config.model, config.dataset) != (trial.model, trial.dataset):
-        is_of, tells = f"{trial.model} on {trial.dataset}", f"{config.model} on {config.dataset}"
-        raise ConfigError("from_", f"must name runs whose command tells them, and {trial.name}, {is_of}, has {tells}")
-    if has := exchange.unknown(config):
-        raise ConfigError("from_", f"must name runs without {has}, and {trial.name} has it")
-    return config
-
-
-def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:
-    """What a training does in a step and in all; ``trial`` is a run that was measured, and ``device`` its device."""
-    from cifar_ray import data
-
-    sent = Exchange.of(config, Gradients(readiness.sizes, readiness.ready), readiness.buffer_bytes, device)
-    test_images = int(trial.params.get("test_images", "0") or 0)
-    evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
-    return Work(
-        config.global_batch_size,
-        config.accumulate,
-        data.steps_per_epoch(config),
-        config.epochs,
-        sent,
-        evaluated,
-        measured.sent(runfile.params(config)),
-    )

@@ -1,38 +1,92 @@
-"""The words of a command as plain values, and its help: both from the fields of one dataclass.
+"""The words of a command as plain values, and its help: both from the signature and docstring of one function.
 
-Words stay text here: :mod:`cifar_ray.config.schema` converts and checks them, as it does the values of a file. Only
-what is given is in the result, so that it can be laid over a file.
+A command is a function. Its arguments before the ``*`` are words, its keywords flags; the docstring, with its section
+``Args:``, is the help. A keyword that the docstring does not describe is described as the field of that name of a run
+or of a sweep. A parameter with the mark :class:`Of` takes the options of a config that are given.
+
+Words stay text here: :mod:`cifar_ray.config.schema` converts and checks them, as it does the values of a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
+import re
 import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from cifar_ray.config import schema
+from pydantic import Field
+
+from cifar_ray.config import keywords, schema
 from cifar_ray.config.errors import ConfigError, flag_of, one_of, printable, suggestion
 from cifar_ray.config.keywords import Keyword
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 
-T = TypeVar("T")
-_POSITIONAL = "positional"
-Positional = Annotated[T, _POSITIONAL]
-"""The type of a field that is given without a flag."""
-_SWITCH = "switch"
-Switch = Annotated[bool, _SWITCH]
-"""The type of a field that no config file has, so that nothing needs a ``--no-`` flag to be undone."""
+F = TypeVar("F", bound=Callable[..., Any])
+Given = Mapping[str, Any]
+"""Options of a config that are given, nested and as text."""
+
+AsJson = Annotated[
+    bool,
+    Field(description="Print the result as one JSON document on standard output; progress goes to standard error."),
+]
+Overwrite = Annotated[bool, Field(description="Replace files that are there.")]
+RunName = Annotated[str, Field(description="Name or MLflow id of the run, or its folder if MLflow has lost it.")]
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT"}
 HELP = ("-h", "--help", "--help-all")
 """The flags that print the help of a command."""
 
 _WIDEST, _COLUMN = 100, 33  # characters: lines that are easy to read; where every explanation starts
+
+
+@dataclass(frozen=True)
+class Of:
+    """Mark of a parameter: it takes the options of ``config`` that are given, ``without`` some of them."""
+
+    config: type
+    without: tuple[str, ...] = ()
+
+
+def usual(*names: str) -> Callable[[F], F]:
+    """Decorator: ``--help`` of a command describes these options, ``--help-all`` all."""
+
+    def mark(function: F) -> F:
+        function.usual = names  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag, or word, of a command.
+
+    Attributes:
+        key: the dotted name of its value.
+        kind: the annotation.
+        default: without one, ``inspect.Parameter.empty``.
+        doc: what the help says of it.
+        title: the section of the help that it belongs to; empty for that of the command itself.
+        about: what the section says of itself.
+        is_word: whether it is given without its name.
+        is_switch: whether nothing needs a ``--no-`` flag to undo it, since no file has it.
+    """
+
+    key: str
+    kind: Any
+    default: Any
+    doc: str
+    title: str = ""
+    about: str = ""
+    is_word: bool = False
+    is_switch: bool = False
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,52 +126,87 @@ class _Help(argparse.HelpFormatter):
         return super()._format_action_invocation(action)
 
 
-def read(kind: type[T], words: Sequence[str], command: str) -> T:
-    """The words that follow a command as a ``kind``, the dataclass of its options.
+def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
+    """Call a command with its words.
 
     Raises:
-        ConfigError: on words or values that the command does not take.
+        ConfigError: on words or values that it does not take, and what it raises.
     """
     try:
-        return schema.build(kind, parse(kind, words, f"cifar-ray {command}"))
+        given = read(command, words, name)
+        listed = keywords.signature(command) or []
+        many = [value for each in listed if each.is_many for value in given.pop(each.name, ())]
+        before = [given.pop(each.name) for each in listed if many and each.is_word and each.name in given]
+        return command(*before, *many, **given)
     except ConfigError as error:
-        if _is_positional(schema.field_types(typing.cast(type, kind)).get(error.key)):
+        if any(flag.is_word and flag.key == error.key for flag in of(command)):
             raise ConfigError("", f"{error.key.upper()} {error.problem}") from None
         raise
 
 
-def parse(kind: type, words: Sequence[str], program: str) -> dict[str, Any]:
-    """What the words give, as nested values by field: text, lists of text and booleans. ``--help`` ends the process.
+def read(command: Callable[..., Any], words: Sequence[str], name: str) -> dict[str, Any]:
+    """The arguments of a command as its words give them.
+
+    Raises:
+        ConfigError: on words or values that it does not take.
+    """
+    given = parse(command, words, f"cifar-ray {name}")
+    arguments: dict[str, Any] = {}
+    for keyword in keywords.signature(command) or ():
+        if configs := _configs(keyword.kind):
+            known = {field.name for each in configs for field in _fields(each)}
+            arguments[keyword.name] = {key: given.pop(key) for key in known & given.keys()}
+        elif keyword.name in given:
+            arguments[keyword.name] = schema.build(keyword.kind, given.pop(keyword.name), keyword.name)
+    return arguments
+
+
+def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
+    """What the words give, as nested values by name: text, lists of text and booleans. ``--help`` ends the process.
+
+    Args:
+        command: a function, or a config, whose options the words give.
+        words: what follows the command.
+        program: the command as it is typed.
 
     Raises:
         ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
-    if set(HELP) & set(words):
-        usual = () if "--help-all" in words else getattr(kind, "USUAL", ())
-        described(kind, program, usual).print_help()
+    if set(HELP) & set(words[: _end(words)]):
+        shown = () if "--help-all" in words else getattr(command, "usual", ())
+        parser(command, program, usual=shown).print_help()
         sys.exit(0)
-    words, named = _without_named(kind, [_hyphenated(word) for word in words])
-    values, rest = parser(kind, program, {}).parse_known_intermixed_args(words)
+    flags = list(of(command))
+    end = _end(words)
+    mine, named = _without_named(flags, [_hyphenated(word) for word in words[:end]])
+    values, rest = parser(command, program, described=False).parse_known_intermixed_args(mine)
     if rest and rest[0].startswith("--"):
         flag = rest[0].partition("=")[0]
-        recorded = {field.name for field in dataclasses.fields(kind) if field.metadata.get("recorded")}
-        hints = {key: hint for key, hint in schema.flat_types(kind).items() if key.partition(".")[0] not in recorded}
-        known = [flag_of(key) for key, hint in hints.items() if not _is_positional(hint)]
+        known = [flag_of(each.key) for each in flags if not each.is_word]
         raise ConfigError("", f"unknown flag {flag}{suggestion(flag, known)}".replace("'", ""))
-    if rest:
-        raise ConfigError("", f"unexpected word '{rest[0]}'")
-    return schema.nest(vars(values) | named)
+    many = next((flag.key for flag in flags if flag.is_word and _is_list(flag.kind)), None)
+    if rest or (many is None and words[end + 1 :]):
+        raise ConfigError("", f"unexpected word '{[*rest, *words[end + 1 :]][0]}'")
+    found = vars(values) | named
+    if many is not None and (listed := [*found.pop(many, ()), *words[end + 1 :]]):
+        found[many] = listed
+    return schema.nest(found)
 
 
-def _without_named(kind: type, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _end(words: Sequence[str]) -> int:
+    """Where the flags of a command end: at ``--``, after which everything is a word."""
+    return [*words, "--"].index("--")
+
+
+def _without_named(flags: Sequence[Flag], words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words without flags such as ``--model-options.depth 4``, of a field that takes any names; and these."""
-    hints = schema.field_types(kind)
+    open_ones = {flag.key for flag in flags if schema.is_mapping(flag.kind)}
     others, named, left = [], {}, iter(words)
     for word in left:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         field, dot, _ = name.partition(".")
-        if not word.startswith("--") or not dot or not schema.is_mapping(hints.get(field)):
+        if not word.startswith("--") or not dot or field not in open_ones:
             others.append(word)
             continue
         named[name] = value if equals else next(left, "--")
@@ -132,71 +221,111 @@ def _hyphenated(word: str) -> str:
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def described(kind: type, program: str, usual: Sequence[str] = ()) -> Parser:
-    """The :func:`parser` with help; a field without a docstring is that of a run or of a sweep."""
-    docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig), **schema.docstrings(kind)}
-    return parser(kind, program, docs, usual)
+def of(command: Any, described: bool = False) -> Iterator[Flag]:
+    """The flags of a function, or of a config whose options the words give; descriptions take a while to read."""
+    if isinstance(command, type):
+        yield from _of_config(Of(command), described)
+        return
+    own = keywords.signature(command) or []
+    docs: dict[str, str] = {}
+    if described:
+        docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig), **keywords.descriptions(command)}
+    for keyword in own:
+        if not _configs(keyword.kind):
+            is_switch = schema.bare(keyword.kind) is bool and keyword.default is False
+            doc = keyword.description or docs.get(keyword.name, "")
+            yield Flag(keyword.name, keyword.kind, keyword.default, doc, is_word=keyword.is_word, is_switch=is_switch)
+    known = {keyword.name for keyword in own}
+    for each in (each for keyword in own for each in _configs(keyword.kind)):
+        flags = [flag for flag in _of_config(each, described) if flag.key.partition(".")[0] not in known]
+        yield from flags
+        known |= {flag.key.partition(".")[0] for flag in flags}
 
 
-def parser(kind: type, program: str, docs: dict[str, str], usual: Sequence[str] = ()) -> Parser:
-    """A parser with a flag for every field; the help has the sections of a run, and one for each nested dataclass.
+def _configs(kind: Any) -> list[Of]:
+    return [mark for mark in _metadata(kind) if isinstance(mark, Of)]
+
+
+def _fields(options: Of) -> list[dataclasses.Field[Any]]:
+    """The fields of a config that a person may give."""
+    fields = dataclasses.fields(options.config)
+    return [each for each in fields if not each.metadata.get("recorded") and each.name not in options.without]
+
+
+def _of_config(options: Of, described: bool) -> Iterator[Flag]:
+    config = options.config
+    hints, docs = schema.field_types(config), schema.docstrings(config) if described else {}
+    for field in _fields(options):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            inner = typing.cast(type, hint)
+            title, about = f"{field.name} options", schema.summary(inner) if described else ""
+            for name, of in schema.field_types(inner).items():
+                key = f"{field.name}.{name}"
+                yield Flag(key, of, getattr(inner, name), docs.get(key, ""), title, about)
+        else:
+            doc = " ".join(filter(None, (docs.get(field.name, ""), _belongs(field, config))))
+            default = None if field.default is dataclasses.MISSING else field.default
+            yield Flag(field.name, hint, default, doc, _section(field.name, config) if described else "")
+
+
+def parser(command: Any, program: str, described: bool = True, usual: Sequence[str] = ()) -> Parser:
+    """A parser with a flag for every option of a command.
 
     Args:
-        kind: the dataclass.
+        command: the function, or the config whose options are given.
         program: the command as it is typed.
-        docs: what the help says of each field.
-        usual: the only fields to show, in no sections, below the command's examples.
+        described: whether it has a help, with sections.
+        usual: the only options to show, in no sections, below the command's examples.
     """
-    hints = schema.field_types(kind)
-    positional = [f"{name.upper()}{' ...' * _is_list(hint)}" for name, hint in hints.items() if _is_positional(hint)]
+    flags = list(of(command, described))
+    words = [f"{flag.key.upper()}{' ...' * _is_list(flag.kind)}" for flag in flags if flag.is_word]
     result = Parser(
         prog=program,
-        usage=" ".join([program, *positional, "[OPTIONS]"]),
-        description="\n\n".join([schema.summary(kind), *getattr(kind, "EXAMPLES", ())]),
+        usage=" ".join([program, *words, "[OPTIONS]"]),
+        description=_summary(command) if described else None,
         formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    section: Any = result
-    if hasattr(kind, "USUAL"):
+    if hasattr(command, "usual"):
         result.add_argument("--help-all", action="help", help="Describe all options.")
-    fields = {field.name: field for field in dataclasses.fields(kind) if not field.metadata.get("recorded")}
-    for field in [fields[name] for name in usual] or fields.values():
-        hint = hints[field.name]
-        is_of_run = issubclass(kind, TrainConfig) and "only" in field.metadata  # and not the command's own
-        if is_of_run and not usual and (title := _section(field.name)) != getattr(section, "title", None):
-            section = result.add_argument_group(title)
-        if dataclasses.is_dataclass(hint):
-            inner = typing.cast(type, hint)
-            group = result.add_argument_group(f"{field.name} options", schema.summary(inner))
-            for name, of in schema.field_types(inner).items():
-                _add(group, f"{field.name}.{name}", of, getattr(inner, name), docs.get(f"{field.name}.{name}", ""))
-        else:
-            belongs = _belongs(field) if is_of_run else ""
-            place = section if is_of_run else result
-            _add(place, field.name, hint, field.default, docs.get(field.name, ""), belongs)
+    by_name = {flag.key: flag for flag in flags}
+    sections: dict[str, Any] = {"": result}
+    for flag in [by_name[name] for name in usual] or flags:
+        title = "" if usual else flag.title
+        if title not in sections:
+            sections[title] = result.add_argument_group(title, flag.about or None)
+        _add(sections[title], flag)
     return result
 
 
-def listed(key: str, owner: str, keywords: Sequence[Keyword]) -> str:
+def _summary(command: Any) -> str:
+    """What a docstring says before its sections, and its examples."""
+    text, *sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", schema.summary(command))
+    examples = [textwrap.dedent(each.partition("\n")[2]) for each in sections if each.startswith("Examples:")]
+    return "\n\n".join([text, *(textwrap.indent(each, "  ") for each in examples)])
+
+
+def listed(key: str, owner: str, options: Sequence[Keyword]) -> str:
     """The options of a model or of a strategy, ``key`` of a run, as the help of a command lists its own."""
     result = Parser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_Help)
     group = result.add_argument_group(f"options of {owner}")
-    for keyword in keywords:
-        _add(group, f"{key}.{keyword.name}", keyword.kind, keyword.default, f"{keyword.description}.")
+    for each in options:
+        _add(group, Flag(f"{key}.{each.name}", each.kind, each.default, f"{each.description}."))
     return result.format_help().strip() or f"{owner} has no options of its own"
 
 
-def _section(name: str) -> str:
-    """The title of the section of a run's options that declares a field."""
-    section = next(cls for cls in reversed(TrainConfig.__mro__) if name in vars(cls).get("__annotations__", ()))
-    return schema.summary(section).removesuffix(".")
+def _section(name: str, config: type) -> str:
+    """The title of the section of a run's options that declares a field; empty of a config without sections."""
+    section = next(cls for cls in reversed(config.__mro__) if name in vars(cls).get("__annotations__", ()))
+    return "" if section is config else schema.summary(section).removesuffix(".")
 
 
-def _belongs(field: dataclasses.Field[Any]) -> str:
-    """For which choice a field of a run is, as a sentence; for which it is not, if they are fewer."""
-    for kind, owners in (field.metadata["only"] or {}).items():
-        others = [name for name in _choices(schema.field_types(TrainConfig)[kind]) if name not in owners]
+def _belongs(field: dataclasses.Field[Any], config: type) -> str:
+    """For which choice a field of a config is, as a sentence; for which it is not, if they are fewer."""
+    for kind, owners in (field.metadata.get("only") or {}).items():
+        others = [name for name in _choices(schema.field_types(config)[kind]) if name not in owners]
         if len(others) < len(owners):
             return f"Not with --{kind} {one_of(others)}."
         return f"Only with --{kind} {one_of(owners)}."
@@ -209,10 +338,6 @@ def _choices(hint: Any) -> tuple[str, ...]:
     return next((typing.get_args(kind) for kind in kinds if typing.get_origin(kind) is typing.Literal), ())
 
 
-def _is_positional(hint: Any) -> bool:
-    return _POSITIONAL in _metadata(hint)
-
-
 def _metadata(hint: Any) -> tuple[Any, ...]:
     """What an annotation, or the one that is not None of two, carries."""
     every = (hint, *typing.get_args(hint))
@@ -223,25 +348,28 @@ def _is_list(hint: Any) -> bool:
     return typing.get_origin(schema.bare(hint)) is tuple
 
 
-def _add(group: Any, key: str, hint: Any, default: Any, doc: str, belongs: str = "") -> None:
-    """Add one field to a parser or to a section of it; ``doc`` and ``belongs`` are sentences of its help."""
+def _add(group: Any, flag: Flag) -> None:
+    """Add one flag to a parser or to a section of it."""
+    key, hint, default = flag.key, flag.kind, flag.default
     kind = schema.bare(hint)
     if _is_list(hint):
         kind = schema.bare(typing.get_args(kind)[0])
     takes_any_name = schema.is_mapping(hint)
-    is_required = default is dataclasses.MISSING and not takes_any_name
+    is_required = default is inspect.Parameter.empty
     choices = _choices(typing.get_args(schema.bare(hint))[0] if _is_list(hint) else hint)
-    sentences = [doc, f"One of {one_of(choices)}." if choices else "", belongs]
-    if not is_required and default not in (None, (), dataclasses.MISSING):
+    sentences = [flag.doc, f"One of {one_of(choices)}." if choices else ""]
+    if not is_required and not takes_any_name and default not in (None, ()) and not flag.is_switch:
         sentences.append(f"(default: {_in_words(default)})")
     options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}
     if kind is bool:
-        action: Any = "store_true" if _SWITCH in _metadata(hint) else argparse.BooleanOptionalAction
+        action: Any = "store_true" if flag.is_switch else argparse.BooleanOptionalAction
         group.add_argument(flag_of(key), dest=key, action=action, **options)
-    elif _is_positional(hint):
-        many = "+" if is_required else "*"
-        nargs = many if _is_list(hint) else None if is_required else "?"
-        group.add_argument(key, nargs=nargs, choices=choices or None, metavar=key, **options)
+    elif flag.is_word:
+        if _is_list(hint):
+            options |= {"nargs": "*", "default": argparse.SUPPRESS}  # else argparse requires one
+        elif not is_required:
+            options["nargs"] = "?"
+        group.add_argument(key, choices=choices or None, metavar=key, **options)
     else:
         options["metavar"] = "NAME" if choices else _METAVARS.get(kind, "TEXT")
         options |= {"nargs": "+"} if _is_list(hint) else {}

@@ -1,16 +1,19 @@
-"""Keywords of a function that builds a model, or of a strategy, as options: checked, completed and listed.
+"""Keywords of a function as options: of one that builds a model, of a strategy, and of a command.
 
-Types, bounds, defaults and descriptions stand in the signature: ``depth: Annotated[Count, Field(description="...")] =
-6``. A keyword without an annotation takes what a YAML file may have.
+Types, bounds and defaults stand in the signature, descriptions there or in the docstring's section ``Args:``:
+``depth: Annotated[Count, Field(description="...")] = 6``. A keyword without an annotation takes what a YAML file may
+have.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -19,15 +22,24 @@ from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError, suggestion
 from cifar_ray.config.schema import Value
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 @dataclass(frozen=True)
 class Keyword:
-    """One keyword of a function; ``default`` is ``inspect.Parameter.empty`` where it must be given."""
+    """One keyword of a function; ``default`` is ``inspect.Parameter.empty`` where it must be given.
+
+    Attributes:
+        is_word: whether it can be given without its name, before the ``*`` of the signature.
+        is_many: whether it is the ``*words`` of the signature.
+    """
 
     name: str
     kind: Any
     default: Any
     description: str = ""
+    is_word: bool = False
+    is_many: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -35,23 +47,72 @@ class Keyword:
         return self.default is None or isinstance(self.default, bool | int | float | str | tuple)
 
 
+def passes_to(inner: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorator: the ``**options`` of a function are the keywords of ``inner``."""
+
+    def mark(function: F) -> F:
+        function.passes_to = inner  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 def of(function: Callable[..., Any], taken: int) -> list[Keyword] | None:
     """The keywords of a function or a class beyond its first ``taken`` arguments; None where it takes any."""
+    known = signature(function)
+    return None if known is None else [keyword for keyword in known[taken:] if not keyword.is_many]
+
+
+def signature(function: Callable[..., Any]) -> list[Keyword] | None:
+    """All arguments of a function or a class; None where it takes any."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except ValueError:  # a callable without a signature
         return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    inner = getattr(function, "passes_to", None)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) and inner is None:
         return None
     try:
         typed: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
         hints = typing.get_type_hints(typed, include_extras=True)
     except Exception:  # annotations of the user's own that name nothing
         hints = {}
-    kinds = [(parameter, hints.get(parameter.name, Value)) for parameter in parameters[taken:]]
-    return [
-        Keyword(of.name, kind, of.default, _description(kind)) for of, kind in kinds if of.kind != of.VAR_POSITIONAL
-    ]
+    found = {}
+    for each in parameters:
+        kind: Any = hints.get(each.name, Value)
+        is_word, is_many = each.kind is each.POSITIONAL_OR_KEYWORD, each.kind is each.VAR_POSITIONAL
+        if is_many:
+            found[each.name] = Keyword(each.name, tuple[kind, ...], (), _description(kind), True, True)  # type: ignore[valid-type]
+        elif each.kind is not each.VAR_KEYWORD:
+            found[each.name] = Keyword(each.name, kind, each.default, _description(kind), is_word)
+    others = signature(inner) or [] if inner else []
+    return [*found.values(), *(each for each in others if each.name not in found)]
+
+
+def descriptions(function: Callable[..., Any]) -> dict[str, str]:
+    """What the section ``Args:`` of a function's docstring says of each argument."""
+    section = schema.summary(function).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    lines = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
+    own = {name: " ".join(text.split()) for name, text in lines}
+    return {**(descriptions(function.passes_to) if hasattr(function, "passes_to") else {}), **own}
+
+
+def checked(function: F) -> F:
+    """Decorator: check the arguments of a command that is called from Python, where no text stands for a number."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        bound = inspect.signature(function).bind(*args, **options)
+        for keyword in signature(function) or ():
+            if keyword.is_many and keyword.name not in bound.arguments:
+                raise ConfigError(keyword.name, "must be given")
+            if keyword.name in bound.arguments:
+                value = bound.arguments[keyword.name]
+                value = tuple(map(schema.plain, value)) if isinstance(value, tuple) else schema.plain(value)
+                bound.arguments[keyword.name] = schema.build(keyword.kind, value, keyword.name, strict=True)
+        return function(*bound.args, **bound.kwargs)
+
+    return cast(F, call)
 
 
 def complete(

@@ -123,9 +123,12 @@ class _Explained:
         return "\n".join([summary(cls), "", "Attributes:", *wrapped])
 
 
-def summary(cls: type) -> str:
-    """The docstring of a dataclass, without those of its fields, read from the source: ``python -OO`` keeps none."""
-    return ast.get_docstring(_source(cls)) or ""
+def summary(described: Any) -> str:
+    """The docstring of a class, without those of its fields, or of a function.
+
+    It is read from the source: ``python -OO`` keeps none.
+    """
+    return ast.get_docstring(_source(described)) or ""
 
 
 def docstrings(kind: type) -> dict[str, str]:
@@ -146,9 +149,10 @@ def _own_docstrings(cls: type) -> list[tuple[str, str]]:
     ]
 
 
-def _source(cls: type) -> ast.ClassDef:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    return typing.cast(ast.ClassDef, tree)
+@functools.cache
+def _source(described: Any) -> ast.ClassDef | ast.FunctionDef:
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(described))).body
+    return typing.cast("ast.ClassDef | ast.FunctionDef", tree)
 
 
 def plainly(cls: type[T]) -> type[T]:
@@ -182,15 +186,16 @@ def _fitted(cls: type, name: str, value: Any) -> Any:
         raise ConfigError(f"{name}.{error.key}" if error.key else "", error.problem) from None
 
 
-def build(kind: Any, value: Any, key: str = "") -> Any:
+def build(kind: Any, value: Any, key: str = "", strict: bool = False) -> Any:
     """``value`` from YAML, JSON or the command line as a ``kind``: a dataclass or any type that pydantic knows.
 
-    For a dataclass it is a mapping of field names to values; the text ``None`` means None.
+    For a dataclass it is a mapping of field names to values; the text ``None`` means None. From Python if ``strict``:
+    then no text stands for a number.
 
     Raises:
         ConfigError: naming the key and what it may be.
     """
-    return _validate(kind, _adapter(kind), _without_none(value), key, strict=False)
+    return _validate(kind, _adapter(kind), value if strict else _without_none(value), key, strict)
 
 
 def field(cls: type, name: str, value: Any, strict: bool = False) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cifar_ray.config import sweep as sweeps
@@ -19,6 +20,41 @@ STEPS = 40
 
 _MOST = 4  # sizes for each number of workers on a node; between them lie straight lines
 _OF_WHOLE_RUN = ("warmup_epochs",)  # options that may not fit a run of one epoch, and change no step's time
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the short runs are trained on.
+
+    Attributes:
+        hardware: what it computes on, in words.
+        device: ``cpu`` or ``cuda``.
+        cpus: which its workers share; None where each worker's are given, or where a cluster gives them.
+        room: workers that it has room for; None where that is not known.
+    """
+
+    hardware: str
+    device: str
+    cpus: int | None = None
+    room: int | None = None
+
+
+def this_machine(config: ResolvedConfig) -> Machine:
+    """What this machine offers to the runs of a training.
+
+    Raises:
+        ConfigError: when it has fewer CPUs than a worker is to have.
+    """
+    import torch
+
+    from cifar_ray.training import hardware
+
+    device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
+    cpus, each = hardware.allowed_cpus(), config.cpus_per_worker
+    if (each or 1) > cpus:
+        raise ConfigError("cpus_per_worker", f"must be at most {cpus}, the CPUs of this machine, got {each}")
+    room = torch.cuda.device_count() if "cuda" in (device, config.device) else cpus // (each or 1)
+    return Machine(hardware.describe(torch.device(device)), device, cpus if each is None else None, room)
 
 
 def sizes(images: Iterable[int]) -> list[int]:

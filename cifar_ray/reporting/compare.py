@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cifar_ray import tracking
-from cifar_ray.config import commands
-from cifar_ray.config.commands import CompareCommand
+from cifar_ray.config import keywords
 from cifar_ray.config.errors import printable
+from cifar_ray.config.limits import PriceText
+from cifar_ray.config.schema import Numbers
 from cifar_ray.reporting import cost, frame, pages, report, tables, words
 from cifar_ray.reporting.contents import Entry, Results, Table
 from cifar_ray.reporting.cost import Price
@@ -63,18 +64,24 @@ class Comparison(Results):
 
 
 @tracking.unchanged()
-@commands.checked(CompareCommand, "runs")
+@keywords.checked
 def compare(
     *runs: str,
-    price: str | None = None,
-    target: Sequence[float] = (),
+    price: PriceText | None = None,
+    target: Numbers = (),
     full: bool = False,
     tracking_uri: str | None = None,
 ) -> Comparison:
-    """Compare runs of these names or MLflow ids.
+    """Compare runs.
 
     The result's ``data["side_by_side"]``, ``["runs"]`` and ``["figures"]`` are pandas frames; ``print`` shows what
-    ``cifar-ray compare`` does, with ``full`` every table of a report. The others are the options of that command.
+    ``cifar-ray compare`` does.
+
+    Args:
+        runs: Names or MLflow ids of runs.
+        target: Values of the task's main test figure, a share as 0 to 1, for which to show the time to reach them.
+            Default: a share that all runs of a model reach.
+        full: Show every table of a report, not only the main figures.
 
     Raises:
         ConfigError: when an option is wrong, or there is no such run.

@@ -16,11 +16,12 @@ from typing import Literal
 
 import pandas as pd
 
-from cifar_ray import tracking
-from cifar_ray._version import __version__
-from cifar_ray.config import commands, files, flags, option
-from cifar_ray.config.commands import ReportCommand
+from cifar_ray import __version__, tracking
+from cifar_ray.config import files, flags, keywords, option
 from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.config.flags import Overwrite
+from cifar_ray.config.limits import PriceText
+from cifar_ray.config.schema import Numbers
 from cifar_ray.reporting import (
     EXPORTED,
     cautions,
@@ -50,24 +51,39 @@ _NAMED = 2  # data sets of a task, at most, that a title names
 
 
 @tracking.unchanged()
-@commands.checked(ReportCommand, "sweeps")
+@keywords.checked
 def report(
     *sweeps: str,
     out: str | None = None,
     baseline: str | None = None,
-    price: str | None = None,
+    price: PriceText | None = None,
     title: str | None = None,
     hold: Literal["batch", "global_batch"] | None = None,
-    target: Sequence[float] = (),
-    style: Literal["screen", "paper"] = "screen",
+    target: Numbers = (),
+    style: Style = "screen",
+    width: str | None = None,
     latex: bool = False,
     tracking_uri: str | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
 ) -> Report:
-    """Report on sweeps or runs of these names, or on .json files of ``cifar-ray export``.
+    """Report on sweeps or runs, from the tracking store or from exported files alone.
 
-    The result's ``data["runs"]`` and ``data["figures"]`` are pandas frames. With ``out``, a folder, the report is
-    written there, too. The others are the options of ``cifar-ray report``.
+    The result's ``data["runs"]`` and ``data["figures"]`` are pandas frames. With ``out``, the report is written there,
+    too.
+
+    Args:
+        sweeps: Names of sweeps or runs, or .json files of cifar-ray export; several make one report.
+        out: Folder for the report's page, tables and charts; none without it.
+        baseline: Published study to show beside the results, such as rangoju_katneni_2025.
+        title: Heading of the report; when not given, the names of one or two sweeps, or the models and data sets of
+            more.
+        hold: Group results by batch per worker or by global batch. Default: what the sweeps kept fixed.
+        target: Values of the task's main test figure, a share as 0 to 1, for which to show the time to reach them.
+            Default: a share that all runs of a model reach.
+        style: paper: charts also as PDF for a LaTeX document, in charts/, without titles.
+        width: Width of the PDF charts, from 60 to 400 mm, in mm, cm, in or pt, such as 174mm. Default: 84mm, one
+            column.
+        latex: Also write the tables as LaTeX, in tables/, which need the packages booktabs and graphicx.
 
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cifar_ray.config.cluster_commands import ServeCommand
+from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.serving.app import of_run
 from cifar_ray.training import hardware
 
@@ -65,22 +65,30 @@ def _warn(logger: logging.Logger, connections: int) -> None:
 
 
 def serve(
-    command: ServeCommand, listener: socket.socket, line: Callable[[str], None], note: Callable[[str], None]
+    run: str,
+    checkpoint: WhichCheckpoint,
+    tracking_uri: str | None,
+    host: str,
+    port: int,
+    listener: socket.socket,
+    line: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> None:
     """Serve a run's model until SIGINT or SIGTERM, and answer the requests in progress before returning.
 
-    ``line`` prints a line of output, ``note`` what is worth telling beside it.
+    ``listener`` listens at ``host`` and ``port``; ``line`` prints a line of output, ``note`` what is worth telling
+    beside it.
 
     Raises:
         CheckpointError: the run has no usable checkpoint.
         ConfigError: there is no such run.
     """
-    app = of_run(command.run, command.checkpoint, command.tracking_uri, note)
+    app = of_run(run, checkpoint, tracking_uri, note)
     hardware.set_threads(hardware.allowed_cpus())
     server = uvicorn.Server(configured(app))
     for signum in (signal.SIGINT, signal.SIGTERM):  # also before and after uvicorn listens to them
         signal.signal(signum, server.handle_exit)
-    for text in _instructions(app.state.about, app.state.result, app.state.example, command):
+    for text in _instructions(app.state.about, app.state.result, app.state.example, host, port):
         line(text)
     server.run([listener])
     line("stopped; the model is no longer served")
@@ -99,11 +107,11 @@ def configured(app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _instructions(about: Mapping[str, Any], result: str, example: str, command: ServeCommand) -> Iterator[str]:
+def _instructions(about: Mapping[str, Any], result: str, example: str, host: str, port: int) -> Iterator[str]:
     """Yield lines on where the model is and how to use it."""
-    url = f"http://{f'[{command.host}]' if ':' in command.host else command.host}:{command.port}"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     yield ", ".join(filter(None, (f"{about['model']} of run {about['run']}, {about['checkpoint']}", result)))
     yield f"ready at {url}; Ctrl-C ends it"
-    if command.host not in _LOOPBACK:
-        yield f"caution: anyone who reaches port {command.port} of this address can use it; there is no password"
+    if host not in _LOOPBACK:
+        yield f"caution: anyone who reaches port {port} of this address can use it; there is no password"
     yield f"  curl --data-binary {example} '{url}/predict?top=3'"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from cifar_ray.data import Dataset, tokens
 from cifar_ray.tracking import drawing
-from cifar_ray.training.mistakes import Mistake
+
+if TYPE_CHECKING:  # imports torch
+    from cifar_ray.training.mistakes import Mistake
 
 _SIDE = 64  # pixels of an image in a record, at most: pictures are small, and a report reads every run's
 COLUMNS, WIDTH = 8, 1.25

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cifar_ray.config.cluster_commands import LogsCommand
 from cifar_ray.orchestration.jobs import client
 from cifar_ray.orchestration.jobs.client import JobServerError
 
@@ -40,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         state = {"status": "FAILED", "driver_exit_code": 2} if ended else {"status": "RUNNING"}
         answers = {
             "/api/version": {"ray_version": "2.60.0"},
-            "/api/jobs/": [job | state],
+            "/api/jobs/one": job | state,
             "/api/jobs/one/logs": {"logs": "first\nsecond\n" if ended and self.server.logs > 1 else "first\n"},
         }
         body = json.dumps(answers[self.path]).encode()
@@ -69,7 +68,7 @@ def test_a_log_that_stalls_is_asked_for_again_and_each_line_is_shown_once(
     """The exit status is the command's."""
     monkeypatch.setattr(client, "_REQUEST_S", 0.5)
     server.stalled = [False, True, True]
-    assert client.logs(LogsCommand(job="one", address=server.url, follow=True)) == 2
+    assert client._follow(client.JobServer(server.url), "one") == 2
     said = capsys.readouterr()
     assert said.out == "first\nsecond\n"
     assert said.err == "job one ended: FAILED\n"
@@ -81,4 +80,4 @@ def test_a_connection_that_stays_away_is_given_up(server: Stalling, monkeypatch:
     monkeypatch.setattr(client, "_RECONNECT_S", 0.2)
     server.stalled = [True] * 1000
     with pytest.raises(JobServerError, match=rf"^the job server at {server.url} does not answer \(timed out\)$"):
-        client.logs(LogsCommand(job="one", address=server.url, follow=True))
+        client._follow(client.JobServer(server.url), "one")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import re
 import shutil
 import signal
 import socket
@@ -146,6 +145,14 @@ def tunnel(cluster: Cluster, tmp_path: Path) -> Iterator[str]:
             Path("/run/sshd").rmdir()
 
 
+def stop(person: Person, job: str) -> None:
+    """Stop a job by Ray's own command, and wait for its end."""
+    words = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", job]
+    environment = {**person.environment, "RAY_AUTH_MODE": "token"}
+    stopped = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+
+
 def test_a_job_through_a_tunnel_ends_as_its_run_does(
     resident: Person, cluster: Cluster, work: Path, tunnel: str
 ) -> None:
@@ -153,7 +160,7 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
     words += ["train", "--config", str(work / "short.yaml"), "--run-name", "short"]
     done = resident.succeeds(*words, LOGNAME="ada", MLFLOW_TRACKING_URI="http://127.0.0.1:1")
     assert "records go to the cluster's own store" in done.stdout
-    assert f"follow it: cifar-ray logs short --follow --address {tunnel}" in done.stdout
+    assert f"follow it: RAY_API_SERVER_ADDRESS={tunnel} RAY_AUTH_MODE=token ray job logs --follow short" in done.stdout
     for line in ("epoch 1/2  train loss ", "epoch 2/2  train loss ", "test accuracy  "):
         assert line in done.stdout
     assert done.stdout.count("\nepoch ") == 2  # no live line without a terminal
@@ -163,35 +170,23 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
     assert (run.info.status, run.data.tags["mlflow.user"]) == ("FINISHED", "ada")
     (copy,) = cluster.folder.glob("session_latest/runtime_resources/working_dir_files/_ray_pkg_*/")
     assert [file.name for file in copy.iterdir()] == ["short.yaml"]
-    (row,) = [line for line in resident.runs("jobs").stdout.splitlines() if line.startswith("short ")]
-    assert " SUCCEEDED " in row
-    assert row.endswith(f"cifar-ray train --config {work}/short.yaml --run-name short")
-    log = resident.runs("logs", "short").stdout
-    assert "epoch 2/2  train loss " in log
-    assert log in done.stdout
 
 
 def test_a_job_lives_without_its_terminal_until_it_is_stopped(resident: Person, cluster: Cluster, work: Path) -> None:
     submit = ["submit", "--working-dir", str(work), "--name", "long"]
-    following_on = "job long continues; `cifar-ray logs long --follow` follows it, `cifar-ray stop long`"
+    at = f"RAY_API_SERVER_ADDRESS={cluster.url} RAY_AUTH_MODE=token"
+    following_on = f"job long continues; `{at} ray job logs --follow long` follows it, `{at} ray job stop long`"
     with resident.starts(*submit, "--wait", "--", *LONG) as waiting:
         waiting.until("epoch 2/5000", 600)
-        waiting.kill(signal.SIGHUP)
-        assert waiting.end() == -signal.SIGHUP
+        waiting.kill(signal.SIGINT)
+        assert waiting.end() == 130
+        assert following_on in waiting.output
     sentence = resident.refused(*submit, "--", *LONG)
     assert sentence.startswith(f"--name must be new; 'long' is a job at {cluster.url} (RUNNING): cifar-ray train")
-    assert sentence.endswith("; `cifar-ray logs long --follow` shows it")
-    with resident.starts("logs", "long", "--follow") as following:
-        following.until("epoch 3/5000", 600)
-        following.kill(signal.SIGINT)
-        assert following.end() == 130
-        assert following_on in following.output
-    stopped = resident.succeeds("stop", "long").stdout
-    assert re.search(r"stopping job long.*\njob long has ended: STOPPED\n", stopped, flags=re.DOTALL)
+    assert sentence.endswith("ray job logs --follow long` shows it")
+    stop(resident, "long")
     assert resident.run_named("long").info.status == "KILLED"
     assert list((resident.home / ".cifar_ray" / "runs" / "long" / "checkpoints").glob("step-*"))
-    assert "stopping after this step, with a checkpoint" in resident.runs("logs", "long").stdout
-    assert resident.runs("stop", "long").stdout == "job long has ended: STOPPED\n"
 
 
 @pytest.mark.extended
@@ -212,8 +207,7 @@ def test_a_driver_that_does_not_stop_is_killed_and_its_run_ends_all_the_same(
         (pid,) = [pid for pid, words in resident.processes().items() if words.endswith("cifar_ray.cli resume deaf")]
         driver = psutil.Process(pid)
         driver.suspend()
-        stopped = resident.succeeds("stop", "resume-deaf-1").stdout
-        assert "\njob resume-deaf-1 has ended: STOPPED\n" in stopped
+        stop(resident, "resume-deaf-1")
         assert waiting.end() != 0
     until(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
     until(lambda: resident.run_named("deaf").info.status == "KILLED")
@@ -230,25 +224,24 @@ def test_a_job_that_fails(resident: Person, cluster: Cluster, work: Path) -> Non
 def test_an_address_where_nothing_listens(person: Person) -> None:
     port = free_port()
     at = ["--address", f"http://127.0.0.1:{port}"]
-    for words in (["stop", "any", *at], ["submit", *at, "--working-dir", str(person.home.parent), "--", *DIGITS]):
-        sentence = person.refused(*words)
-        assert sentence.startswith(
-            f"--address must be that of a Ray job server, and there is none at http://127.0.0.1:{port} (refused); "
-            "for a remote cluster, open a tunnel first: `ssh -N -L"
-        )
-
-
-def test_a_server_that_is_no_job_server(person: Person, cluster: Cluster) -> None:
-    assert person.refused("jobs", "--address", f"http://127.0.0.1:{cluster.port}").startswith(
-        "--address must be that of a Ray job server, and there is none at "
+    sentence = person.refused("submit", *at, "--working-dir", str(person.home.parent), "--", *DIGITS)
+    assert sentence.startswith(
+        f"--address must be that of a Ray job server, and there is none at http://127.0.0.1:{port} (refused); "
+        "for a remote cluster, open a tunnel first: `ssh -N -L"
     )
 
 
-def test_a_wrong_token(person: Person, resident: Person, cluster: Cluster) -> None:
+def test_a_server_that_is_no_job_server(person: Person, cluster: Cluster, work: Path) -> None:
+    submit = ["submit", "--working-dir", str(work), "--address", f"http://127.0.0.1:{cluster.port}", "--", *DIGITS]
+    assert person.refused(*submit).startswith("--address must be that of a Ray job server, and there is none at ")
+
+
+def test_a_wrong_token(person: Person, resident: Person, cluster: Cluster, work: Path) -> None:
+    submit = ["submit", "--working-dir", str(work)]
     sentence = "does not take the token given here, if any; put its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
     at_job_server = f"the Ray cluster at {cluster.url} {sentence}"
-    assert resident.refused("jobs", RAY_AUTH_TOKEN="b" * 64) == at_job_server
-    assert person.refused("jobs", "--address", cluster.url) == at_job_server  # none at all
+    assert resident.refused(*submit, "--", *DIGITS, RAY_AUTH_TOKEN="b" * 64) == at_job_server
+    assert person.refused(*submit, "--address", cluster.url, "--", *DIGITS) == at_job_server  # none at all
     joining = resident.refused(*DIGITS, "--address", f"127.0.0.1:{cluster.port}", RAY_AUTH_TOKEN="b" * 64)
     assert joining == f"the Ray cluster at 127.0.0.1:{cluster.port} {sentence}"
 
@@ -270,11 +263,3 @@ def test_other_versions(resident: Person, cluster: Cluster, work: Path, tmp_path
     assert done.returncode == 2
     assert "error: the cluster has cifar_ray " in done.stdout
     assert "and the job was submitted with 9.9.9; install the same" in done.stdout
-
-
-def test_a_job_that_does_not_exist(resident: Person, cluster: Cluster) -> None:
-    for command in ("logs", "stop"):
-        assert (
-            resident.refused(command, "nobody")
-            == f"there is no job 'nobody' at {cluster.url}; `cifar-ray jobs` lists them"
-        )

@@ -236,7 +236,7 @@ def up(cloud: Cloud, outputs: dict[str, str]) -> dict[str, dict[str, Any]]:
         text, replaced = re.subn(mark, value, text)
         assert replaced, mark
     cloud.file.write_text(text)
-    said = cloud.runs(sys.executable, "-m", "cifar_ray.cli", "cluster", "check", str(cloud.file))
+    said = cloud.runs(sys.executable, "-m", "cifar_ray.cli", "check-cluster", str(cloud.file))
     assert f"{cloud.file}: ok" in said
     assert "to be filled in" not in said
     cloud.ray("up", "-y", "--no-config-cache", str(cloud.file))

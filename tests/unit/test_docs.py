@@ -7,26 +7,16 @@ import re
 import shlex
 import sys
 import textwrap
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from cifar_ray import models, strategies
-from cifar_ray.cli import cluster
-from cifar_ray.cli.main import COMMANDS
-from cifar_ray.config import (
-    cluster_commands,
-    command_line,
-    commands,
-    errors,
-    flags,
-    keywords,
-    plan_command,
-    runfile,
-    schema,
-)
+from cifar_ray.cli import main
+from cifar_ray.cli.sweep import sweep
+from cifar_ray.config import command_line, errors, flags, keywords, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
@@ -82,9 +72,7 @@ def ours(block: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
-    modules = (commands, cluster_commands, plan_command)
-    kinds = [value for module in modules for name, value in vars(module).items() if name.endswith("Command")]
-    known = {errors.flag_of(key) for kind in kinds for key in schema.flat_types(kind)}
+    known = {errors.flag_of(flag.key) for name in main.COMMANDS for flag in flags.of(main.function(name))}
     sizes = {"features": 2, "images": 3, "tokens": 3}
     owners = [("model_options", each.build, sizes[each.inputs]) for each in models.registry().values()]
     owners += [("strategy_options", strategies.named(name), strategies.CONTEXT) for name in strategies.NAMES]
@@ -96,7 +84,7 @@ def test_flags_exist(page: Path) -> None:
     others |= {"--nproc-per-node"}  # torchrun's
     others |= {"--noconftest"}  # pytest's
     others |= {"--index-url"}  # pip's
-    others |= {"--num-gpus"}  # ray's
+    others |= {"--num-gpus", "--follow"}  # ray's
     others |= {"--data-binary"}  # curl's
     others |= {"--backend-store-uri", "--artifacts-destination", "--host", "--allowed-hosts", "--workers"}  # mlflow's
     others |= {"--model-uri", "--env-manager", "--output-directory"}  # mlflow's, too
@@ -121,23 +109,23 @@ def test_train_commands_are_read(page: Path) -> None:
         words = shlex.split(line)
         if words in (["--help"], ["--help-all"]):
             continue
-        file, given = command_line.config_file(words)
+        given = flags.read(command_line.train, words, "train")
+        file = given.pop("config", None)
         assert file is None or (ROOT / file).is_file()
-        schema.build(TrainConfig, flags.parse(TrainConfig, given, "cifar-ray train"))
+        command_line.train(**given)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", lines_of(page), flags=re.MULTILINE):
-        given = flags.parse(commands.SweepCommand, shlex.split(line), "cifar-ray sweep")
-        file = given.pop("file", None)
-        given = {key: words for key, words in given.items() if key not in ("dry_run", "plan_from", "json")}
+        given = flags.read(sweep, shlex.split(line), "sweep")
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
-        sweep = sweeps.from_mapping(sweeps.merge(runfile.read(ROOT / file) if file else {}, given, file))
-        if sweep.search == "grid":
-            assert all(cell.config for cell in cells_of(sweep, sweep.combinations))
+        file = str(ROOT / given["file"]) if "file" in given else None
+        asked = command_line.sweep(file, grid=given.get("grid", ()), options=given["options"])
+        if asked.search == "grid":
+            assert all(cell.config for cell in cells_of(asked, sweeps.combinations(asked)))
 
 
 def built(page: str, folder: Path) -> str:
@@ -150,28 +138,16 @@ def built(page: str, folder: Path) -> str:
     return (out / f"{page}.txt").read_text()
 
 
-def options_of(commands: cluster.Commands, above: str = "cifar-ray") -> dict[str, type]:
-    """Program -> the class of its options."""
-    programs: dict[str, type] = {}
-    for name, (_, options, _) in commands.items():
-        program = f"{above} {name}"
-        programs |= options_of(options, program) if isinstance(options, dict) else {program: options}
-    return programs
-
-
 def test_the_page_of_commands_has_every_flag(tmp_path: Path) -> None:
-    parts = re.split(r"^(cifar-ray [a-z ]+)\n=+$", built("commands", tmp_path), flags=re.MULTILINE)[1:]
-    described, programs = dict(zip(parts[::2], parts[1::2], strict=True)), options_of(COMMANDS)
-    assert list(described) == list(programs)
-    of_run = schema.flat_types(TrainConfig)
-    recorded = {field.name for field in fields(TrainConfig) if field.metadata["recorded"]}
-    for program, kind in programs.items():
-        for key in schema.flat_types(kind):
-            if key.partition(".")[0] in recorded:
-                continue
-            there = described["cifar-ray train" if issubclass(kind, TrainConfig) and key in of_run else program]
-            heading = rf"^({re.escape(errors.flag_of(key))}|{re.escape(key.upper())})(?=[ ,.\n])"
-            assert re.search(rf"{heading}.*\n\n   \S", there, flags=re.MULTILINE), key
+    parts = re.split(r"^(cifar-ray [a-z -]+)\n=+$", built("commands", tmp_path), flags=re.MULTILINE)[1:]
+    described = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(described) == [f"cifar-ray {name}" for name in main.COMMANDS]
+    of_run = {flag.title for flag in flags.of(TrainConfig, described=True)}
+    for name in main.COMMANDS:
+        for flag in flags.of(main.function(name), described=True):
+            there = described["cifar-ray train" if flag.title in of_run else f"cifar-ray {name}"]
+            heading = rf"^({re.escape(errors.flag_of(flag.key))}|{re.escape(flag.key.upper())})(?=[ ,.\n])"
+            assert re.search(rf"{heading}.*\n\n   \S", there, flags=re.MULTILINE), flag.key
 
 
 def test_the_api_page_describes_fields_as_help_does(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Submit commands to a Ray cluster as jobs, list and follow them, and stop them, through Ray's own client."""
+"""Submit a command to a Ray cluster as a job, through Ray's own client."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from typing import Any, TypeVar
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
-from cifar_ray._version import __version__
-from cifar_ray.config import addresses, command_line
-from cifar_ray.config.cluster_commands import JobsCommand, LogsCommand, StopCommand, SubmitCommand
+from cifar_ray import __version__
+from cifar_ray.config import addresses, command_line, imports, servers
+from cifar_ray.config.background import Overdue, within
 from cifar_ray.config.errors import CommandFailedError, ConfigError
-from cifar_ray.config.limits import duration
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import connection, optional, servers
+from cifar_ray.orchestration.cluster import connection, optional
 from cifar_ray.orchestration.jobs.submission import Submission
-from cifar_ray.tracking.background import Overdue, within
 
 _COMMAND, _STORE = "cifar_ray.command", "MLFLOW_TRACKING_URI"
 _STOP_WAIT, _STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", "60"  # Ray's 3 s are too short to record an interrupted run
@@ -48,7 +46,9 @@ class JobServer:
 
     def __init__(self, address: str | None) -> None:
         self.url = servers.job_server(address)
-        variables = servers.token_mode() | {servers.JOB_SERVER_VARIABLE: self.url}  # goes before the argument
+        mode = servers.token_mode()
+        self.has_token = bool(mode) or os.environ.get("RAY_AUTH_MODE") == "token"
+        variables = mode | {servers.JOB_SERVER_VARIABLE: self.url}  # goes before the argument
         try:
             with optional.environment(variables):
                 self.client = within(_REQUEST_S, JobSubmissionClient, self.url)
@@ -72,43 +72,45 @@ class JobServer:
         jobs = [job for job in self.ask(self.client.list_jobs) if job.type == JobType.SUBMISSION]
         return {str(job.submission_id): job for job in sorted(jobs, key=lambda job: job.start_time or 0)}
 
-    def job(self, name: str) -> JobDetails:
-        """Return the job of that name, or raise ConfigError."""
-        job = self.jobs().get(name)
-        if job is None:
-            raise ConfigError("", f"there is no job {name!r} at {self.url}; `{self.command('jobs')}` lists them")
-        return job
-
     def command(self, *words: str) -> str:
-        """Return the cifar-ray command that reaches this server."""
-        flags = [] if self.url == servers.job_server(None) else ["--address", self.url]
-        return " ".join(["cifar-ray", *words, *flags])
+        """Return the command of Ray's that reaches this server; the variables go before its ``--address``."""
+        needed = {servers.JOB_SERVER_VARIABLE: self.url, **({"RAY_AUTH_MODE": "token"} if self.has_token else {})}
+        return " ".join([*(f"{name}={value}" for name, value in needed.items()), "ray", "job", *words])
 
 
-def submit(asked: Submission, command: SubmitCommand) -> int:
-    """Run ``train``, ``resume`` or ``sweep`` on the cluster as a job; return the exit status, with ``--wait`` its own.
+def submit(asked: Submission, address: str | None, working_dir: str | None, wait: bool) -> int:
+    """Run ``train``, ``resume`` or ``sweep`` on the cluster as a job; return the exit status, with ``wait`` its own.
+
+    Args:
+        asked: the command.
+        address: of the job server.
+        working_dir: the folder to send; the current one when None.
+        wait: whether to print the job's output until it ends.
 
     Raises:
         ConfigError: no server answers, the name is taken, the folder is unfit, or MLFLOW_TRACKING_URI has a secret.
         JobServerError: the server has gone.
     """
-    root = Path(command.working_dir or ".").absolute()
+    root = Path(working_dir or ".").absolute()
     if not root.is_dir() or root in (Path(os.path.expanduser("~")), Path(root.anchor)):  # noqa: PTH111
         raise ConfigError("working_dir", f"must be the folder of one piece of work, got {str(root)!r}")
-    words, (variables, store) = list(asked.words), _store(asked.tracking_uri)
-    if asked.file is not None:
-        file = Path(asked.file).resolve()
-        if not file.is_relative_to(root.resolve()):
-            raise ConfigError("working_dir", f"must be a folder with the file that the command names, {file}")
-        words[words.index(asked.file, 1)] = str(file.relative_to(root.resolve()))
-    server, console = JobServer(command.address), Console()
+    imports.refuse_hiding(root)
+    words, (variables, store) = asked.words, _store(asked.tracking_uri)
+    if (file := asked.file) is not None:
+        whole = Path(file).resolve()
+        if not whole.is_relative_to(root.resolve()):
+            raise ConfigError("working_dir", f"must be a folder with the file that the command names, {whole}")
+        there = str(whole.relative_to(root.resolve()))
+        words = [{file: there, f"--config={file}": f"--config={there}"}.get(word, word) for word in words]
+    server, console = JobServer(address), Console()
     jobs, name = server.jobs(), asked.name
     if asked.is_numbered:
         ended = [job for other, job in jobs.items() if other.rpartition("-")[0] == name and job.status.is_terminal()]
         name = f"{name}-{len(ended) + 1}"
-    follow = server.command("logs", name, "--follow")
+    follow = server.command("logs", "--follow", name)
     if name in jobs:
-        state = f"{name!r} is a job at {server.url} ({jobs[name].status.value}): {_command(jobs[name])}"
+        theirs = (jobs[name].metadata or {}).get(_COMMAND) or jobs[name].entrypoint
+        state = f"{name!r} is a job at {server.url} ({jobs[name].status.value}): {theirs}"
         raise ConfigError("name", f"must be new; {state}; `{follow}` shows it")
     variables |= {
         command_line.SUBMITTED_WITH: __version__,
@@ -128,40 +130,7 @@ def submit(asked: Submission, command: SubmitCommand) -> int:
     console.line(f"  records go to {store}")
     console.line(f"  follow it: {follow}")
     console.line(f"  stop it:   {server.command('stop', name)}")
-    return _follow(server, name) if command.wait else 0
-
-
-def show_jobs(command: JobsCommand) -> None:
-    """Print name, status, local start time, duration and command of every job; errors as :func:`submit`."""
-    rows: list[tuple[str, ...]] = []
-    for name, job in JobServer(command.address).jobs().items():
-        start, end = (job.start_time or 0) / 1000, (job.end_time or 0) / 1000
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start))
-        rows.append((name, job.status.value, started, duration((end or time.time()) - start), _command(job)))
-    Console().columns(("job", "status", "started", "duration", "command"), rows)
-
-
-def logs(command: LogsCommand) -> int:
-    """Print a job's output, with ``--follow`` until the job ends; exit status and errors as :func:`submit`."""
-    server = JobServer(command.address)
-    server.job(command.job)
-    if command.follow:
-        return _follow(server, command.job)
-    print(server.ask(server.client.get_job_logs, command.job), end="", flush=True)
-    return 0
-
-
-def stop(command: StopCommand) -> None:
-    """Interrupt a job, so that its run is recorded as KILLED, and wait for its end; errors as :func:`submit`."""
-    server, name = JobServer(command.address), command.job
-    job = server.job(name)
-    with Console() as console:
-        if not job.status.is_terminal():
-            server.ask(server.client.stop_job, name)
-            console.doing(f"stopping job {name} and recording its run")
-        while not (job := server.job(name)).status.is_terminal():
-            time.sleep(_POLL_S)
-        console.line(f"job {name} has ended: {job.status.value}")
+    return _follow(server, name) if wait else 0
 
 
 def _store(named: str | None) -> tuple[dict[str, str], str]:
@@ -190,7 +159,7 @@ def _follow(server: JobServer, name: str) -> int:
     try:
         while True:
             try:
-                job = server.job(name)  # before its log, so that the log is complete
+                job = server.ask(server.client.get_job_info, name)  # before its log, so that the log is complete
                 log = server.ask(server.client.get_job_logs, name)
             except JobServerError:
                 if time.monotonic() - answered > _RECONNECT_S:
@@ -203,13 +172,9 @@ def _follow(server: JobServer, name: str) -> int:
                     return 0 if job.status == JobStatus.SUCCEEDED else job.driver_exit_code or 1
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        ways = f"`{server.command('logs', name, '--follow')}` follows it, `{server.command('stop', name)}` stops it"
+        ways = f"`{server.command('logs', '--follow', name)}` follows it, `{server.command('stop', name)}` stops it"
         print(f"job {name} continues; {ways}", file=sys.stderr)
         return 130
-
-
-def _command(job: JobDetails) -> str:
-    return (job.metadata or {}).get(_COMMAND) or job.entrypoint
 
 
 def _reason(error: Exception) -> str:

@@ -29,7 +29,7 @@ def bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ("words", "found"),
     [
         (["sw"], {"sweep"}),
-        (["cluster", ""], {"check"}),
+        (["check-c"], {"check-cluster"}),
         (["train", "--model", "v"], {"vgg11", "vit"}),
         (["train", "--model-"], {"--model-options.NAME"}),
         (["train", "--help"], {"--help", "--help-all"}),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cifar_ray.cli import main
-from cifar_ray.cli.dry_run import _summary
+from cifar_ray.cli.sweep import _summary
 from cifar_ray.orchestration.sweep.dry_run import DryRow, DryRun
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import HARDWARE_TAG, Trial

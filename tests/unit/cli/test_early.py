@@ -55,22 +55,14 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "sweep --resume nosuch --dry-run",
         "sweep --grid lr=0.1 --dry-run --plan-from nosuch",
         "sweep --grid lr=0.1 --json",
-        "report nosuch",
-        "compare a b",
-        "compare a",
-        "compare a b --max-slowdown 5",
-        "compare a --max-slowdown 5",
         "plan --from nosuch",
         "plan --from nosuch --link fast",
         "plan --from nosuch.json --budget 1",
-        "plan --link measured",
-        "plan --from nosuch.json --link measured",
         "plan --from nosuch.json --price nosuch",
         "plan --from nosuch.json --dataset digits",
         "plan --dataset nosuch",
         "plan --topology 1x2",
         "plan --address 127.0.0.1:9",
-        "plan --chart plan.pdf",
         "explain nosuch",
         "explain",
         "evaluate nosuch",
@@ -78,10 +70,7 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "predict nosuch text.png",
         "ui --port x",
         "runs nosuch",
-        "cluster check nosuch.yaml",
-        "jobs --address http://127.0.0.1:9",
-        "logs job --address http://127.0.0.1:9",
-        "stop job --address http://127.0.0.1:9",
+        "check-cluster nosuch.yaml",
         "submit -- train --nosuch",
         "serve nosuch",
         "serve nosuch --port 99999",
@@ -91,6 +80,12 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused.append(f"ui --port {taken.getsockname()[1]}")
         assert outcomes(refused, tmp_path) == [(line, 2, []) for line in refused]
+
+
+def test_a_refused_report_loads_pandas_alone(tmp_path: Path) -> None:
+    refused = ["report nosuch", "compare a b", "compare a", "compare a b --max-slowdown 5"]
+    refused += ["compare a --max-slowdown 5"]
+    assert outcomes(refused, tmp_path) == [(line, 2, ["pandas"]) for line in refused]
 
 
 def test_strategies_are_listed_without_torch(tmp_path: Path) -> None:
@@ -208,3 +203,24 @@ def test_where_a_run_or_a_sweep_that_is_continued_has_been_is_known_before_ray(h
     assert sweep.address == "127.0.0.1:6379"
     assert early.known_config("torn") is None
     assert early.known_config("0123456789abcdef") is None
+
+
+HELP = """
+import sys
+from cifar_ray.cli import main
+try:
+    status = main.main(sys.argv[1:])
+except SystemExit as stop:
+    status = stop.code
+loaded = {"pydantic", "rich", "yaml", "numpy", "pandas", "torch", "ray", "mlflow"} & {*sys.modules}
+print(status, *sorted(loaded), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [("--help", ""), ("train --help", " pydantic rich yaml"), ("plan --help-all", " pydantic rich yaml")],
+)
+def test_help_loads_little(words: str, loaded: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, *words.split()], capture_output=True, text=True, check=True)
+    assert done.stderr == f"0{loaded}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 import pytest
 
 from cifar_ray.cli import main, plan
-from cifar_ray.cli.probe import Probe
-from cifar_ray.config import command_line
+from cifar_ray.config import flags, runfile, servers
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.orchestration.cluster import servers
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
+from cifar_ray.planning import from_runs
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
 from cifar_ray.training import recipe
@@ -96,37 +95,20 @@ def test_the_options_of_the_strategy_go_with_finished_runs(runs: str, capsys: py
         assert steps[0] > steps[1]
 
 
-def test_runs_of_the_plan_itself_that_tell_nothing_are_told_by_their_sweep() -> None:
-    made = study(trial(params={"model": "simple_cnn"}))
-    with pytest.raises(CommandFailedError, match="sweep sizes must have a run that a plan can be made from, and "):
-        plan.usable(made, None, "sizes")
-    with pytest.raises(ConfigError, match="must name a run"):
-        plan.usable(made, None, "")
-
-
-def test_the_command_that_plans_again_repeats_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_that_plans_again_repeats_what_was_asked() -> None:
     words = "--nodes 1,4 --link 10gbit --price 3.6 --speed-factor 2.0 --bucket-cap-mb 5 --json"
-    asked = command_line.plan(f"--model simple_cnn --dataset digits --lr 0.1 --name sizes {words}".split())
-    assert asked.training is not None
-    config = recipe.resolve(asked.training)
-    command = plan.again(asked, Probe("sizes", "sqlite:///elsewhere.db", config)).split()
+    asked = flags.read(plan.plan, f"--model simple_cnn --dataset digits --lr 0.1 --name sizes {words}".split(), "plan")
+    config = recipe.resolve(runfile.merge(TrainConfig(), asked["options"]))
+    command = plan._again(asked, "sizes", config).split()
     assert command[:4] == ["cifar-ray", "plan", "--from", "sizes"]
-    assert "--dataset" not in command
-    repeated = command_line.plan(command[2:])
-    assert repeated.options == dataclasses.replace(
-        asked.options,
-        from_=("sizes",),
-        name=None,
-        strategy=config.strategy,
-        global_batch_size=config.global_batch_size,
-        epochs=config.epochs,
-        tracking_uri="sqlite:///elsewhere.db",
-    )
-    assert repeated.train == {"bucket_cap_mb": "5"}
+    repeated = flags.read(plan.plan, command[2:], "plan")
+    of_run = {"strategy": "ddp", "global_batch_size": str(config.global_batch_size), "epochs": str(config.epochs)}
+    same = {key: value for key, value in asked.items() if key not in ("name", "options")}
+    assert repeated == {**same, "from_": ("sizes",), "options": {**of_run, "bucket_cap_mb": "5"}}
 
 
-def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_the_device_of_all(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     devices: list[str] = []
 
@@ -140,13 +122,8 @@ def test_a_cluster_is_asked_after_the_mistakes_of_its_runs_are_told_and_tells_th
     words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --global-batch-size 64 --nodes 1 --name mine"
     assert planned(words, capsys, status=1)[1] == "error: not here\n"
     assert devices == ["cuda"]
-
-    folder = home / ".cifar_ray" / "runs" / "mine"
-    folder.mkdir(parents=True)
-    (folder / "sweep.yaml").write_text("name: mine\n")
-    monkeypatch.setattr(machine, "ask", lambda config: pytest.fail("asked before the name was refused"))
-    _, err = planned(words, capsys, status=2)
-    assert err.startswith("error: --name must be new, and 'mine' is in ")
+    assert planned(f"{words} --price g6.xlarge", capsys, status=2)[1].startswith("error: --price must come with ")
+    assert devices == ["cuda"]
 
 
 def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +154,10 @@ def test_a_plan_without_a_row_says_why_and_fails(runs: str, capsys: pytest.Captu
             "--strategy all_reduce --bucket-cap-mb 5",
             "--bucket-cap-mb is for --strategy ddp only, and the strategy is all_reduce",
         ),
-        ("--strategy gpipe", "--strategy must be ddp, all_reduce, gather_scatter, send_recv or local_sgd, got 'gpipe'"),
+        (
+            "--strategy gpipe",
+            "--strategy must be ddp, all_reduce, gather_scatter, send_recv or local_sgd to be planned, got 'gpipe'",
+        ),
         ("--model vit", "--model must be that of the runs to plan from, simple_cnn, got 'vit'"),
         (
             "--price g6.xlarge",
@@ -200,15 +180,10 @@ def test_an_unknown_price_and_missing_runs_are_told(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--topology 1x2", "--topology is not for cifar-ray plan: give --nodes and --workers"),
-        ("--batch-size 16", "--batch-size is not for cifar-ray plan: give --global-batch-size"),
-        (
-            "--local-nodes 2",
-            "--local-nodes is not for cifar-ray plan: nodes and CPUs that do not exist tell no times",
-        ),
-        ("--max-cost 1", "--max-cost is not for cifar-ray plan: give --deadline and --budget"),
+        ("--topology 1x2", "unknown flag --topology"),
+        ("--batch-size 16", "unknown flag --batch-size"),
         ("--epochs 0", "--epochs must be at least 1, got 0"),
-        ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv, "),
+        ("--strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, send_recv or "),
         ("--strategy-options.sync-every 4", "--strategy-options.sync-every is no option of ddp, which has comm_hook"),
         ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),
         ("--global-batch-size 64 --nodes 3", "--global-batch-size must be a multiple of the workers of one topology"),
@@ -237,7 +212,7 @@ def test_a_run_whose_command_is_not_known_or_of_another_training_is_refused(comm
     made = run(64)
     unknown = replace(made, tags={**made.tags, "cifar_ray.command": command})
     with pytest.raises(ConfigError) as refused:
-        plan.training(unknown)
+        from_runs.training(unknown)
     assert refused.value.problem == f"must name runs {sentence.format(made.name)}"
 
 

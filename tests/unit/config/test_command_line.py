@@ -8,61 +8,51 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray._version import __version__
-from cifar_ray.config import command_line
-from cifar_ray.config.command_line import SweepRequest, TrainRequest
+from cifar_ray import __version__
+from cifar_ray.cli.sweep import sweep
+from cifar_ray.cli.train import resume
+from cifar_ray.config import command_line, flags
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 
 
+def run(*words: str) -> TrainConfig:
+    config: TrainConfig = flags.call(command_line.train, words, "train")
+    return config
+
+
+def new(*words: str) -> SweepConfig:
+    config: SweepConfig = flags.call(command_line.sweep, words, "sweep")
+    return config
+
+
 def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 3\nlr: 0.1\n")
-    assert command_line.train(["--lr", "0.2", f"--config={file}"]) == (TrainRequest(TrainConfig(epochs=3, lr=0.2)))
-    assert command_line.train(["--augment", "none"]).config == TrainConfig(augment="none")
-    assert command_line.train(["--json", "--quiet"]) == TrainRequest(TrainConfig(), json=True, quiet=True)
-    assert command_line.config_file(["--epochs", "2", "--config", "a", "b"]) == ("a", ["--epochs", "2", "b"])
-    with pytest.raises(ConfigError) as caught:
-        command_line.config_file(["--config", "a", "--config", "b"])
-    assert caught.value.as_flag() == "--config may be given once"
+    assert run("--lr", "0.2", f"--config={file}") == TrainConfig(epochs=3, lr=0.2)
+    assert run("--augment", "none") == TrainConfig(augment="none")
     with pytest.raises(ConfigError, match=r"^--config: expected one argument; `cifar-ray train --help` tells"):
-        command_line.config_file(["--config"])
+        run("--config")
 
 
 def test_a_run_goes_on_with_what_is_given_alone() -> None:
-    assert command_line.resume(["mine"]) == ("mine", {"verbose": False})
+    assert flags.read(resume, ["mine"], "resume") == {"run": "mine"}
     words = ["mine", "--topology", "1x2", "--local-nodes", "2", "--verbose", "--hang-timeout-s", "9"]
-    assert command_line.resume(words) == (
-        "mine",
-        {"topology": "1x2", "local_nodes": 2, "verbose": True, "hang_timeout_s": 9.0},
+    assert flags.read(resume, words, "resume") == (
+        {"run": "mine", "topology": "1x2", "local_nodes": 2, "verbose": True, "hang_timeout_s": 9.0}
     )
     with pytest.raises(ConfigError, match=r"^run must be given; `cifar-ray resume --help` tells what it takes$"):
-        command_line.resume([])
+        flags.read(resume, [], "resume")
 
 
-def test_a_sweep_is_new_or_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
     file = tmp_path / "lrs.yaml"
     file.write_text("grid: {lr: [0.1, 0.2]}\n")
     config = SweepConfig(name="lrs", grid=({"lr": [0.1, 0.2]},), train={"epochs": 2}, seeds=3)
-    asked = command_line.sweep([str(file), "--epochs", "2", "--seeds", "3"])
-    assert asked == SweepRequest(config, "lrs", str(file))
-    assert command_line.sweep(["--name", "mine", "--grid", "lr=0.1,0.2", "--epochs", "2", "--seeds", "3"]) == (
-        SweepRequest(dataclasses.replace(config, name="mine"), "mine")
-    )
-    assert command_line.sweep(["--resume", "s"]) == SweepRequest(None, "s")
-    with_store = command_line.sweep(["--resume", "s", "--tracking-uri", "http://h"])
-    assert with_store == SweepRequest(None, "s", tracking_uri="http://h")
-    assert command_line.sweep(["--resume", "s", "--quiet"]) == SweepRequest(None, "s", quiet=True)
-    assert command_line.sweep([str(file), "--epochs", "2", "--seeds", "3", "--quiet"]) == (
-        dataclasses.replace(asked, quiet=True)
-    )
-    shown = {"dry_run": True, "plan_from": ("a", "b.json"), "json": True}
-    words = ["--dry-run", "--json", "--plan-from", "a", "b.json"]
-    assert command_line.sweep([str(file), "--epochs", "2", "--seeds", "3", *words]) == (
-        dataclasses.replace(asked, **shown)
-    )
-    assert command_line.sweep(["--resume", "s", *words]) == SweepRequest(None, "s", **shown)  # type: ignore[arg-type]
+    assert new(str(file), "--epochs", "2", "--seeds", "3") == config
+    words = ("--name", "mine", "--grid", "lr=0.1,0.2", "--epochs", "2", "--seeds", "3")
+    assert new(*words) == dataclasses.replace(config, name="mine")
 
 
 @pytest.mark.parametrize(
@@ -76,12 +66,13 @@ def test_a_sweep_is_new_or_goes_on(tmp_path: Path) -> None:
         ("--resume s --tracking-uri http://me@h", "--tracking-uri must not have a user, password or token in it; "),
         ("--zzz", "unknown flag --zzz"),
         ("--grid lr=0.1 --json", "--json is for --dry-run, which shows the sweep and trains nothing"),
+        ("--grid lr=0.1 --plan-from a", "--plan-from is for --dry-run, which shows the sweep and trains nothing"),
         ("--samples", "--samples: expected one argument; `cifar-ray sweep --help` tells what it takes"),
     ],
 )
 def test_a_sweep_that_is_asked_for_wrongly(words: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        command_line.sweep(words.split())
+        flags.call(sweep, words.split(), "sweep")
     assert caught.value.as_flag().startswith(sentence)
 
 
@@ -93,7 +84,6 @@ def test_a_job_greets_who_has_submitted_it(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("CIFAR_RAY_SUBMITTED_WITH", __version__)
     command_line.greet()
     assert capsys.readouterr().out == f"cifar_ray {__version__} on node1\n"
-    assert command_line.greeting() == f"cifar_ray {__version__} on "
     monkeypatch.setenv("CIFAR_RAY_SUBMITTED_WITH", "0.0.1")
     with pytest.raises(ConfigError) as caught:
         command_line.greet()
@@ -103,17 +93,14 @@ def test_a_job_greets_who_has_submitted_it(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_sweep_without_a_name_gets_one() -> None:
-    asked = command_line.sweep(["--grid", "batch_size=16,32"])
-    assert not asked.is_named
-    assert re.fullmatch(r"sweep-\d{8}-\d{6}", asked.name)
-    assert command_line.sweep(["--grid", "batch_size=16,32", "--name", "s"]).is_named
+    assert re.fullmatch(r"sweep-\d{8}-\d{6}", new("--grid", "batch_size=16,32").name)
 
 
 def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text("strategy_options: {servers: 2}\nmodel_options.depth: 2\ngrid: {batch_size: [16, 32]}\n")
     with pytest.raises(ConfigError) as caught:
-        command_line.sweep([str(file)])
+        new(str(file))
     put = f"{file}: put strategy_options, model_options.depth under `train:`"
     assert str(caught.value) == f"{put}, where the options of all runs belong"
 
@@ -135,7 +122,6 @@ def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: 
         ("grid: {lr: [0.1]}", ("--grid", "measure=x"), "--grid must not have measure, which is an option of the sweep: give it beside grid"),
         ("grid: {lr: [0.1]}", ("--grid", "max-concurrent=2"), "--grid must not have max_concurrent, which is an option of the sweep: give it beside grid"),
         ("grid: {lr: [0.1]}", ("--grid", "zzz=2"), "--grid has 'zzz', which is no field of a run"),
-        ("grid: {lr: [0.1]}", ("--run-name", "x"), "--run-name is not for a sweep, whose runs are named after their cells"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_sweep_is_told_where_it_was_made(
@@ -144,5 +130,5 @@ def test_a_mistake_in_a_sweep_is_told_where_it_was_made(
     file = tmp_path / "grid.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        command_line.sweep([str(file), *words])
+        new(str(file), *words)
     assert caught.value.as_flag() == sentence.format(file)

@@ -1,15 +1,22 @@
+"""A command is a function: its flags, its help and its values are those of its signature and docstring."""
+
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
-from cifar_ray.config import commands, flags
+from cifar_ray.cli.report import compare
+from cifar_ray.cli.sweep import sweep
+from cifar_ray.cli.train import train
+from cifar_ray.config import flags
 from cifar_ray.config.errors import ConfigError, one_of
-from cifar_ray.config.flags import Positional
+from cifar_ray.config.flags import Given, Of
+from cifar_ray.config.keywords import checked, passes_to
 from cifar_ray.config.schema import Count, Counts, flat_fields
 from cifar_ray.config.strategy import NAMES
 from cifar_ray.config.train import TrainConfig
@@ -26,28 +33,44 @@ class Inner:
 
 
 @dataclass(frozen=True)
-class Show:
-    """Show images."""
+class Shape:
+    """A config."""
 
-    run: Positional[str]
-    """The run."""
-
-    images: Positional[tuple[Path, ...]]
-    """Images of
-    any size."""
-
-    name: str
-    mode: Literal["a", "b"] = "a"
-    count: Count | None = None
     fast_one: bool = False
     """Whether it is quick."""
 
+    hidden: int = 1
     inner: Inner = field(default_factory=Inner)
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+def show(
+    run: str,
+    *images: Path,
+    name: str,
+    mode: Literal["a", "b"] = "a",
+    count: Count | None = None,
+    loud: bool = False,
+    seed: int = 0,
+    options: Annotated[Given, Of(Shape, without=("hidden",))],
+) -> tuple[Any, ...]:
+    """Show images.
+
+    Examples:
+        cifar-ray show one
+
+    Args:
+        run: The run.
+        images: Images of
+            any size.
+        loud: Say more.
+    """
+    return run, images, name, mode, count, loud, options
 
 
 def test_only_what_is_given_is_there_as_text() -> None:
     words = ["--count=7", "r", "--fast-one", "--inner.sizes", "4", "5", "--name", "n", "x.png", "--mode", "b", "y.png"]
-    assert flags.parse(Show, words, "show") == {
+    assert flags.parse(show, [*words, "--others.some-one", "3"], "show") == {
         "run": "r",
         "images": ["x.png", "y.png"],
         "name": "n",
@@ -55,20 +78,23 @@ def test_only_what_is_given_is_there_as_text() -> None:
         "fast_one": True,
         "mode": "b",
         "inner": {"sizes": ["4", "5"]},
+        "others": {"some_one": "3"},
     }
-    assert flags.parse(Show, ["r", "i", "--name=a=b", "--no-fast_one", "--count", "-1"], "show") == {
+    assert flags.parse(show, ["r", "--name=a=b", "--no-fast_one", "--count", "-1", "--", "i", "--x"], "show") == {
         "run": "r",
-        "images": ["i"],
+        "images": ["i", "--x"],
         "name": "a=b",
         "fast_one": False,
         "count": "-1",
     }
+    assert flags.parse(Shape, ["--inner.depth", "3"], "show") == {"inner": {"depth": "3"}}
 
 
-def test_words_become_the_command() -> None:
-    assert flags.read(Show, ["r", "x.png", "--name", "n", "--count", "3", "--inner.depth", "4"], "show") == Show(
-        "r", (Path("x.png"),), "n", count=3, inner=Inner(depth=4)
-    )
+def test_words_become_the_arguments_of_the_command() -> None:
+    words = ["r", "x.png", "--name", "n", "--count", "3", "--loud", "--inner.depth", "4"]
+    given = {"inner": {"depth": "4"}}
+    assert flags.call(show, words, "show") == ("r", (Path("x.png"),), "n", "a", 3, True, given)
+    assert flags.call(show, ["r", "--name", "n"], "show") == ("r", (), "n", "a", None, False, {})
 
 
 @pytest.mark.parametrize(
@@ -77,65 +103,109 @@ def test_words_become_the_command() -> None:
         ("--nmae y", "unknown flag --nmae; did you mean --name?"),
         ("--nmae=y", "unknown flag --nmae; did you mean --name?"),
         ("--inner.size 3", "unknown flag --inner.size; did you mean --inner.sizes?"),
+        ("--hidden 3", "unknown flag --hidden"),
         ("--zzz r", "unknown flag --zzz"),
+        ("--no-loud", "unknown flag --no-loud; did you mean --loud?"),
         ("--count", "--count: expected one argument; `cifar-ray show --help` tells what it takes"),
         ("--count --mode a", "--count: expected one argument; `cifar-ray show --help` tells what it takes"),
         ("--count ten", "--count must be a whole number, got 'ten'"),
-        ("--inner.depth 0", "--inner.depth must be at least 1, got 0"),
         ("--mode c", "--mode must be a or b, got 'c'"),
         ("-x", "unexpected word '-x'"),
     ],
 )
 def test_a_mistake_in_flags_is_one_sentence(words: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        flags.read(Show, ["r", "i", "--name", "n", *words.split()], "show")
+        flags.call(show, ["r", "i", "--name", "n", *words.split()], "show")
     assert caught.value.as_flag() == sentence
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match="images must be given; `cifar-ray show --help`"):
-        flags.read(Show, ["r", "--name", "n"], "show")
+    with pytest.raises(ConfigError, match="run must be given; `cifar-ray show --help`"):
+        flags.call(show, ["--name", "n"], "show")
     with pytest.raises(ConfigError, match="--name must be given; "):
-        flags.read(Show, ["r", "i"], "show")
+        flags.call(show, ["r", "i"], "show")
+
+
+def helped(command: Any, word: str, capsys: pytest.CaptureFixture[str], name: str = "show") -> str:
+    with pytest.raises(SystemExit) as stopped:
+        flags.parse(command, ["r", word], f"cifar-ray {name}")
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
-def test_the_help_is_made_of_the_fields(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        flags.read(Show, ["r", word], "show")
-    assert stopped.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith("usage: cifar-ray show RUN IMAGES ... [OPTIONS] Show images.")
+def test_the_help_is_made_of_the_signature_and_the_docstring(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(helped(show, word, capsys).split())
+    assert text.startswith("usage: cifar-ray show RUN IMAGES ... [OPTIONS] Show images. cifar-ray show one ")
     for part in (
         "images Images of any size.",
         "--mode NAME One of a or b. (default: a)",
+        "--loud Say more.",
+        "--seed INT Seed of ",  # as a run's
         "--[no-]fast-one Whether it is quick. (default: off)",
         "inner options: Shape of the inside. --inner.depth INT How deep, at 100 % at most. (default: 2)",
         "--inner.sizes INT ... (default: 1 2)",
+        "--others.NAME TEXT",
     ):
         assert part in text
 
 
-@pytest.mark.parametrize("kind", [commands.TrainCommand, commands.SweepCommand])
-def test_the_help_is_three_examples_and_the_usual_ten_options(kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        flags.read(kind, ["--help"], "train")
-    examples, options = re.split(r"\n(?:positional arguments|options):\n", capsys.readouterr().out, maxsplit=1)
+def test_a_keyword_of_a_function_is_a_flag_its_help_and_an_argument_from_python(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """To add one takes the keyword and a line of the docstring."""
+
+    @checked
+    def measured(*runs: str, digits: Count = 3) -> tuple[tuple[str, ...], int]:
+        """Measure runs.
+
+        Args:
+            runs: Names of runs.
+            digits: Digits to show.
+        """
+        return runs, digits
+
+    @passes_to(measured)
+    def command(*runs: str, json: bool = False, **options: Any) -> Any:
+        """Measure runs, and print it."""
+        return json, measured(*runs, **options)
+
+    text = " ".join(helped(command, "--help", capsys).split())
+    assert "runs Names of runs." in text
+    assert "--digits INT Digits to show. (default: 3)" in text
+    assert flags.call(command, ["a", "b", "--json", "--digits", "5"], "show") == (True, (("a", "b"), 5))
+    assert measured("a", digits=5) == (("a",), 5)
+    for call in (lambda: flags.call(command, ["a", "--digits", "0"], "show"), lambda: measured("a", digits=0)):
+        with pytest.raises(ConfigError, match=r"^digits must be at least 1, got 0$"):
+            call()
+    with pytest.raises(ConfigError, match=r"^digits must be a whole number, got '5'$"):
+        measured("a", digits="5")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^runs must be given$"):
+        measured()
+    with pytest.raises(ConfigError, match=r"^RUNS must be given$"):
+        flags.call(command, [], "show")
+
+
+@pytest.mark.parametrize("command", [train, sweep])
+def test_the_help_is_three_examples_and_the_usual_ten_options(
+    command: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples, options = re.split(
+        r"\n(?:positional arguments|options):\n", helped(command, "--help", capsys), maxsplit=1
+    )
     assert examples.count("\n  cifar-ray ") == 3
     shown = [name.replace("-", "_") for name in re.findall(r"^  (?:--)?([a-z][a-z-]*) ", options, flags=re.MULTILINE)]
-    assert [name for name in shown if name != "help_all"] == list(kind.USUAL)
-    assert len(kind.USUAL) == 10
+    assert [name for name in shown if name != "help_all"] == list(command.usual)  # type: ignore[attr-defined]
+    assert len(command.usual) == 10  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])
-@pytest.mark.parametrize("kind", [commands.TrainCommand, commands.SweepCommand])
+@pytest.mark.parametrize("command", [train, sweep])
 def test_the_help_of_a_run_is_in_columns_at_every_width(
-    kind: type, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Any, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    with pytest.raises(SystemExit):
-        flags.read(kind, ["--help-all"], "train")
-    lines = capsys.readouterr().out.splitlines()
+    lines = helped(command, "--help-all", capsys).splitlines()
     assert max(map(len, lines)) <= min(columns, 100)
     options = [line for line in lines if line.startswith("  -")]
     assert len(options) > sum(not one.metadata["recorded"] for _, one in flat_fields(TrainConfig))
@@ -146,9 +216,7 @@ def test_the_help_of_a_run_is_in_columns_at_every_width(
 
 
 def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        flags.read(commands.TrainCommand, ["--help-all"], "train")
-    text = capsys.readouterr().out
+    text = helped(train, "--help-all", capsys)
     titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
     runs = ["Data", "Task", "Model", "Optimisation", "Batch", "Where it runs", "Strategy"]
     runs += ["Limits in time, money and patience", "Tracking"]
@@ -177,9 +245,7 @@ def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: py
 
 
 def test_an_option_without_a_default_says_what_happens_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        flags.read(TrainConfig, ["--help"], "train")
-    said = re.split(r"\n  (?=--)", capsys.readouterr().out)
+    said = re.split(r"\n  (?=--)", helped(TrainConfig, "--help", capsys))
     for one in fields(TrainConfig):
         if one.default is None and not one.metadata.get("recorded"):
             flag = f"--{one.name.replace('_', '-')} "
@@ -188,7 +254,6 @@ def test_an_option_without_a_default_says_what_happens_without_it(capsys: pytest
 
 
 def test_a_switch_has_no_opposite() -> None:
-    assert flags.read(commands.CompareCommand, ["a", "b", "--json"], "compare").json
-    assert not flags.read(commands.CompareCommand, ["a", "b"], "compare").json
+    assert flags.read(compare, ["a", "b", "--json"], "compare")["json"]
     with pytest.raises(ConfigError, match="unknown flag --no-json"):
-        flags.read(commands.CompareCommand, ["a", "b", "--no-json"], "compare")
+        flags.read(compare, ["a", "b", "--no-json"], "compare")

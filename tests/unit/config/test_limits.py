@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.config import command_line, limits, runfile
-from cifar_ray.config import sweep as sweeps
+from cifar_ray.cli.sweep import new_limits
+from cifar_ray.cli.train import resume
+from cifar_ray.config import command_line, flags, limits, runfile, sweepfile
+from cifar_ray.config.cells import cells
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.train import TrainConfig
@@ -80,14 +82,13 @@ def test_limits_are_no_parameters_of_a_run_but_its_patience_is() -> None:
 
 
 def test_a_run_and_a_sweep_go_on_with_larger_limits() -> None:
-    assert command_line.resume(["mine", "--max-time", "4h", "--max-cost", "9", "--price", "2.49"]) == (
-        "mine",
-        {"max_time": "4h", "max_cost": 9.0, "price": "2.49", "verbose": False},
-    )
-    request = command_line.sweep(["--resume", "s", "--max-time", "4h", "--max-cost", "9"])
-    assert (request.config, request.name, request.limits) == (None, "s", {"max_time": "4h", "max_cost": 9.0})
+    words = ["--max-time", "4h", "--max-cost", "9"]
+    new = {"max_time": "4h", "max_cost": 9.0}
+    given = flags.read(resume, ["mine", *words, "--price", "2.49"], "resume")
+    assert given == {"run": "mine", "price": "2.49", **new}
+    assert new_limits(**flags.read(command_line.sweep, words, "sweep")) == new
     with pytest.raises(ConfigError, match=r"^max_time must be a duration"):
-        command_line.sweep(["--resume", "s", "--max-time", "0s"])
+        new_limits(**flags.read(command_line.sweep, ["--max-time", "0s"], "sweep"))
 
 
 def test_what_has_stopped_a_run_has_a_name() -> None:

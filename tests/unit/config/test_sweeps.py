@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifar_ray.config import command_line, runfile
+from cifar_ray.config import command_line, flags, sweepfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig, cells, proposed
@@ -170,7 +170,7 @@ def test_values_that_do_not_go_together_say_so() -> None:
 def test_a_sweep_without_a_name_has_one_made_from_the_time_as_the_command_makes_it() -> None:
     named = [
         SweepConfig(grid={"lr": [0.1]}, train={"batch_size": 16}).name,
-        command_line.sweep(["--grid", "lr=0.1", "--batch-size", "16"]).name,
+        flags.call(command_line.sweep, ["--grid", "lr=0.1", "--batch-size", "16"], "sweep").name,
     ]
     assert all(re.fullmatch(r"sweep-\d{8}-\d{6}", name) for name in named)
 

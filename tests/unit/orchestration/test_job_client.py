@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cifar_ray.cli import cluster
 from cifar_ray.config import command_line
-from cifar_ray.config.cluster_commands import SubmitCommand
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.orchestration.jobs import client, submission
+from cifar_ray.orchestration.jobs import client
 from cifar_ray.tracking import origin
 
 
@@ -67,7 +67,7 @@ def test_a_folder_that_is_no_piece_of_work_does_not_go(tmp_path: Path, home: Pat
     for name in ("run.yaml", "code/model.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    asked = submission.read(["train", "--config", str(tmp_path / "run.yaml")], None)
+    asked = cluster.read(["train", "--config", str(tmp_path / "run.yaml")], None)
     for folder, problem in (
         (home, "^working_dir must be the folder of one piece of work"),
         (Path("/"), "^working_dir must be the folder of one piece of work"),
@@ -75,4 +75,4 @@ def test_a_folder_that_is_no_piece_of_work_does_not_go(tmp_path: Path, home: Pat
         (tmp_path / "code", "^working_dir must be a folder with the file that the command names, .*run.yaml$"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            client.submit(asked, SubmitCommand(working_dir=str(folder), address="http://127.0.0.1:9"))
+            client.submit(asked, "http://127.0.0.1:9", str(folder), wait=False)

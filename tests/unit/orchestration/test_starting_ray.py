@@ -62,11 +62,11 @@ def test_a_second_failure_ends_in_one_sentence(
 ) -> None:
     starts = Starts(succeeds=4)
 
-    def run(_: Any) -> int:
+    def run() -> int:
         started(starts, monkeypatch, tmp_path)
         return 0
 
-    monkeypatch.setitem(main.COMMANDS, "train", (run, None, ""))
+    monkeypatch.setattr("cifar_ray.cli.train.train", run)
     assert main.main(["train"]) == 1
     assert len(starts.left) == 2
     said = capsys.readouterr().err

@@ -8,54 +8,53 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.cli import main
+from cifar_ray.cli import cluster, main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import NAME
-from cifar_ray.orchestration.jobs import submission
 
 DIGITS = ["--dataset", "digits", "--model", "simple_cnn"]
 GRID = ["sweep", "--grid", "batch_size=16,32", *DIGITS]
 
 
 def test_a_run_is_called_as_its_job() -> None:
-    unnamed = submission.read(["train", *DIGITS], None)
+    unnamed = cluster.read(["train", *DIGITS], None)
     assert re.fullmatch(r"train-[0-9a-f]{8}", unnamed.name)
     assert unnamed.words == ["train", *DIGITS, "--run-name", unnamed.name]
-    assert submission.read(["train", *DIGITS], None) == unnamed
-    assert submission.read(["train", *DIGITS, "--seed", "4"], None).name != unnamed.name
-    named = submission.read(["train", *DIGITS], "mine")
+    assert cluster.read(["train", *DIGITS], None) == unnamed
+    assert cluster.read(["train", *DIGITS, "--seed", "4"], None).name != unnamed.name
+    named = cluster.read(["train", *DIGITS], "mine")
     assert (named.name, named.words[-2:]) == ("mine", ["--run-name", "mine"])
-    run_named = submission.read(["train", *DIGITS, "--run-name", "run"], None)
+    run_named = cluster.read(["train", *DIGITS, "--run-name", "run"], None)
     assert (run_named.name, run_named.words) == ("run", ["train", *DIGITS, "--run-name", "run"])
-    both = submission.read(["train", *DIGITS, "--run-name", "run"], "job")
+    both = cluster.read(["train", *DIGITS, "--run-name", "run"], "job")
     assert (both.name, both.words[-1]) == ("job", "run")
 
 
 def test_a_sweep_is_called_by_its_name_and_a_continuation_has_a_number(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text("grid: {batch_size: [16, 32]}\ntrain: {dataset: digits, model: simple_cnn}\n")
-    sweep = submission.read(["sweep", str(file), "--seeds", "2"], None)
+    sweep = cluster.read(["sweep", str(file), "--seeds", "2"], None)
     assert (sweep.name, sweep.file, sweep.words) == ("grid", str(file), ["sweep", str(file), "--seeds", "2"])
     for words, name in ((["resume", "my run!"], "resume-my-run-"), (["sweep", "--resume", "grid"], "resume-grid")):
-        again = submission.read(words, None)
+        again = cluster.read(words, None)
         assert (again.name, again.words, again.is_numbered) == (name, words, True)
         assert re.fullmatch(NAME, again.name)
-        named = submission.read(words, "known")
+        named = cluster.read(words, "known")
         assert (named.name, named.is_numbered) == ("known", False)
 
 
 def test_a_sweep_without_a_name_has_the_same_one_every_time() -> None:
-    sweep = submission.read(GRID, None)
+    sweep = cluster.read(GRID, None)
     assert re.fullmatch(r"sweep-[0-9a-f]{8}", sweep.name)
     assert sweep.words == [*GRID, "--name", sweep.name]
-    assert submission.read(GRID, None) == sweep
-    assert submission.read(GRID, "mine").words[-2:] == ["--name", "mine"]
+    assert cluster.read(GRID, None) == sweep
+    assert cluster.read(GRID, "mine").words[-2:] == ["--name", "mine"]
 
 
 @pytest.mark.parametrize("words", [["train", *DIGITS], ["resume", "mine"], ["sweep", "--resume", "grid"], GRID])
 def test_the_store_that_a_command_names_is_known(words: list[str]) -> None:
-    assert submission.read(words, None).tracking_uri is None
-    assert submission.read([*words, "--tracking-uri", "http://mlflow"], None).tracking_uri == "http://mlflow"
+    assert cluster.read(words, None).tracking_uri is None
+    assert cluster.read([*words, "--tracking-uri", "http://mlflow"], None).tracking_uri == "http://mlflow"
 
 
 @pytest.mark.parametrize(
@@ -91,29 +90,29 @@ def test_a_file_of_weights_is_absolute_and_a_run_is_not_taken_for_one(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    submission.read(words, None)
+    cluster.read(words, None)
     Path("a.pt").touch()
     with pytest.raises(ConfigError, match=r"^weights must begin with / or ~ in a job"):
-        submission.read(words, None)
+        cluster.read(words, None)
 
 
 def test_without_what_rays_client_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.delitem(sys.modules, "cifar_ray.orchestration.jobs.client", raising=False)
     monkeypatch.delattr("cifar_ray.orchestration.jobs.client", raising=False)
-    assert main.main(["jobs"]) == 2
+    assert main.main(["submit", "--", "train"]) == 2
     needs = "error: this command needs aiohttp; install it with `pip install 'cifar-ray[cluster]'`\n"
     assert capsys.readouterr().err == needs
 
 
 def test_a_name_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"^name must be 1 to 120 letters"):
-        submission.read(["train", *DIGITS], "a/b")
+        cluster.read(["train", *DIGITS], "a/b")
 
 
 def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ("127.0.0.1:8265", "ray://head:10001", "http://me:hunter2@head", "auto"):
-        assert main.main(["jobs", "--address", wrong]) == 2
+        assert main.main(["submit", "--address", wrong, "--", "train"]) == 2
         said = capsys.readouterr().err
         assert said.startswith("error: --address must be http://HOST:PORT of a Ray job server, got ")
         assert "hunter2" not in said

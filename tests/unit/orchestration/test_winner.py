@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from cifar_ray.config import command_line
-from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import command_line, flags, sweepfile
+from cifar_ray.config.cells import cells as cells_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.display import sweep as boards
@@ -85,8 +85,8 @@ def test_the_best_of_the_whole_runs_wins(
     winner = found(ends, **values)
     assert winner is not None
     assert winner.sentence == sentence
-    rest = command_line.train(winner.command.removeprefix("cifar-ray train ").split())
-    assert (rest.config.lr, rest.config.epochs, rest.config.dataset) == (float(winner.name[2:5]), 6, "digits")
+    rest = flags.call(command_line.train, winner.command.removeprefix("cifar-ray train ").split(), "train")
+    assert (rest.lr, rest.epochs, rest.dataset) == (float(winner.name[2:5]), 6, "digits")
 
 
 @pytest.mark.parametrize(("images", "chance"), [(1000, "14 %"), (10000, "less than 0.01 %")])

@@ -15,7 +15,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from cifar_ray import data
-from cifar_ray.config import command_line, runfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.reporting.frame import Runs
@@ -125,9 +125,8 @@ def test_weights_that_do_not_fit_are_refused(values: dict[str, object], sentence
 
 
 def test_a_sweep_compares_runs_with_and_without() -> None:
-    asked = command_line.sweep(["--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced"])
-    assert asked.config is not None
-    assert asked.config.grid == ({"class_weights": ["none", "balanced"]},)
+    asked = flags.call(command_line.sweep, ["--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced"], "sweep")
+    assert asked.grid == ({"class_weights": ["none", "balanced"]},)
     without = trial("1x1", params={"class_weights": "none"})
     weighted = dataclasses.replace(without, name="weighted", params={**without.params, "class_weights": "balanced"})
     for axes in (("class_weights",), ()):  # a sweep, and runs of no sweep side by side

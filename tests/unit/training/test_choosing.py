@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cifar_ray import data, tasks
-from cifar_ray.config import command_line, runfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -221,7 +221,7 @@ def test_a_share_is_taken_where_something_is_to_choose(
     assert bool([*recipe.notes(config, asked)]) == (share == 0.1)
     assert recipe.resolve(config) == config
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
-    again = command_line.train(recipe.command(config).split()[2:]).config
+    again = flags.call(command_line.train, recipe.command(config).split()[2:], "train")
     assert recipe.resolve(again) == replace(config, log_models=again.log_models)
     objective = choosing.objective(config, USUAL)
     expected = "test/accuracy" if config.choose_by == "test" else "val/accuracy" if share else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, runfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset
@@ -242,10 +242,10 @@ def test_a_scaled_step_is_that_much_shorter(optimizer_name: str) -> None:
 
 def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     words = "--dataset digits --model resnet --freeze '[0-3]' 4.conv1 --unfreeze-epoch 2 --lr-scale 9=2 '[0-3]=0.1'"
-    made = recipe.resolve(command_line.train(shlex.split(words)).config)
+    made = recipe.resolve(flags.call(command_line.train, shlex.split(words), "train"))
     assert (made.freeze, made.unfreeze_epoch, made.lr_scale) == (("[0-3]", "4.conv1"), 2, ("9=2", "[0-3]=0.1"))
     again = shlex.split(recipe.command(made))[2:]
-    assert recipe.resolve(command_line.train(again).config) == made
+    assert recipe.resolve(flags.call(command_line.train, again, "train")) == made
     assert runfile.resolved_from_mapping(runfile.to_mapping(made)) == made
     assert {"freeze": "['[0-3]', '4.conv1']", "unfreeze_epoch": "2"}.items() <= runfile.params(made).items()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config import command_line, runfile
+from cifar_ray.config import command_line, flags, imports, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import imports
 from cifar_ray.training import optimizer, recipe
@@ -52,9 +52,9 @@ def test_torchs_classes_need_no_file_of_ones_own(name: str) -> None:
 def test_options_and_paths_come_from_words_and_go_into_them_again() -> None:
     words = f"--dataset digits --model simple_cnn --optimizer {HERE}:Lion --lr 0.001 --weight-decay 0.1"
     words += f" --optimizer-options.beta 0.5 --schedule {HERE}:falling"
-    config = recipe.resolve(command_line.train(words.split()).config)
+    config = recipe.resolve(flags.call(command_line.train, words.split(), "train"))
     again = shlex.split(recipe.command(config))[2:]
-    assert recipe.resolve(command_line.train(again).config) == config
+    assert recipe.resolve(flags.call(command_line.train, again, "train")) == config
     known = {"optimizer": f"{HERE}:Lion", "optimizer_options.beta": "0.5", "schedule": f"{HERE}:falling"}
     params = runfile.params(config)
     assert known.items() <= params.items()

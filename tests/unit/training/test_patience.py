@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data, tasks
-from cifar_ray.config import command_line, runfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import limits
@@ -138,7 +138,7 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
     assert config.val_share == 0.1
     assert [*recipe.notes(config, asked)]
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
-    assert command_line.train(recipe.command(config).split()[2:]).config.patience == 3
+    assert flags.call(command_line.train, recipe.command(config).split()[2:], "train").patience == 3
     by_test: ResolvedConfig = of(patience=3, choose_by="test")
     assert (by_test.val_share, choosing.measured(by_test)) == (None, "test")
 
@@ -155,5 +155,5 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
 )
 def test_what_cannot_be_is_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        recipe.resolve(command_line.train(["--dataset", "digits", *words]).config)
+        recipe.resolve(flags.call(command_line.train, ["--dataset", "digits", *words], "train"))
     assert refused.value.as_flag().startswith(sentence)

@@ -1,0 +1,182 @@
+"""Commands on what MLflow has: ``cifar-ray runs``, ``explain``, ``register``, ``delete`` and ``ui``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from cifar_ray import tasks
+from cifar_ray.cli import early, output
+from cifar_ray.config import flags, option, ports
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.flags import AsJson, RunName
+from cifar_ray.config.limits import dollars
+from cifar_ray.display.run import Console
+from cifar_ray.tracking import uri as stores
+from cifar_ray.training import bottleneck
+from cifar_ray.training.rank_times import PARTS, RankTimes, StepTimes
+from cifar_ray.training.verdict import Verdict
+
+if TYPE_CHECKING:  # imports MLflow
+    from cifar_ray.tracking.listing import Listed
+
+
+def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJson = False) -> int:
+    """List sweeps, and runs that belong to none, newest first.
+
+    Args:
+        sweep: Sweep whose runs to list. Default: all sweeps and single runs.
+    """
+    if sweep is not None:
+        early.check_sweep(sweep, tracking_uri)
+    with output.progress(json), early.loading("loading MLflow"):
+        from cifar_ray.tracking import listing, store
+
+    uri = store.resolve_uri(tracking_uri)
+    listed = listing.everything(uri) if sweep is None else listing.of_sweep(uri, sweep)
+    output.show(listed, json, lambda: _print_runs(listed, store.shown(uri)))
+    return 0
+
+
+def _print_runs(listed: Sequence[Listed], store: str) -> None:
+    """Print a line for each run and sweep; its name comes last, whole and ready to be copied."""
+    if not listed:
+        print(f"no runs in {store}")
+        return
+    learned = {tasks.recorded(run.task) for run in listed}
+    shared = learned.pop() if len(learned) == 1 else None
+    figures = (f"test {shared.primary.name}", f"{shared.unit}/s") if shared else ("test result", "throughput")
+    costs = ("cost",) if any(run.cost_usd is not None for run in listed) else ()
+    header = ("started", "state", "data set", "model", "topology", *figures, *costs, "name")
+    Console().columns(header, (_run_cells(run, shared is None, bool(costs)) for run in listed))
+
+
+def _run_cells(run: Listed, is_named: bool, has_cost: bool) -> tuple[str, ...]:
+    """A run's cells; its figures are with their names and units where the header has none."""
+    cost = (f"{'' if run.cost_usd is None else dollars(run.cost_usd):>10}",) if has_cost else ()
+    task = tasks.recorded(run.task)
+    local = datetime.fromisoformat(run.started).astimezone()
+    named, rate = (task.primary.named, task.speed) if is_named else (task.primary.text, "{:,.0f}".format)
+    score = "" if run.score is None else named(run.score)
+    speed = "" if run.images_per_s is None else rate(run.images_per_s)
+    name, state = run.name, run.state
+    if run.planned is not None:
+        begun = "" if run.runs == run.planned else f"{run.runs} of "
+        name = f"{name} (sweep of {begun}{run.planned} run{'s' * (run.planned != 1)})"
+        state = f"{run.failed} of {run.planned} failed" if run.failed and state == "failed" else state
+    dataset = ", ".join(map(option.short, run.dataset.split(", ")))
+    started = f"{local:%Y-%m-%d %H:%M}"
+    return started, state, dataset, run.model, run.topology, f"{score:>8}", f"{speed:>8}", *cost, name
+
+
+def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = False) -> int:
+    """Say what bounds a run, with the times of a step on every rank and what to try.
+
+    That is a slow rank, slow data, a slow link, too few CPUs, overhead, or nothing that stands out (balanced).
+    """
+    early.check_runs([run], tracking_uri)
+    with output.progress(json):
+        with early.loading("loading MLflow"):
+            from cifar_ray.tracking import step_times
+
+        name, times = step_times.read(stores.resolve_uri(tracking_uri), run)
+    verdict = bottleneck.explain(times)
+    result = {"run": name, "verdict": verdict, "times": times}
+    output.show(result, json, lambda: _print_verdict(name, verdict, times))
+    return 0
+
+
+def _print_verdict(name: str, verdict: Verdict, times: StepTimes) -> None:
+    console = Console()
+    console.line(f"run {name}: {verdict.kind}: {verdict.sentence}")
+    for advice in verdict.advice:
+        console.line(f"  try: {advice}")
+    if times.ranks:
+        console.line("")
+        parts = [part for part in PARTS if any(part in rank.parts for rank in times.ranks)]
+        console.columns(("rank", "node", "steps", "iteration", *parts), _rank_rows(times, parts))
+        console.line("milliseconds of a step: mean, median and 95th percentile")
+
+
+def _rank_rows(times: StepTimes, parts: list[str]) -> Iterator[tuple[str, ...]]:
+    for rank in times.ranks:
+        node = f"{rank.node} ({rank.host})" if rank.host else str(rank.node)
+        yield (str(rank.rank), node, f"{rank.steps:,}", *(_rank_cell(rank, part) for part in ("iteration", *parts)))
+
+
+def _rank_cell(rank: RankTimes, part: str) -> str:
+    of = rank.iteration if part == "iteration" else rank.parts.get(part)
+    return "" if of is None else " ".join(f"{1000 * seconds:.1f}" for seconds in (of.mean, of.median, of.p95))
+
+
+def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri: str | None = None) -> int:
+    """Register a finished run's model in MLflow's model registry.
+
+    Args:
+        name: Name of the registered model; created if it is new.
+        alias: Alias for this version, such as champion; it moves here from the version that had it.
+        tracking_uri: MLflow tracking store that has the run, and the registry (MLFLOW_TRACKING_URI, else
+            ~/.cifar_ray/mlflow.db).
+    """
+    early.check_runs([run], tracking_uri)
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking import registry
+
+    version = registry.register(run, name, alias, tracking_uri)
+    state = "is" if version.fresh else "is already"
+    uri = f"models:/{version.name}/{version.version}"
+    print(f"the model of run {version.run} {state} version {version.version} of {version.name}: {uri}")
+    return 0
+
+
+def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> int:
+    """Delete a run, or a sweep with all of its runs: from MLflow, and its folder with all checkpoints.
+
+    A run that is being trained, or whose model is registered, is refused.
+
+    Args:
+        name: Name or MLflow id of the run or sweep.
+        yes: Delete without asking; needed where there is no terminal.
+    """
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError("yes", "must be given where there is no terminal to ask on")
+    early.check_runs([name], tracking_uri)
+    with early.loading("loading PyTorch and MLflow"):
+        from cifar_ray.orchestration.sweep import removal
+
+    with contextlib.ExitStack() as stack:
+        doomed = removal.prepare(name, tracking_uri, stack, flags.note)
+        if not yes and not _agreed(f"delete {doomed.title}: {doomed.contents}? [y/N] "):
+            print("nothing is deleted")
+            return 1
+        doomed.execute()
+    print(f"deleted {doomed.title}: {doomed.contents}")
+    return 0
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+
+
+def ui(*, tracking_uri: str | None = None, port: int = 5000, open: bool = False) -> int:
+    """Open MLflow's pages of the tracking store, on this machine only.
+
+    Args:
+        port: Port on the loopback interface.
+        open: Also open the runs in a browser.
+    """
+    uri = stores.resolve_uri(tracking_uri)
+    if not stores.is_server(uri):
+        ports.check("127.0.0.1", port)
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking.ui import serve
+
+    serve(uri, port, open)
+    return 0

@@ -1,0 +1,120 @@
+"""``cifar-ray report``, ``compare`` and ``export``: the results of runs and sweeps."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from cifar_ray.cli import early, output
+from cifar_ray.config import files
+from cifar_ray.config.errors import ConfigError, brief, counted, printable
+from cifar_ray.config.flags import AsJson, Overwrite
+from cifar_ray.config.keywords import passes_to
+from cifar_ray.config.schema import NotNegative
+from cifar_ray.reporting import EXPORTED, data, exported
+from cifar_ray.reporting import compare as side_by_side
+from cifar_ray.reporting import report as reports
+from cifar_ray.reporting.words import spoken
+from cifar_ray.tracking import uri as stores
+
+
+@passes_to(reports.report)
+def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options: Any) -> int:
+    """Write the results of sweeps or runs as a page, charts and data, from the tracking store or from exported files
+    alone.
+
+    Args:
+        out: Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier
+            report in it is replaced. Default: report; with --json, none.
+    """
+    early.check_studies(sweeps, options.get("tracking_uri"))
+    with output.progress(json), early.loading("reading runs"):
+        made = reports.report(*sweeps, out=out if json else out or "report", **options)
+    if json:
+        output.show(data.whole(made), as_json=True)
+        return 0
+    for line in (*filter(None, [made.lead]), *spoken(made.findings, made.cautions)):
+        print(printable(line))
+    print(made.files[0])
+    print(f"{len(made.files)} files in {made.files[0].parent}")
+    return 0
+
+
+@passes_to(side_by_side.compare)
+def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = False, **options: Any) -> int:
+    """Show in which settings runs differ, and their results; of one run, all its settings. With --max-slowdown, tell
+    whether the runs of B train slower than those of A.
+
+    Exit status with --max-slowdown: 0 if B is not slower than allowed, 1 if it is by more than chance, 2 on a mistake,
+    3 if there is not enough evidence.
+
+    Examples:
+        cifar-ray compare one two
+        cifar-ray compare baseline.json mine --max-slowdown 5
+        cifar-ray compare a1,a2,a3 b1,b2,b3 --max-slowdown 5
+
+    Args:
+        runs: Names or MLflow ids of runs. With --max-slowdown, A and B: each is a sweep, runs or .json files of
+            cifar-ray export, separated by commas, whose runs differ in the seed alone.
+        max_slowdown: Percent by which B's mean step, in steady state, may take longer than A's.
+    """
+    uri = options.get("tracking_uri")
+    if max_slowdown is not None:
+        sides = _sides(runs, options)
+        with output.progress(json), early.loading("loading MLflow"):
+            from cifar_ray.reporting.slowdown import slowdown
+
+            told = slowdown(sides, max_slowdown, uri)
+        output.show(told, json, lambda: print(told))
+        return told.status
+    early.check_runs(runs, uri)
+    with output.progress(json), early.loading("reading runs"):
+        comparison = side_by_side.compare(*runs, **options)
+    if json:
+        output.show(data.whole(comparison), as_json=True)
+    else:
+        print(comparison)
+    return 0
+
+
+def _sides(runs: Sequence[str], options: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """The two sides that ``compare --max-slowdown`` is given: what each is called, and its sweeps, runs or files.
+
+    Raises:
+        ConfigError: when there are not two, another option is given that shows tables, or a name certainly is none.
+    """
+    for option in ("full", "price", "target"):
+        if options.get(option):
+            raise ConfigError(option, "is for tables, which --max-slowdown does not show; leave out one of the two")
+    if len(runs) != 2:
+        raise ConfigError("max_slowdown", f"compares two sides, A and B, got {len(runs)}; a,b is one side")
+    both = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
+    for side, names in both:
+        if not all(names):
+            raise ConfigError("", f"{brief(side)} must be names with a comma between two of them")
+        early.check_studies(names, options.get("tracking_uri"))
+    return both
+
+
+def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = None, overwrite: Overwrite = False) -> int:
+    """Write the figures of a sweep's runs to one file, from which anyone can make its report; it contains no weights.
+
+    Args:
+        sweep: Name of the sweep or run.
+        out: The file; when not given, NAME.json here.
+    """
+    early.check_sweep(sweep, tracking_uri, stores.no_such_name)
+    path = out or f"{sweep}{EXPORTED}"
+    if not path.endswith(EXPORTED):
+        raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")
+    file = files.output("out", path, overwrite)
+    with early.loading("loading MLflow"):
+        from cifar_ray.tracking import reading
+    (study,) = reading.sweeps_or_runs(stores.resolve_uri(tracking_uri), [sweep])
+    try:
+        files.write_whole(file, exported.text(study))
+    except OSError as error:
+        raise ConfigError("out", f"must be a file that can be written, and {file} is not ({error.strerror})") from None
+    print(f"{file}: {counted(len(study.trials), 'run')}; `cifar-ray report {shlex.quote(path)}` reads it")
+    return 0

@@ -1,0 +1,160 @@
+"""``cifar-ray sweep``, and with ``--dry-run`` what it would train."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cifar_ray import IMPORTED_AT
+from cifar_ray.cli import early, output
+from cifar_ray.cli.train import LIBRARIES
+from cifar_ray.config import addresses, command_line, flags, schema, servers
+from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.config.keywords import passes_to
+from cifar_ray.config.limits import dollars, duration
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.display.run import Console
+from cifar_ray.planning.words import ranged
+from cifar_ray.reporting import cost
+from cifar_ray.tracking import uri as stores
+
+if TYPE_CHECKING:  # imports torch, Ray and MLflow
+    from cifar_ray.orchestration.sweep.driver import SweepResult
+    from cifar_ray.orchestration.sweep.dry_run import DryRow, DryRun
+
+_NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
+
+
+@flags.usual("file", "grid", "seeds", "hold", "name", "resume", "dataset", "model", "epochs", "topology")
+@passes_to(command_line.sweep)
+def sweep(
+    *,
+    resume: str | None = None,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    plan_from: tuple[str, ...] = (),
+    json: bool = False,
+    quiet: bool = False,
+    **new: Any,
+) -> int:
+    """Train every combination of values, and record all runs in MLflow under one parent.
+
+    A YAML file names the grids. These options override the file; those of a run apply to all runs.
+
+    Examples:
+        cifar-ray sweep --dataset digits --grid batch_size=16,64 topology=1x1,1x2
+        cifar-ray sweep sweep.yaml --epochs 5
+        cifar-ray sweep --resume NAME
+
+    Args:
+        resume: Name of a sweep to continue: finished runs stay, the rest is trained under the same parent. Only
+            --max-time and --max-cost may be given anew.
+        retry_failed: With --resume: runs that have failed go on, too, from their newest checkpoints.
+        dry_run: Train and write nothing: print the runs, those that are skipped, and their time and cost where finished
+            runs tell them.
+        plan_from: With --dry-run: names of finished sweeps or runs that tell times, or .json files of cifar-ray export.
+        json: With --dry-run: print it as one JSON document on standard output.
+        quiet: Print one line, the result.
+    """
+    if not dry_run and (json or plan_from):
+        key = "json" if json else "plan_from"
+        raise ConfigError(key, "is for --dry-run, which shows the sweep and trains nothing")
+    config = None
+    if resume is not None:
+        name, uri, changed = resume, new["options"].get("tracking_uri"), new_limits(**new)
+        early.check_sweep(name, uri)
+        base = early.known_config(name)
+    else:
+        if retry_failed:
+            raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
+        config = command_line.sweep(**new)
+        name, base, uri, changed = config.name, config.base, config.base.tracking_uri, {}
+        cost.checked(base.price)
+        servers.reach_chosen(base.address)
+    early.check_studies(plan_from, uri)
+    with output.progress(json, quiet):
+        with early.loading(f"sweep {name}: {LIBRARIES}", always=not dry_run), servers.before_ray(base):
+            from cifar_ray.orchestration.sweep import dry_run as dry
+            from cifar_ray.orchestration.sweep import runner
+
+        if not dry_run and config is None:
+            result = runner.resume(name, uri, IMPORTED_AT, retry_failed, changed)
+        elif not dry_run and config is not None:
+            result = runner.sweep(config, output.typed(), begun=IMPORTED_AT)
+        elif config is None:
+            found = dry.of_begun(name, uri, plan_from, retry_failed, changed)
+        else:
+            found = dry.of_new(config, plan_from)
+    if dry_run:
+        output.show(found, json, lambda: _print(found, quiet))
+        return 0
+    if result is None:
+        print(f"sweep {name} is finished; there is nothing to resume")
+        return 0
+    _print_result(result, quiet)
+    return 1 if result.failed else 0
+
+
+def new_limits(file: str | None = None, grid: tuple[str, ...] = (), *, options: flags.Given) -> dict[str, Any]:
+    """Return the limits that a sweep goes on with; all else stays as it was begun.
+
+    Raises:
+        ConfigError: when something else is given.
+    """
+    known = ("tracking_uri", *_NEW_LIMITS)
+    others = [*["file"] * bool(file), *["grid"] * bool(grid), *(k for k in schema.flatten(options) if k not in known)]
+    if others:
+        raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {others[0]} beside it")
+    addresses.check("tracking_uri", options.get("tracking_uri"))
+    return {key: schema.field(SweepConfig, key, options[key]) for key in _NEW_LIMITS if key in options}
+
+
+def _print_result(result: SweepResult, is_brief: bool) -> None:
+    from cifar_ray.tracking import pages
+
+    store_flag, best = stores.flag(result.tracking_uri), result.winner
+    if is_brief:
+        sentence = best.sentence if best else ""
+        Console().sweep_result(result.states, result.figures, result.name, store_flag, sentence)
+    else:
+        way = pages.way(result.tracking_uri, result.page)
+        rows = [("best run", best.sentence), ("train it longer", best.command)] if best else []
+        Console().sweep_summary(result.states, result.figures, result.name, store_flag, way, rows)
+
+
+def _print(found: DryRun, is_brief: bool) -> None:
+    console = Console()
+    if not is_brief:
+        titles = ["run", "state", "time on its nodes", "cost", "note"]
+        columns = list(zip(titles, *map(_cells, found.rows)))
+        header, *lines = zip(*(column for column in columns if any(column[1:])))
+        console.columns(header, lines)
+        for note in found.notes:
+            console.line(note)
+    console.line(f"sweep {found.name}: {_summary(found)}")
+
+
+def _cells(row: DryRow) -> tuple[str, ...]:
+    time = ranged(row.seconds, duration) if row.seconds else ""
+    usd = ranged(row.usd, dollars) if row.usd else ""
+    return row.name, row.state, time, usd, row.reason
+
+
+def _summary(found: DryRun) -> str:
+    """How many runs there are, and what all whose time is known take."""
+    left = [row for row in found.rows if row.state == "waiting"]
+    others: dict[str, int] = {}
+    for row in found.rows:
+        if row.state != "waiting":
+            others[row.state] = others.get(row.state, 0) + 1
+    counts = [counted(len(left), "run"), *(f"{number} {state}" for state, number in others.items())]
+    if found.at_once:
+        counts.append(f"{found.at_once} at once")
+    if not left:
+        return ", ".join(counts)
+    known = [row for row in left if row.seconds is not None]
+    if found.seconds is None or not known:
+        return f"{', '.join(counts)}; time unknown"
+    of = "" if len(known) == len(left) else f" for the {counted(len(known), 'run')} whose time is known"
+    paid = "" if found.usd is None else f", {ranged(found.usd, dollars)}"
+    takes = f"about {ranged(found.seconds, duration)} on their nodes, one after the other{paid}{of}"
+    return f"{', '.join(counts)}; {takes}; starting Ray and waiting come on top (unknown)"

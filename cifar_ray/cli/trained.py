@@ -1,0 +1,157 @@
+"""Commands that use a run's model: ``cifar-ray evaluate``, ``predict`` and ``serve``."""
+
+from __future__ import annotations
+
+import csv as csv_files
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from cifar_ray import tasks
+from cifar_ray.cli import early, output
+from cifar_ray.config import files, flags, ports
+from cifar_ray.config.errors import ConfigError, counted, printable
+from cifar_ray.config.flags import AsJson, Overwrite, RunName
+from cifar_ray.config.schema import Count
+from cifar_ray.config.sections import WhichCheckpoint
+from cifar_ray.display.run import Console
+
+if TYPE_CHECKING:
+    from cifar_ray.orchestration.run.results import Prediction
+    from cifar_ray.tasks import TaskSpec
+
+Checkpoint = Annotated[
+    WhichCheckpoint,
+    Field(description="The newest checkpoint, or the one with the best validation figure (--val-share)."),
+]
+
+
+def evaluate(
+    run: RunName,
+    *,
+    checkpoint: Checkpoint = "last",
+    data_dir: str | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    tracking_uri: str | None = None,
+    json: AsJson = False,
+) -> int:
+    """Evaluate a run's model on every test image.
+
+    Args:
+        device: Where to compute; 'auto' takes the first GPU, unless it is full or PyTorch cannot use it.
+    """
+    early.check_runs([run], tracking_uri)
+    with output.progress(json):
+        with early.loading("loading PyTorch and MLflow"):
+            from cifar_ray.orchestration.run import results
+
+        scored = results.evaluate(run, checkpoint, data_dir, tracking_uri, flags.note, device)
+    where = f"{scored.checkpoint} (step {scored.step:,})"
+    recorded = (scored.recorded_score, scored.recorded_images, scored.recorded_on)
+    console = Console(tasks.recorded(scored.task))
+    output.show(scored, json, lambda: console.scores(scored.metrics, scored.images, where, *recorded))
+    return 0
+
+
+def predict(
+    run: RunName,
+    *images: Path,
+    text: tuple[str, ...] = (),
+    csv: str | None = None,
+    top: Count = 3,
+    out: str | None = None,
+    checkpoint: Checkpoint = "last",
+    tracking_uri: str | None = None,
+    overwrite: Overwrite = False,
+    json: AsJson = False,
+) -> int:
+    """Answer for image files, texts, or the rows of CSV files, with a run's model.
+
+    Args:
+        images: Image files of any size and common format, or folders: all images below them, sorted by name; a damaged
+            one is named and left out. For a model of texts, files with a column 'text' (.csv, .jsonl) or a text on each
+            line (.txt); for a model of table:PATH, CSV files with its features.
+        text: Texts, for a model of texts.
+        csv: File for the answers as CSV: a row for each image with its path, or for each text, and the likeliest
+            classes with their probabilities or, of a task that answers values, each value by name. '-' prints it.
+        top: Classes to show per image or text, most likely first.
+        out: Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class,
+            named as the images and as large. It must be new or empty, without --overwrite. Default: predicted_masks.
+    """
+    from cifar_ray.data import texts
+
+    if csv and json:
+        raise ConfigError("csv", "is another form than --json; give one of the two")
+    table = None if csv in (None, "-") else files.output("csv", csv, overwrite, images)
+    masks = None if out is None else files.folder("out", out)
+    if not images and not text:
+        raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
+    texts.check_given(images)
+    early.check_runs([run], tracking_uri)
+
+    with output.progress(json or csv == "-"), early.loading("loading PyTorch and MLflow"):
+        from cifar_ray.orchestration.run import results
+
+    task, predictions = results.predict(run, images, checkpoint, tracking_uri, flags.note, top, masks, text, overwrite)
+    if csv == "-":
+        print(as_csv(task, predictions), end="")
+    elif table is not None:
+        files.write_whole(table, as_csv(task, predictions))
+        print(f"{table}: {counted(len(predictions), predictions[0].title)}")
+    else:
+        output.show(
+            [
+                {**each.named, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
+                for each in predictions
+            ],
+            json,
+            lambda: Console().predictions(task, [(each.shown, each.answers, each.mask) for each in predictions]),
+        )
+    return 0
+
+
+def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
+    """A header, and a row for each image: ``image,class,probability,class_2,...``, or values by name.
+
+    With masks, ``image,mask,class,share,class_2,...``; of texts ``text``, of tables ``table,row``.
+    """
+    names = [name for name, _ in predictions[0].answers]
+    classes, masks = task.names == "classes", ["mask"] if task.answer == "masks" else []
+    ranks = ["", *(f"_{rank}" for rank in range(2, len(names) + 1))]
+    head = [f"{title}{rank}" for rank in ranks for title in ("class", task.number)] if classes else names
+    text = io.StringIO()
+    writer = csv_files.writer(text, lineterminator="\n")
+    writer.writerow([*predictions[0].named, *masks, *head])
+    for prediction in predictions:
+        cells = [*prediction.named.values(), *([prediction.mask] if prediction.mask else [])]
+        pairs = [cell for pair in prediction.answers for cell in pair]
+        writer.writerow([*cells, *(pairs if classes else [number for _, number in prediction.answers])])
+    return printable(text.getvalue())  # a name need not be UTF-8
+
+
+def serve(
+    run: RunName,
+    *,
+    checkpoint: Checkpoint = "last",
+    tracking_uri: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+) -> int:
+    """Answer for images, or rows of numbers, sent over HTTP with a run's model, until Ctrl-C.
+
+    Examples:
+        curl --data-binary @IMAGE http://127.0.0.1:8000/predict
+
+    Args:
+        host: Address to listen on. 0.0.0.0 admits other machines; there is no password.
+        port: Port to listen on.
+    """
+    with ports.listen(host, port) as listener:
+        early.check_runs([run], tracking_uri)
+        with early.loading("loading PyTorch and MLflow", always=True):
+            from cifar_ray.serving import server
+        server.serve(run, checkpoint, tracking_uri, host, port, listener, Console().line, flags.note)
+    return 0

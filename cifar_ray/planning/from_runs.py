@@ -1,0 +1,156 @@
+"""A plan from runs that have been trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.planning import exchange, measured, model, words
+from cifar_ray.planning.exchange import Exchange, Gradients
+from cifar_ray.planning.model import Means, Plan, Work
+from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking.study import Study, Trial
+
+if TYPE_CHECKING:  # imports torch
+    from cifar_ray.training.probe import Readiness
+
+_IMAGES = 16  # of the passes in which the readiness of gradients is measured
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan.
+
+    Attributes:
+        plan: the rows, and what is best.
+        notes: what the figures rest on, in sentences.
+    """
+
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def plan(
+    study: Study,
+    topologies: Sequence[Topology],
+    means: Means,
+    price: Price | None = None,
+    speed: float | None = None,
+    given: Mapping[str, Any] | None = None,
+    planned: ResolvedConfig | None = None,
+) -> tuple[Planned, Means, str]:
+    """What a training takes on each topology.
+
+    Args:
+        study: the runs.
+        topologies: what is planned.
+        means: the link, the host's work if it is known, and the limits.
+        price: of a node.
+        speed: how many times as fast as the runs' the machine of that price is.
+        given: what differs from the first run: its strategy with that one's options, global batch and epochs.
+        planned: the training, where the runs were trained for this plan; else it is that of the first run.
+
+    Returns:
+        The plan, the means with what was filled in from the runs, and what the task calls its samples.
+
+    Raises:
+        ConfigError: when the runs do not tell what is needed, or what is given does not fit them.
+    """
+    from cifar_ray.training import probe
+
+    given = given or {}
+    runs, trial, notes = measured.of_study(study, given.get("model"))
+    check_price(price, speed, runs.hardware, runs.device)
+    runs = runs if speed is None else measured.faster(runs, speed)
+    if planned is None:
+        config = training(trial, given)
+    else:
+        precision: Any = trial.params["precision"]
+        config = dataclasses.replace(planned, precision=precision)
+    work = work_of(config, probe.readiness(config, _IMAGES, config.cpus_reserved), runs.device, trial)
+    has_gpus = price is not None and price.gpu != ""
+    means = dataclasses.replace(
+        means,
+        host=means.host or model.host(runs, work),
+        usd_per_hour=price.usd_per_hour if price else None,
+        gpus=price.gpus if price and has_gpus else None,
+        memory_mib=price.gpu_memory_mib if price else None,
+    )
+    made = model.plan(runs, work, topologies, means)
+    title, unit = f"{config.model} on {config.dataset}", trial.task.unit
+    notes += words.notes(runs, work, means, made.rows, price.words if price else "", title, unit)
+    if "steps_per_epoch" in trial.params:
+        notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
+    return Planned(made, tuple(notes)), means, unit
+
+
+def check_price(price: Price | None, speed: float | None, hardware: str, device: str) -> None:
+    """Refuse the price of another machine than that of the runs when nobody says how fast it is.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if speed is not None or price is None or not price.machine:
+        return
+    name = next((word for word in price.gpu.split(" ") if not word.isdecimal()), "")
+    if device != "cuda" or not name or name not in hardware.replace("-", " ").split(" "):
+        problem = f"must come with --speed-factor, how many times as fast as {hardware or 'in the runs'} it is"
+        raise ConfigError("price", f"{problem}; the runs do not tell it of {price.machine}")
+
+
+def training(trial: Trial, given: Mapping[str, Any] | None = None) -> ResolvedConfig:
+    """The training of a run with whole epochs, and with what is ``given``, as text or values.
+
+    Raises:
+        ConfigError: when it cannot be planned.
+    """
+    from cifar_ray.training import recipe
+
+    given = given or {}
+    command = shlex.split(trial.tags.get("cifar_ray.command", ""))[2:]
+    if not command:
+        raise ConfigError("from_", f"must name runs whose command is recorded, and that of {trial.name} is not")
+    asked: TrainConfig = flags.call(command_line.train, command, "train")
+    strategy = given.get("strategy", trial.strategy)
+    changes: dict[str, Any] = {
+        "strategy": strategy,
+        "strategy_options": asked.strategy_options if strategy == asked.strategy else {},
+        "bucket_cap_mb": asked.bucket_cap_mb if strategy == "ddp" else TrainConfig.bucket_cap_mb,
+        "global_batch_size": trial.global_batch_size,
+        "batch_size": None,
+        "topology": "1x1",
+        "steps_per_epoch": None,
+        "precision": trial.params.get("precision", asked.precision),
+    }
+    config = recipe.resolve(runfile.merge(dataclasses.replace(asked, **changes), given))
+    if (config.model, config.dataset) != (trial.model, trial.dataset):
+        is_of, tells = f"{trial.model} on {trial.dataset}", f"{config.model} on {config.dataset}"
+        raise ConfigError("from_", f"must name runs whose command tells them, and {trial.name}, {is_of}, has {tells}")
+    if has := exchange.unknown(config):
+        raise ConfigError("from_", f"must name runs without {has}, and {trial.name} has it")
+    return config
+
+
+def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:
+    """What a training does in a step and in all; ``trial`` is a run that was measured, and ``device`` its device."""
+    from cifar_ray import data
+
+    sent = Exchange.of(config, Gradients(readiness.sizes, readiness.ready), readiness.buffer_bytes, device)
+    test_images = int(trial.params.get("test_images", "0") or 0)
+    evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
+    return Work(
+        config.global_batch_size,
+        config.accumulate,
+        data.steps_per_epoch(config),
+        config.epochs,
+        sent,
+        evaluated,
+        measured.sent(runfile.params(config)),
+    )
