@@ -12,10 +12,11 @@ from typing import Any
 
 from cifar_ray.cli.sweep import new_limits, sweep
 from cifar_ray.cli.train import resume, train
-from cifar_ray.config import command_line, files, flags, runfile, servers
+from cifar_ray.config import command_line, files, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import NAME
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.jobs.submission import Submission
 from cifar_ray.reporting import cost
 
@@ -92,7 +93,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     if command not in commands:
         raise ConfigError("", f"cifar-ray submit takes train, resume or sweep after `--`, got {command!r}")
     given = flags.read(commands[command], rest, command)
-    given = {key: value for key, value in given.items() if key not in ("json", "quiet", "dry_run", "plan_from")}
+    given = {key: value for key, value in given.items() if key not in ("json", "dry_run", "plan_from")}
     file = earlier = flag = None
     weights: list[str | None] = []
     job = name or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cifar_ray import __version__, data, storage
 from cifar_ray.cli import output
-from cifar_ray.config import cgroups, files
+from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS
+from cifar_ray.data import SPECS, cgroups
 from cifar_ray.display.run import Check, Console
 
 _LEAST_FREE_GB = 2.0

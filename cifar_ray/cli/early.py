@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from cifar_ray import storage
-from cifar_ray.config import files, runfile, servers, sweepfile
+from cifar_ray.config import files, runfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import EXPORTED
 from cifar_ray.tracking import uri as stores
@@ -82,5 +84,5 @@ def known_config(name: str) -> TrainConfig | None:
         if (path := folder.disk / run_names.CONFIG).is_file():
             return runfile.load(path)
         if (path := folder.disk / run_names.SWEEP).is_file():
-            return sweepfile.from_mapping(sweepfile.load(path)).base
+            return sweeps.from_mapping(runfile.read(path)).base
     return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from cifar_ray import __version__
+from cifar_ray._version import __version__
 from cifar_ray.config import errors
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, printable
 from cifar_ray.training.errors import CheckpointError
@@ -89,8 +89,9 @@ def _run(name: str, words: Sequence[str]) -> int:
         near = errors.suggestion(name, COMMANDS) or f"; it may be {errors.one_of(COMMANDS)}"
         raise ConfigError("", f"unknown command {errors.brief(name)}{near}")
     from cifar_ray import tracking
-    from cifar_ray.config import command_line, flags, servers
-    from cifar_ray.config.variables import variables
+    from cifar_ray.config import command_line, flags
+    from cifar_ray.orchestration.cluster import servers
+    from cifar_ray.tracking.variables import variables
 
     command_line.greet()
     with variables(servers.token_mode()), tracking.settings():

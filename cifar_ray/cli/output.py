@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -13,12 +12,9 @@ from pydantic_core import to_jsonable_python
 
 
 @contextmanager
-def progress(as_json: bool, quiet: bool = False) -> Iterator[None]:
-    """Context manager: what is printed goes to standard error with --json, and nowhere with --quiet."""
-    if quiet:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123
-            yield
-    elif as_json:
+def progress(as_json: bool) -> Iterator[None]:
+    """Context manager: what is printed goes to standard error with --json."""
+    if as_json:
         with redirect_stdout(sys.stderr):
             yield
     else:

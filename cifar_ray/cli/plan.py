@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 
 from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early, output
-from cifar_ray.config import errors, flags, limits, runfile, schema, servers
+from cifar_ray.config import errors, flags, limits, runfile, schema
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.flags import AsJson, Given, Of
 from cifar_ray.config.limits import DurationText, PriceText
@@ -22,6 +22,7 @@ from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.display.sweep import FINISHED
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.planning import exchange, from_runs, probing
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of

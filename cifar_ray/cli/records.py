@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cifar_ray import tasks
-from cifar_ray.cli import early, output
-from cifar_ray.config import flags, option, ports
+from cifar_ray.cli import early, output, ports
+from cifar_ray.config import flags, option
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import AsJson, RunName
 from cifar_ray.config.limits import dollars

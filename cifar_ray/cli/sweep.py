@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 from cifar_ray import IMPORTED_AT
 from cifar_ray.cli import early, output
 from cifar_ray.cli.train import LIBRARIES
-from cifar_ray.config import addresses, command_line, flags, schema, servers
+from cifar_ray.config import addresses, command_line, flags, schema
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.keywords import passes_to
 from cifar_ray.config.limits import dollars, duration
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display.run import Console
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.planning.words import ranged
 from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri as stores
@@ -33,7 +34,6 @@ def sweep(
     dry_run: bool = False,
     plan_from: tuple[str, ...] = (),
     json: bool = False,
-    quiet: bool = False,
     **new: Any,
 ) -> int:
     """Train every combination of values, and record all runs in MLflow under one parent.
@@ -53,7 +53,6 @@ def sweep(
             runs tell them.
         plan_from: With --dry-run: names of finished sweeps or runs that tell times, or .json files of cifar-ray export.
         json: With --dry-run: print it as one JSON document on standard output.
-        quiet: Print one line, the result.
     """
     if not dry_run and (json or plan_from):
         key = "json" if json else "plan_from"
@@ -71,7 +70,7 @@ def sweep(
         cost.checked(base.price)
         servers.reach_chosen(base.address)
     early.check_studies(plan_from, uri)
-    with output.progress(json, quiet):
+    with output.progress(json):
         with early.loading(f"sweep {name}: {LIBRARIES}", always=not dry_run), servers.before_ray(base):
             from cifar_ray.orchestration.sweep import dry_run as dry
             from cifar_ray.orchestration.sweep import runner
@@ -85,12 +84,12 @@ def sweep(
         else:
             found = dry.of_new(config, plan_from)
     if dry_run:
-        output.show(found, json, lambda: _print(found, quiet))
+        output.show(found, json, lambda: _print(found))
         return 0
     if result is None:
         print(f"sweep {name} is finished; there is nothing to resume")
         return 0
-    _print_result(result, quiet)
+    _print_result(result)
     return 1 if result.failed else 0
 
 
@@ -108,28 +107,22 @@ def new_limits(file: str | None = None, grid: tuple[str, ...] = (), *, options: 
     return {key: schema.field(SweepConfig, key, options[key]) for key in _NEW_LIMITS if key in options}
 
 
-def _print_result(result: SweepResult, is_brief: bool) -> None:
+def _print_result(result: SweepResult) -> None:
     from cifar_ray.tracking import pages
 
     store_flag, best = stores.flag(result.tracking_uri), result.winner
-    if is_brief:
-        sentence = best.sentence if best else ""
-        Console().sweep_result(result.states, result.figures, result.name, store_flag, sentence)
-    else:
-        way = pages.way(result.tracking_uri, result.page)
-        rows = [("best run", best.sentence), ("train it longer", best.command)] if best else []
-        Console().sweep_summary(result.states, result.figures, result.name, store_flag, way, rows)
+    way = pages.way(result.tracking_uri, result.page)
+    rows = [("best run", best.sentence), ("train it longer", best.command)] if best else []
+    Console().sweep_summary(result.states, result.figures, result.name, store_flag, way, rows)
 
 
-def _print(found: DryRun, is_brief: bool) -> None:
-    console = Console()
-    if not is_brief:
-        titles = ["run", "state", "time on its nodes", "cost", "note"]
-        columns = list(zip(titles, *map(_cells, found.rows)))
-        header, *lines = zip(*(column for column in columns if any(column[1:])))
-        console.columns(header, lines)
-        for note in found.notes:
-            console.line(note)
+def _print(found: DryRun) -> None:
+    console, titles = Console(), ["run", "state", "time on its nodes", "cost", "note"]
+    columns = list(zip(titles, *map(_cells, found.rows)))
+    header, *lines = zip(*(column for column in columns if any(column[1:])))
+    console.columns(header, lines)
+    for note in found.notes:
+        console.line(note)
     console.line(f"sweep {found.name}: {_summary(found)}")
 
 

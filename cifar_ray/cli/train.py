@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from cifar_ray import IMPORTED_AT, tasks, tracking
+from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early, output
-from cifar_ray.config import command_line, flags, limits, servers
+from cifar_ray.config import command_line, flags
 from cifar_ray.config.flags import AsJson, RunName
 from cifar_ray.config.keywords import passes_to
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, Positive
-from cifar_ray.display.run import Console
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.reporting import cost
 
 LIBRARIES = "loading PyTorch and Ray"
@@ -23,23 +23,20 @@ LIBRARIES = "loading PyTorch and Ray"
     *("global_batch_size", "topology", "strategy", "run_name", "config"),
 )
 @passes_to(command_line.train)
-def train(*, json: AsJson = False, quiet: bool = False, **run: Any) -> int:
+def train(*, json: AsJson = False, **run: Any) -> int:
     """Train one model on one topology, and record it in MLflow.
 
     Examples:
         cifar-ray train --dataset digits --epochs 3
         cifar-ray train --model vit --model-options.depth 4 --topology 1x2
         cifar-ray train --config run.yaml --seed 1
-
-    Args:
-        quiet: Print one line, the result.
     """
     config = command_line.train(**run)
     cost.checked(config.price)
     early.check_training(config)
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
-    with output.progress(json, quiet):
+    with output.progress(json):
         with early.loading(f"{named}{what}: {LIBRARIES}", always=True):
             if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
                 from cifar_ray.training import recipe
@@ -50,17 +47,8 @@ def train(*, json: AsJson = False, quiet: bool = False, **run: Any) -> int:
                 from cifar_ray.orchestration.run import driver
 
         result = driver.train(config, begun=IMPORTED_AT)
-    if quiet or json:
-        console = Console(tasks.recorded(result.task))
-        stopped = f"run {result.name}: stopped by {limits.named(result.stopped_by)}"
-
-        def show() -> None:
-            if result.stopped_by:
-                console.line(stopped)
-            if not limits.is_halted(result.stopped_by):
-                console.result(result.name, result.metrics, result.times)
-
-        output.show(result, json, show)
+    if json:
+        output.show(result, json)
     return 0
 
 
@@ -71,13 +59,11 @@ def resume(
     data_dir: str | None = None,
     address: str | None = None,
     local_nodes: int | None = None,
-    oversubscribe: bool | None = None,
     price: PriceText | None = None,
     max_time: DurationText | None = None,
     max_cost: Positive | None = None,
     patience: Count | None = None,
     max_failures: int | None = None,
-    start_timeout_s: float | None = None,
     hang_timeout_s: float | None = None,
     tracking_uri: str | None = None,
     verbose: bool = False,
@@ -88,7 +74,6 @@ def resume(
 
     Args:
         topology: NODESxWORKERS, if it changes. The global batch stays the same.
-        oversubscribe: Let the Ray started here count more CPUs than the machine has. Default: as the run was started.
         max_time: Larger than what the run has taken, to go on after a stop by --max-time.
         max_cost: Larger than what the run has cost, to go on after a stop by --max-cost.
         patience: More epochs than before, to go on after a stop by --patience.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from cifar_ray import tasks
-from cifar_ray.cli import early, output
-from cifar_ray.config import files, flags, ports
+from cifar_ray.cli import early, output, ports
+from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError, counted, printable
 from cifar_ray.config.flags import AsJson, Overwrite, RunName
 from cifar_ray.config.schema import Count

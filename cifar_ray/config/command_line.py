@@ -6,8 +6,9 @@ import os
 import socket
 from typing import Annotated
 
-from cifar_ray import __version__
-from cifar_ray.config import runfile, sweepfile
+from cifar_ray._version import __version__
+from cifar_ray.config import runfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Given, Of
 from cifar_ray.config.sweep import SweepConfig
@@ -70,7 +71,7 @@ def sweep(
     """
     given = {**options, **({"grid": grid} if grid else {})}
     try:
-        return sweepfile.from_mapping(sweepfile.merge(sweepfile.load(file) if file else {}, given, file))
+        return sweeps.from_mapping(sweeps.merge(runfile.read(file) if file else {}, given, file))
     except ConfigError as error:
         if file is not None and (error.key == "train" or (error.key == "grid" and not grid)):
             raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None

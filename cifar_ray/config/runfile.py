@@ -16,7 +16,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 VERSION = 2
 """The version of the files of runs and of sweeps. It changes when an old file would mean something else."""
 
-WHERE = ("run_name", "experiment", "tracking_uri", "storage", "data_dir", "address", "verbose")
+WHERE = ("run_name", "tracking_uri", "storage", "data_dir", "address", "verbose")
 """Where a run is, and not what it is."""
 
 _IN_TIME_AND_MONEY = tuple(key for key in limits.KEYS if key != limits.PATIENCE)

@@ -283,9 +283,6 @@ class Tracking:
     run_name: Name | None = option(None, weights=False)
     """Name of the run, new in its storage folder. Default: made from the configuration and the time."""
 
-    experiment: str | None = option(None, weights=False)
-    """MLflow experiment of the run. Default: cifar_ray/DATASET; cifar_ray for a sweep over several data sets."""
-
     tracking_uri: str | None = option(None, weights=False)
     """MLflow tracking store: http(s)://... or sqlite:////absolute/path (MLFLOW_TRACKING_URI, else
     ~/.cifar_ray/mlflow.db)."""

@@ -33,7 +33,7 @@ from cifar_ray.config.train import TrainConfig
 
 OWN = (
     *("address", "local_nodes", "price"),
-    *("data_dir", "experiment", "tracking_uri", "storage", "verbose"),
+    *("data_dir", "tracking_uri", "storage", "verbose"),
 )
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
 

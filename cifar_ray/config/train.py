@@ -149,8 +149,6 @@ def _check(config: TrainConfig) -> None:
             )
     for key in addresses.KEYS:
         addresses.check(key, getattr(config, key))
-    if config.experiment is not None and not config.experiment.strip():
-        raise ConfigError("experiment", "must not be empty")
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     limits.check(config)

@@ -304,15 +304,6 @@ class Console(Display):
         rows += [("report", f"cifar-ray report {name}{store_flag}"), ("open in MLflow", way), *winner]
         self._table(rows)
 
-    def sweep_result(
-        self, states: Mapping[str, str], figures: Mapping[str, float], name: str, store_flag: str, best: str = ""
-    ) -> None:
-        """A finished sweep in one line, with its best run; other arguments as in :meth:`sweep_summary`."""
-        counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
-        best = f"; best {best}" * bool(best)
-        took = duration(figures["sweep/wall_s"])
-        self.line(f"sweep {name}: {counts}, {took}{best}; cifar-ray report {name}{store_flag}")
-
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table, whose last column may be long."""
         lines = [[printable(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]

@@ -60,8 +60,7 @@ def report(
     title: str | None = None,
     hold: Literal["batch", "global_batch"] | None = None,
     target: Numbers = (),
-    style: Style = "screen",
-    width: str | None = None,
+    style: Literal["screen", "paper"] = "screen",
     latex: bool = False,
     tracking_uri: str | None = None,
     overwrite: Overwrite = False,
@@ -81,9 +80,7 @@ def report(
         target: Values of the task's main test figure, a share as 0 to 1, for which to show the time to reach them.
             Default: a share that all runs of a model reach.
         style: paper: charts also as PDF for a LaTeX document, in charts/, without titles.
-        width: Width of the PDF charts, from 60 to 400 mm, in mm, cm, in or pt, such as 174mm. Default: 84mm, one
-            column.
-        latex: Also write the tables as LaTeX, in tables/, which need the packages booktabs and graphicx.
+        latex: Also write the tables as LaTeX, in tables/, which need the packages booktabs and adjustbox.
 
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.

@@ -128,7 +128,7 @@ def experiment_name(sweep: SweepConfig) -> str:
     default = sweep.train.get("dataset", TrainConfig.dataset)
     named = [axes.get("dataset", default) for axes in sweep.grid or ({},)]
     datasets = {dataset for names in named for dataset in ([names] if isinstance(names, str) else names)}
-    return store.experiment_name(sweep.base.experiment, datasets)
+    return store.experiment_name(datasets)
 
 
 def attach(uri: str, run_id: str, page: Path, tables: Sequence[Path], summary: Sequence[str]) -> str:

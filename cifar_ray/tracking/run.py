@@ -88,7 +88,7 @@ class RunRecord(Record):
     ) -> RunRecord:
         """Create a run that began at ``begun``, a ``time.time()``, with ``tags`` beside its own.
 
-        ``experiment`` is the id of its sweep's experiment; a run without a sweep has the one that its config names.
+        ``experiment`` is the id of its sweep's experiment; a run without a sweep has that of its data set.
 
         Raises:
             ConfigError: when the store refuses it.
@@ -96,7 +96,7 @@ class RunRecord(Record):
         session = uuid.uuid4().hex
         known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
         with store.refusing(client.tracking_uri):
-            name_of_own = store.experiment_name(config.experiment, [config.dataset])
+            name_of_own = store.experiment_name([config.dataset])
             experiment = experiment or store.experiment_id(client, name_of_own)
             every = {**known, **origin.run_tags(config), store.NOTE_TAG: origin.note(config), **(tags or {})}
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import tempfile
@@ -167,13 +168,14 @@ def active_experiment(client: MlflowClient, name: str) -> Experiment | None:
     with refusing(client.tracking_uri):
         experiment = client.get_experiment_by_name(name)
     if experiment is not None and experiment.lifecycle_stage != "active":
-        raise ConfigError("experiment", f"must not be a deleted one; restore {name!r} in MLflow, or take another")
+        raise ConfigError("", f"the experiment of the run is deleted; restore {name!r} in MLflow")
     return experiment
 
 
-def experiment_name(name: str | None, datasets: Collection[str]) -> str:
-    """The experiment of runs: the one given, ``cifar_ray/DATASET``, or ``cifar_ray`` for several data sets."""
-    if name is not None or len(datasets) != 1:
+def experiment_name(datasets: Collection[str]) -> str:
+    """The experiment of runs: MLFLOW_EXPERIMENT_NAME, ``cifar_ray/DATASET``, or ``cifar_ray`` for several data sets."""
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
+    if name or len(datasets) != 1:
         return name or "cifar_ray"
     (dataset,) = datasets
     return f"cifar_ray/{Path(path_of(dataset)).absolute().name if is_folder(dataset) else dataset}"

@@ -34,7 +34,6 @@ _NOT_HERE = (
     "max_failures",
     *limits.KEYS,
     "hang_timeout_s",
-    "experiment",
     "tracking_uri",
     "verbose",
     "weights",

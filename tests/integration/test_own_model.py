@@ -148,7 +148,7 @@ def test_a_sweep_goes_on_with_the_files_that_it_began_with(person: Person, mine:
         run.kill(signal.SIGKILL)
         run.end()
     refused_while_changed(person, mine, "sweep", "--resume", "held")
-    assert "sweep held: 2 finished" in person.succeeds("sweep", "--resume", "held", "--quiet").stdout
+    assert "sweep held: 2 finished" in person.succeeds("sweep", "--resume", "held").stdout
 
 
 @pytest.mark.slow

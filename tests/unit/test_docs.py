@@ -17,7 +17,6 @@ from cifar_ray import models, strategies
 from cifar_ray.cli import main
 from cifar_ray.cli.sweep import sweep
 from cifar_ray.config import command_line, errors, flags, keywords, schema
-from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
@@ -125,7 +124,7 @@ def test_sweep_commands_are_read(page: Path) -> None:
         file = str(ROOT / given["file"]) if "file" in given else None
         asked = command_line.sweep(file, grid=given.get("grid", ()), options=given["options"])
         if asked.search == "grid":
-            assert all(cell.config for cell in cells_of(asked, sweeps.combinations(asked)))
+            assert all(cell.config for cell in cells_of(asked, asked.combinations))
 
 
 def built(page: str, folder: Path) -> str:

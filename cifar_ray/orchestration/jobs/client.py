@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient, JobType
 
-from cifar_ray import __version__
-from cifar_ray.config import addresses, command_line, imports, servers
-from cifar_ray.config.background import Overdue, within
+from cifar_ray._version import __version__
+from cifar_ray.config import addresses, command_line
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import connection, optional
+from cifar_ray.orchestration.cluster import connection, optional, servers
 from cifar_ray.orchestration.jobs.submission import Submission
+from cifar_ray.tracking.background import Overdue, within
 
 _COMMAND, _STORE = "cifar_ray.command", "MLFLOW_TRACKING_URI"
 _STOP_WAIT, _STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", "60"  # Ray's 3 s are too short to record an interrupted run
@@ -94,7 +94,6 @@ def submit(asked: Submission, address: str | None, working_dir: str | None, wait
     root = Path(working_dir or ".").absolute()
     if not root.is_dir() or root in (Path(os.path.expanduser("~")), Path(root.anchor)):  # noqa: PTH111
         raise ConfigError("working_dir", f"must be the folder of one piece of work, got {str(root)!r}")
-    imports.refuse_hiding(root)
     words, (variables, store) = asked.words, _store(asked.tracking_uri)
     if (file := asked.file) is not None:
         whole = Path(file).resolve()

@@ -92,7 +92,7 @@ def train(
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
         client = store.connect(uri)
-        store.active_experiment(client, store.experiment_name(config.experiment, [config.dataset]))
+        store.active_experiment(client, store.experiment_name([config.dataset]))
         folder, held = run_folder.create(config, uri)
         session = None
         try:

@@ -73,7 +73,6 @@ def test_time_and_cost_are_ranges_where_runs_tell_them(
     assert last.startswith("sweep s: 2 runs, ")
     told = " at once; about 44 s on their nodes, one after the other, 0.0445 USD for the 1 run whose time is known"
     assert last.endswith(f"{told}; starting Ray and waiting come on top (unknown)")
-    assert shown(f"{grid} --quiet", capsys)[0].splitlines() == [last]
 
 
 def test_cells_that_cannot_run_are_skipped_with_their_reason_or_refused(

@@ -18,8 +18,6 @@ from cifar_ray.display.run import Check, Console
 from cifar_ray.orchestration.run import driver, results
 from cifar_ray.orchestration.run.results import Prediction, Scored
 from cifar_ray.orchestration.run.train_result import TrainResult
-from cifar_ray.orchestration.sweep import runner
-from cifar_ray.orchestration.sweep.driver import SweepResult
 from cifar_ray.tasks import Figure, TaskSpec, segmentation
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.study import TASK_TAG
@@ -63,31 +61,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> TrainResult:
     return result
 
 
-def test_a_training_prints_its_progress_or_one_line_or_one_document(
+def test_a_training_prints_its_progress_or_one_document(
     trained: TrainResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loading = "resnet on cifar10, 1x1, ddp: loading PyTorch and Ray"
     progress = f"{loading}\nepoch 1/1\na library has something to say\n"
     assert printed("train", capsys) == (progress, "")
-    line = "run mine: test accuracy 97.22%, 9,300 images/s, 12 s\n"
-    assert printed("train --quiet", capsys) == (line, "")
     out, err = printed("train --json", capsys)
     assert (TrainResult(**json.loads(out)), err) == (trained, progress)
-    out, err = printed("train --json --quiet", capsys)
-    assert (TrainResult(**json.loads(out)), err) == (trained, "")
-    del trained.times["images_per_s"]  # of a run with too few steps
-    assert printed("train --quiet", capsys) == ("run mine: test accuracy 97.22%, 12 s\n", "")
-
-
-def test_a_quiet_sweep_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def sweep(config: Any, *_: object, **__: object) -> SweepResult:
-        Console().line("a: begins")
-        states = {"a": "finished", "b": "finished", "c": "failed"}
-        return SweepResult(config.name, "id", "uri", "/there", page=None, states=states, figures={"sweep/wall_s": 65.0})
-
-    monkeypatch.setattr(runner, "sweep", sweep)
-    line = "sweep s: 2 finished, 1 failed, 1 min 05 s; cifar-ray report s --tracking-uri uri\n"
-    assert printed("sweep --name s --grid batch_size=16,32 --quiet", capsys, status=1) == (line, "")
 
 
 def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +182,7 @@ def test_what_the_doctor_finds_as_json(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_a_refusal_leaves_standard_output_empty(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ("train --json --epochs x", "train --quiet --topology 3", "evaluate nobody --json", "runs s --json"):
+    for words in ("train --json --epochs x", "train --topology 3", "evaluate nobody --json", "runs s --json"):
         out, err = printed(words, capsys, status=2)
         assert out == ""
         assert err.startswith("error: ")

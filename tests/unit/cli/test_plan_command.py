@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from cifar_ray.cli import main, plan
-from cifar_ray.config import flags, runfile, servers
+from cifar_ray.config import flags, runfile
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.planning import from_runs

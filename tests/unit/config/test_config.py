@@ -234,7 +234,6 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'"),
         ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
         ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
-        ({"experiment": " "}, "experiment must not be empty"),
         ({"warmup_epochs": 10.5}, "warmup_epochs must be at most epochs (10), got 10.5"),
         ({"elastic": "2x2"}, "elastic must be MIN:MAX, two topologies such as 1x1:2x2, got '2x2'"),
         ({"local_nodes": 2, "address": "h:1"}, "local_nodes starts nodes on this machine and cannot go with --address"),

@@ -8,8 +8,8 @@ import pytest
 
 from cifar_ray.cli.sweep import new_limits
 from cifar_ray.cli.train import resume
-from cifar_ray.config import command_line, flags, limits, runfile, sweepfile
-from cifar_ray.config.cells import cells
+from cifar_ray.config import command_line, flags, limits, runfile
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.train import TrainConfig

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifar_ray.config import command_line, flags, sweepfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig, cells, proposed

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, flags, imports, runfile, sweepfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import cells as cells_of
@@ -68,8 +68,10 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
     full = recipe.resolve(config)
     assert runfile.params(full) | {"model_options.width": "8", "model_options.act": "gelu"} == runfile.params(full)
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
-    assert flags.call(command_line.train, recipe.command(full).split()[2:], "train").model_options == config.model_options
-    swept = sweepfile.from_mapping(
+    assert (
+        flags.call(command_line.train, recipe.command(full).split()[2:], "train").model_options == config.model_options
+    )
+    swept = sweeps.from_mapping(
         {
             "name": "x",
             "grid": sweeps.read_axes([f"model={NETS}:build", "model_options.width=4,8"]),

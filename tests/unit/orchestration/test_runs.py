@@ -159,16 +159,17 @@ def test_a_runs_last_line_says_what_bounds_it_where_something_is_named() -> None
 
 @pytest.mark.parametrize("grid", [None, {"seed": [0, 1]}])
 def test_a_deleted_experiment_is_refused_before_ray_starts(
-    grid: dict[str, Any] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    grid: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = mlflow_store.new_store(tmp_path)
     client.delete_experiment(client.create_experiment("gone"))
     where = {"tracking_uri": client.tracking_uri, "storage": str(tmp_path / "runs")}
-    run = {"dataset": "digits", "experiment": "gone", **where}
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "gone")
+    run = {"dataset": "digits", **where}
     start = (
         (lambda: runner.sweep(SweepConfig("mine", grid, run))) if grid else (lambda: driver.train(TrainConfig(**run)))
     )
-    with pytest.raises(ConfigError, match="experiment must not be a deleted one; restore 'gone'"):
+    with pytest.raises(ConfigError, match="the experiment of the run is deleted; restore 'gone' in MLflow"):
         start()
     assert "Ray" not in capsys.readouterr().out
     assert not list(tmp_path.glob("runs/*"))

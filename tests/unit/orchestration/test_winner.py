@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from cifar_ray.config import command_line, flags, sweepfile
-from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config import command_line, flags
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.display import sweep as boards

@@ -156,9 +156,7 @@ def test_an_experiments_artifacts_lie_beside_the_database(client: MlflowClient, 
     client.delete_experiment(made)
     with pytest.raises(ConfigError) as caught:
         store.experiment_id(client, "an experiment/with signs")
-    assert str(caught.value) == (
-        "experiment must not be a deleted one; restore 'an experiment/with signs' in MLflow, or take another"
-    )
+    assert str(caught.value) == ("the experiment of the run is deleted; restore 'an experiment/with signs' in MLflow")
     assert store.all_experiments(client) == ["0"]
 
 

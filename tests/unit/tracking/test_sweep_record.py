@@ -229,11 +229,14 @@ def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
 
 
 @pytest.mark.usefixtures("guarded")
-def test_runs_of_older_stores_are_found_beside_new_ones(client: MlflowClient, digits: Dataset) -> None:
+def test_runs_of_any_experiment_are_found(
+    client: MlflowClient, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = client.create_run(store.experiment_id(client, "cifar_ray"), tags={store.KEY_TAG: "old"}, run_name="old")
     RunRecord.create(client, CONFIG, "new", "new", "/there/new", digits, 0.0).end("FINISHED")
     assert {store.find(client, name).key for name in ("old", "new", old.info.run_id)} == {"old", "new"}
     assert {one.name for one in listing.everything(client.tracking_uri)} == {"old", "new"}
-    given = RunRecord.create(client, replace(CONFIG, experiment="mine"), "given", "given", "/g", digits, 0.0)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    given = RunRecord.create(client, CONFIG, "given", "given", "/g", digits, 0.0)
     given.end("FINISHED")
     assert client.get_experiment(client.get_run(given.run_id).info.experiment_id).name == "mine"

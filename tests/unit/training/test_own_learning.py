@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config import command_line, flags, imports, runfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import imports
 from cifar_ray.training import optimizer, recipe
