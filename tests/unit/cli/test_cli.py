@@ -66,7 +66,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ("train --model-options.blocks 1,x", "--model-options.blocks must be a whole number, got 'x'"),
         ("train --config", "--config: expected one argument; `cifar-ray train --help` tells what it takes"),
-        ("train --no-nesterov true", "unexpected word 'true'"),
+        ("train --no-compile true", "unexpected word 'true'"),
         ("predict run image.png --top 0", "--top must be at least 1, got 0"),
         ("ui --port 0", "--port must be from 1 to 65535, got 0"),
         (
