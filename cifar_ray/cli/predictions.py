@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def show(command: PredictCommand) -> int:
     """``cifar-ray predict``."""
-    from cifar_ray.data import texts
+    from cifar_ray.orchestration.run import given
 
     if command.csv and command.json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
@@ -28,7 +28,7 @@ def show(command: PredictCommand) -> int:
     out = None if command.out is None else files.folder("out", command.out)
     if not command.images and not command.text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
-    texts.check_given(command.images)
+    given.check(command.images)
     early.check_runs([command.run], command.tracking_uri)
 
     with output.progress(command.json or command.csv == "-"), early.loading("loading PyTorch and MLflow"):

@@ -6,11 +6,10 @@ MNIST's format get a border of 2 zeros to 32x32, as ``--dataset mnist`` has them
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,80 +19,67 @@ from filelock import FileLock
 from cifar_ray.config import flags
 from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.config.option import TORCHVISION
-from cifar_ray.config.sections import Images
 from cifar_ray.config.torchvision_sets import SETS, PublishedSet
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import decoded, folders, imagefiles, published, validation
-from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, folder, unusable
+from cifar_ray.data import decoded, imagefiles, published, source
+from cifar_ray.data.datasets import BORDERED_SIDE, folder, unusable
+from cifar_ray.data.source import Found, Part, Source
 
 # torchvision gives no public way to labels without images. Where a class has none of these, images are read for them.
 _LABELS = ("targets", "labels", "_labels")
 _SOURCES = ("data", "_image_files", "_images", "samples", "_samples", "imgs")
 
 
-def look(config: TrainConfig) -> Images:
-    """What is in the data set, which is downloaded when it is not there; no image is decoded.
+@dataclass(frozen=True)
+class Torchvision(Source):
+    """A data set of torchvision. A part's ``reader`` is torchvision's object, and what it reads each image from."""
 
-    Raises:
-        ConfigError: when it can be neither read nor downloaded.
-    """
-    _check_share(config)
-    classes, sizes = _counts(config.dataset, folder(config.data_dir))
-    kept = round(sizes["train"] * (config.val_share or 0.0))  # to a few images until they have been read
-    return Images(classes, sizes["train"] - kept, sizes["test"], config.image_size, val=sizes.get("val", kept))
+    dataset: str
+    folder: Path
 
+    @classmethod
+    def of(cls, config: TrainConfig) -> Torchvision:
+        return cls(config.dataset, folder(config.data_dir))
 
-def has_validation(dataset: str) -> bool:
-    """Whether validation images are published beside the test images."""
-    return "val" in _facts(dataset).parts
-
-
-def load(config: TrainConfig, progress: decoded.Progress) -> Dataset:
-    """Read the data set; its images are brought to one size when they have not been, or have changed.
-
-    Raises:
-        ConfigError: when it cannot be read.
-    """
-    _check_share(config)
-    parts = _opened(config.dataset, folder(config.data_dir))
-    classes, labels = _classes(config.dataset, parts)
-    rows = {name: np.arange(len(part)) for name, part in parts.items()}
-    source = {name: name for name in parts}
-    sources = {name: _sources(part) for name, part in parts.items()}
-    try:
-        if config.val_share:
-            kept = _kept(sources["train"], labels["train"], classes, config.val_share)
-            rows |= {"train": np.flatnonzero(~kept), "val": np.flatnonzero(kept)}
-            source["val"] = "train"
-        marks = (
-            (_mark(sources[of][row], labels[of][row]) for row in rows[name].tolist()) for name, of in source.items()
+    def find(self) -> Found:
+        readers = _opened(self.dataset, self.folder)
+        classes, labels = _classes(self.dataset, readers)
+        return Found(
+            classes,
+            {
+                part: Part(range(len(reader)), labels[part], (reader, _sources(reader)))
+                for part, reader in readers.items()
+            },
         )
-        key = decoded.key(config.image_size, config.dataset, classes, marks)
-    except OSError as error:  # some of torchvision's classes list files that they do not look for
-        reason = f"{error.filename} cannot be read ({error.strerror})"
-        raise unusable(f"must have all files of {config.dataset}, and {reason}") from None
-    wanted = {
-        name: decoded.Part(labels[of][rows[name]], functools.partial(_image, config, parts[of], rows[name]))
-        for name, of in source.items()
-    }
-    return decoded.provide(config, config.dataset_name, key, wanted, classes, progress)
+
+    def files(self, part: Part, row: int) -> tuple[str, ...]:
+        return ()
+
+    def mark(self, part: Part, row: int) -> bytes:
+        of = part.reader[1][part.samples[row]]
+        return part.targets[row].tobytes() + (decoded.mark(str(of)) if _is_path(of) else np.asarray(of).tobytes())
+
+    def contents(self, part: Part) -> Sequence[Hashable]:
+        every = [part.reader[1][row] for row in part.samples]
+        return source.contents(list(map(str, every))) if _is_path(every[0]) else list(map(source.sha256, every))
+
+    def read(self, part: Part, row: int, side: int) -> np.ndarray:
+        row = part.samples[row]
+        try:
+            image = imagefiles.upright(part.reader[0][row][0])
+        except Exception as error:  # on damaged files the decoders raise whatever comes
+            raise imagefiles.UnreadableError(f"{row} of {self.dataset}", first_line(error)) from None
+        if _facts(self.dataset).bordered and side == BORDERED_SIDE:
+            return np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
+        return imagefiles.cropped(image, side)
 
 
 def _facts(dataset: str) -> PublishedSet:
     return SETS[dataset.removeprefix(TORCHVISION)]
 
 
-def _check_share(config: TrainConfig) -> None:
-    if config.val_share and has_validation(config.dataset):
-        raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
-
-
-@functools.cache
-def _counts(dataset: str, root: Path) -> tuple[int, dict[str, int]]:
-    """The number of classes, and that of each part's images."""
-    parts = _opened(dataset, root)
-    classes, _ = _classes(dataset, parts)
-    return len(classes), {name: len(part) for name, part in parts.items()}
+def _is_path(of: Any) -> bool:
+    return isinstance(of, str | Path)
 
 
 def _opened(dataset: str, root: Path) -> dict[str, Any]:
@@ -189,31 +175,3 @@ def _sources(part: Any) -> Sequence[Any]:
             first: Any = images[0]
             return [each[0] for each in images] if isinstance(first, tuple) else images  # type: ignore[no-any-return]
     return range(len(part))
-
-
-def _mark(source: Any, label: int) -> bytes:
-    """What tells an image and its label from others."""
-    if isinstance(source, str | Path):
-        return decoded.mark(str(source), label)
-    return b"%d " % label + np.asarray(source).tobytes()
-
-
-def _kept(sources: Sequence[Any], labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
-    """Which training images are kept for validation, as of the data sets of this package."""
-    keys = [f"{label} {position}".encode() for position, label in enumerate(labels.tolist())]
-    if isinstance(sources[0], str | Path):
-        contents: Sequence[Any] = folders.contents([str(path) for path in sources])
-    else:
-        contents = [hashlib.sha256(np.asarray(source).tobytes()).digest() for source in sources]
-    return validation.rows(keys, contents, labels, classes, share)
-
-
-def _image(config: TrainConfig, part: Any, rows: np.ndarray, position: int) -> np.ndarray:
-    row, side = int(rows[position]), config.image_size
-    try:
-        image = imagefiles.upright(part[row][0])
-    except Exception as error:  # on damaged files the decoders raise whatever comes
-        raise imagefiles.UnreadableError(f"{row} of {config.dataset}", first_line(error)) from None
-    if _facts(config.dataset).bordered and side == BORDERED_SIDE:
-        return np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
-    return imagefiles.cropped(image, side)

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, Dataset, folders, imagefiles
+from cifar_ray.data import SPECS, Dataset, imagefiles
 from cifar_ray.data.imagefiles import FORMATS, ImageError, read
-from cifar_ray.orchestration.run import results
+from cifar_ray.orchestration.run import given, results
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:
@@ -149,11 +149,11 @@ def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> 
     (tmp_path / "b" / "broken.png").write_text("no image")  # is looked at when its turn comes
     below = [tmp_path / name for name in ("a.jpg", "b/10.png", "b/2.PNG", "b/broken.png", "b/c/d.webp")]
     found = [tmp_path / "a.jpg", *below], "2 files left out (.heic 2)"
-    assert folders.given([tmp_path / "a.jpg", tmp_path]) == found
+    assert given.images([tmp_path / "a.jpg", tmp_path]) == found
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "1.HEIC").touch()
     with pytest.raises(ConfigError, match=r"^there is no image in .*/photos \(\.bmp, .*\); left out there: \.heic 1$"):
-        folders.given([tmp_path / "photos"])
+        given.images([tmp_path / "photos"])
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -98,12 +98,14 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     data.load("cifar10", str(tmp_path))
 
     def refused(path: Path, algorithm: str) -> str:
-        raise PermissionError(13, "Permission denied")
+        raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("cifar_ray.data.published.files.digest", refused)
     with pytest.raises(ConfigError) as caught:
         data.load("cifar10", str(tmp_path))
-    assert str(caught.value) == f"cannot read {tmp_path}/own/a of data set cifar10: Permission denied"
+    assert str(caught.value) == (
+        f"dataset must be files that can be read, and {tmp_path}/own/a cannot be (Permission denied)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,10 @@ from cifar_ray.config import torchvision_sets
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.torchvision_sets import SETS
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import imagefiles, published, torchvision_images
+from cifar_ray.data import imagefiles, published
 from cifar_ray.training import recipe
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 28, 28), np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torchvision_images._counts.cache_clear()
 
 
 def of(name: str, root: Path, **values: object) -> ResolvedConfig:
@@ -119,9 +114,8 @@ def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_
     same = data.read(recipe.resolve(TrainConfig(dataset=f"folder:{root}", data_dir=str(tmp_path), **sized)))  # type: ignore[arg-type]
     assert (found.digest, found.class_names, found.spec.val_size) == (same.digest, same.class_names, 6)
     assert config.validated
-    sentence = "--val-share is for data without validation images, and torchvision:RenderedSST2 has some"
+    sentence = "--val-share is for data without validation samples, and torchvision:RenderedSST2 has some"
     assert refusal("RenderedSST2", tmp_path, val_share=0.1) == sentence
-    torchvision_images._counts.cache_clear()
     (root / "test" / "negative" / "1.png").write_bytes(b"no image")
     assert refusal("RenderedSST2", tmp_path, **sized).startswith("cannot read image 1 of torchvision:RenderedSST2: ")
 
@@ -136,7 +130,7 @@ def test_a_file_that_is_listed_and_missing_is_named(tmp_path: Path, values: dict
     for image in (image for images in listed.values() for image in images if image != "pie/1"):
         (home / "images" / image).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(PIXELS[0]).save(home / "images" / f"{image}.jpg")
-    sentence = "--dataset must have all files of torchvision:Food101, and {} cannot be read (No such file or directory)"
+    sentence = "--dataset must be files that can be read, and {} cannot be (No such file or directory)"
     missing = home / "images" / "pie" / "1.jpg"
     assert refusal("Food101", tmp_path, batch_size=1, **values) == sentence.format(missing)
 

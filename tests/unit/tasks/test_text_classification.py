@@ -16,7 +16,7 @@ from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import order, texts, tokens
+from cifar_ray.data import order, tokens
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.tracking import mistakes
 from cifar_ray.training import checkpoint, predictor, recipe
@@ -141,7 +141,6 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     asked = resolved(usual, text={"vocabulary": 400, "max_length": 12})
     dataset = data.read(asked)
     assert dataset.train.inputs.shape == (192, 12)
-    assert texts.listing.cache_info().currsize == 0
     sentence = dataset.contents("classes", tasks.spec(asked).unit)
     assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
     assert sentence.endswith(" texts longer than 12 tokens, cut there")
@@ -165,7 +164,7 @@ def test_tokens_that_do_not_fit_into_the_memory_are_refused(
         ({"normalise": "half"}, "normalise is for images, and text:.* has tokens"),
         ({"image_size": 64}, "image_size is for --dataset folder:PATH, .* only, and the dataset is text:"),
         ({"stream": True}, "stream is for --dataset folder:PATH, .* only, and the dataset is text:"),
-        ({"test_share": 0.2}, "test_share is for data without test texts, and there is .*test.csv"),
+        ({"test_share": 0.2}, "test_share is for data without test samples, and text:.* has some"),
         (
             {"model": "resnet", "model_options": {}},
             "model must be textcnn, lstm, text_transformer or one of your own to learn",
