@@ -6,9 +6,12 @@ MNIST's format get a border of 2 zeros to 32x32, as ``--dataset mnist`` has them
 
 from __future__ import annotations
 
+import io
 import shutil
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import socket
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,15 @@ from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.config.option import TORCHVISION
 from cifar_ray.config.torchvision_sets import SETS, PublishedSet
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import decoded, imagefiles, published, source
+from cifar_ray.data import decoded, imagefiles, source
 from cifar_ray.data.datasets import BORDERED_SIDE, folder, unusable
 from cifar_ray.data.source import Found, Part, Source
 
 # torchvision gives no public way to labels without images. Where a class has none of these, images are read for them.
 _LABELS = ("targets", "labels", "_labels")
 _SOURCES = ("data", "_image_files", "_images", "samples", "_samples", "imgs")
+
+_DOWNLOAD_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Torchvision(Source):
         return cls(config.dataset, folder(config.data_dir))
 
     def find(self) -> Found:
-        readers = _opened(self.dataset, self.folder)
+        readers = opened(self.dataset, self.folder)
         classes, labels = _classes(self.dataset, readers)
         return Found(
             classes,
@@ -82,48 +87,62 @@ def _is_path(of: Any) -> bool:
     return isinstance(of, str | Path)
 
 
-def _opened(dataset: str, root: Path) -> dict[str, Any]:
-    """torchvision's objects of the parts, downloaded first by one process where they cannot be read."""
+def opened(dataset: str, root: Path) -> dict[str, Any]:
+    """torchvision's objects of the parts, downloaded first by one process where they cannot be read.
+
+    Raises:
+        ConfigError: when they can be neither read nor downloaded; the sentence says what to do.
+    """
+    try:
+        return _construct(dataset, root)
+    except ConfigError:
+        raise
+    except Exception as error:  # files that are missing or damaged lead to whatever comes
+        if not _facts(dataset).downloads:
+            raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
     name = dataset.removeprefix(TORCHVISION).replace("/", ".")
-    with _locked(dataset, root, name):
-        try:
-            return _construct(dataset, root)
-        except ConfigError:
-            raise
-        except Exception as error:  # files that are missing or damaged lead to whatever comes
-            if not _facts(dataset).downloads:
-                raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
-        flags.note(f"downloading {dataset} to {root}")
-        partial = root / f".{name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        with published.downloading(dataset, root, root):
-            _construct(dataset, partial, download=True)
-        for path in partial.iterdir():
-            if not (root / path.name).exists():
-                path.rename(root / path.name)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            return _construct(dataset, root)
-        except Exception as error:
-            raise ConfigError(
-                "", f"cannot read {dataset} from {root} ({first_line(error)}): remove its files there and run again"
-            ) from None
-
-
-@contextmanager
-def _locked(dataset: str, root: Path, name: str) -> Iterator[None]:
-    lock = FileLock(root / f".{name}.lock")
+    partial = root / f".{name}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        with FileLock(root / f".{name}.lock"):
+            with suppress(Exception):  # another process may have been first
+                return _construct(dataset, root)
+            flags.note(f"downloading {dataset} to {root}")
+            shutil.rmtree(partial, ignore_errors=True)
+            _download(dataset, root, partial)
+            for path in partial.iterdir():
+                if not (root / path.name).exists():
+                    path.rename(root / path.name)
+            shutil.rmtree(partial, ignore_errors=True)
+            return _construct(dataset, root)
+    except ConfigError:
+        raise
     except OSError as error:
-        raise ConfigError(
-            "data_dir", f"must be a folder that can be written for {dataset}, and {root} cannot be ({error.strerror})"
-        ) from None
+        problem = f"must be a folder that can be written for {dataset}, and {root} cannot be ({error.strerror})"
+        raise ConfigError("data_dir", problem) from None
+    except Exception as error:
+        problem = f"cannot read {dataset} from {root} ({first_line(error)}): remove its files there and run again"
+        raise ConfigError("", problem) from None
+
+
+def _download(dataset: str, root: Path, partial: Path) -> None:
+    """Download a data set for ``root`` into another folder; an error becomes a sentence."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
     try:
-        yield
+        # torchvision's progress bar would be thousands of lines in a file.
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            _construct(dataset, partial, download=True)
+    except ConfigError:
+        raise
+    except Exception as error:  # of the network, of archives that are cut off, of gdown
+        raise ConfigError(
+            "",
+            f"{dataset} is not whole in {root} and could not be downloaded ({' '.join(str(error).split())}); check the "
+            "network, put its files there, name another --data-dir, or take --dataset digits, which needs no network",
+        ) from None
     finally:
-        lock.release()
+        socket.setdefaulttimeout(before)
 
 
 def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:
@@ -133,6 +152,9 @@ def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:
     if not hasattr(datasets, name):
         raise unusable(f"must be in the torchvision installed here ({__version__}), got {dataset}")
     reader = getattr(datasets, name)
+    if name == "MNIST":
+        # It prefers the files that an old version of it has left in processed/, which nobody can verify.
+        reader = type(name, (reader,), {"_check_legacy_exist": lambda self: False})
     try:
         return {part: reader(str(root), **which, **facts.options, **options) for part, which in facts.parts.items()}
     except ImportError as error:
