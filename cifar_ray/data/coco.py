@@ -85,74 +85,67 @@ class _Annotations:
 
     def __init__(self, root: Path, name: str) -> None:
         self.file, self.folder = str(root / "annotations" / f"instances_{name}.json"), root / name
-        coco = _tools().coco.COCO
+        read = _tools().coco.COCO
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # it says how long it takes
-                self._coco = coco(self.file)
+                self._coco = read(self.file)
             self._check()
         except (ConfigError, OSError):
             raise
         except Exception as error:  # it takes the format for granted
-            raise unusable(f"must be in COCO's format, and {self.file} is not: {_told(error)}") from None
-        self.categories: dict[int, str] = {
-            number: self._coco.cats[number]["name"] for number in sorted(self._coco.cats)
-        }
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise unusable(f"must be in COCO's format, and {self.file} is not ({reason})") from None
+        self.categories: dict[int, str] = {number: each["name"] for number, each in sorted(self._coco.cats.items())}
         self._classes = {number: label for label, number in enumerate(self.categories, 1)}
-        self.samples = sorted((str(self.folder / of["file_name"]), number) for number, of in self._coco.imgs.items())
+        self.samples = sorted(
+            (str(self.folder / each["file_name"]), number) for number, each in self._coco.imgs.items()
+        )
 
     def _check(self) -> None:
         """Refuse what pycocotools would take, and read as something else."""
-        content = self._coco.dataset
-        names = [each["name"] for each in content["categories"]]
-        files = {image["file_name"] for image in content["images"]}
-        if not len(files) == len(self._coco.imgs) == len(content["images"]):
-            raise unusable(f"must have a number and a file of its own for each image, and {self.file} has not")
-        if not len({BACKGROUND, *names}) == len(self._coco.cats) + 1 == len(names) + 1 or not 1 <= len(names) < IGNORED:
-            raise unusable(
-                f"must have 1 to {IGNORED - 1} categories, each with a number and a name of its own, none of them "
-                f"{BACKGROUND}, and {self.file} has not"
-            )
-        if not content["annotations"]:
-            raise unusable(f"must have annotated images, and {self.file} has none")
-        for each in content["annotations"]:
-            image, _ = self._coco.imgs[each["image_id"]], self._coco.cats[each["category_id"]]
+        of, cats, imgs = self._coco.dataset, self._coco.cats, self._coco.imgs
+        names, files = (
+            {each[key] for each in of[kind]} for kind, key in (("categories", "name"), ("images", "file_name"))
+        )
+        rules = {
+            "a number and a file of its own for each image": len(files) == len(imgs) == len(of["images"]),
+            f"1 to {IGNORED - 1} categories, each with a number and a name of its own, none of them {BACKGROUND}": (
+                1 <= len(names - {BACKGROUND}) == len(cats) == len(of["categories"]) < IGNORED
+            ),
+            "annotated images": bool(of["annotations"]),
+        }
+        if broken := next((rule for rule, holds in rules.items() if not holds), ""):
+            raise unusable(f"must have {broken}, and {self.file} has not")
+        for each in of["annotations"]:
+            image, _ = imgs[each["image_id"]], cats[each["category_id"]]
             if not _fits(each["segmentation"], [image["height"], image["width"]]):
-                raise unusable(
-                    f"must have outlines or runs of pixels that fit their images, and {self.file} has not "
-                    f"in annotation {each['id']}"
-                )
+                rule = f"an outline or runs of pixels that fit the image in annotation {each['id']}"
+                raise unusable(f"must have {rule}, and {self.file} has not")
 
     def mask(self, number: int) -> np.ndarray:
         """The class of each pixel of an image: uint8, (height, width)."""
-        runs = _tools().mask
-        image = self._coco.imgs[number]
-        found = [(self._coco.annToRLE(each), each) for each in self._coco.imgToAnns.get(number, [])]
+        tools, image = _tools().mask, self._coco.imgs[number]
+        instances = [(self._coco.annToRLE(each), each) for each in self._coco.imgToAnns.get(number, [])]
         mask = np.zeros((image["height"], image["width"]), np.uint8)
-        for pixels, each in sorted(found, key=lambda pair: runs.area(pair[0]), reverse=True):
-            category = IGNORED if each.get("iscrowd") else self._classes[each["category_id"]]
-            mask[runs.decode(pixels) > 0] = category
+        for pixels, each in sorted(instances, key=lambda pair: tools.area(pair[0]), reverse=True):
+            mask[tools.decode(pixels) > 0] = IGNORED if each.get("iscrowd") else self._classes[each["category_id"]]
         return mask
 
 
 def _fits(outline: Any, size: list[int]) -> bool:
-    """Whether polygons have three finite corners and lie about the image, or runs are of all its pixels.
+    """Whether polygons have three finite corners about the image, or runs are of all its pixels.
 
     pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.
     """
     if isinstance(outline, list):
         far = 100 * max(size)
         return bool(outline) and all(len(part) >= 6 and all(-far <= at <= far for at in part) for part in outline)
-    counts = outline["counts"]
+    counts, tools = outline["counts"], _tools().mask
     if list(outline["size"]) != size:
         return False
     if isinstance(counts, list):
         return sum(counts) == size[0] * size[1]
-    runs = _tools().mask
-    return bool(runs.encode(np.asfortranarray(runs.decode(outline)))["counts"] == counts.encode())
-
-
-def _told(error: Exception) -> str:
-    return f"there is no {error}" if isinstance(error, KeyError) else first_line(error)
+    return bool(tools.encode(np.asfortranarray(tools.decode(outline)))["counts"] == counts.encode())
 
 
 def _tools() -> Any:

@@ -107,8 +107,6 @@ def _decode(source: Source, found: Found, config: TrainConfig, kept: Path, progr
     has_masks = found.column == Segmentation.target
     labels = total * side**2 if has_masks else sum(part.targets.nbytes for part in found.parts.values())
     _check_room(f"its {total:,} images of {side}x{side} pixels", total * side**2 * 3, labels, config, kept.parent)
-    every = (source.files(part, row) for part in found.parts.values() for row in range(len(part)))
-    imagefiles.check([Path(path) for paths in every for path in paths])
     unreadable: list[imagefiles.UnreadableError] = []
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -94,7 +94,7 @@ class Halves(NamedTuple):
 
 def in_words(files: Counter[str], halves: Halves | None = None) -> str:
     """``124 files left out (.heic 120, .txt 4); old/ not used``, and where the test images have another name."""
-    parts = [f"{counted(files.total(), 'file')} left out ({kinds(files)})"] if files else []
+    parts = [f"{counted(files.total(), 'file')} left out ({_kinds(files)})"] if files else []
     if halves and halves.unused:
         parts.append(f"{', '.join(f'{_readable(name)}/' for name in halves.unused)} not used")
     if halves and (test := halves.parts.get("test")) and test.name.lower() in _HALVES["val"]:
@@ -102,13 +102,10 @@ def in_words(files: Counter[str], halves: Halves | None = None) -> str:
     return "; ".join(parts)
 
 
-def kinds(files: Counter[str]) -> str:
-    """``.heic 120, .txt 4``, the most frequent ones first."""
-    every = sorted(files.items(), key=lambda each: (-each[1], each[0]))
-    shown = every[:_KINDS]
-    if rest := sum(count for _, count in every[_KINDS:]):
-        shown.append(("others", rest))
-    return ", ".join(f"{kind} {count:,}" for kind, count in shown)
+def _kinds(files: Counter[str]) -> str:
+    """``.heic 120, .txt 4, ...``, the most frequent ones first."""
+    kinds = sorted(files.items(), key=lambda each: (-each[1], each[0]))
+    return ", ".join([f"{kind} {count:,}" for kind, count in kinds[:_KINDS]] + ["..."] * (len(kinds) > _KINDS))
 
 
 def images(root: Path, others: Counter[str]) -> Iterator[str]:
@@ -135,7 +132,7 @@ def images(root: Path, others: Counter[str]) -> Iterator[str]:
 
 def no_image(others: Counter[str]) -> str:
     """What would be images, and what else there is."""
-    return f"({', '.join(imagefiles.SUFFIXES)})" + f"; left out there: {kinds(others)}" * bool(others)
+    return f"({', '.join(imagefiles.SUFFIXES)})" + f"; left out there: {_kinds(others)}" * bool(others)
 
 
 def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], Part]:

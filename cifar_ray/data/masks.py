@@ -84,7 +84,6 @@ class Masks(Folder):
             if not 2 <= len(names) <= IGNORED or len(set(names)) < len(names) or not all(names):
                 raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
             return tuple(names)
-        imagefiles.check([Path(mask) for _, mask in train])
         with ThreadPoolExecutor() as pool:
             every = pool.map(lambda pair: _numbers(Path(pair[1]), self.ignored), train)
             highest = max(int(numbers.max(initial=0, where=numbers != IGNORED)) for numbers in every)

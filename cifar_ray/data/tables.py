@@ -92,28 +92,21 @@ class Table(Files):
             [part.strip() for name in names for part in ([name] if name in columns else name.split(","))]
             for names in (self.targets, self.features)
         )
-        named = {
-            "target": targets,
-            "features": features,
-            "image_column": [self.image_column] if self.image_column else [],
-        }
-        for option, names in named.items():
-            if twice := next((name for name in names if names.count(name) > 1), None):
-                raise ConfigError(option, f"must name each column once, and names {twice} twice")
-            if unknown := [name for name in names if name not in columns]:
-                raise ConfigError(
-                    option, f"must be a column of {path}, which has {some(columns)}, got {brief(unknown[0])}"
-                )
-        if self.image_column is not None:
-            if self.image_column in targets:
-                raise ConfigError(
-                    "image_column", f"must be another column than those to learn, got {self.image_column}"
-                )
+        image = [] if self.image_column is None else [self.image_column]
+        named: list[str] = []
+        for option, names in (("target", targets), ("features", features), ("image_column", image)):
+            for name in names:
+                if name in named:
+                    raise ConfigError(option, f"must name other columns than those named already, got {brief(name)}")
+                if name not in columns:
+                    raise ConfigError(
+                        option, f"must be a column of {path}, which has {some(columns)}, got {brief(name)}"
+                    )
+                named.append(name)
+        if image:
             if features:
                 raise ConfigError("features", "is for tables of numbers, and with --image-column there are images")
             return tuple(targets), ()
-        if learned := next((name for name in features if name in targets), None):
-            raise ConfigError("features", f"must be other columns than those to learn, got {learned}")
         features = features or [name for name in columns if name not in targets]
         if not features:
             raise ConfigError("target", f"must leave a column of {path} to learn from, which has {some(columns)}")

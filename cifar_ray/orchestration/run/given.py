@@ -38,14 +38,16 @@ def images(paths: Sequence[Path]) -> tuple[list[Path], str]:
     Files that are named are looked at; of those in a folder, any may be damaged.
 
     Raises:
-        ConfigError: as :func:`imagefiles.check`, or naming a folder without images, or when there is no path at all.
+        ConfigError: naming a file that is no image, or a folder without images, or when there is no path at all.
     """
     if not paths:
         raise ConfigError("", "there is no image to classify; name at least one file or folder after the run")
     found: list[Path] = []
     left_out: Counter[str] = Counter()
-    imagefiles.check([path for path in paths if not path.is_dir()])
     for path in paths:
+        if not path.is_dir():
+            with imagefiles.named(path), imagefiles.opened(path) as image:
+                image.verify()
         others: Counter[str] = Counter()
         try:
             below = sorted(map(Path, folders.images(path, others))) if path.is_dir() else [path]

@@ -130,7 +130,7 @@ def segmented(**values: object) -> Callable[[Path], None]:
 
 
 TRAIN, VAL = "{root}/annotations/instances_train2017.json", "{root}/annotations/instances_val2017.json"
-FIT = f"must have outlines or runs of pixels that fit their images, and {TRAIN} has not in annotation 1"
+FIT = f"must have an outline or runs of pixels that fit the image in annotation 1, and {TRAIN} has not"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (
         lambda root: root.rename(root.with_name("other")),
@@ -148,26 +148,26 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut off": (
         lambda root: coco.path(root, "train").write_bytes(coco.path(root, "train").read_bytes()[:-9]),
-        f"must be in COCO's format, and {TRAIN} is not: ",
+        f"must be in COCO's format, and {TRAIN} is not (JSONDecodeError: ",
     ),
     "a list": (
         lambda root: coco.path(root, "train").write_text("[]"),
-        f"must be in COCO's format, and {TRAIN} is not: annotation file format ",
+        f"must be in COCO's format, and {TRAIN} is not (AssertionError: annotation file format ",
     ),
     "no images": (
         change("val", lambda content: content.pop("images")),
-        f"must be in COCO's format, and {VAL} is not: there is no 'images'",
+        f"must be in COCO's format, and {VAL} is not (KeyError: 'images')",
     ),
     "nothing annotated": (
         change("train", lambda content: content["annotations"].clear()),
-        f"must have annotated images, and {TRAIN} has none",
+        f"must have annotated images, and {TRAIN} has not",
     ),
     "a box alone": (segmented(segmentation=[]), FIT),
     "a line": (segmented(segmentation=[[1, 1, 2, 2]]), FIT),
     "far away": (segmented(segmentation=[[1, 1, 2, 2, 1e30, 0]]), FIT),
     "no number": (segmented(segmentation=[[1, 1, 2, 2, 0, float("nan")]]), FIT),
-    "unknown image": (segmented(image_id=77), f"must be in COCO's format, and {TRAIN} is not: there is no 77"),
-    "unknown category": (segmented(category_id=2), f"must be in COCO's format, and {TRAIN} is not: there is no 2"),
+    "unknown image": (segmented(image_id=77), f"must be in COCO's format, and {TRAIN} is not (KeyError: 77)"),
+    "unknown category": (segmented(category_id=2), f"must be in COCO's format, and {TRAIN} is not (KeyError: 2)"),
     "size of runs": (segmented(image_id=1, segmentation={"size": [4, 4], "counts": [0, 16]}), FIT),
     "number of runs": (
         lambda root: segmented(image_id=1, segmentation={"size": list(size_of(root)[::-1]), "counts": [3, 4]})(root),

@@ -154,25 +154,3 @@ def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> 
     (tmp_path / "photos" / "1.HEIC").touch()
     with pytest.raises(ConfigError, match=r"^there is no image in .*/photos \(\.bmp, .*\); left out there: \.heic 1$"):
         given.images([tmp_path / "photos"])
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_files_that_are_cut_off_or_no_images_are_told_at_once_and_whole_ones_are_not(
-    kind: str, tmp_path: Path, image: Image.Image, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = encoded(image.resize((64, 64)), kind)
-    contents = [whole, whole + b"more", *(whole[: len(whole) * part // 13] for part in range(12)), b"<html>"]
-    paths = [tmp_path / f"{number:02}" for number in range(len(contents))]
-    for path, content in zip(paths, contents):
-        path.write_bytes(content)
-    decoded: list[object] = []
-    monkeypatch.setattr(imagefiles, "read", lambda path: decoded.append(path) or read(path))
-    imagefiles.check(paths[:1])
-    assert decoded == []
-    imagefiles.check(paths[:2])
-    with pytest.raises(ConfigError) as told:
-        imagefiles.check(paths)
-    assert str(told.value).startswith(
-        f"cannot read 13 of 15 images: {paths[2]}: it is not an image; {paths[3]}: it is "
-    )
-    assert str(told.value).endswith(f"{paths[11]}: it is truncated or damaged; and 3 more")
