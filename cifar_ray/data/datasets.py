@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from cifar_ray.config import files
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, some
 from cifar_ray.config.sections import Inputs
 from cifar_ray.tasks.spec import IGNORED
 
@@ -45,8 +45,6 @@ BORDERED_SIDE = 32
 
 _ABOUT_EQUAL = 1.25
 """How many times as many images as another a class may have to count as equal; in MNIST it is 1.24."""
-
-_NAMED = 5  # classes that a line names, at most
 
 
 def unusable(problem: str) -> ConfigError:
@@ -278,8 +276,7 @@ class Dataset:
         )
         yield f"training {unit} by class: {' to '.join(extremes)}"
         if empty := [name for name, count in counts.items() if not count]:
-            more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
-            yield f"caution: there are no training {unit} of {', '.join(empty[:_NAMED])}{more}"
+            yield f"caution: there are no training {unit} of {some(empty)}"
 
     def normalised(self, by: str) -> Dataset:
         """The same samples, with the facts of :meth:`DatasetSpec.normalised`."""

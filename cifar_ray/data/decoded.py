@@ -146,25 +146,22 @@ def _decode(source: Source, found: Found, config: TrainConfig, kept: Path, progr
         raise
 
 
-def memory() -> float:
-    """Bytes of memory that a data set may take."""
-    return _MEMORY * cgroups.free_memory()
+def check_memory(config: TrainConfig, option: str, size: int, what: str, remedy: str = "") -> None:
+    """Refuse what would take more than its share of the free memory: so many bytes, which ``option`` decides."""
+    if size > (room := _MEMORY * cgroups.free_memory()):
+        raise ConfigError(
+            option,
+            f"must be smaller for {config.dataset}{remedy}: {what} take {size / 2**30:.1f} GiB, and "
+            f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
+        )
 
 
 def _check_room(what: str, images: int, labels: int, config: TrainConfig, home: Path) -> None:
     """Refuse what would not fit into the memory, or on the disk: so many bytes of images, and of labels or masks."""
-    room = memory()
-    held = labels if config.stream else images + labels
-    if held > room:
-        remedy, of = ("", f"the masks of {what}") if config.stream else (", or come with --stream", what)
-        raise ConfigError(
-            "image_size",
-            f"must be smaller for {config.dataset}{remedy}: {of} take {held / 2**30:.1f} GiB, and "
-            f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
-        )
+    if config.stream:
+        check_memory(config, "image_size", labels, f"the masks of {what}")
+    else:
+        check_memory(config, "image_size", images + labels, what, ", or come with --stream")
     if images + labels > (free := shutil.disk_usage(home).free):
-        raise ConfigError(
-            "data_dir",
-            f"must have room for {config.dataset}: {what} take {(images + labels) / 2**30:.1f} GiB, and {home} has "
-            f"{free / 2**30:.1f} GiB",
-        )
+        needs = f"{what} take {(images + labels) / 2**30:.1f} GiB, and {home} has {free / 2**30:.1f} GiB"
+        raise ConfigError("data_dir", f"must have room for {config.dataset}: {needs}")

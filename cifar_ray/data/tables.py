@@ -47,17 +47,12 @@ class Table(Files):
         frames = {part: frame(path) for part, path in paths.items()}
         columns = [*frames["train"].columns]
         targets, features = self._chosen(paths["train"], columns)
-        for part, path in paths.items():
-            if not (self.features or self.image_column) and (odd := {*columns} ^ {*frames[part].columns}):
-                where = f"{paths['train']} and {path}"
-                raise unusable(f"must have the same columns in {where}; {brief(min(odd))} is in one only")
         learned = [numbers(frames[part], targets, path) for part, path in paths.items()]
         unused = [column for column in columns if column not in {*features, *targets, self.image_column}]
-        given: list[Any]
+        given: Sequence[Any]
         if self.image_column is None:
             advice = " (--features names those to use)"
-            given = [numbers(frames[part], features, path, advice) for part, path in paths.items()]
-            given = arrays.narrowed(given)
+            given = arrays.narrowed([numbers(frames[part], features, path, advice) for part, path in paths.items()])
         else:
             given = [_images(frames[part], self.image_column, path) for part, path in paths.items()]
         return Found(

@@ -25,10 +25,6 @@ from cifar_ray.data.source import Files, Found, Part
 SUFFIXES = (".csv", ".jsonl")
 """Ends of the names of files of texts."""
 
-_MOST_CLASSES, _FEWEST_OF_A_CLASS = 1_000, 10
-"""Classes above which each must have so many training texts on average: labels that hardly repeat are something else,
-such as a number of each text, and a confusion matrix has their square."""
-
 
 @dataclass(frozen=True)
 class Texts(Files):
@@ -42,10 +38,6 @@ class Texts(Files):
         if len(classes) < 2:
             has = f"all labels of {paths['train']} are {brief(classes[0])}"
             raise unusable(f"must have at least two classes, and {has}")
-        if len(classes) > _MOST_CLASSES and len(classes) > (count := len(of["train"])) // _FEWEST_OF_A_CLASS:
-            has = f"{paths['train']} has {len(classes):,} different labels for {count:,} texts"
-            rule = f"above {_MOST_CLASSES:,}, a class must have {_FEWEST_OF_A_CLASS} texts on average"
-            raise unusable(f"must have classes in the column label, and {has}: {rule}")
         numbers = {name: number for number, name in enumerate(classes)}
         for part, path in paths.items():
             if unknown := next((label for _, label in of[part] if label not in numbers), None):
@@ -75,13 +67,8 @@ class Texts(Files):
         """
         length, cut, splits = config.text.max_length, 0, {}
         count = sum(map(len, found.parts.values()))
-        held, room = 4 * count * length, decoded.memory()  # int32
-        if held > room:
-            raise ConfigError(
-                "text.max_length",
-                f"must be smaller for {config.dataset}: its {count:,} texts of {length:,} tokens take "
-                f"{held / 2**30:.1f} GiB, and {room / 2**30:.1f} GiB may be used here, half of the free memory",
-            )
+        what = f"its {count:,} texts of {length:,} tokens"
+        decoded.check_memory(config, "text.max_length", 4 * count * length, what)  # int32
         encoding = encoding or tokens.train([*found.parts["train"].samples], config.text, progress)
         for name, part in found.parts.items():
             rows, longer = tokens.encode(encoding, [*part.samples], length, progress)

@@ -98,7 +98,7 @@ def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -
         "3 classes, 24 training and 8 test images; 25.0 % of training and 25.0 % of test pixels do not count"
     )
     by_class = "training pixels by class: 0.0 % (0, thing) to 100.0 % (4,608, ground)"
-    assert [*dataset.imbalance(255)] == [by_class, "caution: there are no training pixels of thing, other"]
+    assert [*dataset.imbalance(255)] == [by_class, "caution: there are no training pixels of thing and other"]
     assert [*dataset.imbalance(1)][1] == "caution: there are no training pixels of other"
 
 

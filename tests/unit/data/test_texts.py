@@ -99,22 +99,6 @@ def test_what_cannot_be_learned_from_is_refused(case: str, root: Path) -> None:
     assert sentence.format(path) in str(refused.value)
 
 
-def test_labels_that_hardly_repeat_are_no_classes(root: Path) -> None:
-    def label(classes: int, count: int) -> Found:
-        write(root / "train.csv", [(f"text {number}", f"{number % classes}") for number in range(count)])
-        write(root / "test.jsonl", [("another", "0")])
-        return listed(root)
-
-    assert len(label(1000, 1000).classes) == 1000
-    assert len(label(1001, 10_010).classes) == 1001
-    with pytest.raises(ConfigError) as refused:
-        label(1001, 10_009)
-    assert str(refused.value) == (
-        f"dataset must have classes in the column label, and {root / 'train.csv'} has 1,001 different labels for "
-        "10,009 texts: above 1,000, a class must have 10 texts on average"
-    )
-
-
 def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_path: Path) -> None:
     rows = [(f"text {number % 30}", "good" if number % 2 else "bad") for number in range(60)]
     write(tmp_path / "reviews.csv", rows)
