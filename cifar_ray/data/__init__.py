@@ -62,7 +62,7 @@ def find(config: TrainConfig) -> Found:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
     of = _source(config)
-    with _reading():
+    with _reading(config.dataset):
         return _split(of, of.stamp(), config.dataset, config.test_share, config.val_share or 0.0)
 
 
@@ -84,7 +84,7 @@ def has_validation(config: TrainConfig) -> bool:
     if not is_own(config.dataset):
         return False
     of = _source(config)
-    with _reading():
+    with _reading(config.dataset):
         return "val" in _listed(of, of.stamp()).parts
 
 
@@ -132,7 +132,7 @@ def read(config: TrainConfig, progress: Progress = lambda done, total: None, enc
     """
     try:
         found = find(config)
-        with _reading():
+        with _reading(config.dataset):
             return _source(config).load(config, found, progress, encoding)
     finally:  # what was found takes as much memory as what is read
         _listed.cache_clear()
@@ -145,8 +145,9 @@ def load(name: str, data_dir: str | None = None) -> Dataset:
 
 
 @contextmanager
-def _reading() -> Iterator[None]:
+def _reading(dataset: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise unusable(f"must be files that can be read, and {error.filename} cannot be ({error.strerror})") from None
+        name = error.filename or dataset
+        raise unusable(f"must be files that can be read, and {name} cannot be ({error.strerror})") from None

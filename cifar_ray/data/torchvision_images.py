@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Torchvision(Source):
     """A data set of torchvision. A part's ``reader`` is torchvision's object, and what it reads each image from."""
 
     dataset: str
-    folder: Path
+    folder: Path = field(repr=False)  # decoded images stay good when it is moved
 
     @classmethod
     def of(cls, config: TrainConfig) -> Torchvision:
@@ -101,48 +101,45 @@ def opened(dataset: str, root: Path) -> dict[str, Any]:
         if not _facts(dataset).downloads:
             raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
     name = dataset.removeprefix(TORCHVISION).replace("/", ".")
-    partial = root / f".{name}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f".{name}.lock"):
-            with suppress(Exception):  # another process may have been first
-                return _construct(dataset, root)
-            flags.note(f"downloading {dataset} to {root}")
-            shutil.rmtree(partial, ignore_errors=True)
-            _download(dataset, root, partial)
-            for path in partial.iterdir():
-                if not (root / path.name).exists():
-                    path.rename(root / path.name)
-            shutil.rmtree(partial, ignore_errors=True)
-            return _construct(dataset, root)
-    except ConfigError:
-        raise
+        lock = FileLock(root / f".{name}.lock").acquire()
     except OSError as error:
         problem = f"must be a folder that can be written for {dataset}, and {root} cannot be ({error.strerror})"
         raise ConfigError("data_dir", problem) from None
-    except Exception as error:
-        problem = f"cannot read {dataset} from {root} ({first_line(error)}): remove its files there and run again"
-        raise ConfigError("", problem) from None
+    with lock:
+        with suppress(Exception):  # another process may have been first
+            return _construct(dataset, root)
+        flags.note(f"downloading {dataset} to {root}")
+        try:
+            _download(dataset, root, root / f".{name}.partial")
+            return _construct(dataset, root)
+        except ConfigError:
+            raise
+        except Exception as error:  # of the network, of archives that are cut off, of gdown
+            raise ConfigError(
+                "",
+                f"{dataset} is not whole in {root} and could not be downloaded ({' '.join(str(error).split())}); check "
+                "the network, put its files there in place of those that are, name another --data-dir, or take "
+                "--dataset digits, which needs no network",
+            ) from None
 
 
 def _download(dataset: str, root: Path, partial: Path) -> None:
-    """Download a data set for ``root`` into another folder; an error becomes a sentence."""
+    """Download a data set into another folder, and then move its files into ``root``: all of them or none."""
+    shutil.rmtree(partial, ignore_errors=True)
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
     try:
         # torchvision's progress bar would be thousands of lines in a file.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
             _construct(dataset, partial, download=True)
-    except ConfigError:
-        raise
-    except Exception as error:  # of the network, of archives that are cut off, of gdown
-        raise ConfigError(
-            "",
-            f"{dataset} is not whole in {root} and could not be downloaded ({' '.join(str(error).split())}); check the "
-            "network, put its files there, name another --data-dir, or take --dataset digits, which needs no network",
-        ) from None
     finally:
         socket.setdefaulttimeout(before)
+    for path in partial.iterdir():
+        if not (root / path.name).exists():
+            path.rename(root / path.name)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:

@@ -89,7 +89,8 @@ def test_a_download_that_fails_leaves_nothing_that_counts(
         data.load("cifar10", str(tmp_path))
     assert str(caught.value) == (
         f"torchvision:CIFAR10 is not whole in {tmp_path} and could not be downloaded ({reason}); check the network, put "
-        "its files there, name another --data-dir, or take --dataset digits, which needs no network"
+        "its files there in place of those that are, name another --data-dir, or take --dataset digits, which needs no "
+        "network"
     )
     assert not (tmp_path / Reader.base_folder).exists()
     monkeypatch.setattr(small, "error", None)
