@@ -81,7 +81,7 @@ def predict(
         out: Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class,
             named as the images and as large. It must be new or empty, without --overwrite. Default: predicted_masks.
     """
-    from cifar_ray.data import texts
+    from cifar_ray.orchestration.run import given
 
     if csv and json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
@@ -89,7 +89,7 @@ def predict(
     masks = None if out is None else files.folder("out", out)
     if not images and not text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
-    texts.check_given(images)
+    given.check(images)
     early.check_runs([run], tracking_uri)
 
     with output.progress(json or csv == "-"), early.loading("loading PyTorch and MLflow"):

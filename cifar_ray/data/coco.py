@@ -2,219 +2,156 @@
 
 PATH/annotations/ has instances_trainYEAR.json and instances_valYEAR.json, PATH/trainYEAR/ and PATH/valYEAR/ the images.
 A pixel has the class of the smallest instance there, 0 where there is none, and 255, which does not count, in a crowd.
-Source: Lin et al. 2014, "Microsoft COCO: Common Objects in Context". pycocotools turns outlines into masks.
+Source: Lin et al. 2014, "Microsoft COCO: Common Objects in Context". pycocotools reads the annotations.
 """
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
+import contextlib
+import io
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
 
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import folders, masks
+from cifar_ray.config.errors import ConfigError, first_line
+from cifar_ray.data import decoded, masks
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.folders import Listing
+from cifar_ray.data.source import Files, Found, Part
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
 
 BACKGROUND = "background"
 """The name of class 0; the others are COCO's categories, by their numbers."""
 
-_FARTHEST = 100_000.0  # pixels; pycocotools walks along an outline pixel by pixel
-
-_Side = Annotated[int, Field(gt=0, le=65_535)]  # pixels; a JPEG file has no more
-_Position = Annotated[float, Field(ge=-_FARTHEST, le=_FARTHEST, allow_inf_nan=False)]
-_Outline = Annotated[list[_Position], Field(min_length=6)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Lengths of runs of pixels down the columns, outside and inside in turn, as numbers or as pycocotools' text."""
-
-    size: tuple[_Side, _Side]
-    counts: list[Annotated[int, Field(ge=0)]] | str
-
-
-@dataclass(frozen=True, slots=True)
-class _Image:
-    id: int
-    file_name: Annotated[str, Field(min_length=1)]
-    width: _Side
-    height: _Side
-
-
-@dataclass(frozen=True, slots=True)
-class _Category:
-    id: int
-    name: Annotated[str, Field(min_length=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Instance:
-    id: int
-    image_id: int
-    category_id: int
-    segmentation: Annotated[list[_Outline], Field(min_length=1)] | _Runs
-    iscrowd: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    images: list[_Image]
-    categories: list[_Category]
-    annotations: list[_Instance]
-
 
 @dataclass(frozen=True)
+class Coco(Files):
+    """A folder in COCO's layout, of which the newest annotations are read."""
+
+    def find(self) -> Found:
+        self.check_there()
+        year = self._newest()
+        of = {part: _Annotations(self.root, f"{name}{year}") for part, name in (("train", "train"), ("test", "val"))}
+        train, val = of.values()
+        if odd := sorted(train.categories.items() ^ val.categories.items()):
+            where = f"{train.file} and {val.file}"
+            raise unusable(f"must have the same categories in {where}; {odd[0][0]}, {odd[0][1]}, is in one only")
+        parts = {part: Part(each.samples, np.zeros(len(each.samples), np.int64), each) for part, each in of.items()}
+        if missing := next(
+            (path for each in of.values() for path, _ in each.samples if not Path(path).is_file()), None
+        ):
+            raise unusable(f"must have every image that its annotations name, and there is no {missing}")
+        words = f"val{year}/ is the test set, since COCO's test images have no annotations"
+        return Found((BACKGROUND, *train.categories.values()), parts, Segmentation.target, left_out=words)
+
+    def keys(self, part: Part, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
+        return [os.fsencode(os.path.relpath(path, part.reader.folder)) for path, _ in part.samples]
+
+    def files(self, part: Part, row: int) -> tuple[str, ...]:
+        return (part.samples[row][0],)
+
+    def mark(self, part: Part, row: int) -> bytes:
+        return super().mark(part, row) + decoded.mark(part.reader.file)
+
+    def read(self, part: Part, row: int, side: int) -> np.ndarray:
+        path, number = part.samples[row]
+        return masks.beside(path, part.reader.file, part.reader.mask(number), side)
+
+    def _newest(self) -> str:
+        """The end of the names of the newest annotations, such as ``2017``."""
+        train, val = (
+            {file.stem.removeprefix(f"instances_{part}") for file in self.root.glob(f"annotations/instances_{part}*")}
+            for part in ("train", "val")
+        )
+        if not train & val:
+            rule = "must have annotations/instances_train2017.json and instances_val2017.json, or those of another year"
+            raise unusable(f"{rule}, and {self.root} has not")
+        return max(train & val)
+
+
 class _Annotations:
-    """What a file says."""
+    """What a file says.
 
-    categories: dict[int, str]  # names by their numbers, in the order of these
-    images: dict[str, _Image]  # by the paths of their files
-    instances: dict[int, list[_Instance]]  # by the number of their image
-
-
-@functools.cache
-def listing(root: Path, val_share: float, stamp: tuple[int, ...] = ()) -> Listing:
-    """The images that the newest annotations name, each with the file of these; see :func:`folders.listing`.
-
-    Raises:
-        ConfigError: when pycocotools is not installed, there is no such folder, or it has another layout, an image is
-            not there, or the annotations do not do.
+    Attributes:
+        file: its path.
+        folder: where its images are.
+        categories: names by their numbers, in the order of these.
+        samples: paths of the images, sorted, with their numbers.
     """
-    _pycocotools()
-    folders.check_there(root)
-    year = _newest(root)
-    train, val = (root / "annotations" / f"instances_{part}{year}.json" for part in ("train", "val"))
-    known = {file: _annotations(file) for file in (train, val)}
-    if odd := sorted(known[train].categories.items() ^ known[val].categories.items()):
-        raise unusable(f"must have the same categories in {train} and {val}; {odd[0][0]}, {odd[0][1]}, is in one only")
-    files = {file: tuple((image, str(file)) for image in sorted(of.images)) for file, of in known.items()}
-    if missing := next((image for image, _ in (*files[train], *files[val]) if not Path(image).is_file()), None):
-        raise unusable(f"must have every image that its annotations name, and there is no {missing}")
-    words = f"val{year}/ is the test set, since COCO's test images have no annotations"
-    classes = (BACKGROUND, *known[train].categories.values())
-    whole = Listing(classes, files[train], files[val], words, (), Segmentation.target)
-    return folders.validated(whole, root / f"train{year}", val_share)
 
-
-def _newest(root: Path) -> str:
-    """The end of the names of the newest annotations, such as ``2017``."""
-    train, val = (
-        {file.stem.removeprefix(f"instances_{part}") for file in root.glob(f"annotations/instances_{part}*.json")}
-        for part in ("train", "val")
-    )
-    if not train & val:
-        raise unusable(
-            "must have annotations/instances_train2017.json and instances_val2017.json, or those of another year, and "
-            f"{root} has not"
+    def __init__(self, root: Path, name: str) -> None:
+        self.file, self.folder = str(root / "annotations" / f"instances_{name}.json"), root / name
+        read = _tools().coco.COCO
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it says how long it takes
+                self._coco = read(self.file)
+            self._check()
+        except (ConfigError, OSError):
+            raise
+        except Exception as error:  # it takes the format for granted
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise unusable(f"must be in COCO's format, and {self.file} is not ({reason})") from None
+        self.categories: dict[int, str] = {number: each["name"] for number, each in sorted(self._coco.cats.items())}
+        self._classes = {number: label for label, number in enumerate(self.categories, 1)}
+        self.samples = sorted(
+            (str(self.folder / each["file_name"]), number) for number, each in self._coco.imgs.items()
         )
-    return max(train & val)
 
-
-def forget() -> None:
-    """Free the annotations, which take gigabytes; they are read again when they are needed."""
-    _read.cache_clear()
-
-
-def _annotations(file: Path) -> _Annotations:
-    return _read(file, file.stat().st_ctime_ns)
-
-
-@functools.lru_cache(maxsize=2)
-def _read(file: Path, changed_ns: int) -> _Annotations:
-    """The annotations of a file, once in a process for as long as ``changed_ns`` stays."""
-    try:
-        content: _File = TypeAdapter(_File).validate_json(file.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"][:3])),) if part)
-        raise unusable(f"must be in COCO's format, and {file} is not: {where}{first['msg']}") from None
-    folder = file.parents[1] / file.stem.removeprefix("instances_")
-    images = {str(folder / image.file_name): image for image in content.images}
-    categories = {category.id: category.name for category in sorted(content.categories, key=lambda each: each.id)}
-    sizes = {image.id: (image.height, image.width) for image in content.images}
-    if len(images) < len(content.images) or len(sizes) < len(content.images):
-        raise unusable(f"must have a number and a file of its own for each image, and {file} has not")
-    names = {BACKGROUND, *categories.values()}
-    if not len(names) == len(categories) + 1 == len(content.categories) + 1 or not 1 < len(names) <= IGNORED:
-        raise unusable(
-            f"must have 1 to {IGNORED - 1} categories, each with a number and a name of its own, none of them "
-            f"{BACKGROUND}, and {file} has not"
+    def _check(self) -> None:
+        """Refuse what pycocotools would take, and read as something else."""
+        of, cats, imgs = self._coco.dataset, self._coco.cats, self._coco.imgs
+        names, files = (
+            {each[key] for each in of[kind]} for kind, key in (("categories", "name"), ("images", "file_name"))
         )
-    instances = defaultdict(list)
-    for each in content.annotations:
-        if each.image_id not in sizes or each.category_id not in categories:
-            kind, number = ("category", each.category_id) if each.image_id in sizes else ("image", each.image_id)
-            raise unusable(
-                f"must have annotations of known images and categories, and {file} has no {kind} {number}, "
-                f"of which annotation {each.id} is"
-            )
-        if not _fits(each.segmentation, sizes[each.image_id]):
-            raise _misfit(each, file)
-        instances[each.image_id].append(each)
-    if not instances:
-        raise unusable(f"must have annotated images, and {file} has none")
-    return _Annotations(categories, images, instances)
+        rules = {
+            "a number and a file of its own for each image": len(files) == len(imgs) == len(of["images"]),
+            f"1 to {IGNORED - 1} categories, each with a number and a name of its own, none of them {BACKGROUND}": (
+                1 <= len(names - {BACKGROUND}) == len(cats) == len(of["categories"]) < IGNORED
+            ),
+            "annotated images": bool(of["annotations"]),
+        }
+        if broken := next((rule for rule, holds in rules.items() if not holds), ""):
+            raise unusable(f"must have {broken}, and {self.file} has not")
+        for each in of["annotations"]:
+            image, _ = imgs[each["image_id"]], cats[each["category_id"]]
+            if not _fits(each["segmentation"], [image["height"], image["width"]]):
+                rule = f"an outline or runs of pixels that fit the image in annotation {each['id']}"
+                raise unusable(f"must have {rule}, and {self.file} has not")
+
+    def mask(self, number: int) -> np.ndarray:
+        """The class of each pixel of an image: uint8, (height, width)."""
+        tools, image = _tools().mask, self._coco.imgs[number]
+        instances = [(self._coco.annToRLE(each), each) for each in self._coco.imgToAnns.get(number, [])]
+        mask = np.zeros((image["height"], image["width"]), np.uint8)
+        for pixels, each in sorted(instances, key=lambda pair: tools.area(pair[0]), reverse=True):
+            mask[tools.decode(pixels) > 0] = IGNORED if each.get("iscrowd") else self._classes[each["category_id"]]
+        return mask
 
 
-def _fits(outline: list[list[float]] | _Runs, size: tuple[int, int]) -> bool:
-    """Whether runs of pixels, if it is such, are of an image of that height and width, as far as numbers tell."""
+def _fits(outline: Any, size: list[int]) -> bool:
+    """Whether polygons have three finite corners about the image, or runs are of all its pixels.
+
+    pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.
+    """
     if isinstance(outline, list):
-        return True
-    return outline.size == size and (isinstance(outline.counts, str) or sum(outline.counts) == size[0] * size[1])
+        far = 100 * max(size)
+        return bool(outline) and all(len(part) >= 6 and all(-far <= at <= far for at in part) for part in outline)
+    counts, tools = outline["counts"], _tools().mask
+    if list(outline["size"]) != size:
+        return False
+    if isinstance(counts, list):
+        return sum(counts) == size[0] * size[1]
+    return bool(tools.encode(np.asfortranarray(tools.decode(outline)))["counts"] == counts.encode())
 
 
-def _misfit(instance: _Instance, file: Path) -> ConfigError:
-    return unusable(
-        f"must have runs of as many pixels as the image has, and annotation {instance.id} of {file} has other ones"
-    )
-
-
-def read(image: str, file: str, side: int) -> np.ndarray:
-    """The centre of an image and of its mask, as :func:`masks.read`."""
-    return masks.beside(image, file, _mask(image, Path(file)), side)
-
-
-def _mask(path: str, file: Path) -> np.ndarray:
-    """The class of each pixel of an image: uint8, (height, width)."""
-    pycocotools, annotations = _pycocotools(), _annotations(file)
-    image = annotations.images[path]
-    classes = {category: label for label, category in enumerate(annotations.categories, 1)}
-    found = [(_runs(each, image, file), each) for each in annotations.instances.get(image.id, [])]
-    mask = np.zeros((image.height, image.width), np.uint8)
-    for runs, each in sorted(found, key=lambda pair: pycocotools.area(pair[0]), reverse=True):
-        mask[pycocotools.decode(runs) > 0] = IGNORED if each.iscrowd else classes[each.category_id]
-    return mask
-
-
-def _runs(instance: _Instance, image: _Image, file: Path) -> Any:
-    """The pixels of an instance as pycocotools takes them."""
-    pycocotools, outline = _pycocotools(), instance.segmentation
-    if isinstance(outline, list):
-        return pycocotools.merge(pycocotools.frPyObjects(outline, image.height, image.width))
-    runs = {"size": list(outline.size), "counts": outline.counts}
-    if isinstance(outline.counts, list):
-        return pycocotools.frPyObjects(runs, image.height, image.width)
+def _tools() -> Any:
     try:
-        # It leaves pixels behind the end of too short a text as memory happens to be.
-        if pycocotools.encode(np.asfortranarray(pycocotools.decode(runs)))["counts"] == outline.counts.encode():
-            return runs
-    except ValueError:
-        pass
-    raise _misfit(instance, file)
-
-
-def _pycocotools() -> ModuleType:
-    try:
-        from pycocotools import mask
+        import pycocotools.coco
+        import pycocotools.mask
     except ModuleNotFoundError:
         raise unusable("needs pycocotools; install it with `pip install 'cifar-ray[coco]'`") from None
-    return mask
+    return pycocotools

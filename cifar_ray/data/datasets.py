@@ -6,6 +6,7 @@ A sample is a row of named columns: one of :data:`INPUTS`, which the model is gi
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import platform
 import warnings
@@ -17,9 +18,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from cifar_ray.config import files
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, some
 from cifar_ray.config.sections import Inputs
-from cifar_ray.data import published
 from cifar_ray.tasks.spec import IGNORED
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ BORDERED_SIDE = 32
 
 _ABOUT_EQUAL = 1.25
 """How many times as many images as another a class may have to count as equal; in MNIST it is 1.24."""
-
-_NAMED = 5  # classes that a line names, at most
 
 
 def unusable(problem: str) -> ConfigError:
@@ -182,12 +180,14 @@ class Split:
 
     @property
     def file(self) -> str | None:
-        """Where images that stay on disk are; other processes are told this path, which their nodes must have, too."""
-        return str(self.inputs.filename) if isinstance(self.inputs, np.memmap) else None
+        """Where all its images are, if they stay on disk; other processes are told this path, which they must have."""
+        # Some rows of such a file are a memmap with its name, too.
+        is_whole = isinstance(self.inputs, np.memmap) and isinstance(self.inputs.base, mmap.mmap)
+        return str(self.inputs.filename) if is_whole else None  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.file is None:
-            return Split, (self.columns,)
+            return Split, ({name: np.asarray(column) for name, column in self.columns.items()},)
         return _mapped, (self.file, {name: column for name, column in self.columns.items() if name != "images"})
 
 
@@ -274,8 +274,7 @@ class Dataset:
         )
         yield f"training {unit} by class: {' to '.join(extremes)}"
         if empty := [name for name, count in counts.items() if not count]:
-            more = f" and {len(empty) - _NAMED} more" if len(empty) > _NAMED else ""
-            yield f"caution: there are no training {unit} of {', '.join(empty[:_NAMED])}{more}"
+            yield f"caution: there are no training {unit} of {some(empty)}"
 
     def normalised(self, by: str) -> Dataset:
         """The same samples, with the facts of :meth:`DatasetSpec.normalised`."""
@@ -313,34 +312,6 @@ def folder(data_dir: str | None) -> Path:
     return files.absolute("data_dir", chosen)
 
 
-def load(name: str, data_dir: str | None = None) -> Dataset:
-    """Read a data set, downloading it first when it is not there.
-
-    Several processes may call this at once with one folder: one downloads, the others wait.
-
-    Raises:
-        ConfigError: when a file is missing, corrupt or unreadable, or the download fails; the
-            sentence names the file and what to do.
-    """
-    spec = SPECS[name]
-    if name == "digits":
-        return _digits(spec)
-    root = folder(data_dir)
-    published.provide(name, root)
-    train, test = (published.read(name, root, train) for train in (True, False))
-    names = tuple(str(label) for label in train.classes)
-    train_split, test_split = (
-        Split({"images": to_model_size(spec, half.data), "labels": np.asarray(half.targets, np.int64)})
-        for half in (train, test)
-    )
-    return _dataset(spec, train_split, test_split, names)
-
-
-def present(name: str, data_dir: str | None = None) -> bool:
-    """Whether every file of a data set is there; nothing is read or verified."""
-    return name == "digits" or all(path.is_file() for path, _ in published.listed(name, folder(data_dir)))
-
-
 def to_model_size(spec: DatasetSpec, images: Any) -> np.ndarray:
     """Published images as the models get them.
 
@@ -361,29 +332,6 @@ def to_model_size(spec: DatasetSpec, images: Any) -> np.ndarray:
     if spec.grey:
         array = np.repeat(array[..., None], spec.channels, axis=3)
     return np.ascontiguousarray(np.pad(array, ((0, 0), (border, border), (border, border), (0, 0))))
-
-
-def _digits(spec: DatasetSpec) -> Dataset:
-    """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise unusable("digits needs scikit-learn, which is not installed here") from None
-
-    from cifar_ray.data import order
-
-    bunch = load_digits()
-    images = to_model_size(spec, np.rint(bunch.images * (255 / 16)))
-    shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
-    every = Split({"images": images, "labels": bunch.target.astype(np.int64)})
-    train, test = (every.at(part) for part in np.split(shuffled, [spec.train_size]))
-    return _dataset(spec, train, test, tuple(str(digit) for digit in range(spec.num_classes)))
-
-
-def _dataset(spec: DatasetSpec, train: Split, test: Split, names: tuple[str, ...]) -> Dataset:
-    assert train.images.shape == (spec.train_size, spec.image_size, spec.image_size, spec.channels)
-    assert test.images.shape == (spec.test_size, spec.image_size, spec.image_size, spec.channels)
-    return Dataset(spec, train, test, names, digest(train, test))
 
 
 def digest(*splits: Split) -> str:

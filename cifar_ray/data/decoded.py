@@ -9,89 +9,59 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
 
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import path_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, cgroups, imagefiles
 from cifar_ray.data.datasets import Dataset, Split, folder
-from cifar_ray.tasks.regression import Regression
+from cifar_ray.tasks.segmentation import Segmentation
+
+if TYPE_CHECKING:
+    from cifar_ray.data.source import Found, Part, Source
 
 Progress = Callable[[int, int], None]
 """Called with the number of images or texts that have been read, and that of all."""
 
-_LAYOUT = 3  # of the decoded files; it changes when older ones would mean something else
+_LAYOUT = 4  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
 _DECODED = re.compile(r"-[0-9a-f]{16}$")
 _UNUSED_S = 30 * 86400
 _MEMORY = 0.5  # share of the free memory that a data set may take: the object store has its own copy
 
 
-@dataclass(frozen=True)
-class Part:
-    """Training, test or validation images before they are decoded.
-
-    Attributes:
-        labels: int64, (N,); numbers, float64 (N, targets); or zeros, uint8, (N, side, side), which need take no memory,
-            for the masks that are decoded with the images.
-        image: decodes the image of a position: uint8, (side, side, 3), or (side, side, 4) with its mask.
-        files: image files, which are looked at before any is decoded.
-    """
-
-    labels: np.ndarray
-    image: Callable[[int], np.ndarray]
-    files: Sequence[str] = ()
-
-    @property
-    def column(self) -> str:
-        """What is known of an image: ``labels``, ``targets`` or ``masks``."""
-        return {1: "labels", 2: Regression.target}.get(self.labels.ndim, "masks")
-
-
-def mark(path: str, label: int) -> bytes:
-    """What tells an image file and its label from others."""
+def mark(path: str) -> bytes:
+    """What tells a file from others."""
     stat = Path(path).stat()
     # `cp -p` and `rsync -a` bring size and time of a file along. They cannot set the time of the change itself.
     state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-    return f"{path} {label} {state}\n".encode(errors="surrogateescape")
+    return f"{path} {state}\n".encode(errors="surrogateescape")
 
 
-def key(side: int, name: str, classes: Sequence[str], parts: Iterable[Iterable[bytes]]) -> str:
-    """What the decoded images depend on: their size, and what tells each of them, in every part, from others."""
-    state = hashlib.sha256(json.dumps([_LAYOUT, side, name, classes]).encode())
-    for part in parts:
-        for image in part:
-            state.update(image)
-        state.update(b"\n")
-    return state.hexdigest()[:16]
-
-
-def provide(
-    config: TrainConfig,
-    name: str,
-    key: str,
-    parts: Mapping[str, Part],
-    classes: tuple[str, ...],
-    progress: Progress,
-) -> Dataset:
-    """The data set of these parts, decoded unless a folder called ``name`` and ``key`` has been.
+def provide(config: TrainConfig, source: Source, found: Found, progress: Progress) -> Dataset:
+    """The data set of images that a source has found, decoded unless they have been.
 
     Raises:
         ConfigError: when an image cannot be read, the folder cannot be written, or there is no room.
     """
-    name = os.fsencode(name)[:100].decode(errors="ignore")  # file systems count bytes; no character is cut
+    state = hashlib.sha256(f"{_LAYOUT} {config.image_size} {source} {found.classes}".encode(errors="surrogateescape"))
+    for part in found.parts.values():
+        state.update(b"\n")
+        for row in range(len(part)):
+            state.update(source.mark(part, row))
+    name = os.fsencode(Path(path_of(config.dataset)).name)[:100].decode(errors="ignore")  # no character is cut
     home = folder(config.data_dir) / "folders"
-    kept = home / f"{name}-{key}"
+    kept = home / f"{name}-{state.hexdigest()[:16]}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
@@ -99,20 +69,20 @@ def provide(
                 with suppress(PermissionError):  # somebody else has decoded it
                     os.utime(kept)
             else:
-                _decode(parts, config, len(classes), kept, progress)
+                _decode(source, found, config, kept, progress)
                 _remove_unused(home)
     except OSError as error:
         raise ConfigError(
             "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
         ) from None
     try:
-        splits = {name: _kept(kept, name, config.stream, part.column) for name, part in parts.items()}
-        facts = schema.build(Images, json.loads((kept / "facts.json").read_text())) if config.stream else None
+        splits = {name: _kept(kept, name, config.stream, found.column) for name in found.parts}
+        facts = schema.build(Images, json.loads((kept / "facts.json").read_text()))
     except (OSError, ValueError, EOFError):
         raise ConfigError(
             "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
         ) from None
-    return arrays.made(config.dataset, splits, classes, facts)
+    return arrays.made(config.dataset, splits, found.classes, facts)
 
 
 def _remove_unused(home: Path) -> None:
@@ -131,44 +101,44 @@ def _kept(folder: Path, half: str, on_disk: bool, column: str) -> Split:
     return Split({"images": images, column: np.load(folder / f"{half}_{column}.npy")})
 
 
-def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: Path, progress: Progress) -> None:
+def _decode(source: Source, found: Found, config: TrainConfig, kept: Path, progress: Progress) -> None:
     """Write all parts' images and labels to the folder ``kept``, which appears whole or not at all."""
-    side, total = config.image_size, sum(len(part.labels) for part in parts.values())
-    sizes = total * side**2 * 3, sum(part.labels.nbytes for part in parts.values())
-    _check_room(f"its {total:,} images of {side}x{side} pixels", *sizes, config, kept.parent)
-    imagefiles.check([Path(path) for part in parts.values() for path in part.files])
+    side, total = config.image_size, sum(map(len, found.parts.values()))
+    has_masks = found.column == Segmentation.target
+    labels = total * side**2 if has_masks else sum(part.targets.nbytes for part in found.parts.values())
+    _check_room(f"its {total:,} images of {side}x{side} pixels", total * side**2 * 3, labels, config, kept.parent)
     unreadable: list[imagefiles.UnreadableError] = []
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     done = 0
     try:
-        for half, part in parts.items():
-            shape = (len(part.labels), side, side, 3)
+        for half, part in found.parts.items():
+            shape = (len(part), side, side, 3)
             images = np.lib.format.open_memmap(partial / f"{half}_images.npy", "w+", np.uint8, shape)
-            labels = part.labels.copy()
+            targets = np.zeros(shape[:3], np.uint8) if has_masks else part.targets
 
-            def decode(start: int, part: Part = part, images: Any = images, labels: np.ndarray = labels) -> int:
-                rows = range(start, min(start + _CHUNK, len(part.labels)))
+            def decode(start: int, part: Part = part, images: Any = images, targets: np.ndarray = targets) -> int:
+                rows = range(start, min(start + _CHUNK, len(part)))
                 for row in rows:
                     try:
-                        pixels = part.image(row)
+                        pixels = source.read(part, row, side)
                     except imagefiles.UnreadableError as error:
                         unreadable.append(error)
                         continue
                     images[row] = pixels[..., :3]
-                    if part.column == "masks":
-                        labels[row] = pixels[..., 3]
+                    if has_masks:
+                        targets[row] = pixels[..., 3]
                 return len(rows)
 
             with ThreadPoolExecutor() as pool:
-                for count in pool.map(decode, range(0, len(part.labels), _CHUNK)):
+                for count in pool.map(decode, range(0, len(part), _CHUNK)):
                     progress(done := done + count, total)
             images.flush()
-            np.save(partial / f"{half}_{part.column}.npy", labels)
+            np.save(partial / f"{half}_{found.column}.npy", targets)
         imagefiles.refuse(unreadable, total)
-        splits = {half: _kept(partial, half, True, part.column) for half, part in parts.items()}
-        facts = arrays.facts_of(splits, classes)
+        splits = {half: _kept(partial, half, True, found.column) for half in found.parts}
+        facts = arrays.facts_of(splits, len(found.classes))
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)
     except BaseException:
@@ -176,25 +146,22 @@ def _decode(parts: Mapping[str, Part], config: TrainConfig, classes: int, kept: 
         raise
 
 
-def memory() -> float:
-    """Bytes of memory that a data set may take."""
-    return _MEMORY * cgroups.free_memory()
+def check_memory(config: TrainConfig, option: str, size: int, what: str, remedy: str = "") -> None:
+    """Refuse what would take more than its share of the free memory: so many bytes, which ``option`` decides."""
+    if size > (room := _MEMORY * cgroups.free_memory()):
+        raise ConfigError(
+            option,
+            f"must be smaller for {config.dataset}{remedy}: {what} take {size / 2**30:.1f} GiB, and "
+            f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
+        )
 
 
 def _check_room(what: str, images: int, labels: int, config: TrainConfig, home: Path) -> None:
     """Refuse what would not fit into the memory, or on the disk: so many bytes of images, and of labels or masks."""
-    room = memory()
-    held = labels if config.stream else images + labels
-    if held > room:
-        remedy, of = ("", f"the masks of {what}") if config.stream else (", or come with --stream", what)
-        raise ConfigError(
-            "image_size",
-            f"must be smaller for {config.dataset}{remedy}: {of} take {held / 2**30:.1f} GiB, and "
-            f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
-        )
+    if config.stream:
+        check_memory(config, "image_size", labels, f"the masks of {what}")
+    else:
+        check_memory(config, "image_size", images + labels, what, ", or come with --stream")
     if images + labels > (free := shutil.disk_usage(home).free):
-        raise ConfigError(
-            "data_dir",
-            f"must have room for {config.dataset}: {what} take {(images + labels) / 2**30:.1f} GiB, and {home} has "
-            f"{free / 2**30:.1f} GiB",
-        )
+        needs = f"{what} take {(images + labels) / 2**30:.1f} GiB, and {home} has {free / 2**30:.1f} GiB"
+        raise ConfigError("data_dir", f"must have room for {config.dataset}: {needs}")

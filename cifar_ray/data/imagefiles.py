@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -33,8 +31,6 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 _MOST_NAMED = 10  # images that cannot be read
-_AT_ONCE = 4096  # images that wait to be looked at
-_END_OF_JPEG = b"\xff\xd9"
 
 
 class ImageError(ValueError):
@@ -67,36 +63,6 @@ def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
         raise ImageError(error.strerror or "it is truncated or damaged") from None
     except Exception:  # on damaged files the decoders raise whatever comes
         raise ImageError("it is truncated or damaged") from None
-
-
-def check(paths: Sequence[Path]) -> None:
-    """Refuse files that are no readable images, all of them at once; only what looks damaged is decoded.
-
-    Damage that neither a header, a checksum nor a missing end shows is found when an image is decoded.
-
-    Raises:
-        ConfigError: as :func:`refuse`.
-    """
-    with ThreadPoolExecutor() as pool:
-        parts = (pool.map(_damage, paths[begin : begin + _AT_ONCE]) for begin in range(0, len(paths), _AT_ONCE))
-        refuse([error for part in parts for error in part if error], len(paths))
-
-
-def _damage(path: Path) -> UnreadableError | None:
-    try:
-        with suppress(ImageError), opened(path) as image:
-            if image.format != "JPEG":
-                image.verify()  # of PNG files, the checksums
-                return None
-            assert image.fp is not None
-            image.fp.seek(-len(_END_OF_JPEG), os.SEEK_END)
-            if image.fp.read() == _END_OF_JPEG:
-                return None
-        with named(path):
-            read(path)
-    except UnreadableError as error:
-        return error
-    return None
 
 
 def refuse(errors: Sequence[UnreadableError], total: int) -> None:

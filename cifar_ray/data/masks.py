@@ -1,4 +1,4 @@
-"""Images with masks of their pixels' classes, ``--dataset masks:PATH``, and the masks that a model predicts.
+"""Images with masks of their pixels' classes, ``--dataset masks:PATH``.
 
 PATH/train/ and PATH/test/, and perhaps val/, have images/ and masks/: to images/a/b.jpg belongs masks/a/b.png. A mask
 is a PNG file as large as its image with the number of each pixel's class, as grey values or in a palette.
@@ -7,28 +7,24 @@ PATH/classes.txt names the classes, one a line from number 0 on; without it, the
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import io
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from cifar_ray.config import files
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import folders, imagefiles
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.folders import Listing
+from cifar_ray.data.folders import Folder
+from cifar_ray.data.source import Found, Part
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
 
-DEFAULT_OUT = "predicted_masks"
-"""Folder of the masks that a model predicts."""
-
-_CLASSES = "classes.txt"
 _MODES = ("L", "P", "1")
 """Pillow's modes of one number for a pixel, of at most 8 bits."""
 
@@ -36,79 +32,85 @@ _STRETCHED = {"L;2": 85, "L;4": 17}
 """What Pillow multiplies grey values of 2 and 4 bits by, so that the highest is white."""
 
 
-@functools.cache
-def listing(root: Path, val_share: float, with_val: bool, stamp: tuple[int, ...] = ()) -> Listing:
-    """The images of a folder with the paths of their masks, in the order of their names; see :func:`folders.listing`.
+@dataclass(frozen=True)
+class Masks(Folder):
+    """A folder of images with masks."""
 
-    Raises:
-        ConfigError: when there is no such folder, or it has another layout, or an image without a mask.
-    """
-    train, test, val, unused = folders.parts(root)
-    if test is None:
-        raise unusable(f"must have train/ and test/, each with images/ and masks/, and {root} has not")
-    if val is not None and not with_val:
-        unused, val = [*unused, val.name], None
-    if val is not None and val_share:
-        raise ConfigError("val_share", f"is for folders without validation images, and there is {val}")
-    left_out: Counter[str] = Counter()
-    of = {part: _pairs(part, left_out) for part in filter(None, (train, test, val))}
-    names = _names(root, of[train])
-    words = folders.in_words(left_out, unused, test)
-    kept = () if val is None else of[val]
-    return folders.validated(Listing(names, of[train], of[test], words, kept, Segmentation.target), train, val_share)
+    def find(self) -> Found:
+        halves, left_out = self.halves(), Counter[str]()
+        if "test" not in halves.parts:
+            raise unusable(f"must have train/ and test/, each with images/ and masks/, and {self.root} has not")
+        pairs = {part: _pairs(folder, left_out) for part, folder in halves.parts.items()}
+        names = self._names(pairs["train"])
+        parts = {
+            part: Part(each, np.zeros(len(each), np.int64), (halves.parts[part], len(names)))
+            for part, each in pairs.items()
+        }
+        return Found(names, parts, Segmentation.target, left_out=folders.in_words(left_out, halves))
+
+    def keys(self, part: Part, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
+        return super().keys(dataclasses.replace(part, reader=part.reader[0]), labels, option)
+
+    def files(self, part: Part, row: int) -> tuple[str, ...]:
+        image, mask = part.samples[row]
+        return image, mask
+
+    def read(self, part: Part, row: int, side: int) -> np.ndarray:
+        """The centre of an image and of its mask, resized to ``side``; the mask by its nearest pixels.
+
+        Raises:
+            ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
+        """
+        (image, mask), classes = part.samples[row], part.reader[1]
+        numbers = _numbers(Path(mask))
+        if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
+            rule = f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks"
+            raise unusable(f"{rule}, and {mask} has {unknown.min()}")
+        return beside(image, mask, numbers, side)
+
+    def _names(self, train: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        """The names of the classes; without a list of them their numbers, up to the highest in a training mask."""
+        listed = self.root / "classes.txt"
+        if listed.is_file():
+            text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
+            names = [line.strip() for line in text.splitlines()]
+            if not 2 <= len(names) <= IGNORED or len(set(names)) < len(names) or not all(names):
+                raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
+            return tuple(names)
+        with ThreadPoolExecutor() as pool:
+            every = pool.map(lambda pair: _numbers(Path(pair[1])), train)
+            highest = max(int(numbers.max(initial=0, where=numbers != IGNORED)) for numbers in every)
+        if highest < 1:
+            rule = f"must have at least two classes in its training masks, beside {IGNORED}, which does not count"
+            raise unusable(f"{rule}, and {self.root} has not")
+        return tuple(map(str, range(highest + 1)))
 
 
-def _pairs(part: Path, left_out: Counter[str]) -> tuple[tuple[str, str], ...]:
+def _pairs(part: Path, left_out: Counter[str]) -> list[tuple[str, str]]:
     """The images of a part with their masks; other files are counted in ``left_out`` by the end of their names."""
     for needed in ("images", "masks"):
         if not (part / needed).is_dir():
             raise unusable(f"must have images/ and masks/ in {part}, which has no {needed}/")
-    others: Counter[str] = Counter()
-    images = sorted(folders.images(part / "images", left_out))
-    masks = set(folders.images(part / "masks", others))
+    images, masks = (_by_name(part / kind, left_out) for kind in ("images", "masks"))
     if not images:
         raise unusable(f"must have an image in {part / 'images'}, which has none")
-    if wrong := sorted(mask for mask in masks if not mask.lower().endswith(".png")):
-        raise unusable(f"must have masks as PNG files, and {wrong[0]} is none")
-    found: dict[str, str] = {}
-    for image in images:
-        mask = (part / "masks" / Path(image).relative_to(part / "images")).with_suffix(".png")
-        if str(mask) not in masks:
-            raise unusable(f"must have a mask for every image, and that of {image}, {mask}, is not there")
-        if other := found.get(str(mask)):
-            raise unusable(f"must have a mask for each image, and {mask} is that of {other} and {image}")
-        found[str(mask)] = image
-    if unpaired := len(masks - found.keys()):
-        others["masks without an image"] += unpaired
-    left_out += others
-    return tuple((image, mask) for mask, image in found.items())
+    if wrong := next((mask for mask in masks.values() if not mask.lower().endswith(".png")), None):
+        raise unusable(f"must have masks as PNG files, and {wrong} is none")
+    if lone := next((name for name in images if name not in masks), None):
+        raise unusable(f"must have a mask for every image, and {images[lone]} has none in {part / 'masks'}")
+    if unpaired := len(masks) - len(images):
+        left_out["masks without an image"] += unpaired
+    return [(image, masks[name]) for name, image in images.items()]
 
 
-def _names(root: Path, train: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The names of the classes; their numbers, up to the highest in a training mask, where there is no list of them."""
-    listed = root / _CLASSES
-    if listed.is_file():
-        text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
-        names = [line.strip() for line in text.splitlines()]
-        if len(names) < 2 or len(names) > IGNORED or len(set(names)) < len(names) or not all(names):
-            raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
-        return tuple(names)
-    imagefiles.check([Path(mask) for _, mask in train])
-    with ThreadPoolExecutor() as pool:
-        highest = max(pool.map(lambda pair: _highest(pair[1], Path(pair[1]).stat().st_ctime_ns), train))
-    if highest < 1:
-        raise unusable(
-            f"must have at least two classes in its training masks, beside {IGNORED}, which does not count, and {root} "
-            "has not"
-        )
-    return tuple(map(str, range(highest + 1)))
-
-
-@functools.cache
-def _highest(path: str, changed_ns: int) -> int:
-    """The highest number of a class in a mask, once in a process for as long as ``changed_ns`` stays."""
-    numbers = _numbers(Path(path))
-    return int(numbers.max(initial=0, where=numbers != IGNORED))
+def _by_name(root: Path, left_out: Counter[str]) -> dict[Path, str]:
+    """The image files below a folder, sorted, by what an image and its mask have in common."""
+    found: dict[Path, str] = {}
+    for path in sorted(folders.images(root, left_out)):
+        other = found.setdefault(Path(path).relative_to(root).with_suffix(""), path)
+        if other != path:
+            raise unusable(f"must have one image and one mask of each name, and there are {other} and {path}")
+    return found
 
 
 def _numbers(path: Path) -> np.ndarray:
@@ -123,26 +125,8 @@ def _numbers(path: Path) -> np.ndarray:
     return numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
 
 
-def read(image: str, mask: str, side: int, classes: int) -> np.ndarray:
-    """The centre of an image and of its mask, resized to ``side``; the mask by its nearest pixels.
-
-    Returns:
-        uint8, (side, side, 4): the colours, and the number of each pixel's class.
-
-    Raises:
-        ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
-    """
-    numbers = _numbers(Path(mask))
-    if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
-        raise unusable(
-            f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks, and {mask} has "
-            f"{unknown.min()}"
-        )
-    return beside(image, mask, numbers, side)
-
-
 def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
-    """The centre of an image and of the numbers of its pixels' classes, as :func:`read`, which ``mask`` has.
+    """The centre of an image and of the numbers of its pixels' classes, which ``mask`` has: uint8, (side, side, 4).
 
     An image that its EXIF data turn has a mask that fits it once turned, or one that fits its file and is turned alike.
     """
@@ -183,49 +167,6 @@ def png(mask: np.ndarray, size: tuple[int, int]) -> bytes:
     whole.putpalette(palette().tobytes())
     whole.save(file, "png")
     return file.getvalue()
-
-
-def places(
-    images: Sequence[Path], given: Sequence[Path], out: Path | None, overwrite: bool = False
-) -> dict[Path, Path]:
-    """The file of each image's mask: as the image is named, below the folder that was ``given``, but .png, in ``out``.
-
-    Raises:
-        ConfigError: when two have one file, or one is an image, or ``out`` has files and ``overwrite`` is not given.
-    """
-    out = out or Path(DEFAULT_OUT)
-    roots = [path for path in given if path.is_dir()]
-    found: dict[Path, Path] = {}
-    taken: dict[Path, Path] = {}
-    for image in images:
-        root = next((path for path in roots if image.is_relative_to(path)), image.parent)
-        found[image] = (out / image.relative_to(root)).with_suffix(".png")
-        other = taken.setdefault(found[image], image)
-        if other != image:
-            raise ConfigError(
-                "out", f"must have one mask for each image, and {found[image]} is that of {other} and {image}"
-            )
-    known = {image.resolve() for image in images}
-    if clash := next((path for path in found.values() if path.resolve() in known), None):
-        raise ConfigError("out", f"must be another folder than that of the images, and {clash} is one of them")
-    if not overwrite and out.is_dir() and any(out.iterdir()):
-        raise ConfigError("out", f"must be a new or an empty folder, and {out} has files; --overwrite replaces masks")
-    return found
-
-
-def write(path: Path, mask: bytes) -> None:
-    """Write a mask whole, and the folders that it is in.
-
-    Raises:
-        ConfigError: when it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(path, mask)
-    except OSError as error:
-        raise ConfigError(
-            "out", f"must be a folder that can be written, and {path} cannot be ({error.strerror})"
-        ) from None
 
 
 def palette() -> np.ndarray:

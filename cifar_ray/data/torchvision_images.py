@@ -6,11 +6,13 @@ MNIST's format get a border of 2 zeros to 32x32, as ``--dataset mnist`` has them
 
 from __future__ import annotations
 
-import functools
-import hashlib
+import io
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import socket
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,119 +22,119 @@ from filelock import FileLock
 from cifar_ray.config import flags
 from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.config.option import TORCHVISION
-from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import decoded, folders, imagefiles, published, torchvision_sets, validation
-from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, folder, unusable
+from cifar_ray.data import decoded, imagefiles, source, torchvision_sets
+from cifar_ray.data.datasets import BORDERED_SIDE, folder, unusable
+from cifar_ray.data.source import Found, Part, Source
 
 # torchvision gives no public way to labels without images. Where a class has none of these, images are read for them.
 _LABELS = ("targets", "labels", "_labels")
 _SOURCES = ("data", "_image_files", "_images", "samples", "_samples", "imgs")
 
-
-def look(config: TrainConfig) -> Images:
-    """What is in the data set, which is downloaded when it is not there; no image is decoded.
-
-    Raises:
-        ConfigError: when it can be neither read nor downloaded.
-    """
-    _check_share(config)
-    classes, sizes = _counts(config.dataset, folder(config.data_dir))
-    kept = round(sizes["train"] * (config.val_share or 0.0))  # to a few images until they have been read
-    return Images(classes, sizes["train"] - kept, sizes["test"], config.image_size, val=sizes.get("val", kept))
+_DOWNLOAD_TIMEOUT_S = 30.0
 
 
-def has_validation(dataset: str) -> bool:
-    """Whether validation images are published beside the test images."""
-    return "val" in torchvision_sets.find(dataset).parts
+@dataclass(frozen=True)
+class Torchvision(Source):
+    """A data set of torchvision. A part's ``reader`` is torchvision's object, and what it reads each image from."""
 
+    dataset: str
+    folder: Path = field(repr=False)  # decoded images stay good when it is moved
 
-def load(config: TrainConfig, progress: decoded.Progress) -> Dataset:
-    """Read the data set; its images are brought to one size when they have not been, or have changed.
+    @classmethod
+    def of(cls, config: TrainConfig) -> Torchvision:
+        return cls(config.dataset, folder(config.data_dir))
 
-    Raises:
-        ConfigError: when it cannot be read.
-    """
-    _check_share(config)
-    parts = _opened(config.dataset, folder(config.data_dir))
-    classes, labels = _classes(config.dataset, parts)
-    rows = {name: np.arange(len(part)) for name, part in parts.items()}
-    source = {name: name for name in parts}
-    sources = {name: _sources(part) for name, part in parts.items()}
-    try:
-        if config.val_share:
-            kept = _kept(sources["train"], labels["train"], classes, config.val_share)
-            rows |= {"train": np.flatnonzero(~kept), "val": np.flatnonzero(kept)}
-            source["val"] = "train"
-        marks = (
-            (_mark(sources[of][row], labels[of][row]) for row in rows[name].tolist()) for name, of in source.items()
+    def find(self) -> Found:
+        readers = opened(self.dataset, self.folder)
+        classes, labels = _classes(self.dataset, readers)
+        return Found(
+            classes,
+            {
+                part: Part(range(len(reader)), labels[part], (reader, _sources(reader)))
+                for part, reader in readers.items()
+            },
         )
-        key = decoded.key(config.image_size, config.dataset, classes, marks)
-    except OSError as error:  # some of torchvision's classes list files that they do not look for
-        reason = f"{error.filename} cannot be read ({error.strerror})"
-        raise unusable(f"must have all files of {config.dataset}, and {reason}") from None
-    wanted = {
-        name: decoded.Part(labels[of][rows[name]], functools.partial(_image, config, parts[of], rows[name]))
-        for name, of in source.items()
-    }
-    return decoded.provide(config, config.dataset_name, key, wanted, classes, progress)
 
+    def files(self, part: Part, row: int) -> tuple[str, ...]:
+        return ()
 
-def _check_share(config: TrainConfig) -> None:
-    if config.val_share and has_validation(config.dataset):
-        raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
+    def mark(self, part: Part, row: int) -> bytes:
+        of = part.reader[1][part.samples[row]]
+        return part.targets[row].tobytes() + (decoded.mark(str(of)) if _is_path(of) else np.asarray(of).tobytes())
 
+    def contents(self, part: Part) -> Sequence[Hashable]:
+        every = [part.reader[1][row] for row in part.samples]
+        return source.contents(list(map(str, every))) if _is_path(every[0]) else list(map(source.sha256, every))
 
-@functools.cache
-def _counts(dataset: str, root: Path) -> tuple[int, dict[str, int]]:
-    """The number of classes, and that of each part's images."""
-    parts = _opened(dataset, root)
-    classes, _ = _classes(dataset, parts)
-    return len(classes), {name: len(part) for name, part in parts.items()}
-
-
-def _opened(dataset: str, root: Path) -> dict[str, Any]:
-    """torchvision's objects of the parts, downloaded first by one process where they cannot be read."""
-    name = dataset.removeprefix(TORCHVISION).replace("/", ".")
-    with _locked(dataset, root, name):
+    def read(self, part: Part, row: int, side: int) -> np.ndarray:
+        row = part.samples[row]
         try:
+            image = imagefiles.upright(part.reader[0][row][0])
+        except Exception as error:  # on damaged files the decoders raise whatever comes
+            raise imagefiles.UnreadableError(f"{row} of {self.dataset}", first_line(error)) from None
+        if torchvision_sets.find(self.dataset).bordered and side == BORDERED_SIDE:
+            return np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
+        return imagefiles.cropped(image, side)
+
+
+def _is_path(of: Any) -> bool:
+    return isinstance(of, str | Path)
+
+
+def opened(dataset: str, root: Path) -> dict[str, Any]:
+    """torchvision's objects of the parts, downloaded first by one process where they cannot be read.
+
+    Raises:
+        ConfigError: when they can be neither read nor downloaded; the sentence says what to do.
+    """
+    try:
+        return _construct(dataset, root)
+    except ConfigError:
+        raise
+    except Exception as error:  # files that are missing or damaged lead to whatever comes
+        if not torchvision_sets.find(dataset).downloads:
+            raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
+    name = dataset.removeprefix(TORCHVISION).replace("/", ".")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / f".{name}.lock").acquire()
+    except OSError as error:
+        problem = f"must be a folder that can be written for {dataset}, and {root} cannot be ({error.strerror})"
+        raise ConfigError("data_dir", problem) from None
+    with lock:
+        with suppress(Exception):  # another process may have been first
+            return _construct(dataset, root)
+        flags.note(f"downloading {dataset} to {root}")
+        try:
+            _download(dataset, root, root / f".{name}.partial")
             return _construct(dataset, root)
         except ConfigError:
             raise
-        except Exception as error:  # files that are missing or damaged lead to whatever comes
-            if not torchvision_sets.find(dataset).downloads:
-                raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
-        flags.note(f"downloading {dataset} to {root}")
-        partial = root / f".{name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        with published.downloading(dataset, root, root):
-            _construct(dataset, partial, download=True)
-        for path in partial.iterdir():
-            if not (root / path.name).exists():
-                path.rename(root / path.name)
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            return _construct(dataset, root)
-        except Exception as error:
+        except Exception as error:  # of the network, of archives that are cut off, of gdown
             raise ConfigError(
-                "", f"cannot read {dataset} from {root} ({first_line(error)}): remove its files there and run again"
+                "",
+                f"{dataset} is not whole in {root} and could not be downloaded ({' '.join(str(error).split())}); check "
+                "the network, put its files there in place of those that are, name another --data-dir, or take "
+                "--dataset digits, which needs no network",
             ) from None
 
 
-@contextmanager
-def _locked(dataset: str, root: Path, name: str) -> Iterator[None]:
-    lock = FileLock(root / f".{name}.lock")
+def _download(dataset: str, root: Path, partial: Path) -> None:
+    """Download a data set into another folder, and then move its files into ``root``: all of them or none."""
+    shutil.rmtree(partial, ignore_errors=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_DOWNLOAD_TIMEOUT_S)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise ConfigError(
-            "data_dir", f"must be a folder that can be written for {dataset}, and {root} cannot be ({error.strerror})"
-        ) from None
-    try:
-        yield
+        # torchvision's progress bar would be thousands of lines in a file.
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            _construct(dataset, partial, download=True)
     finally:
-        lock.release()
+        socket.setdefaulttimeout(before)
+    for path in partial.iterdir():
+        if not (root / path.name).exists():
+            path.rename(root / path.name)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:
@@ -142,6 +144,9 @@ def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:
     if not hasattr(datasets, name):
         raise unusable(f"must be in the torchvision installed here ({__version__}), got {dataset}")
     reader = getattr(datasets, name)
+    if name == "MNIST":
+        # It prefers the files that an old version of it has left in processed/, which nobody can verify.
+        reader = type(name, (reader,), {"_check_legacy_exist": lambda self: False})
     try:
         return {part: reader(str(root), **which, **facts.options, **options) for part, which in facts.parts.items()}
     except ImportError as error:
@@ -184,31 +189,3 @@ def _sources(part: Any) -> Sequence[Any]:
             first: Any = images[0]
             return [each[0] for each in images] if isinstance(first, tuple) else images  # type: ignore[no-any-return]
     return range(len(part))
-
-
-def _mark(source: Any, label: int) -> bytes:
-    """What tells an image and its label from others."""
-    if isinstance(source, str | Path):
-        return decoded.mark(str(source), label)
-    return b"%d " % label + np.asarray(source).tobytes()
-
-
-def _kept(sources: Sequence[Any], labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
-    """Which training images are kept for validation, as of the data sets of this package."""
-    keys = [f"{label} {position}".encode() for position, label in enumerate(labels.tolist())]
-    if isinstance(sources[0], str | Path):
-        contents: Sequence[Any] = folders.contents([str(path) for path in sources])
-    else:
-        contents = [hashlib.sha256(np.asarray(source).tobytes()).digest() for source in sources]
-    return validation.rows(keys, contents, labels, classes, share)
-
-
-def _image(config: TrainConfig, part: Any, rows: np.ndarray, position: int) -> np.ndarray:
-    row, side = int(rows[position]), config.image_size
-    try:
-        image = imagefiles.upright(part[row][0])
-    except Exception as error:  # on damaged files the decoders raise whatever comes
-        raise imagefiles.UnreadableError(f"{row} of {config.dataset}", first_line(error)) from None
-    if torchvision_sets.find(config.dataset).bordered and side == BORDERED_SIDE:
-        return np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
-    return imagefiles.cropped(image, side)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from cifar_ray import data
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import DatasetSpec, imagefiles, tables, tokens
-from cifar_ray.orchestration.run import results
+from cifar_ray.data import DatasetSpec, imagefiles, tokens
+from cifar_ray.orchestration.run import given, results
 from cifar_ray.tasks import SUBSETS, TaskSpec, choosing
 from cifar_ray.training import predictor
 
@@ -104,10 +104,10 @@ def build(
                 return await rows(body, top)
             if spec.inputs == "tokens":
                 is_json = request.headers.get("content-type", "").startswith("application/json")
-                given, size = await loop.run_in_executor(decoders, _encode, spec, encoding, body, is_json), (0, 0)
+                one, size = await loop.run_in_executor(decoders, _encode, spec, encoding, body, is_json), (0, 0)
             else:
-                given, size = await loop.run_in_executor(decoders, _decode, spec, body)
-            row, images = await batches.answer(given)
+                one, size = await loop.run_in_executor(decoders, _decode, spec, body)
+            row, images = await batches.answer(one)
         numbers, mask = await loop.run_in_executor(decoders, results.answered, task, names, row, size)
         document = task.document(names, numbers, top)
         if mask:
@@ -118,7 +118,7 @@ def build(
         """The answers for rows: an object for one, a list for a list."""
         try:
             loop = asyncio.get_running_loop()
-            features, is_list = await loop.run_in_executor(decoders, tables.features_from_json, body, spec)
+            features, is_list = await loop.run_in_executor(decoders, given.features_from_json, body, spec)
         except ValueError as error:
             raise HTTPException(400, f"cannot read the rows: {error}") from None
         answers = await asyncio.gather(*map(batches.answer, torch.from_numpy(features)))

@@ -13,15 +13,16 @@ import os
 import sys
 import time
 import traceback
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cifar_ray import IMPORTED_AT, data, strategies
 from cifar_ray.config import errors, files, flags, limits, runfile
-from cifar_ray.config.train import TrainConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import gpus, recipe
+from cifar_ray.training import checkpoint, gpus, recipe
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
@@ -101,11 +102,11 @@ def main(words: list[str], begun: float) -> Outcome:
         torch.cuda.set_device(device)
     if world_size > 1:
         dist.init_process_group("nccl" if given else "gloo")
-    loading = time.time()
-    dataset = data.read(config)
-    launch = Launch(begun, time.time() - loading)
     name = config.run_name or f"{config.model_name}-{config.dataset_name}-{config.topology}-seed{config.seed}"
     folder = files.storage(config.storage) / name / "checkpoints"
+    loading = time.time()
+    dataset = data.read(config, encoding=_encoding(config, folder, rank, world_size))
+    launch = Launch(begun, time.time() - loading)
     worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device, given)
     outcome = fit(config, dataset, folder, worker, Printer(rank), launch).at(time.time())
     if rank == 0:
@@ -114,6 +115,16 @@ def main(words: list[str], begun: float) -> Outcome:
     if dist.is_initialized():  # not after an error: it would wait for the others, and they for this rank
         dist.destroy_process_group()
     return outcome
+
+
+def _encoding(config: ResolvedConfig, folder: Path, rank: int, world_size: int) -> str:
+    """The tokenizer that a run of texts goes on with; only rank 0 looks for it."""
+    found = [""]
+    if rank == 0 and data.spec(config).inputs == "tokens" and (newest := checkpoint.latest(folder, config)):
+        found = [newest[1].encoding]
+    if world_size > 1:
+        dist.broadcast_object_list(found)
+    return found[0]
 
 
 def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[int, ...]:

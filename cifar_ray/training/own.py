@@ -125,7 +125,7 @@ def _check_task(config: ResolvedConfig) -> None:
     shape = task.spec.outputs(spec.num_classes, spec.image_size)
     targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % spec.num_classes
     if option.chosen(config.dataset) == OWN:
-        column = as_tensor(data.read(config).train[task.target])
+        column = as_tensor(data.find(config).parts["train"].targets)
         targets = column[:: max(len(column) // _SAMPLES, 1)][:_SAMPLES]
     size = len(targets)
     outputs = models.build(config, spec).train()(spec.example(size))

@@ -40,8 +40,8 @@ def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
     """
     config = dataclasses.replace(config, val_share=_val_share(config, chooser))
     if is_own(config.dataset) and not config.images.classes:
-        images = data.own.look(config)
-        config = dataclasses.replace(config, dataset=data.own.absolute(config.dataset), images=images)
+        images = data.look(config)
+        config = dataclasses.replace(config, dataset=data.absolute(config.dataset), images=images)
     spec = data.spec(config)
     checks.task(config, spec)
     recipe = _recipe(config)
@@ -102,7 +102,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
     is_known = config.images.classes > 0
-    has_own = config.images.val > 0 and not config.val_share if is_known else data.own.has_validation(config)
+    has_own = config.images.val > 0 and not config.val_share if is_known else data.has_validation(config)
     if config.choose_by == "test" and (has_own or config.val_share):
         raise ConfigError("choose_by", "must be val where there are validation images, whose figure chooses")
     if has_own and config.val_share == 0:

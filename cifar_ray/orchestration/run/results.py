@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, DatasetSpec, folders, imagefiles, masks, tables, texts, tokens
-from cifar_ray.orchestration.run import checkpoints, run_folder
+from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks, tokens
+from cifar_ray.orchestration.run import checkpoints, given, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.tasks.protocol import Evaluation, Task
@@ -227,7 +227,7 @@ def predict(
 
     Args:
         run: name or MLflow id of the run, or its folder.
-        images: files and folders; files of texts (:func:`cifar_ray.data.texts.given`).
+        images: files and folders; files of texts (:func:`cifar_ray.orchestration.run.given.sentences`).
         which: checkpoint.
         tracking_uri: of the store that has the run.
         note: told of what is left out, and every 10 s how far it is.
@@ -244,7 +244,7 @@ def predict(
         ConfigError: when there is no such run, or a file is not an image, or a folder has none, or ``out`` cannot be;
             when a run takes images and texts are given, or the reverse.
     """
-    texts.check_given(images)
+    given.check(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     model, spec = predictor.of(chosen.address, snapshot), data.spec(snapshot.config)
@@ -256,17 +256,17 @@ def predict(
         )
     if spec.inputs == "tokens":
         check_reads(snapshot)
-        sentences = texts.given(images, words)
+        sentences = given.sentences(images, words)
         rows = _read(model, snapshot, sentences).tolist()
         return task, [Prediction(text, task.answers(names, row)[:shown]) for text, row in zip(sentences, rows)]
     if words:
         raise ConfigError("text", f"is for models of texts, and that of run {run} takes {spec.inputs}")
     if spec.inputs == "features":
         return task, [each for path in images for each in _of_rows(model, spec, task, names, path, shown)]
-    (files, left_out), required = folders.given(images), set(images)
+    (files, left_out), required = given.images(images), set(images)
     if left_out:
         note(left_out)
-    places = masks.places(files, images, out, overwrite) if task.answer == "masks" else {}
+    places = given.places(files, images, out, overwrite) if task.answer == "masks" else {}
     predictions: list[Prediction] = []
     noted = time.monotonic()
     for begin in range(0, len(files), _AT_ONCE):
@@ -277,7 +277,7 @@ def predict(
             for image, row, size in zip(readable, rows, sizes):
                 numbers, mask = answered(task, names, row, size)
                 if mask:
-                    masks.write(places[image], mask)
+                    given.write(places[image], mask)
                 predictions.append(Prediction(image, task.answers(names, numbers)[:shown], places.get(image)))
         if time.monotonic() - noted > _NOTE_S:
             noted = time.monotonic()
@@ -310,7 +310,7 @@ def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Ten
 def _of_rows(
     model: nn.Module, spec: DatasetSpec, task: TaskSpec, names: Sequence[str], path: Path, top: int | None
 ) -> Iterator[Prediction]:
-    features = torch.from_numpy(tables.features_of(path, spec))
+    features = torch.from_numpy(given.features(path, spec))
     with torch.inference_mode():
         rows = itertools.chain.from_iterable(model(part).tolist() for part in torch.split(features, _AT_ONCE))
         for row, numbers in enumerate(rows, 1):

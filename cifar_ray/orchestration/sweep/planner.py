@@ -106,7 +106,7 @@ def absolute(config: SweepConfig) -> SweepConfig:
     """
     price = cost.checked(config.base.price)
 
-    paths: dict[str, Callable[[str], str]] = {"dataset": data.own.absolute}
+    paths: dict[str, Callable[[str], str]] = {"dataset": data.absolute}
     if config.search == "optuna":  # runs are planned later, perhaps from another folder; other sweeps keep short names
         paths["weights"] = lambda weights: str(files.existing("weights", weights) or weights)
 

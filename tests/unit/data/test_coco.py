@@ -16,7 +16,7 @@ from pycocotools import mask
 from cifar_ray import data, tasks
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import coco as coco_data
+from cifar_ray.data.coco import Coco
 from cifar_ray.training import recipe
 from tests.support import coco
 
@@ -88,8 +88,8 @@ def mask_of(root: Path, annotations: list[dict[str, Any]]) -> np.ndarray:
         image |= {"width": 8, "height": 8}
     content["annotations"] = [*annotations, coco.instance(9, 2, 18, coco.outline(2, 2, 2, 2))]
     coco.write(root, "train", "2017", content)
-    image = root / "train2017" / content["images"][0]["file_name"]
-    return coco_data.read(str(image), str(coco.path(root, "train")), 8)[..., 3]
+    source = Coco(root)
+    return source.read(source.find().parts["train"], 0, 8)[..., 3]
 
 
 def test_the_newest_year_of_both_is_taken_and_a_share_may_be_for_validation(root: Path) -> None:
@@ -130,7 +130,7 @@ def segmented(**values: object) -> Callable[[Path], None]:
 
 
 TRAIN, VAL = "{root}/annotations/instances_train2017.json", "{root}/annotations/instances_val2017.json"
-RUNS = f"must have runs of as many pixels as the image has, and annotation 1 of {TRAIN} has other ones"
+FIT = f"must have an outline or runs of pixels that fit the image in annotation 1, and {TRAIN} has not"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (
         lambda root: root.rename(root.with_name("other")),
@@ -148,80 +148,43 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut off": (
         lambda root: coco.path(root, "train").write_bytes(coco.path(root, "train").read_bytes()[:-9]),
-        f"must be in COCO's format, and {TRAIN} is not: Invalid JSON: EOF while parsing ",
-    ),
-    "no JSON": (
-        lambda root: coco.path(root, "val").write_bytes(b"\xff\x00"),
-        f"must be in COCO's format, and {VAL} is not: Invalid JSON: expected value at line 1 column 1",
+        f"must be in COCO's format, and {TRAIN} is not (JSONDecodeError: ",
     ),
     "a list": (
         lambda root: coco.path(root, "train").write_text("[]"),
-        f"must be in COCO's format, and {TRAIN} is not: Input should be an object",
+        f"must be in COCO's format, and {TRAIN} is not (AssertionError: annotation file format ",
     ),
     "no images": (
         change("val", lambda content: content.pop("images")),
-        f"must be in COCO's format, and {VAL} is not: images: Field required",
-    ),
-    "no instances": (
-        change("train", lambda content: content.pop("annotations")),
-        f"must be in COCO's format, and {TRAIN} is not: annotations: Field required",
+        f"must be in COCO's format, and {VAL} is not (KeyError: 'images')",
     ),
     "nothing annotated": (
         change("train", lambda content: content["annotations"].clear()),
-        f"must have annotated images, and {TRAIN} has none",
+        f"must have annotated images, and {TRAIN} has not",
     ),
-    "a box alone": (
-        segmented(segmentation=[]),
-        f"must be in COCO's format, and {TRAIN} is not: annotations.0.segmentation: List should have at least 1 item "
-        "after validation, not 0",
-    ),
-    "a line": (
-        segmented(segmentation=[[1, 1, 2, 2]]),
-        f"must be in COCO's format, and {TRAIN} is not: annotations.0.segmentation: List should have at least 6 items "
-        "after validation, not 4",
-    ),
-    "far away": (
-        segmented(segmentation=[[1, 1, 2, 2, 1e30, 0]]),
-        f"must be in COCO's format, and {TRAIN} is not: annotations.0.segmentation: Input should be less than or equal "
-        "to 100000",
-    ),
-    "no number": (
-        segmented(segmentation=[[1, 1, 2, 2, 0, float("nan")]]),
-        f"must be in COCO's format, and {TRAIN} is not: annotations.0.segmentation: Input should be a finite number",
-    ),
-    "unknown image": (
-        segmented(image_id=77),
-        f"must have annotations of known images and categories, and {TRAIN} has no image 77, of which annotation 1 is",
-    ),
-    "unknown category": (
-        segmented(category_id=2),
-        f"must have annotations of known images and categories, and {TRAIN} has no category 2, of which annotation 1 "
-        "is",
-    ),
-    "size of runs": (
-        segmented(image_id=1, segmentation={"size": [4, 4], "counts": [0, 16]}),
-        RUNS,
-    ),
+    "a box alone": (segmented(segmentation=[]), FIT),
+    "a line": (segmented(segmentation=[[1, 1, 2, 2]]), FIT),
+    "far away": (segmented(segmentation=[[1, 1, 2, 2, 1e30, 0]]), FIT),
+    "no number": (segmented(segmentation=[[1, 1, 2, 2, 0, float("nan")]]), FIT),
+    "unknown image": (segmented(image_id=77), f"must be in COCO's format, and {TRAIN} is not (KeyError: 77)"),
+    "unknown category": (segmented(category_id=2), f"must be in COCO's format, and {TRAIN} is not (KeyError: 2)"),
+    "size of runs": (segmented(image_id=1, segmentation={"size": [4, 4], "counts": [0, 16]}), FIT),
     "number of runs": (
         lambda root: segmented(image_id=1, segmentation={"size": list(size_of(root)[::-1]), "counts": [3, 4]})(root),
-        RUNS,
+        FIT,
     ),
     "short text": (
         lambda root: segmented(image_id=1, segmentation={"size": list(size_of(root)[::-1]), "counts": "34"})(root),
-        RUNS,
+        FIT,
     ),
     "long text": (
         lambda root: segmented(image_id=1, segmentation={"size": list(size_of(root)[::-1]), "counts": "zzzz"})(root),
-        RUNS,
+        FIT,
     ),
     "size of an image": (
         lambda root: Image.new("RGB", (5, 4)).save(root / "train2017" / "000000000001.png"),
         f"must have masks as large as their images, and {TRAIN} has {{size}} pixels, "
         "{root}/train2017/000000000001.png 5x4",
-    ),
-    "image of no size that there is": (
-        change("train", lambda content: content["images"][0].update(width=10**9, height=10**9)),
-        f"must be in COCO's format, and {TRAIN} is not: images.0.width: Input should be less than or equal to 65535",
     ),
     "missing image": (
         lambda root: (root / "val2017" / "000000000003.png").unlink(),

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, Dataset, folders, imagefiles
+from cifar_ray.data import SPECS, Dataset, imagefiles
 from cifar_ray.data.imagefiles import FORMATS, ImageError, read
-from cifar_ray.orchestration.run import results
+from cifar_ray.orchestration.run import given, results
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:
@@ -149,30 +149,8 @@ def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> 
     (tmp_path / "b" / "broken.png").write_text("no image")  # is looked at when its turn comes
     below = [tmp_path / name for name in ("a.jpg", "b/10.png", "b/2.PNG", "b/broken.png", "b/c/d.webp")]
     found = [tmp_path / "a.jpg", *below], "2 files left out (.heic 2)"
-    assert folders.given([tmp_path / "a.jpg", tmp_path]) == found
+    assert given.images([tmp_path / "a.jpg", tmp_path]) == found
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "1.HEIC").touch()
     with pytest.raises(ConfigError, match=r"^there is no image in .*/photos \(\.bmp, .*\); left out there: \.heic 1$"):
-        folders.given([tmp_path / "photos"])
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_files_that_are_cut_off_or_no_images_are_told_at_once_and_whole_ones_are_not(
-    kind: str, tmp_path: Path, image: Image.Image, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = encoded(image.resize((64, 64)), kind)
-    contents = [whole, whole + b"more", *(whole[: len(whole) * part // 13] for part in range(12)), b"<html>"]
-    paths = [tmp_path / f"{number:02}" for number in range(len(contents))]
-    for path, content in zip(paths, contents):
-        path.write_bytes(content)
-    decoded: list[object] = []
-    monkeypatch.setattr(imagefiles, "read", lambda path: decoded.append(path) or read(path))
-    imagefiles.check(paths[:1])
-    assert decoded == []
-    imagefiles.check(paths[:2])
-    with pytest.raises(ConfigError) as told:
-        imagefiles.check(paths)
-    assert str(told.value).startswith(
-        f"cannot read 13 of 15 images: {paths[2]}: it is not an image; {paths[3]}: it is "
-    )
-    assert str(told.value).endswith(f"{paths[11]}: it is truncated or damaged; and 3 more")
+        given.images([tmp_path / "photos"])

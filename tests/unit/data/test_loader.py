@@ -10,7 +10,7 @@ import torch
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, Split, loader, order, published
+from cifar_ray.data import Dataset, Split, loader, order
 from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
@@ -108,28 +108,6 @@ def test_images_for_which_a_gpu_has_no_room_name_what_helps(
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
     with pytest.raises(ConfigError, match=f"^{told}"):
         TrainLoader(replace(config(), dataset=dataset), digits, DataShard(), CPU)
-
-
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        (
-            "cifar10",
-            ["cifar-10-batches-py/batches.meta", "cifar-10-batches-py/data_batch_5", "cifar-10-batches-py/test_batch"],
-        ),
-        ("cifar100", ["cifar-100-python/meta", "cifar-100-python/train", "cifar-100-python/test"]),
-        ("mnist", ["MNIST/raw/train-labels-idx1-ubyte", "MNIST/raw/t10k-images-idx3-ubyte"]),
-    ],
-)
-def test_a_data_set_is_there_when_all_its_files_are(name: str, files: list[str], tmp_path: Path) -> None:
-    for path, _ in published.listed(name, tmp_path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    assert data.present(name, str(tmp_path))
-    for file in files:
-        (tmp_path / file).unlink()
-        assert not data.present(name, str(tmp_path))
-        (tmp_path / file).touch()
 
 
 def test_digits_are_always_there(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, masks
 from cifar_ray.data.loader import DataShard, TrainLoader
+from cifar_ray.data.masks import Masks
+from cifar_ray.data.source import Part
+from cifar_ray.orchestration.run import given
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.training import recipe
 
@@ -76,6 +79,13 @@ def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(ro
     assert data.read(of(root)).class_names == ("0", "1", "2")
 
 
+def test_the_suffix_of_a_mask_may_be_in_capitals(root: Path) -> None:
+    before = data.read(of(root))
+    for mask in root.glob("*/masks/a/*.png"):
+        mask.rename(mask.with_suffix(".PNG"))
+    assert data.read(of(root)).digest == before.digest
+
+
 def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -> None:
     for mask in root.glob("*/masks/a/*.png"):  # of an object and its ground, in black and white
         write(mask, np.pad(np.full((8, 8), 255, np.uint8), 4))
@@ -85,7 +95,12 @@ def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -
         "3 classes, 24 training and 8 test images; 25.0 % of training and 25.0 % of test pixels do not count"
     )
     by_class = "training pixels by class: 0.0 % (0, thing) to 100.0 % (4,608, ground)"
-    assert [*dataset.imbalance()] == [by_class, "caution: there are no training pixels of thing, other"]
+    assert [*dataset.imbalance()] == [by_class, "caution: there are no training pixels of thing and other"]
+
+
+def read(image: Path, mask: Path, side: int) -> np.ndarray:
+    part = Part([(str(image), str(mask))], np.zeros(1), (image.parent, 255))
+    return Masks(image.parent).read(part, 0, side)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -99,10 +114,10 @@ def test_a_photo_and_its_mask_are_turned_alike(tmp_path: Path, turn: int) -> Non
         write(beside, numbers)
         if turn in (2, 3, 4):  # where its mask may be turned or not
             with pytest.raises(ConfigError, match=f"{beside} fits both ways: EXIF data turn {image}; save"):
-                masks.read(str(image), str(beside), 8, 255)
+                read(image, beside, 8)
         else:
-            read = masks.read(str(image), str(beside), 8, 255)
-            assert np.array_equal(read[..., 0], read[..., 3])
+            both = read(image, beside, 8)
+            assert np.array_equal(both[..., 0], both[..., 3])
 
 
 def test_a_list_of_classes_may_begin_with_a_mark_and_end_with_empty_lines(root: Path) -> None:
@@ -120,9 +135,7 @@ def test_grey_values_of_few_bits_are_numbers_of_classes(bits: int, tmp_path: Pat
         PngImagePlugin.putchunk(file, b"IDAT", zlib.compress(row))
         PngImagePlugin.putchunk(file, b"IEND", b"")
     write(tmp_path / "image.png", np.zeros((1, 8, 3), dtype=np.uint8))
-    image, mask = str(tmp_path / "image.png"), str(tmp_path / "mask.png")
-    read = masks.read(image, mask, 1, 8)
-    assert read[0, 0, 3] == numbers[4]
+    assert read(tmp_path / "image.png", tmp_path / "mask.png", 1)[0, 0, 3] == numbers[4]
 
 
 def test_images_that_stay_on_disk_are_the_same_ones(root: Path) -> None:
@@ -218,8 +231,7 @@ BLANK = np.zeros((SIDE, SIDE), dtype=np.uint8)
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no mask": (
         lambda root: (root / "train/masks/a/03.png").unlink(),
-        "must have a mask for every image, and that of {root}/train/images/a/03.png, {root}/train/masks/a/03.png, is "
-        "not there",
+        "must have a mask for every image, and {root}/train/images/a/03.png has none in {root}/train/masks",
     ),
     "size": (
         lambda root: damage(root, "test", "masks", BLANK[:9]),
@@ -252,8 +264,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two images": (
         lambda root: (root / "train/images/a/03.png").with_suffix(".bmp").write_bytes(b""),
-        "must have a mask for each image, and {root}/train/masks/a/03.png is that of {root}/train/images/a/03.bmp and "
+        "must have one image and one mask of each name, and there are {root}/train/images/a/03.bmp and "
         "{root}/train/images/a/03.png",
+    ),
+    "two masks": (
+        lambda root: (root / "train/masks/a/03.png").with_suffix(".PNG").write_bytes(b""),
+        "must have one image and one mask of each name, and there are {root}/train/masks/a/03.PNG and "
+        "{root}/train/masks/a/03.png",
     ),
     "classes": (
         lambda root: (root / "classes.txt").write_text("one\none\n"),
@@ -277,25 +294,25 @@ def test_a_predicted_mask_is_named_as_its_image_and_replaces_none(tmp_path: Path
     images = [folder / "a.jpg", folder / "b" / "a.png"]
     (folder / "b").mkdir(parents=True)
     out = tmp_path / "out"
-    assert masks.places(images, [folder], out) == dict(zip(images, [out / "a.png", out / "b" / "a.png"]))
+    assert given.places(images, [folder], out) == dict(zip(images, [out / "a.png", out / "b" / "a.png"]))
     with pytest.raises(ConfigError, match=f"must have one mask for each image, and {out}/a.png is that of "):
-        masks.places([images[0], alone], [images[0], alone], out)
+        given.places([images[0], alone], [images[0], alone], out)
     with pytest.raises(ConfigError, match="must be another folder than that of the images"):
-        masks.places(images, [folder], folder)
-    assert masks.places([alone], [alone], None) == {alone: Path("predicted_masks/a.png")}
+        given.places(images, [folder], folder)
+    assert given.places([alone], [alone], None) == {alone: Path("predicted_masks/a.png")}
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="out must be a folder that can be written, and "):
-        masks.write(tmp_path / "file" / "a.png", b"")
+        given.write(tmp_path / "file" / "a.png", b"")
 
 
 def test_masks_go_to_a_new_or_an_empty_folder_unless_files_may_be_replaced(tmp_path: Path) -> None:
     image, place = tmp_path / "images" / "a.jpg", tmp_path / "masks" / "a.png"
     place.parent.mkdir()
-    assert masks.places([image], [image], place.parent) == {image: place}
-    masks.write(place, masks.png(np.zeros((4, 4), dtype=np.uint8), (9, 7)))
+    assert given.places([image], [image], place.parent) == {image: place}
+    given.write(place, masks.png(np.zeros((4, 4), dtype=np.uint8), (9, 7)))
     with pytest.raises(ConfigError, match=f"must be a new or an empty folder, and {place.parent} has files; --over"):
-        masks.places([image], [image], place.parent)
-    assert masks.places([image], [image], place.parent, overwrite=True) == {image: place}
+        given.places([image], [image], place.parent)
+    assert given.places([image], [image], place.parent, overwrite=True) == {image: place}
 
 
 @pytest.mark.parametrize("size", [(16, 16), (40, 24), (24, 41)])

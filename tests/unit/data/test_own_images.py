@@ -24,8 +24,7 @@ from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import arrays as of_functions
-from cifar_ray.data import folders, imagefiles, loader
+from cifar_ray.data import imagefiles, loader
 from cifar_ray.orchestration.run import results
 from cifar_ray.serving import app
 from cifar_ray.tracking import logged_model
@@ -37,8 +36,6 @@ COLOURS = np.zeros((4, 8, 8, 3), dtype=np.uint8)
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folders.listing.cache_clear()
-    of_functions.from_function.cache_clear()
     monkeypatch.setenv("CIFAR_RAY_DATA_DIR", str(tmp_path / "decoded"))
 
 
@@ -248,9 +245,7 @@ def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_bef
         (root / "test" / name).touch()
     (root / "test" / "6" / "gone.png").symlink_to(root / "nowhere")
     (root / "val").mkdir()
-    sentence = (
-        f"{contents}; 17 files left out (.heic 12, .\\xff 1, .txt 1, beside the classes 1, broken links 1, others 1)"
-    )
+    sentence = f"{contents}; 17 files left out (.heic 12, .\\xff 1, .txt 1, beside the classes 1, broken links 1, ...)"
     for _ in range(2):
         assert data.read(of(root)).contents("classes") == f"{sentence}; val/ not used"
     shutil.rmtree(root / "val")
@@ -315,9 +310,9 @@ def one_class(root: Path) -> None:
         (
             without("test"),
             {},
-            "--test-share must be given, such as 0.2, for {root}, which has no train/ with a test/ or val/ beside it",
+            "--test-share must be given, such as 0.2, for folder:{root}, which has no test samples",
         ),
-        (without(), {"test_share": 0.2}, "--test-share is for folders without test images, and there is {root}/test"),
+        (without(), {"test_share": 0.2}, "--test-share is for data without test samples, and folder:{root} has some"),
         (
             without("test/3"),
             {},
@@ -520,7 +515,6 @@ def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyte
 
 def test_links_are_followed_and_what_is_hidden_or_comes_back_is_left_out(root: Path, tmp_path: Path) -> None:
     before = len(data.read(of(root)).train["labels"])
-    folders.listing.cache_clear()
     outside = tmp_path / "outside"
     outside.mkdir()
     image = next((root / "train" / "3").iterdir())

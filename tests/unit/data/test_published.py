@@ -13,10 +13,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from torchvision import datasets
 
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, published
+from cifar_ray.data import SPECS
 from cifar_ray.data import datasets as ours
 
 GENERATOR = np.random.default_rng(0)
@@ -26,17 +27,13 @@ CONTENT = {name: GENERATOR.integers(0, 256, (count, 32, 32, 3), np.uint8) for na
 class Reader:
     """What torchvision's class of a data set is to ours: it fetches all files, and reads one half."""
 
-    base_folder = "own"
-    train_list: ClassVar = [("a", hashlib.md5(CONTENT["a"].tobytes(), usedforsecurity=False).hexdigest())]
-    test_list: ClassVar = [("b", hashlib.md5(CONTENT["b"].tobytes(), usedforsecurity=False).hexdigest())]
-    meta: ClassVar = {"filename": "names", "md5": hashlib.md5(b"cat dog", usedforsecurity=False).hexdigest()}
-
+    base_folder = "cifar-10-batches-py"
     fetched: ClassVar[list[str]] = []
     error: ClassVar[Exception | None] = None
 
-    def __init__(self, root: str, train: bool, download: bool) -> None:
+    def __init__(self, root: str, train: bool, download: bool = False) -> None:
         home = Path(root) / self.base_folder
-        if download:
+        if download and not home.exists():
             print("a bar", file=sys.stderr)
             assert socket.getdefaulttimeout() == 30.0
             self.fetched.append(root)
@@ -46,7 +43,6 @@ class Reader:
             if self.error is not None:
                 raise self.error
             (home / "names").write_bytes(b"cat dog")
-            return
         raw = (home / ("a" if train else "b")).read_bytes()
         self.data = np.frombuffer(raw, np.uint8).reshape(-1, 32, 32, 3)
         self.targets = [number % 2 for number in range(len(self.data))]
@@ -55,7 +51,7 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> type[Reader]:
-    monkeypatch.setattr(published, "_reader", {"cifar10": Reader}.__getitem__)
+    monkeypatch.setattr(datasets, "CIFAR10", Reader)
     monkeypatch.setattr(Reader, "fetched", [])
     monkeypatch.setitem(SPECS, "cifar10", replace(SPECS["cifar10"], num_classes=2, train_size=6, test_size=3))
     return Reader
@@ -64,14 +60,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> type[Reader]:
 def test_it_is_fetched_once_and_each_half_is_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "new" / "data"
     assert not data.present("cifar10", str(root))
-    (root / ".cifar10.partial" / "own").mkdir(parents=True)  # of a process that was killed
+    (root / ".CIFAR10.partial" / "old").mkdir(parents=True)  # of a process that was killed
     before = socket.getdefaulttimeout()
     first, again = (data.load("cifar10", str(root)) for _ in range(2))
-    assert Reader.fetched == [str(root / ".cifar10.partial")]
-    assert {path.name for path in root.iterdir()} == {".cifar10.lock", "own"}
+    assert Reader.fetched == [str(root / ".CIFAR10.partial")]
+    assert {path.name for path in root.iterdir()} == {".CIFAR10.lock", Reader.base_folder}
     assert data.present("cifar10", str(root))
     assert socket.getdefaulttimeout() == before
-    assert capsys.readouterr().err == ""  # no progress bar in a file
+    assert capsys.readouterr().err == f"note: downloading torchvision:CIFAR10 to {root}\n"  # no bar in a file
     assert np.array_equal(first.train.images, CONTENT["a"])
     assert np.array_equal(first.test.images, CONTENT["b"])
     assert (first.train["labels"].tolist(), first.test["labels"].tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
@@ -79,31 +75,6 @@ def test_it_is_fetched_once_and_each_half_is_its_own(tmp_path: Path, capsys: pyt
     assert first.digest == again.digest
     content = [CONTENT["a"], first.train["labels"], CONTENT["b"], first.test["labels"]]
     assert first.digest == hashlib.sha256(b"".join(array.tobytes() for array in content)).hexdigest()[:16]
-
-
-def test_a_file_that_lacks_is_named_and_nothing_is_fetched(tmp_path: Path) -> None:
-    data.load("cifar10", str(tmp_path))
-    (tmp_path / "own" / "b").unlink()
-    with pytest.raises(ConfigError) as caught:
-        data.load("cifar10", str(tmp_path))
-    assert str(caught.value) == (
-        f"data set cifar10 is incomplete: {tmp_path}/own/b is missing; delete {tmp_path}/own and run again to "
-        "download it, or put the published file there"
-    )
-    assert not data.present("cifar10", str(tmp_path))
-    assert len(Reader.fetched) == 1
-
-
-def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data.load("cifar10", str(tmp_path))
-
-    def refused(path: Path, algorithm: str) -> str:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("cifar_ray.data.published.files.digest", refused)
-    with pytest.raises(ConfigError) as caught:
-        data.load("cifar10", str(tmp_path))
-    assert str(caught.value) == f"cannot read {tmp_path}/own/a of data set cifar10: Permission denied"
 
 
 @pytest.mark.parametrize(
@@ -117,10 +88,11 @@ def test_a_download_that_fails_leaves_nothing_that_counts(
     with pytest.raises(ConfigError) as caught:
         data.load("cifar10", str(tmp_path))
     assert str(caught.value) == (
-        f"data set cifar10 is not in {tmp_path} and could not be downloaded ({reason}); check the network, put its "
-        f"files into {tmp_path}/own, name another --data-dir, or take --dataset digits, which needs no network"
+        f"torchvision:CIFAR10 is not whole in {tmp_path} and could not be downloaded ({reason}); check the network, put "
+        "its files there in place of those that are, name another --data-dir, or take --dataset digits, which needs no "
+        "network"
     )
-    assert not (tmp_path / "own").exists()
+    assert not (tmp_path / Reader.base_folder).exists()
     monkeypatch.setattr(small, "error", None)
     assert len(data.load("cifar10", str(tmp_path)).train["labels"]) == 6
 
@@ -130,8 +102,8 @@ def test_a_folder_that_is_a_file_is_said_in_one_sentence(tmp_path: Path) -> None
     with pytest.raises(ConfigError) as caught:
         data.load("cifar10", str(tmp_path / "file"))
     assert str(caught.value) == (
-        f"data set cifar10 is not in {tmp_path}/file, and the folder cannot be written (File exists); "
-        "choose another --data-dir"
+        f"data_dir must be a folder that can be written for torchvision:CIFAR10, and {tmp_path}/file cannot be "
+        "(File exists)"
     )
 
 

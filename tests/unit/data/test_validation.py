@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,14 @@ from cifar_ray import data
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset, Split, arrays, folders, validation
+from cifar_ray.data import Dataset, Split, source, validation
+from cifar_ray.data.published import Published
 from cifar_ray.training import recipe
 from tests.support.images import folder_of_digits
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folders.listing.cache_clear()
-    arrays.from_function.cache_clear()
     monkeypatch.setenv("CIFAR_RAY_DATA_DIR", str(tmp_path / "decoded"))
 
 
@@ -67,11 +67,23 @@ def test_it_is_that_share_of_each_class_and_the_rest_is_trained_on(digits: Datas
     assert f" {len(found.val):,} validation and 360 test images" in found.contents("classes")
 
 
+def found(parts: dict[str, Split], names: tuple[str, ...]) -> source.Found:
+    """Parts as a source finds them, before any are kept for validation."""
+    (column,) = (name for name in parts["train"].columns if name != "images")
+    made = {name: source.Part(part.images, part[column]) for name, part in parts.items()}
+    return source.Found(names, made, column)
+
+
+def split(whole: source.Found, share: float) -> dict[str, Split]:
+    return source.split(Published("digits", Path()), whole, "digits", 0.0, share).splits
+
+
 def test_neither_the_seed_nor_the_test_images_move_it(digits: Dataset) -> None:
     first = data.read(of("digits", val_share=0.2))
     assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).digest == first.digest
-    moved = replace(digits, test=digits.test.at(slice(None, None, -1)))
-    assert rows_of(validation.published(moved, 0.2).val) == rows_of(first.val)
+    test = digits.test.at(slice(None, None, -1))
+    moved = found({"train": digits.train, "test": test}, digits.class_names)
+    assert rows_of(split(moved, 0.2)["val"]) == rows_of(first.val)
 
 
 def test_a_larger_share_keeps_more_and_none_keeps_nothing(digits: Dataset) -> None:
@@ -157,7 +169,6 @@ def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(ro
     assert (sum(map(len, splits)), shared.caution()) == (400, "")
     folder_of_digits(root, 60, ("val",))  # which are training images
     shutil.copy(next((root / "test").glob("3/*.png")), root / "train" / "3" / "also.png")
-    folders.listing.cache_clear()
     said = "caution: as the model gets them, 1 of 200 test images are copies of training or validation images"
     for stream in (False, True, True):  # of which the last is decoded already
         config = of(root, stream=stream)
@@ -175,6 +186,14 @@ def test_streamed_images_stay_on_disk(root: Path) -> None:
     assert rows_of(again.val) == rows_of(memory.val)
 
 
+def test_some_of_the_images_on_disk_travel_without_the_others(root: Path) -> None:
+    found = data.read(of(root, stream=True)).train
+    some = pickle.loads(pickle.dumps(found.at(slice(3, 5))))
+    assert len(pickle.dumps(found)) < len(pickle.dumps(found.at(slice(3, 5)))) < 10_000
+    assert (len(some), some.file) == (2, None)
+    assert np.array_equal(some.images, found.images[3:5])
+
+
 def test_val_beside_test_needs_no_share(root: Path) -> None:
     folder_of_digits(root, 300, ("valid",))
     config = of(root)
@@ -185,14 +204,13 @@ def test_val_beside_test_needs_no_share(root: Path) -> None:
     assert "not used" not in found.left_out
     assert recipe.resolve(runfile.from_mapping(runfile.to_mapping(recipe.with_images(config, found)))).validated
     assert refusal(root, val_share=0.1) == (
-        f"--val-share is for folders without validation images, and there is {root}/valid"
+        f"--val-share is for data without validation samples, and folder:{root} has some"
     )
     assert (
         refusal(root, val_share=0) == f"--val-share is for data without validation images, and folder:{root} has some"
     )
     assert refusal(root, choose_by="test").startswith("--choose-by must be val where there are validation images")
     shutil.rmtree(root / "valid" / "3")
-    folders.listing.cache_clear()
     assert refusal(root).startswith("--dataset must have the same classes in train/ and valid/ of ")
 
 
@@ -203,16 +221,6 @@ def test_val_alone_is_the_test_set_and_that_is_said(root: Path) -> None:
     assert (found.val, found.digest, before.left_out) == (None, before.digest, "")
     assert found.contents("classes").endswith(" test images; val/ is the test set, since there is no other")
     assert data.read(of(root, val_share=0.1)).val is not None
-
-
-def test_a_run_that_began_before_val_had_a_use_goes_on_without(root: Path) -> None:
-    begun = of(root)
-    begun = recipe.with_images(begun, data.read(begun))
-    folder_of_digits(root, 300, ("val",))
-    folders.listing.cache_clear()
-    found = data.read(begun)
-    assert (found.val, recipe.with_images(begun, found)) == (None, begun)
-    assert found.left_out == "val/ not used"
 
 
 def some() -> object:
@@ -231,16 +239,24 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     assert recipe.with_images(config, found) == config
 
 
+def test_what_has_been_read_is_not_kept_beside_it() -> None:
+    found = data.read(of(f"{__name__}:some"))
+    kept = weakref.ref(found.train.images)
+    del found
+    assert kept() is None
+
+
 def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
     ink = digits.train.images.reshape(len(digits.train), -1).mean(1, dtype=np.float32)
     train = Split({"images": digits.train.images, "ink": ink})
-    learned, val = validation.cut(train, ("ink",), 0.1)
-    assert abs(len(val) - 0.1 * len(train)) <= 2
-    assert len(learned) + len(val) == len(train)
-    ordered = Split({**train.columns, "labels": digits.train["labels"] + 100})  # numbers of nothing that has a name
-    assert np.array_equal(validation.cut(ordered, ("a", "b"), 0.1)[1].images, val.images)
+    parts = split(found({"train": train, "test": train}, ("ink",)), 0.1)
+    assert abs(len(parts["val"]) - 0.1 * len(train)) <= 2
+    assert len(parts["train"]) + len(parts["val"]) == len(train)
+    ordered = Split({"images": train.images, "labels": digits.train["labels"] + 100})  # numbers of nothing with a name
+    again = split(found({"train": ordered, "test": ordered}, ("a", "b")), 0.1)
+    assert np.array_equal(again["val"].images, parts["val"].images)
     with pytest.raises(ConfigError, match=r"to learn from, got 0\.5, and there are 1$"):
-        validation.cut(train.at(slice(1)), ("ink",), 0.5)
+        split(found({"train": train.at(slice(1)), "test": train}, ("ink",)), 0.5)
 
 
 def test_too_few_images_are_refused_also_once_they_are_counted(digits: Dataset) -> None:

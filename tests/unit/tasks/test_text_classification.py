@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import order, texts, tokens
+from cifar_ray.data import order, tokens
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.tracking import mistakes
+from cifar_ray.training import __main__ as torchrun
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
@@ -137,11 +139,23 @@ def test_another_tokenizer_makes_other_data(usual: dict[str, object]) -> None:
     assert runfile.merge(found, {"text": {"max_length": 30}}).images.classes == 0
 
 
+def test_a_run_of_torchrun_goes_on_with_its_tokenizer(
+    usual: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--dataset", str(usual["dataset"]), "--text.vocabulary", "400", "--text.max-length", "20"]
+    words += ["--model-options.dim", "8", "--model-options.filters", "8", "--global-batch-size", "16", "--epochs", "1"]
+    words += ["--device", "cpu", "--storage", str(tmp_path), "--cpus-per-worker", "1"]
+    first = torchrun.main(words, time.time())
+    train = tokens.train
+    monkeypatch.setattr(tokens, "train", lambda texts, *more: train(texts[:50], *more))  # as another version may do
+    again = torchrun.main(words, time.time())
+    assert again.weights_sha256 == first.weights_sha256
+
+
 def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     asked = resolved(usual, text={"vocabulary": 400, "max_length": 12})
     dataset = data.read(asked)
     assert dataset.train.inputs.shape == (192, 12)
-    assert texts.listing.cache_info().currsize == 0
     sentence = dataset.contents("classes", tasks.spec(asked).unit)
     assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
     assert sentence.endswith(" texts longer than 12 tokens, cut there")
@@ -165,7 +179,7 @@ def test_tokens_that_do_not_fit_into_the_memory_are_refused(
         ({"normalise": "half"}, "normalise is for images, and text:.* has tokens"),
         ({"image_size": 64}, "image_size is for --dataset folder:PATH, .* only, and the dataset is text:"),
         ({"stream": True}, "stream is for --dataset folder:PATH, .* only, and the dataset is text:"),
-        ({"test_share": 0.2}, "test_share is for data without test texts, and there is .*test.csv"),
+        ({"test_share": 0.2}, "test_share is for data without test samples, and text:.* has some"),
         (
             {"model": "resnet", "model_options": {}},
             "model must be textcnn, lstm, text_transformer or one of your own to learn",

@@ -11,6 +11,7 @@ import pytest
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import cgroups, decoded
@@ -192,4 +193,6 @@ def test_a_control_group_leaves_less_memory_than_the_machine_has(
 def test_data_must_fit_into_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "_left", lambda group: 1000)
     monkeypatch.setattr(cgroups, "groups", lambda *_: [Path("here")])
-    assert decoded.memory() == 500
+    decoded.check_memory(TrainConfig(), "image_size", 500, "its images")
+    with pytest.raises(ConfigError, match=r"^image_size must be smaller for cifar10: its images take "):
+        decoded.check_memory(TrainConfig(), "image_size", 501, "its images")
