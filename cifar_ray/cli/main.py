@@ -48,21 +48,22 @@ def train(words: Sequence[str]) -> int:
     """``cifar-ray train``."""
     asked = command_line.train(words)
     config = asked.config
-    cost.checked(config.price)
+    price = cost.word(config.price)
     early.check_training(config)
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
     with output.progress(asked.json, asked.quiet):
         with early.loading(f"{named}{what}: {_LIBRARIES}", always=True):
-            if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
-                from cifar_ray.training import recipe
+            from cifar_ray.training import recipe
 
-                with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
-                    recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
+            with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
+                resolved = recipe.resolve(config, price=price)  # what is refused here need not wait for Ray and MLflow
             with servers.before_ray(config):
                 from cifar_ray.orchestration.run.driver import train as run
 
-        result = run(config, begun=IMPORTED_AT)
+        for note in recipe.notes(resolved, config):
+            Console().line(note)
+        result = run(resolved, begun=IMPORTED_AT)
     if asked.quiet or asked.json:
         console = Console(tasks.recorded(result.task))
         stopped = f"run {result.name}: stopped by {limits.named(result.stopped_by)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cifar_ray.cli import early, output, probe
 from cifar_ray.config import command_line, errors, limits, runfile, schema
 from cifar_ray.config.command_line import PlanRequest
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.plan_command import PlanOptions
 from cifar_ray.config.topology import Topology
@@ -74,12 +75,12 @@ def show(words: Sequence[str]) -> int:
             study = exported.together(report.read(*read), "global_batch")
             runs, trial, notes = usable(study, command.model, trained.name if trained else "")
             runs = _on(runs, price, command.speed_factor)
+            precision = trial.params.get("precision", "fp32")
             if trained is None:
                 config = training(trial, command.strategy, command.epochs, command.global_batch_size, asked.train)
             else:
-                precision: Any = trial.params["precision"]
-                config = dataclasses.replace(trained.training, precision=precision)
-            readiness = passes.readiness(config, _IMAGES, config.cpus_reserved)
+                config = trained.training
+            readiness = passes.readiness(config, precision, _IMAGES, config.cpus_per_worker or 1)
     work = work_of(config, readiness, runs.device, trial)
     host = host or model.host(runs, work)
     has_gpus = price is not None and price.gpu != ""
@@ -208,7 +209,8 @@ def training(
         "steps_per_epoch": None,
         "precision": trial.params.get("precision", asked.precision),
     }
-    config = recipe.resolve(runfile.merge(dataclasses.replace(asked, **changes), sent or {}))
+    values = runfile.merge({**schema.to_plain(asked), **changes}, sent or {})
+    config = recipe.resolve(runfile.from_mapping(values))
     if (config.model, config.dataset) != (trial.model, trial.dataset):
         is_of, tells = f"{trial.model} on {trial.dataset}", f"{config.model} on {config.dataset}"
         raise ConfigError("from_", f"must name runs whose command tells them, and {trial.name}, {is_of}, has {tells}")
@@ -231,5 +233,5 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
         config.epochs,
         sent,
         evaluated,
-        measured.sent(runfile.params(config)),
+        measured.sent(runfile.params(config, Decided.asked(config))),
     )

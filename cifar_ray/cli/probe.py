@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -71,20 +70,20 @@ def run(
         device = torch.device("cuda" if torch.cuda.is_available() and training.device != "cpu" else "cpu")
         here = Measured((), hardware.describe(device), device.type, is_fixed=False)
         check(planned, here if is_here else None)
-        train, shaped = asked.train, planned
+        train, given = asked.train, training.device
         cpus = room = None
         if is_here:
             if training.device == "auto":  # with which a run that there are too few GPUs for would have CPUs
-                shaped = dataclasses.replace(planned, device="cuda" if device.type == "cuda" else "cpu")
-                train = {**train, "device": shaped.device}
+                given = "cuda" if device.type == "cuda" else "cpu"
+                train = {**train, "device": given}
             all_cpus = hardware.allowed_cpus()
             if (training.cpus_per_worker or 1) > all_cpus:
                 problem = f"must be at most {all_cpus}, the CPUs of this machine, got {training.cpus_per_worker}"
                 raise ConfigError("cpus_per_worker", problem)
             cpus = all_cpus if training.cpus_per_worker is None else None
-            is_on_gpus = shaped.device == "cuda"
+            is_on_gpus = given == "cuda"
             room = torch.cuda.device_count() if is_on_gpus else all_cpus // (training.cpus_per_worker or 1)
-        grid = probing.cells(shaped, topologies, data.spec(planned).train_size, cpus, room)
+        grid = probing.cells(planned, given, topologies, data.spec(planned).train_size, cpus, room)
         config = probing.sweep(name, train, grid)
         from cifar_ray.orchestration.run import machine
         from cifar_ray.orchestration.sweep import dry_run

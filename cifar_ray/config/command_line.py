@@ -123,7 +123,7 @@ def train(words: Sequence[str]) -> TrainRequest:
     file, rest = config_file(words)
     values = flags.parse(TrainCommand, rest, "cifar-ray train")
     as_json, quiet = values.pop("json", False), values.pop("quiet", False)
-    return TrainRequest(runfile.merge(runfile.load(file) if file else TrainConfig(), values), as_json, quiet)
+    return TrainRequest(runfile.load(file, values), as_json, quiet)
 
 
 def config_file(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -207,4 +207,4 @@ def plan(words: Sequence[str]) -> PlanRequest:
     shared = {name: value for name in ("model", "tracking_uri") if (value := getattr(options, name)) is not None}
     asked = {name: getattr(options, name) for name in ("strategy", "global_batch_size", "epochs")}
     given = {name: value for name, value in asked.items() if value is not None}
-    return PlanRequest(options, {**train, **shared}, runfile.merge(TrainConfig(), {**train, **shared, **given}))
+    return PlanRequest(options, {**train, **shared}, runfile.load(None, {**train, **shared, **given}))

@@ -60,23 +60,19 @@ def stamp(root: Path) -> tuple[int, ...]:
 
 
 @functools.cache
-def listing(root: Path, test_share: float, val_share: float, with_val: bool, stamp: tuple[int, ...] = ()) -> Listing:
+def listing(root: Path, test_share: float, val_share: float, stamp: tuple[int, ...] = ()) -> Listing:
     """The files of a folder, in the order of their names; read again when ``stamp`` is another.
 
     Args:
         root: the folder.
         test_share: of each class's images, for the test.
         val_share: of each class's images to train on, for validation.
-        with_val: whether val/ beside test/ is used.
         stamp: of the folder.
 
     Raises:
         ConfigError: when there is no such folder, or its classes or images do not do.
     """
     train, test, val, unused = parts(root)
-    if val is not None and not with_val:
-        unused = [*unused, val.name]
-        val = None
     left_out: Counter[str] = Counter()
     classes, every = _classes(train, left_out)
     if len(classes) < 2:

@@ -37,7 +37,7 @@ _STRETCHED = {"L;2": 85, "L;4": 17}
 
 
 @functools.cache
-def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: tuple[int, ...] = ()) -> Listing:
+def listing(root: Path, val_share: float, ignored: int, stamp: tuple[int, ...] = ()) -> Listing:
     """The images of a folder with the paths of their masks, in the order of their names; see :func:`folders.listing`.
 
     ``ignored`` is the number of pixels that do not count, beside 255.
@@ -48,8 +48,6 @@ def listing(root: Path, val_share: float, with_val: bool, ignored: int, stamp: t
     train, test, val, unused = folders.parts(root)
     if test is None:
         raise unusable(f"must have train/ and test/, each with images/ and masks/, and {root} has not")
-    if val is not None and not with_val:
-        unused, val = [*unused, val.name], None
     if val is not None and val_share:
         raise ConfigError("val_share", f"is for folders without validation images, and there is {val}")
     left_out: Counter[str] = Counter()

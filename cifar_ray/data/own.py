@@ -51,7 +51,7 @@ def look(config: TrainConfig) -> Images:
                 return texts.look(config, root)
             if config.dataset.startswith(TABLE):
                 return tables.look(config, root)
-            list_files, arguments = _lister(config, root, True)
+            list_files, arguments = _lister(config, root)
             listing = list_files(*arguments, folders.stamp(root))
         counts = (len(listing.classes), len(listing.train), len(listing.test))
         return Images(*counts, config.image_size, val=len(listing.val))
@@ -60,14 +60,14 @@ def look(config: TrainConfig) -> Images:
     return arrays.described(_from_function(config))
 
 
-def _lister(config: TrainConfig, root: Path, with_val: bool) -> tuple[Any, tuple[Any, ...]]:
+def _lister(config: TrainConfig, root: Path) -> tuple[Any, tuple[Any, ...]]:
     """What lists the files of a folder, and its arguments."""
     share = config.val_share or 0.0
     if config.dataset.startswith(MASKS):
-        return masks.listing, (root, share, with_val, config.ignore_value)
+        return masks.listing, (root, share, config.ignore_value)
     if config.dataset.startswith(COCO):
         return coco.listing, (root, share)
-    return folders.listing, (root, config.test_share, share, with_val)
+    return folders.listing, (root, config.test_share, share)
 
 
 def has_validation(config: TrainConfig) -> bool:
@@ -111,11 +111,8 @@ def load(config: TrainConfig, progress: Progress, encoding: str = "") -> Dataset
             return texts.load(config, root, progress, encoding)
         if config.dataset.startswith(TABLE):
             return tables.load(config, root, progress)
-        # Deeper folders may have changed since a first look. A run that began without validation images, when val/ had
-        # no use beside test/, goes on so.
-        with_val = config.validated or not config.images.classes
-        list_files, arguments = _lister(config, root, with_val)
-        listing: folders.Listing = list_files.__wrapped__(*arguments)
+        list_files, arguments = _lister(config, root)
+        listing: folders.Listing = list_files.__wrapped__(*arguments)  # deeper folders may have changed since a look
         marks = (map(_mark, listed) for listed in listing.parts.values())
         how = f"{root} {config.ignore_value}" if config.dataset.startswith(MASKS) else str(root)
         key = decoded.key(config.image_size, how, listing.classes, marks)

@@ -9,6 +9,7 @@ import torch
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, option
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import Convolutions
 from cifar_ray.config.option import OWN, SIZED, is_own, library_of
 from cifar_ray.config.strategy import SCALING
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -127,7 +128,7 @@ def fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
 
 def compiled(config: ResolvedConfig) -> None:
     """Refuse what a compiled pass has nothing of."""
-    if config.computed.products:
+    if Convolutions.parse(config.convolutions).products:
         raise ConfigError("convolutions", "must be channels_last or contiguous alone with --compile")
     if config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import data, models, strategies, tasks
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
@@ -48,7 +49,7 @@ class TrainingState:
     """One rank's part of a run, ready for its next step.
 
     Attributes:
-        config: the resolved config, with nothing left to ``auto``.
+        decided: what the config leaves open, all of it.
         step: optimizer steps done.
         evaluator: of the samples that are measured after every epoch.
         tester: of the test; the same one where there are no validation samples.
@@ -59,6 +60,7 @@ class TrainingState:
     """
 
     config: ResolvedConfig
+    decided: Decided
     worker: Worker
     folder: Path
     model: nn.Module
@@ -81,6 +83,7 @@ class TrainingState:
 
 def prepare(
     config: ResolvedConfig,
+    decided: Decided,
     dataset: Dataset,
     folder: Path,
     worker: Worker,
@@ -93,6 +96,7 @@ def prepare(
 
     Args:
         config: a resolved config.
+        decided: what the launcher has decided beside it; its topology is that of the workers.
         dataset: the data in memory.
         folder: where checkpoints are; only rank 0 looks into it.
         worker: this worker; the process group is up when there are several workers.
@@ -106,35 +110,38 @@ def prepare(
             weights to start from are damaged.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
-    share = max(hardware.allowed_cpus() // config.placement.workers_per_node, 1)
-    config = recipe.placed(config, worker.device.type, share)
-    hardware.set_threads(config.cpus_reserved)
+    share = max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
+    cpus = decided.cpus_per_worker or share
+    decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
+    recipe.check_place(config, decided)
+    hardware.set_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    config, dataset = recipe.with_images(config, dataset), dataset.normalised(config.normalise)
-    resumed = _agree(folder, config, worker)
-    # Decided once in a run: it goes on as it began, whatever processor it is on now.
-    chosen: Any = resumed[1].config if resumed else arithmetic.choose(config, worker)
-    config = recipe.computing(config, chosen.precision, chosen.convolutions)
+    decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
+    resumed = _agree(folder, config, decided, worker)
+    decided, measured = _computing(config, decided, resumed[1].decided if resumed else decided, worker)
     frozen = freezing.holds(config, resumed[1].epoch if resumed else 0)
-    model = _model(config, dataset.spec, worker, frozen)
+    model = _model(config, decided, dataset.spec, worker, frozen)
     if resumed is None and config.weights is None:
         _prepare_weights(model, config, dataset, worker)
     elif resumed is None:
         assert initial is not None, "the launcher has kept them"
-        initial_weights.load(model, config, _everywhere(initial() if worker.rank == 0 else None, worker))
+        initial_weights.load(
+            model, decided.weights_digest, _everywhere(initial() if worker.rank == 0 else None, worker)
+        )
     clock = Clock(worker.device, launch.begun)
-    task = tasks.build(config)
+    task = tasks.build(config, decided)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    strategy = _strategy(config, worker, model, task, clock, server)
+    strategy = _strategy(config, decided, worker, model, task, clock, server)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
-    loader = TrainLoader(config, dataset, shard, worker.device, variation)
+    loader = TrainLoader(config, decided, dataset, shard, worker.device, variation)
     with compiling.refusing(config):
         _warm_up(strategy, loader, fresh, config.compile)
     tester = Evaluator(dataset.tested_on(config.test_images), worker, task)
     steps = loader.steps_per_epoch
     state = TrainingState(
         config=config,
+        decided=decided,
         worker=worker,
         folder=folder,
         model=model,
@@ -148,11 +155,7 @@ def prepare(
         encoding=dataset.encoding,
         stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
-            config,
-            0,
-            loader.steps_per_epoch,
-            hardware=hardware.describe(worker.device),
-            measured="" if resumed else chosen.measured,
+            decided, 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device), measured=measured
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
         frozen=frozen,
@@ -164,12 +167,23 @@ def prepare(
     return state
 
 
+def _computing(config: ResolvedConfig, decided: Decided, before: Decided, worker: Worker) -> tuple[Decided, str]:
+    """What is ``decided`` with precision and convolutions, and what these were decided by, in words.
+
+    That happens once in a run, or ``before`` in its sweep: it goes on as it began, whatever processor it is on now.
+    """
+    if before.precision != "auto" and before.convolutions is not None:
+        return dataclasses.replace(decided, precision=before.precision, convolutions=before.convolutions), ""
+    chosen = arithmetic.choose(config, worker)
+    return dataclasses.replace(decided, precision=chosen.precision, convolutions=chosen.convolutions), chosen.measured
+
+
 def strategy_in(state: TrainingState, epoch: int) -> Strategy:
     """The strategy of an epoch, from 0; at ``--unfreeze-epoch`` it is built again, as in a run that resumes there.
 
     The one before can then be used no more.
     """
-    config, worker = state.config, state.worker
+    config, decided, worker = state.config, state.decided, state.worker
     if state.frozen and not freezing.holds(config, epoch):
         with state.clock.phase("startup"):
             weights, kept = gradients.on_cpu(state.model.state_dict()), state.strategy.state()
@@ -177,8 +191,8 @@ def strategy_in(state: TrainingState, epoch: int) -> Strategy:
             # The caller may still hold the old strategy, and a GPU may have no room for two.
             vars(state.strategy).clear()
             del state.model, state.strategy
-            state.model = _model(config, data.spec(config), worker, frozen=False)
-            state.strategy = _strategy(config, worker, state.model, state.task, state.clock)
+            state.model = _model(config, decided, data.spec(config, decided.images), worker, frozen=False)
+            state.strategy = _strategy(config, decided, worker, state.model, state.task, state.clock)
             with compiling.refusing(config):
                 _warm_up(state.strategy, state.loader, weights, config.compile)
             state.strategy.load(weights, kept)
@@ -187,7 +201,7 @@ def strategy_in(state: TrainingState, epoch: int) -> Strategy:
     return state.strategy
 
 
-def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bool) -> nn.Module:
+def _model(config: ResolvedConfig, decided: Decided, spec: DatasetSpec, worker: Worker, frozen: bool) -> nn.Module:
     """The configured model with fresh weights on this worker's device; ``frozen`` as ``--freeze`` says, or not."""
     torch.manual_seed(config.seed)
     model = models.build(config, spec)
@@ -195,9 +209,9 @@ def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bo
         _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    layout = convolution.memory_format(config.computed)
+    layout = convolution.memory_format(decided.computed)
     model = model.to(worker.device).to(memory_format=layout).train()
-    convolution.install(model, config.computed)
+    convolution.install(model, decided.computed)
     if frozen:
         freezing.freeze(model, config)
     return model
@@ -205,6 +219,7 @@ def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bo
 
 def _strategy(
     config: ResolvedConfig,
+    decided: Decided,
     worker: Worker,
     model: nn.Module,
     task: Task,
@@ -213,8 +228,10 @@ def _strategy(
 ) -> Strategy:
     """The configured strategy over a model."""
     make_optimizer = partial(optimizer.build, config=config, rules=freezing.rules(model, config))
-    strategy = strategies.build(StrategyContext(config, worker, model, make_optimizer, task, clock.mark, server))
-    hardware.use_precision(config.precision)  # after all of the user's own modules
+    strategy = strategies.build(
+        StrategyContext(config, decided, worker, model, make_optimizer, task, clock.mark, server)
+    )
+    hardware.use_precision(decided.precision)  # after all of the user's own modules
     return strategy
 
 
@@ -270,7 +287,7 @@ def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Seque
     worker = state.worker
     state.strategy.load(snapshot.weights, snapshot.optimizer)
     optimizer.exchange(state.strategy.optimizer)
-    state.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == state.config.topology)
+    state.clock.restore(snapshot.clock, same_workers=snapshot.decided.topology == state.decided.topology)
     state.step = state.saved = snapshot.step
     state.history = list(snapshot.history)
     if worker.rank == 0:  # it holds the sum over all ranks
@@ -284,13 +301,15 @@ def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Seque
     )
 
 
-def _agree(folder: Path, config: ResolvedConfig, worker: Worker) -> tuple[str, Snapshot, list[str]] | None:
+def _agree(
+    folder: Path, config: ResolvedConfig, decided: Decided, worker: Worker
+) -> tuple[str, Snapshot, list[str]] | None:
     """Share rank 0's newest usable checkpoint, or its refusal, with all ranks. Only rank 0 reads the folder."""
     answer: list[Any] = [None, ""]
     newest = None
     if worker.rank == 0:
         try:
-            newest = checkpoint.latest(folder, config)
+            newest = checkpoint.latest(folder, config, decided)
             answer[0] = (str(newest[0]), list(newest[2])) if newest else None
         except CheckpointError as error:
             answer[1] = str(error)

@@ -47,7 +47,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
         job, flag = name or config.run_name or job, None if config.run_name else "--run-name"
     elif command == "resume":
         earlier, changes = command_line.resume(rest)
-        config = runfile.merge(TrainConfig(), changes)
+        config = runfile.load(None, changes)
     elif command == "sweep":
         sweep = command_line.sweep(rest)
         if sweep.config is None:
