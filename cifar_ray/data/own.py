@@ -70,25 +70,6 @@ def _lister(config: TrainConfig, root: Path) -> tuple[Any, tuple[Any, ...]]:
     return folders.listing, (root, config.test_share, share)
 
 
-def has_validation(config: TrainConfig) -> bool:
-    """Whether it has validation images beside its test images.
-
-    Raises:
-        ConfigError: when it is a folder that cannot be read.
-    """
-    if config.dataset.startswith(TORCHVISION):
-        return torchvision_images.has_validation(config.dataset)
-    if not is_folder(config.dataset) or config.dataset.startswith(COCO):
-        return False
-    root = _path(config.dataset)
-    with _reading(root):
-        if config.dataset.startswith(TEXT):
-            return "val" in texts.files(root)
-        if config.dataset.startswith(TABLE):
-            return tables.has_validation(root)
-        return root.is_dir() and folders.halves(root).val is not None
-
-
 def _from_function(config: TrainConfig) -> Dataset:
     return arrays.from_function(config.dataset, tasks.of(config), config.val_share or 0.0)
 

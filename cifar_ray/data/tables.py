@@ -70,11 +70,6 @@ def look(config: TrainConfig, root: Path) -> Images:
     return Images(*counts, val=len(parts.get("val", ())), target_mean=mean, target_std=std)
 
 
-def has_validation(root: Path) -> bool:
-    """Whether there is a file of validation samples."""
-    return (root / _VAL).is_file()
-
-
 def load(config: TrainConfig, root: Path, progress: decoded.Progress) -> Dataset:
     """Read the table; images are decoded when they have not been, or have changed.
 

@@ -43,11 +43,6 @@ def look(config: TrainConfig) -> Images:
     return Images(classes, sizes["train"] - kept, sizes["test"], config.image_size, val=sizes.get("val", kept))
 
 
-def has_validation(dataset: str) -> bool:
-    """Whether validation images are published beside the test images."""
-    return "val" in _facts(dataset).parts
-
-
 def load(config: TrainConfig, progress: decoded.Progress) -> Dataset:
     """Read the data set; its images are brought to one size when they have not been, or have changed.
 
@@ -84,7 +79,7 @@ def _facts(dataset: str) -> PublishedSet:
 
 
 def _check_share(config: TrainConfig) -> None:
-    if config.val_share and has_validation(config.dataset):
+    if config.val_share and "val" in _facts(config.dataset).parts:
         raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
 
 

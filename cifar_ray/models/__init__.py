@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config import keywords
@@ -86,8 +85,8 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     return network if entry.adapt is None else entry.adapt(network, config, spec)
 
 
-def complete(config: TrainConfig, spec: DatasetSpec, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The model's options: those that are given, by default the config's, checked, and the defaults of the others.
+def complete(config: TrainConfig, spec: DatasetSpec) -> dict[str, Any]:
+    """The model's options: those that are given, checked, and the defaults of the others.
 
     Raises:
         ConfigError: naming an option that the model does not have, or a value that it cannot have.
@@ -98,8 +97,7 @@ def complete(config: TrainConfig, spec: DatasetSpec, given: Mapping[str, Any] | 
         function = own.function(config, spec)
     else:
         function = of(config.model).build
-    given = config.model_options if given is None else given
-    return keywords.complete("model_options", config.model, function, len(spec.sizes), given)
+    return keywords.complete("model_options", config.model, function, len(spec.sizes), config.model_options)
 
 
 def outline(config: TrainConfig, spec: DatasetSpec) -> nn.Module:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,14 +61,13 @@ def named(strategy: str) -> Any:
     return importlib.import_module(f"cifar_ray.strategies.{strategy}").STRATEGY
 
 
-def complete(config: TrainConfig, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The strategy's options: those that are given, by default the config's, checked, and the defaults of the others.
+def complete(config: TrainConfig) -> dict[str, Any]:
+    """The strategy's options: those that are given, checked, and the defaults of the others.
 
     Raises:
         ConfigError: naming an option that the strategy does not have, or a value that it cannot have.
     """
-    given = config.strategy_options if given is None else given
-    return keywords.complete("strategy_options", config.strategy, of(config), CONTEXT, given)
+    return keywords.complete("strategy_options", config.strategy, of(config), CONTEXT, config.strategy_options)
 
 
 def build(context: StrategyContext) -> Strategy:

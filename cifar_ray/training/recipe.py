@@ -44,6 +44,8 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     config = copy.copy(asked)  # a draft, whose values are checked together once all are there
     values = vars(config)
     values |= {name: value for name, value in known.items() if value is not None}
+    if is_own(config.dataset):
+        values["images"] = data.own.look(config)
     values["val_share"] = _val_share(config, chooser)
     if is_own(config.dataset):
         values["images"] = data.own.look(config)
@@ -52,8 +54,9 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
         values["weights"] = str(files.existing("weights", config.weights) or config.weights)
     spec = data.spec(config)
     checks.task(config, spec)
-    values |= {name: value for name, value in _recipe(config).items() if values[name] is None}
-    values["global_batch_size"] = config.global_batch_size or _usual_batch(config)
+    recipe = _recipe(config)
+    values["global_batch_size"] = config.global_batch_size or recipe["base_batch"]
+    values |= {name: value for name, value in recipe.items() if values[name] is None}
     values["task"] = None if config.task == tasks.usual(config) else config.task  # the data set's own
     values["augment"] = _augment(config, spec)
     values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
@@ -103,7 +106,7 @@ def _check(config: ResolvedConfig, spec: DatasetSpec, batch_option: str) -> None
             f"weights over steps, got {config.strategy}",
         )
     if strategy.at_once(config) == 1:
-        checks.single_image(config)
+        checks.single_image(config, spec)
 
 
 def check_place(config: ResolvedConfig, decided: Decided) -> None:
@@ -131,7 +134,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
-    has_own = data.own.has_validation(config)
+    has_own = config.images.val > 0 and not config.val_share
     if config.choose_by == "test" and (has_own or config.val_share):
         raise ConfigError("choose_by", "must be val where there are validation images, whose figure chooses")
     if has_own and config.val_share == 0:
@@ -174,7 +177,8 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
         if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
             raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
         return "none"
-    chosen = config.augment or _usual_augment(config, spec)
+    usual = "crop_flip" if spec.flip else "crop"
+    chosen = config.augment or (usual if has_classes else "none")
     names = typing.get_args(AugmentName)
     if chosen == "crop_flip" and not spec.flip:
         others = errors.one_of([name for name in names if name != "crop_flip"])
@@ -196,12 +200,6 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     return chosen
 
 
-def _usual_augment(config: TrainConfig, spec: DatasetSpec) -> str:
-    if spec.inputs != "images" or tasks.of(config).spec.names != "classes":
-        return "none"
-    return "crop_flip" if spec.flip else "crop"
-
-
 def _recipe(config: TrainConfig) -> dict[str, Any]:
     """What the model learns with where nothing else is given, by field: its recipe for the optimizer."""
     recipes: dict[str, Recipe] = {recipe.optimizer: recipe for recipe in models.of(config.model).recipes}
@@ -220,21 +218,6 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
     return {**defaults, "optimizer": chosen, "warmup_epochs": warmup}
 
 
-def _usual_batch(config: TrainConfig) -> int:
-    """The global batch of the model's recipe, where none is given."""
-    ways = config.world_size * config.accumulate
-    images: int = _recipe(config)["base_batch"]
-    if images % ways:
-        example = max(images // ways, 1)
-        raise ConfigError(
-            "global_batch_size",
-            f"must be given where its default of {images} {tasks.spec(config).unit} cannot be shared equally by "
-            f"{config.world_size} workers x {config.accumulate} micro-batches, such as --global-batch-size "
-            f"{example * ways} or --batch-size {example}",
-        )
-    return images
-
-
 _ALWAYS = ("dataset", "task", "model", "epochs", "global_batch_size", "topology", "seed")
 _NEVER = (*runfile.WHERE, "images", *(f"{name}_source" for name in FUNCTIONS))
 
@@ -242,28 +225,20 @@ _NEVER = (*runfile.WHERE, "images", *(f"{name}_source" for name in FUNCTIONS))
 def command(config: ResolvedConfig, **changes: Any) -> str:
     """The ``cifar-ray train`` command that does what a resolved ``config`` with these ``changes`` does.
 
-    What tells runs apart is always spelled out, the rest where it differs from the defaults and the model's recipe.
+    What tells runs apart is always spelled out, the rest where it differs from an option's default.
     """
-    spec, recipes = data.spec(config), models.of(config.model).recipes
-    has_recipe = config.optimizer in {recipe.optimizer for recipe in recipes}
     defaults = {name: schema.plain(option.default_of(field)) for name, field in schema.flat_fields(TrainConfig)}
-    defaults |= {**_recipe(config), "optimizer": recipes[0].optimizer, "augment": _usual_augment(config, spec)}
-    defaults |= schema.flatten({"strategy_options": schema.plain(strategies.complete(config, {}))})
-    if not is_own(config.model):
-        defaults |= schema.flatten({"model_options": schema.plain(models.complete(config, spec, {}))})
-    always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
     words = ["cifar-ray train"]
     for key, value in schema.flatten({**schema.to_plain(config), **changes}).items():
-        group = key.partition(".")[0]
-        is_option = group in ("model_options", "strategy_options", "optimizer_options")
-        if group in _NEVER or (key not in always and key in defaults and value == defaults[key]):
+        group, _, is_keyword = key.partition(".")
+        if value is None or group in _NEVER or (key not in _ALWAYS and value == defaults.get(key)):
             continue
-        if isinstance(value, bool) and not is_option:
-            words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
-        elif value is not None:
-            values = list(map(str, value)) if isinstance(value, list) else [str(value)]
-            values = [",".join(values)] if is_option else values
-            words.append(" ".join([errors.flag_of(key), *map(shlex.quote, values)]))
+        if isinstance(value, bool) and not is_keyword:
+            words.append(errors.flag_of(key if value else f"no_{key}"))
+            continue
+        several = list(map(str, value)) if isinstance(value, list) else [str(value)]
+        several = [",".join(several)] if is_keyword else several
+        words.append(" ".join([errors.flag_of(key), *map(shlex.quote, several)]))
     return " ".join(words)
 
 

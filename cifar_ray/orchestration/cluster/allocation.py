@@ -220,8 +220,8 @@ def _first(
         free: the same with what is free on each; asked for when None.
         totals: all nodes, with what is in use on each.
     """
-    device, unused_gpus = candidates[0].device, ""
-    for device in ("cuda", "cpu") if device == "auto" else (device,):
+    wanted, unused_gpus = candidates[0].device, ""
+    for device in ("cuda", "cpu") if wanted == "auto" else (wanted,):
         reasons = []
         for candidate in candidates:
             decided = replace(candidate, device=device)

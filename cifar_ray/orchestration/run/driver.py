@@ -105,10 +105,7 @@ def train(
                     checkpoints.keep_initial(folder.folder, str(decided.weights_digest), weights)
                 decided, dataset, data_s = _read(config, decided, console, encoding)
                 with _allocated(config, decided, folder, console) as ready:
-                    decided, unused_gpus = ready.chosen.decided, ready.chosen.unused_gpus
-                    named = (folder.name, folder.key, folder.address)
-                    record = RunRecord.create(client, config, decided, *named, dataset, begun)
-                    session = RunSession(config, decided, dataset, folder, record, console, unused_gpus, listeners)
+                    session = _begin(client, config, ready, dataset, folder, console, listeners, begun)
                     return _run(session, ready, Launch(begun, data_s), console)
         except RunFailedError:
             if session is not None and session.is_void:
@@ -156,7 +153,7 @@ def resume(
     uri = store.resolve_uri(given)  # a module of the user's may set another one when it is imported
     known = results.find_run(run, given, notes.append)
     if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
-        uri = given or run_folder.open_existing(known.folder, known.key).config().tracking_uri or uri
+        uri = given or run_folder.open_existing(known.folder, known.key).config()[0].tracking_uri or uri
         known = store.with_key(uri, known.key) or known
     if known.status == "FINISHED" and not known.stopped_by:
         return None
@@ -165,8 +162,7 @@ def resume(
     with signals(), folder.lock(), Console() as console:
         for note in notes:
             console.line(note)
-        before = folder.decided()
-        config = _moved(folder, changes)
+        config, before = _moved(folder, changes)
         with folder.checkpoints(config, before) as path:
             found = checkpoint.latest(path, config, before)
             kept, newest = checkpoint.existing(path), found[1] if found else None
@@ -181,15 +177,9 @@ def resume(
                 raise ConfigError("weights", f"{rule}, and {config.weights} has others now; undo that, or train anew")
         decided, dataset, data_s = _read(config, Decided.asked(config, before), console, encoding)
         with _allocated(config, decided, folder, console) as ready:
-            decided, unused_gpus = ready.chosen.decided, ready.chosen.unused_gpus
-            if known.run_id:
-                record = RunRecord.reopen(client, config, decided, known.run_id)
-            else:  # the store was lost
-                named = (folder.name, folder.key, folder.address)
-                record = RunRecord.create(client, config, decided, *named, dataset, begun)
+            session = _begin(client, config, ready, dataset, folder, console, listeners, begun, known.run_id)
             for saved in kept:  # the store may have been away when they were made
-                record.checkpoint(saved)
-            session = RunSession(config, decided, dataset, folder, record, console, unused_gpus, listeners)
+                session.record.checkpoint(saved)
             return _run(session, ready, Launch(begun, data_s), console, is_resumed=True)
 
 
@@ -205,6 +195,26 @@ def _allocated(config: ResolvedConfig, decided: Decided, folder: RunFolder, cons
         cost.check_device(cost.checked(config.price), chosen.decided.device)
         preflight.check_storage(folder.folder, config)
         yield _Ready(chosen, check, allocator, meter)
+
+
+def _begin(
+    client: store.Client,
+    config: ResolvedConfig,
+    ready: _Ready,
+    dataset: Dataset,
+    folder: RunFolder,
+    console: Console,
+    listeners: Sequence[Callback],
+    begun: float,
+    run_id: str = "",
+) -> RunSession:
+    """What displays and records the run: in its MLflow run, or in a new one where the store has none."""
+    decided = ready.chosen.decided
+    if run_id:
+        record = RunRecord.reopen(client, config, decided, run_id)
+    else:
+        record = RunRecord.create(client, config, decided, folder.name, folder.key, folder.address, dataset, begun)
+    return RunSession(config, decided, dataset, folder, record, console, ready.chosen.unused_gpus, listeners)
 
 
 def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, is_resumed: bool = False) -> TrainResult:
@@ -296,11 +306,14 @@ def _read(
     return recipe.settle(config, decided, dataset), dataset, time.perf_counter() - begin
 
 
-def _moved(folder: RunFolder, changes: Mapping[str, Any]) -> ResolvedConfig:
-    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
+def _moved(folder: RunFolder, changes: Mapping[str, Any]) -> tuple[ResolvedConfig, Decided | None]:
+    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed.
+
+    With it, what was decided before.
+    """
     fixed = {"elastic": None} if "topology" in changes else {}
     price = {"price": cost.word(changes["price"])} if "price" in changes else {}
-    config = folder.config({**changes, **fixed, **price})
+    config, before = folder.config({**changes, **fixed, **price})
     if "patience" in changes and choosing.objective(config, tasks.spec(config)) is None:
         raise ConfigError("patience", "needs validation images (--val-share), and the run was trained without them")
-    return config
+    return config, before

@@ -48,8 +48,8 @@ class RayServer:
 def start(config: TrainConfig, threads: int, worker: Worker) -> ServerHandle | None:
     """Start the servers of a strategy that has some, and return them on every rank; None otherwise.
 
-    Every rank calls this. A server computes with so many ``threads``, as a worker does, and reserves no CPU. It ends when rank 0
-    drops its handle.
+    Every rank calls this. A server computes with so many ``threads``, as a worker does, and reserves no CPU. It ends
+    when rank 0 drops its handle.
     """
     if not strategies.of(config).needs_server:
         return None

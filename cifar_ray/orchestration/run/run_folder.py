@@ -63,27 +63,15 @@ class RunFolder:
             path = checkpoint.chosen(here) if name == "best" else here / name
             return predictor.load(path), manifest.read(path).weights.sha256
 
-    def config(self, changes: Mapping[str, Any] | None = None) -> ResolvedConfig:
-        """The run's config, which no checkpoint changes, with ``changes`` on top.
+    def config(self, changes: Mapping[str, Any] | None = None) -> tuple[ResolvedConfig, Decided | None]:
+        """The run's config, with ``changes`` on top, and what its last attempt had decided, if there was one.
 
         Raises:
             ConfigError: when it cannot be read.
         """
         try:
             with self.folder.on_disk(run_names.CONFIG) as path:
-                return recipe.resolve(runfile.load(path, changes))
-        except OSError as error:
-            raise _unreadable(self.folder, error) from None
-
-    def decided(self) -> Decided | None:
-        """What was decided of the run by its last attempt; None before its first.
-
-        Raises:
-            ConfigError: when it cannot be read.
-        """
-        try:
-            with self.folder.on_disk(run_names.CONFIG) as path:
-                return runfile.decided(path)
+                return recipe.resolve(runfile.load(path, changes)), runfile.decided(path)
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 

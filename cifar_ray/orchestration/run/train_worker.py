@@ -48,8 +48,8 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
     """Train as one of a run's workers; rank 0 posts the outcome, or where the run has stopped.
 
     Args:
-        payload: ``config`` (resolved), ``decided``, ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``,
-            ``stoppable``: whether the driver may ask the run to stop between two steps.
+        payload: ``config`` (resolved), ``decided``, ``dataset`` (object reference), ``folder``, ``launch``,
+            ``mailbox``, ``stoppable``: whether the driver may ask the run to stop between two steps.
         rank: of this worker, among ``world_size``.
 
     Raises:

@@ -65,7 +65,7 @@ class PlannedTrial:
     config: ResolvedConfig | None
     state: str = boards.WAITING
     reason: str = ""
-    decided: Decided = Decided("1x1")
+    decided: Decided = field(default_factory=lambda: Decided("1x1"))
     run_id: str = ""
     unused_gpus: str = ""
     folder: RunFolder | None = None
