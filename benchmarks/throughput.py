@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from cifar_ray import data, models
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
@@ -116,7 +117,15 @@ def ours(config: TrainConfig, seconds: float, device: torch.device) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         try:
             dataset = data.load(config.dataset)
-            fit(resolved, dataset, Path(folder), Worker(device=device), observer, Launch(time.time(), 0.0))
+            fit(
+                resolved,
+                Decided.asked(resolved),
+                dataset,
+                Path(folder),
+                Worker(device=device),
+                observer,
+                Launch(time.time(), 0.0),
+            )
         except Enough:
             pass
     return {"step_s": pace.step_s, "computed": observer.computed}

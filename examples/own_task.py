@@ -47,7 +47,7 @@ class Ink:
     target = "ink"
     rule = "for each image as many numbers, float32, NaN where one is not known"
 
-    def __init__(self, config: TrainConfig, decided: Decided) -> None:
+    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
         """Nothing of the run matters here."""
 
     @classmethod

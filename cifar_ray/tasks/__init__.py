@@ -80,7 +80,7 @@ def column(config: TrainConfig) -> str:
     return _named(usual(config)).target
 
 
-def build(config: TrainConfig, decided: Decided) -> Task:
+def build(config: TrainConfig, decided: Decided | None = None) -> Task:
     """A config's task, ready for use."""
     task, facts = of(config)(config, decided), spec(config)
     if task.spec != facts:

@@ -63,8 +63,8 @@ class Task(Protocol):
     target: ClassVar[str]
     rule: ClassVar[str]
 
-    def __init__(self, config: TrainConfig, decided: Decided) -> None:
-        """Be the task of a run; ``decided`` has the facts of the data once they have been read."""
+    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
+        """Be the task of a run; ``decided`` has the facts of the data, once they have been read."""
 
     @classmethod
     def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:

@@ -42,8 +42,8 @@ class Regression:
     target = "targets"
     rule = "for each a finite number (N,), or several (N, targets), which vary over the training samples"
 
-    def __init__(self, config: TrainConfig, decided: Decided) -> None:
-        images = decided.images or config.images
+    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
+        images = (decided and decided.images) or config.images
         self._standard = (images.target_mean or (0.0,), images.target_std or (1.0,))
         self._tensors: dict[torch.device, tuple[Tensor, Tensor]] = {}  # a copy in every step would wait for a GPU
 

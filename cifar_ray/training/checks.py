@@ -89,8 +89,8 @@ def single_image(config: ResolvedConfig, spec: DatasetSpec) -> None:
         unit, cut = tasks.spec(config).unit, strategies.of(config).cut
         raise ConfigError(
             cut or "global_batch_size",
-            f"must leave at least 2 {unit} in each forward pass for this {config.model}, whose batch norm needs several "
-            f"values, got {option.value_of(config, cut or 'global_batch_size')}",
+            f"must leave at least 2 {unit} in each forward pass for this {config.model}, whose batch norm needs "
+            f"several values, got {option.value_of(config, cut or 'global_batch_size')}",
         )
 
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import imports, option
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import OWN, is_own
 from cifar_ray.config.train import ResolvedConfig
@@ -122,7 +121,7 @@ def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], to
 
 def _check_task(config: ResolvedConfig) -> None:
     """Train on some samples and evaluate them; labels that have not been read yet are made up."""
-    task, spec, path = tasks.build(config, Decided.asked(config)), data.spec(config), config.task
+    task, spec, path = tasks.build(config), data.spec(config), config.task
     shape = task.spec.outputs(spec.num_classes, spec.image_size)
     targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % spec.num_classes
     if option.chosen(config.dataset) == OWN:

@@ -42,7 +42,7 @@ TWO_NODES = ["--topology", "2x2", "--local-nodes", "2", "--oversubscribe", "--ru
 
 def undisturbed(home: Path) -> str:
     """SHA-256 of the weights of one worker whom nothing happens to, without Ray; writes the file that all start from."""
-    asked = runfile.merge(TrainConfig(), flags.parse(TrainConfig, TUNED[1:], "cifar-ray train"))
+    asked = runfile.load(None, flags.parse(TrainConfig, TUNED[1:], "cifar-ray train"))
     config = recipe.resolve(asked)
     torch.manual_seed(5)
     dataset = data.read(config)

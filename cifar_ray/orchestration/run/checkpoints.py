@@ -71,7 +71,7 @@ def _upload(saved: Path, target: Folder) -> None:
 
 
 @contextmanager
-def writing(folder: Folder, config: ResolvedConfig, decided: Decided) -> Iterator[Writer]:
+def writing(folder: Folder, config: ResolvedConfig, decided: Decided | None = None) -> Iterator[Writer]:
     """Context manager: where rank 0 finds and writes the checkpoints of a run.
 
     Raises:

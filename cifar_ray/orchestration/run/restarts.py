@@ -101,7 +101,7 @@ class Past:
 Decision = Done | Retry | Move | GiveUp | Halt
 
 
-def decide(ended: Ended, past: Past, config: ResolvedConfig, topology: str, begun: float) -> Decision:
+def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> Decision:
     """What to do after an attempt that has begun at ``begun``, by ``time.monotonic()``; adds it to ``past``."""
     if isinstance(ended, Outcome):
         return Done(ended)
@@ -112,10 +112,7 @@ def decide(ended: Ended, past: Past, config: ResolvedConfig, topology: str, begu
         waited = time.monotonic() - past.waiting_since
         if waited < config.start_timeout_s:
             return Move(waited)
-        return GiveUp(
-            f"the workers of topology {topology} could not be placed within {config.start_timeout_s:g} s "
-            "(--start-timeout-s)"
-        )
+        return GiveUp(f"the workers could not be placed within {config.start_timeout_s:g} s (--start-timeout-s)")
     past.waiting_since = None
     if isinstance(ended, Stopped):
         return Move()
@@ -185,7 +182,7 @@ class Run:
                 self.handle(ended)
             if not isinstance(ended, Outcome):
                 self.check()
-            decision = decide(ended, self._past, self.config, self._decided.topology, begun)
+            decision = decide(ended, self._past, self.config, begun)
             if isinstance(decision, Done):
                 return decision.outcome
             if isinstance(decision, Halt):

@@ -93,7 +93,7 @@ class Driver:
             planner.refuse(config, [*trials, *self._probes])
         self._room = preparation.room([*trials, *self._probes])
         self._board = Board([trial.cell.name for trial in trials], begun)
-        self._ready = Preparation(config.base, self._room, self._board)
+        self._ready = Preparation(config.base, self._board)
         self._locks: dict[int, Lock] = {}  # by index of the trial
         self._kept: set[str] = set()  # digests of weights in the folder
 

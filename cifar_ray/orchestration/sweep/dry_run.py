@@ -131,7 +131,7 @@ def _of(config: SweepConfig, trials: list[PlannedTrial], finished: Sequence[Tria
         if (head := connection.address(base)) is not None:
             notes.append(f"Whether the cluster at {head} has room for these topologies is not looked at.")
         else:
-            ready = Preparation(base, room, Board([], 0.0), _nodes(base, room))
+            ready = Preparation(base, Board([], 0.0), _nodes(base, room))
             ready.place(waiting)
             planner.refuse(config, [*trials, *probes])
             left = sum(trial.state == boards.WAITING for trial in trials)

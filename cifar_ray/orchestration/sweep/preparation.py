@@ -36,14 +36,14 @@ class Preparation:
         weights: what runs start from, by digest.
     """
 
-    def __init__(self, base: TrainConfig, room: Decided, board: Board, nodes: Sequence[Node] | None = None) -> None:
+    def __init__(self, base: TrainConfig, board: Board, nodes: Sequence[Node] | None = None) -> None:
         """Prepare for these ``nodes``, on which nothing is stored, or for those of the cluster when None.
 
-        ``base`` is what is the same for all runs, ``room`` what the largest needs.
+        ``base`` is what is the same for all runs.
         """
         self.datasets: dict[str, Dataset] = {}
         self.weights: dict[str, bytes] = {}
-        self._base, self._room, self._board, self._nodes = base, room, board, nodes
+        self._base, self._board, self._nodes = base, board, nodes
         self._read: dict[tuple[object, ...], Dataset] = {}
         self._cpus = 1
         self._computing: dict[Any, arithmetic.Choice] = {}
@@ -114,11 +114,12 @@ class Preparation:
         if self._nodes is None:
             preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
         gpus = max(trial.decided.gpus(config) for trial, config in configured(trials))
-        room = topology.copies(self._room.placement, self._all_nodes(), self._room.cpus, gpus)
+        largest = room(trials)
+        copies = topology.copies(largest.placement, self._all_nodes(), largest.cpus, gpus)
         if self._base.oversubscribe:  # more at once than there are CPUs would only slow each other down
-            needed = self._room.world_size * self._room.cpus
-            room = min(room, hardware.allowed_cpus() // needed)
-        most = max(min(max(room, 1), sweep.max_concurrent or room or 1), 1)
+            needed = largest.world_size * largest.cpus
+            copies = min(copies, hardware.allowed_cpus() // needed)
+        most = max(min(max(copies, 1), sweep.max_concurrent or copies or 1), 1)
         return min(most, left)
 
     def divide_cpus(self, trials: Sequence[PlannedTrial], at_once: int, before: int | None = None) -> None:

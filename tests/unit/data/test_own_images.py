@@ -21,6 +21,7 @@ from torchvision.datasets import ImageFolder
 
 from cifar_ray import data
 from cifar_ray.config import errors, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -87,11 +88,11 @@ def test_images_are_decoded_once_and_again_when_a_file_has_changed(root: Path) -
     one = next(root.glob("train/0/*.png"))
     one.write_bytes(next(root.glob("train/1/*.png")).read_bytes())
     assert read().digest != first.digest
-    held = recipe.with_images(config, first)
+    held = recipe.settle(config, Decided.asked(config), first)
     with pytest.raises(
         ConfigError, match=f"dataset must have the images that the run began with, and those of folder:{root} "
     ):
-        recipe.with_images(held, read())
+        recipe.settle(held, Decided.asked(held), read())
 
 
 @pytest.mark.parametrize("bring", [shutil.copy2, os.replace], ids=["cp -p", "rsync -a"])
@@ -125,13 +126,13 @@ def test_decoded_images_that_no_run_uses_are_removed_after_a_month(root: Path, t
 def test_what_was_found_is_part_of_the_run(root: Path) -> None:
     config = of(root)
     dataset = data.read(config)
-    found = recipe.with_images(config, dataset)
+    found = recipe.settle(config, Decided.asked(config), dataset)
     assert found.images == Images(10, 100, 100, 32, dataset.spec.mean, dataset.spec.std, dataset.digest)
     assert data.spec(found) == dataset.spec
     shutil.rmtree(root)  # workers, predictions and the server need no folder
     again = recipe.resolve(runfile.from_mapping(runfile.to_mapping(found)))
     assert again == found
-    assert runfile.params(found)["images.digest"] == dataset.digest
+    assert runfile.params(found, Decided.asked(found))["images.digest"] == dataset.digest
     shown = recipe.command(found)
     assert f"--dataset folder:{root}" in shown
     assert "images." not in shown

@@ -13,6 +13,7 @@ import pytest
 from cifar_ray import storage
 from cifar_ray.config import flags, runfile, schema, sweepfile
 from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
@@ -40,7 +41,7 @@ def config(topology: str = "1x1", **values: Any) -> ResolvedConfig:
 
 
 def decided(asked: ResolvedConfig, *nodes: Node) -> ResolvedConfig:
-    return allocation.at_topology(asked, nodes).config
+    return allocation.at_topology(asked, Decided.asked(asked), nodes).config
 
 
 @pytest.fixture
@@ -76,9 +77,9 @@ def test_a_gpu_worker_gets_the_cpus_that_belong_to_its_gpus() -> None:
 
 def test_what_others_hold_is_left_to_them_unless_they_hold_too_much(cluster: Any) -> None:
     cluster([node(8)], [node(5)])
-    assert allocation.at_topology(config("1x2")).config.cpus_per_worker == 2
+    assert allocation.at_topology(config("1x2"), Decided.asked(config("1x2"))).config.cpus_per_worker == 2
     cluster([node(8)], [node(1)])
-    assert allocation.at_topology(config("1x2")).config.cpus_per_worker == 4
+    assert allocation.at_topology(config("1x2"), Decided.asked(config("1x2"))).config.cpus_per_worker == 4
 
 
 @pytest.mark.parametrize(
@@ -103,38 +104,44 @@ def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
 
 def test_an_elastic_run_shares_the_cpus_again_at_every_size(cluster: Any) -> None:
     cluster([node(8)])
-    wide = allocation.choose(config("1x4", elastic="1x1:1x4"), {}).config
+    wide = allocation.choose(
+        config("1x4", elastic="1x1:1x4"), Decided.asked(config("1x4", elastic="1x1:1x4")), {}
+    ).config
     assert (wide.topology, wide.cpus_per_worker) == ("1x4", 2)
     cluster([node(8)], [node(3)])
-    fewer = allocation.choose(wide, {}).config
+    fewer = allocation.choose(wide, Decided.asked(wide), {}).config
     assert (fewer.topology, fewer.cpus_per_worker) == ("1x2", 1)
     cluster([node(8)])
-    assert allocation.choose(fewer, {}).config == wide
-    fixed = allocation.choose(config("1x4", elastic="1x1:1x4", cpus_per_worker=4), {}).config
+    assert allocation.choose(fewer, Decided.asked(fewer), {}).config == wide
+    fixed = allocation.choose(
+        config("1x4", elastic="1x1:1x4", cpus_per_worker=4),
+        Decided.asked(config("1x4", elastic="1x1:1x4", cpus_per_worker=4)),
+        {},
+    ).config
     assert (fixed.topology, fixed.cpus_per_worker) == ("1x2", 4)
 
 
 def test_a_run_that_moves_to_other_nodes_shares_theirs(cluster: Any) -> None:
     cluster([node(8, name="large")])
-    begun = allocation.choose(config("1x2"), {}).config
+    begun = allocation.choose(config("1x2"), Decided.asked(config("1x2")), {}).config
     assert begun.cpus_per_worker == 4
     cluster([node(2, name="small")])
-    assert allocation.choose(begun, {"large": 2}).config.cpus_per_worker == 1
+    assert allocation.choose(begun, Decided.asked(begun), {"large": 2}).config.cpus_per_worker == 1
     with pytest.raises(allocation.TooSmallError):
-        allocation.choose(config("1x2", cpus_per_worker=4), {})
+        allocation.choose(config("1x2", cpus_per_worker=4), Decided.asked(config("1x2", cpus_per_worker=4)), {})
 
 
 def test_a_run_that_moves_counts_what_it_still_holds_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "nodes", lambda: [node(8)])
     monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: [node(4 + cpus.get("here", 0))])
     begun = replace(config("1x2"), cpus_per_worker=4, cpus_follow=True)
-    assert allocation.choose(begun, {"here": 1}).config.cpus_per_worker == 4
-    assert allocation.choose(begun, {}).config.cpus_per_worker == 2
+    assert allocation.choose(begun, Decided.asked(begun), {"here": 1}).config.cpus_per_worker == 4
+    assert allocation.choose(begun, Decided.asked(begun), {}).config.cpus_per_worker == 2
 
 
 def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> None:
     asked = config("1x2", run_name="run", storage=str(tmp_path))
-    run, held = run_folder.create(asked)
+    run, held = run_folder.create(asked, Decided.asked(asked))
     with held:
         begun = decided(asked, node(8))
         run.write_config(begun)
@@ -148,11 +155,11 @@ def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> No
 
 def test_the_record_and_the_command_have_the_number_that_was_used() -> None:
     used = decided(config("1x2"), node(8))
-    assert runfile.params(used)["cpus_per_worker"] == "4"
-    assert "cpus_per_worker" not in runfile.params(config("1x2"))
+    assert runfile.params(used, Decided.asked(used))["cpus_per_worker"] == "4"
+    assert "cpus_per_worker" not in runfile.params(config("1x2"), Decided.asked(config("1x2")))
     told = recipe.command(used)
     assert "--cpus-per-worker 4" in told
-    again = runfile.merge(TrainConfig(), flags.parse(TrainConfig, told.split()[2:], "cifar-ray train"))
+    again = runfile.load(None, flags.parse(TrainConfig, told.split()[2:], "cifar-ray train"))
     assert recipe.resolve(again) == replace(used, device="auto", cpus_follow=False)
     assert "cpus" not in recipe.command(config("1x2"))
 
@@ -170,7 +177,7 @@ def test_without_ray_the_workers_of_this_machine_share_its_cpus(
     monkeypatch.setattr(hardware, "allowed_cpus", lambda: there)
     monkeypatch.setattr(hardware, "set_threads", used.append)
     alone = config("1x2", strategy="local_sgd")
-    state = setup.prepare(alone, digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
+    state = setup.prepare(alone, Decided.asked(alone), digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
     assert used == [threads]
     assert state.config.cpus_per_worker == threads
     assert schema.flatten(runfile.to_mapping(state.config))["cpus_per_worker"] is None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cifar_ray import data, models
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
@@ -53,7 +54,7 @@ def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path
     assert given_weights._encoding(recipe.resolve(TrainConfig(dataset="digits")), theirs) == ""
     with pytest.raises(ConfigError, match="weights must be those of a run with the same --text options, whose tok"):
         given_weights._encoding(other, theirs)
-    read = recipe.with_images(config, data.read(config))
+    read = recipe.settle(config, Decided.asked(config), data.read(config))
     torch.save(models.build(read, data.spec(read)).state_dict(), tmp_path / "mine.pt")
     notes: list[str] = []
     found = given_weights.find(dataclasses.replace(config, weights=f"{tmp_path}/mine.pt"), "", notes.append)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
@@ -31,7 +32,7 @@ def config(small: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def test_a_folder_is_found_again(config: TrainConfig) -> None:
-    made, held = run_folder.create(config)
+    made, held = run_folder.create(config, Decided.asked(config))
     held.release()
     assert run_folder.open_existing(made.address, made.key) == made
     assert made.config() == replace(config, run_name=None)
@@ -39,9 +40,9 @@ def test_a_folder_is_found_again(config: TrainConfig) -> None:
 
 
 def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -> None:
-    folder, held = run_folder.create(config)
+    folder, held = run_folder.create(config, Decided.asked(config))
     with pytest.raises(ConfigError, match=r"run_name must be new, and 'mine' is in .*; `cifar-ray resume mine`"):
-        run_folder.create(config)
+        run_folder.create(config, Decided.asked(config))
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
         folder.lock()
     held.release()
@@ -51,7 +52,7 @@ def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", json.dumps({"key": 3}), json.dumps({"key": "another"})])
 def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: TrainConfig) -> None:
-    folder, _ = run_folder.create(config)
+    folder, _ = run_folder.create(config, Decided.asked(config))
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
         run_folder.open_existing(folder.address, folder.key)
@@ -80,7 +81,7 @@ def test_a_run_says_what_is_in_a_folder_of_images(
 def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     config: TrainConfig, digits: Dataset
 ) -> None:
-    folder, _ = run_folder.create(config)
+    folder, _ = run_folder.create(config, Decided.asked(config))
     train_here(config, digits, Path(folder.address) / "checkpoints")
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()

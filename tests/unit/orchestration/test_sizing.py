@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from cifar_ray import storage
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -115,9 +116,12 @@ def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.Monkey
     monkeypatch.setattr(connection, "nodes", lambda: NODES)
     monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: NODES)
     allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
-    assert set(allocator.allocate(config("2x1", "1x1:2x1")).nodes) == {"first", "new"}
+    assert set(allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1"))).nodes) == {
+        "first",
+        "new",
+    }
     allocator.excluded.add("first")
-    found = allocator.allocate(config("2x1", "1x1:2x1"))
+    found = allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1")))
     assert (found.config.topology, found.nodes) == ("1x1", ["new"])
 
 
@@ -168,7 +172,10 @@ DIED = Failed({0: failures.DIED}, {})
 
 def test_a_start_again_goes_on_with_what_was_measured(course: list[Any], tmp_path: Path) -> None:
     asked = config("1x1")
-    course += [[Started(recipe.computing(asked, "bf16", "contiguous"), 0, 10), DIED], RunFailedError("the end")]
+    course += [
+        [Started(Decided.asked(recipe.computing(asked, "bf16", "contiguous")), 0, 10), DIED],
+        RunFailedError("the end"),
+    ]
     *_, moved, end = run(asked, OneNode("first"), tmp_path)
     assert asked.precision == "auto"
     assert (moved.config.precision, moved.config.convolutions, end) == ("bf16", "contiguous", "the end")

@@ -13,6 +13,7 @@ from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config import sweepfile
 from cifar_ray.config.cells import cells as cells_of
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
@@ -208,7 +209,7 @@ def test_a_model_that_cannot_be_built_here_leaves_an_estimate_and_ends_nothing()
     assert other.config is not None
     longer = replace(other.config, **two, epochs=2)
     with pytest.raises(ConfigError, match="no_such_module"):
-        expected.seconds(longer, [first.measured])
+        expected.seconds(longer, Decided.asked(longer), [first.measured])
     takes = Expectation([first]).seconds(longer)
     assert takes is not None
     assert takes.mid == pytest.approx(2 * first.spent.placed_s)

@@ -16,6 +16,7 @@ from torchmetrics.functional.segmentation import mean_iou
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.segmentation import Segmentation
@@ -153,7 +154,8 @@ def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> 
     dataset = data.read(asked)
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked))(model)) for count in (1, 2)
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, Decided.asked(asked)))(model))
+        for count in (1, 2)
     )
     for one in ranks:
         assert one.metrics == pytest.approx(whole.metrics, rel=1e-9)

@@ -23,6 +23,7 @@ from PIL import Image
 
 from cifar_ray import tracking
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
@@ -51,7 +52,7 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def created(client: MlflowClient, digits: Dataset, **tags: str) -> RunRecord:
-    return RunRecord.create(client, CONFIG, "mine", "key", "/there/mine", digits, BEGUN, tags)
+    return RunRecord.create(client, CONFIG, Decided.asked(CONFIG), "mine", "key", "/there/mine", digits, BEGUN, tags)
 
 
 def saved(step: int, epoch: int, best: bool = False) -> SavedCheckpoint:
@@ -100,7 +101,7 @@ def test_a_run_says_from_its_beginning_what_it_is(
     }  # fmt: skip
     assert expected.items() <= tags.items()
     assert tags["version.torch"] == metadata.version("torch")
-    params = runfile.params(CONFIG)
+    params = runfile.params(CONFIG, Decided.asked(CONFIG))
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
     (given,) = found.inputs.dataset_inputs
     assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == ("digits", digits.digest, "http")
@@ -114,7 +115,7 @@ def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: D
     record = created(client, digits)
     wider = replace(CONFIG, topology="1x4", cpus_per_worker=2)
     for config, step, hardware in ((wider, 0, "old"), (CONFIG, 0, "CPU"), (CONFIG, 11, "CPU"), (wider, 11, "GPU")):
-        record.started(Started(config, step, 11, hardware=hardware))
+        record.started(Started(Decided.asked(config), step, 11, hardware=hardware))
     record.end("KILLED")
     tags = only_run(client).data.tags
     assert {name.rpartition(".")[2]: tags[name] for name in tags if "earlier.cifar_ray" in name} == {
@@ -135,7 +136,7 @@ def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
     record = created(client, digits)
     decided = recipe.computing(CONFIG, "bf16", convolutions)
     for _ in range(2):
-        record.started(Started(decided, 0, 11, measured="64 images in bf16: ..."))
+        record.started(Started(Decided.asked(decided), 0, 11, measured="64 images in bf16: ..."))
     record.end("KILLED")
     run = only_run(client).data
     assert (run.params["precision"], run.params.get("convolutions")) == ("bf16", recorded)
@@ -145,7 +146,7 @@ def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
 
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
-    started = Started(CONFIG, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
+    started = Started(Decided.asked(CONFIG), 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
     assert (record.trouble, record.refused, record.page) == ("", [], None)
     record.started(started)
     record.placed([{"rank": 0, "node": "a"}])
@@ -173,7 +174,7 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
     ]
     assert found.data.tags["cifar_ray.best_checkpoint"] == "/there/mine/checkpoints/step-00000011"
     assert (found.data.tags["cifar_ray.hardware"], found.data.tags[store.FAILURE_TAG]) == ("a CPU", "no room")
-    assert found.data.params == runfile.params(CONFIG)
+    assert found.data.params == runfile.params(CONFIG, Decided.asked(CONFIG))
     assert value(client, record.run_id, "placement.json") == [{"rank": 0, "node": "a"}]
     assert found.info.status == "FAILED"
     assert before <= found.info.end_time <= 1000 * time.time()
@@ -187,7 +188,9 @@ def test_runs_measured_on_validation_and_on_test_images_are_all_sorted_the_most_
     for name, accuracy in accuracies.items():
         on = "val" if name.startswith("search") else "test"
         tags = {CHOSEN_BY_TAG: on}
-        record = RunRecord.create(client, CONFIG, name, name, "/there/mine", digits, BEGUN + len(name), tags)
+        record = RunRecord.create(
+            client, CONFIG, Decided.asked(CONFIG), name, name, "/there/mine", digits, BEGUN + len(name), tags
+        )
         if accuracy is not None:
             record.row(Row("epoch", 1, 1000, {f"{on}/loss": 1.0, f"{on}/accuracy": accuracy}))
             record.checkpoint(saved(11, 1))
@@ -279,7 +282,7 @@ def test_a_run_says_on_what_it_was_chosen(
     values: dict[str, object], tag: str, key: str, client: MlflowClient, digits: Dataset
 ) -> None:
     config = replace(CONFIG, **values)  # type: ignore[arg-type]
-    record = RunRecord.create(client, config, "mine", "key", "/there/mine", digits, BEGUN)
+    record = RunRecord.create(client, config, Decided.asked(config), "mine", "key", "/there/mine", digits, BEGUN)
     record.checkpoint(replace(saved(11, 1), score=0.5))
     record.end("KILLED")
     assert only_run(client).data.tags["cifar_ray.chosen_by"] == tag
@@ -347,7 +350,7 @@ def test_a_description_that_a_person_has_written_stays(client: MlflowClient, dig
     record = created(client, digits)
     record.end("KILLED")
     client.set_tag(record.run_id, store.NOTE_TAG, "mine")
-    RunRecord.reopen(client, CONFIG, record.run_id).end("KILLED")
+    RunRecord.reopen(client, CONFIG, Decided.asked(CONFIG), record.run_id).end("KILLED")
     assert only_run(client).data.tags[store.NOTE_TAG] == "mine"
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.data import Dataset
@@ -325,7 +326,10 @@ class Full(torch.nn.Module):
 
 def evaluated(device: str, digits: Dataset) -> tuple[float, list[str]]:
     notes: list[str] = []
-    task = tasks.build(resolved({"dataset": "digits", "model": "simple_cnn"}))  # makes no ones
+    task = tasks.build(
+        resolved({"dataset": "digits", "model": "simple_cnn"}),
+        Decided.asked(resolved({"dataset": "digits", "model": "simple_cnn"})),
+    )  # makes no ones
     return results._evaluation(digits, task, Full(), device, notes.append).images, notes
 
 
@@ -345,7 +349,7 @@ def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, 
 
 def chosen(topology: str, nodes: list[Node], **values: Any) -> allocation.Allocation:
     usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64, "topology": topology}
-    return allocation.at_topology(resolved({**usual, **values}), nodes)
+    return allocation.at_topology(resolved({**usual, **values}), Decided.asked(resolved({**usual, **values})), nodes)
 
 
 def test_nodes_on_this_machine_have_no_gpus_and_that_is_told(machine: Machine) -> None:
@@ -371,5 +375,7 @@ def test_a_run_with_gpus_takes_the_node_with_the_most_free_ones(monkeypatch: pyt
     monkeypatch.setattr(connection, "nodes", lambda: totals)
     monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: free)
     asked = resolved({"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64})
-    assert allocation.choose(asked, {}).nodes == ["free"]
-    assert allocation.choose(replace(asked, device="cpu"), {}).nodes == ["many-cpus"]
+    assert allocation.choose(asked, Decided.asked(asked), {}).nodes == ["free"]
+    assert allocation.choose(replace(asked, device="cpu"), Decided.asked(replace(asked, device="cpu")), {}).nodes == [
+        "many-cpus"
+    ]

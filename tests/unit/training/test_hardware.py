@@ -12,6 +12,7 @@ import pytest
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
 from cifar_ray.config import cgroups
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -85,7 +86,7 @@ def test_two_workers_do_not_fit_where_one_cpu_is_allowed() -> None:
     two = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", batch_size=16, device="cpu"))
     here = [Node("here", "127.0.0.1", local.cpus_per_node(two))]
     with pytest.raises(allocation.TooSmallError, match=r"needs 1 node with 2 CPUs .* --oversubscribe counts more"):
-        allocation.at_topology(two, here)
+        allocation.at_topology(two, Decided.asked(two), here)
     with pytest.raises(ConfigError, match=r"CPUs that may be used \(1\)"):
         local.cpus_per_node(TrainConfig(local_nodes=2))
 
@@ -103,7 +104,7 @@ def test_workers_that_share_the_one_cpu_allowed_say_so() -> None:
 def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus: int, told: bool) -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", device=device))  # type: ignore[arg-type]
     nodes = [Node("here", "127.0.0.1", 4, gpus)]
-    chosen = allocation.at_topology(asked, nodes)
+    chosen = allocation.at_topology(asked, Decided.asked(asked), nodes)
     decided, reason = chosen.config, chosen.unused_gpus
     assert decided.device == "cpu"
     assert reason.startswith("1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
@@ -112,7 +113,7 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
     record: Any = SimpleNamespace(tags_before={}, tags=tags.update, task=tasks.USUAL)
     view: Any = SimpleNamespace(line=lines.append, doing=lambda _: None)
     folder: Any = SimpleNamespace(name="few")
-    RunSession(decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
+    RunSession(decided, Decided.asked(decided), None, folder, record, view, reason).announce()  # type: ignore[arg-type]
     assert [line for line in lines if "GPU" in line] == (
         [f"note: training on CPUs, though there are GPUs: {reason}"] if told else []
     )
@@ -122,13 +123,13 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
 def test_enough_gpus_are_used_without_a_word() -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2"))
     nodes = [Node("here", "127.0.0.1", 4, 2)]
-    chosen = allocation.at_topology(asked, nodes)
+    chosen = allocation.at_topology(asked, Decided.asked(asked), nodes)
     assert (chosen.config.device, chosen.unused_gpus) == ("cuda", "")
 
 
 def test_a_strategy_without_gpus_is_the_reason_to_leave_them_unused() -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", strategy="hogwild"))
-    chosen = allocation.at_topology(asked, [Node("here", "127.0.0.1", 4, 2)])
+    chosen = allocation.at_topology(asked, Decided.asked(asked), [Node("here", "127.0.0.1", 4, 2)])
     assert chosen.config.device == "cpu"
     assert "hogwild" in chosen.unused_gpus
 
@@ -137,7 +138,7 @@ def test_an_elastic_run_says_that_its_gpus_were_in_use(monkeypatch: pytest.Monke
     monkeypatch.setattr(connection, "nodes", lambda: [Node("here", "127.0.0.1", 4, 2)])
     monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: [Node("here", "127.0.0.1", 4, 0)])
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", local_nodes=2))
-    chosen = allocation.choose(asked, {})
+    chosen = allocation.choose(asked, Decided.asked(asked), {})
     assert (chosen.config.device, chosen.config.topology) == ("cpu", "1x2")
     assert chosen.unused_gpus == "they are in use"
 
@@ -147,7 +148,7 @@ def test_an_elastic_run_names_its_largest_topology_when_the_gpus_are_too_few(mon
     monkeypatch.setattr(connection, "nodes", lambda: nodes)
     monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes)
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x4", elastic="1x2:1x4", local_nodes=2))
-    chosen = allocation.choose(asked, {})
+    chosen = allocation.choose(asked, Decided.asked(asked), {})
     assert (chosen.config.device, chosen.config.topology) == ("cpu", "1x4")
     assert chosen.unused_gpus.startswith("1x4 needs 1 node with 4 CPUs and 4 GPUs each")
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, Dataset
@@ -178,7 +179,7 @@ def test_a_run_begins_with_them_and_has_them_in_its_record(tmp_path: Path, digit
 
 def test_weights_are_written_and_read_and_others_have_another_digest() -> None:
     full = dataclasses.replace(given(), weights_digest="ab")
-    assert runfile.params(full)["weights_digest"] == "ab"
+    assert runfile.params(full, Decided.asked(full))["weights_digest"] == "ab"
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
     assert "--weights them" in recipe.command(full)
     assert runfile.merge(full, {"weights": "others"}).weights_digest is None
