@@ -77,18 +77,18 @@ class Preparation:
             key = trial.decided.dataset_key(config)
             which = (config.weights, key, *config.model_key)
             if which not in self._weights:
-                self._weights[which] = self._find_weights(config, self.datasets[key].encoding, store)
+                self._weights[which] = self._find_weights(config, key, store)
             found = self._weights[which]
             if isinstance(found, ConfigError):
                 trial.reason, trial.config = str(found), None
             else:
                 trial.decided = dataclasses.replace(trial.decided, weights_digest=found)
 
-    def _find_weights(self, config: ResolvedConfig, tokenizer: str, store: str) -> str | ConfigError:
-        """The digest of the weights, or why there are none."""
+    def _find_weights(self, config: ResolvedConfig, key: str, store: str) -> str | ConfigError:
+        """The digest of the weights, or why there are none; ``key`` is that of the data set."""
         try:
             content, digest, encoding = given_weights.find(config, store, self._board.line)
-            if encoding and encoding != tokenizer:
+            if encoding and encoding != self.datasets[key].encoding:
                 rule = "must be of a run with the same training texts in a sweep, whose runs share a tokenizer"
                 raise ConfigError("weights", f"{rule}; {config.weights} has others")
         except ConfigError as error:

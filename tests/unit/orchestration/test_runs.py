@@ -35,7 +35,7 @@ def test_a_folder_is_found_again(config: TrainConfig) -> None:
     made, held = run_folder.create(config, Decided.asked(config))
     held.release()
     assert run_folder.open_existing(made.address, made.key) == made
-    assert made.config() == replace(config, run_name=None)
+    assert made.config() == (replace(config, run_name=None), Decided.asked(config))
     assert sorted(path.name for path in Path(made.address).iterdir()) == [".driver.lock", "config.yaml", "run.json"]
 
 
@@ -73,7 +73,7 @@ def test_a_run_says_what_is_in_a_folder_of_images(
         )
     )
     with Console() as console:
-        driver._read(own, console)
+        driver._read(own, Decided.asked(own), console)
     shown = capsys.readouterr().out.splitlines()
     assert shown.count("10 classes, 100 training and 100 test images; 1 file left out (.heic 1)") == 1
 
@@ -86,15 +86,17 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
     forge(newest, config=runfile.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
-    continued, kept, usable = driver._existing(folder)
+    continued, before = folder.config()
     assert continued == replace(config, run_name=None)
-    assert [saved.path for saved in kept] == [older, newest]
-    assert usable is not None
-    assert [row.step for row in usable.history if row.kind == "epoch"] == [1]  # the newest one cannot be used
+    with folder.checkpoints(continued, before) as path:
+        found = checkpoint.latest(path, continued, before)
+        assert [saved.path for saved in checkpoint.existing(path)] == [older, newest]
+    assert found is not None
+    assert [row.step for row in found[1].history if row.kind == "epoch"] == [1]  # the newest one cannot be used
     assert (Path(folder.address) / "config.yaml").read_bytes() == written
     forge(older, config=runfile.to_mapping(replace(checkpoint.load(older).config, epochs=9)))
     with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*: .* was made with lr 0.15, and this run"):
-        driver._existing(folder)
+        checkpoint.latest(Path(folder.address) / "checkpoints", continued, before)
 
 
 @pytest.mark.parametrize(

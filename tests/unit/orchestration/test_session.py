@@ -15,7 +15,6 @@ import mlflow
 import pytest
 
 from cifar_ray import storage, tasks, tracking
-from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -273,11 +272,11 @@ def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(
 
 def test_a_move_forgets_where_workers_were_and_records_another_topology() -> None:
     made = session()
-    same = made.config
-    made.handle(Moved(Decided.asked(same)))
+    same = made.decided
+    made.handle(Moved(same))
     assert made.record.calls == []
-    smaller = recipe.at(same, topology.parse("1x1"))
-    made.handle(Moved(Decided.asked(smaller)))
+    smaller = replace(same, topology="1x1")
+    made.handle(Moved(smaller))
     assert made.record.calls == [("moved", smaller)]
     assert "going on with topology 1x1, 16 images per step as before (16 per worker)" in made.view.calls[-2][1]
 

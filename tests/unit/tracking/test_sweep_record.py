@@ -192,9 +192,8 @@ def test_a_run_that_goes_on_elsewhere_keeps_what_it_was(
     assert found.data.tags[store.SESSION_TAG] != first.tags_before[store.SESSION_TAG]
     assert guarded[-1] == (client.tracking_uri, first.run_id, found.data.tags[store.SESSION_TAG])
     assert record.tags_before["cifar_ray.machine"] == "another"
-    smaller = replace(CONFIG, topology="1x1")
-    record.moved(smaller)
-    record.moved(replace(CONFIG, topology="1x4"))
+    record.moved(replace(Decided.asked(CONFIG), topology="1x1"))
+    record.moved(replace(Decided.asked(CONFIG), topology="1x4"))
     record.end("FAILED")
     tags = client.get_run(record.run_id).data.tags
     assert (tags["topology"], tags["world_size"]) == ("1x4", "4")
