@@ -153,7 +153,7 @@ def resume(
     uri = store.resolve_uri(given)  # a module of the user's may set another one when it is imported
     known = results.find_run(run, given, notes.append)
     if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
-        uri = given or run_folder.open_existing(known.folder, known.key).config()[0].tracking_uri or uri
+        uri = given or run_folder.open_existing(known.folder, known.key).asked()[0].tracking_uri or uri
         known = store.with_key(uri, known.key) or known
     if known.status == "FINISHED" and not known.stopped_by:
         return None
@@ -313,7 +313,8 @@ def _moved(folder: RunFolder, changes: Mapping[str, Any]) -> tuple[ResolvedConfi
     """
     fixed = {"elastic": None} if "topology" in changes else {}
     price = {"price": cost.word(changes["price"])} if "price" in changes else {}
-    config, before = folder.config({**changes, **fixed, **price})
+    asked, before = folder.asked({**changes, **fixed, **price})
+    config = recipe.resolve(asked)
     if "patience" in changes and choosing.objective(config, tasks.spec(config)) is None:
         raise ConfigError("patience", "needs validation images (--val-share), and the run was trained without them")
     return config, before

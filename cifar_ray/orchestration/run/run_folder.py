@@ -20,7 +20,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints, run_names
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import uri
-from cifar_ray.training import checkpoint, manifest, predictor, recipe
+from cifar_ray.training import checkpoint, manifest, predictor
 from cifar_ray.training.predictor import Predictor
 
 _DESCRIPTION = "run.json"
@@ -63,7 +63,7 @@ class RunFolder:
             path = checkpoint.chosen(here) if name == "best" else here / name
             return predictor.load(path), manifest.read(path).weights.sha256
 
-    def config(self, changes: Mapping[str, Any] | None = None) -> tuple[ResolvedConfig, Decided | None]:
+    def asked(self, changes: Mapping[str, Any] | None = None) -> tuple[TrainConfig, Decided | None]:
         """The run's config, with ``changes`` on top, and what its last attempt had decided, if there was one.
 
         Raises:
@@ -71,7 +71,7 @@ class RunFolder:
         """
         try:
             with self.folder.on_disk(run_names.CONFIG) as path:
-                return recipe.resolve(runfile.load(path, changes)), runfile.decided(path)
+                return runfile.load(path, changes), runfile.decided(path)
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 

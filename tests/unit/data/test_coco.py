@@ -59,7 +59,7 @@ def test_a_set_in_cocos_layout_is_read_as_images_with_masks(root: Path) -> None:
     crowd = (dataset.train.images == coco.CROWD).all(-1)
     assert (dataset.train["masks"][crowd] == 255).all()
     assert (dataset.train["masks"] == 255).sum() == pytest.approx(crowd.sum(), rel=0.2)
-    assert data.spec(recipe.settle(config, Decided.asked(config), dataset)) == dataset.spec
+    assert data.spec(config, recipe.settle(config, Decided.asked(config), dataset).images) == dataset.spec
 
 
 def test_a_pixel_has_the_class_of_the_smallest_instance_there(tmp_path: Path) -> None:

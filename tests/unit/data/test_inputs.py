@@ -82,7 +82,8 @@ def test_features_are_standardised_by_the_training_rows_alone() -> None:
     assert dataset.spec.std[:3] == pytest.approx(train.std(0)[:3])
     assert dataset.spec.std[3] == 0.0
     assert dataset.left_out == "without variation in training, and 0 everywhere: 3"
-    assert runfile.to_mapping(recipe.settle(asked, Decided.asked(asked), dataset))["images"]["inputs"] == "features"  # type: ignore[arg-type]
+    settled = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
+    assert settled.to_mapping()["images"]["inputs"] == "features"
 
 
 @KINDS
@@ -178,8 +179,8 @@ def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
     assert runfile.load(None, {"dataset": "masks:x"}).model == "unet"
     assert runfile.load(None, {"dataset": "masks:x", "model": "resnet"}).model == "resnet"
     assert runfile.from_mapping({"dataset": "masks:x"}).model == "unet"
-    assert runfile.merge(runfile.from_mapping({"epochs": 3}), {"dataset": "masks:x"}).model == "unet"
-    assert runfile.merge(runfile.from_mapping({"model": "segnet"}), {"dataset": "masks:x"}).model == "segnet"
+    assert runfile.from_mapping(runfile.merge({"epochs": 3}, {"dataset": "masks:x"})).model == "unet"
+    assert runfile.from_mapping(runfile.merge({"model": "segnet"}, {"dataset": "masks:x"})).model == "segnet"
     sweep = SweepConfig("s", train={"dataset": "masks:x", "model_options": {"width": 3}}, grid=[{"lr": [0.1]}])  # type: ignore[arg-type]
     (cell,) = cells.cells(sweep, [{"lr": 0.1}])
     assert cell.config is not None

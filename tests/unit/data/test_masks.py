@@ -69,7 +69,7 @@ def test_images_and_masks_are_paired_by_name(root: Path) -> None:
     valid = dataset.train["masks"] != 255
     assert np.array_equal(dataset.train.images[..., 0][valid], 80 * dataset.train["masks"][valid])
     assert dataset.class_counts == tuple(int((dataset.train["masks"] == label).sum()) for label in range(3))
-    assert data.spec(recipe.settle(config, Decided.asked(config), dataset)) == dataset.spec
+    assert data.spec(config, recipe.settle(config, Decided.asked(config), dataset).images) == dataset.spec
 
 
 def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(root: Path) -> None:
@@ -162,7 +162,9 @@ def test_class_weights_need_pixels_of_every_class(root: Path) -> None:
     ignoring = of(root, class_weights="balanced", ignore_value=1)
     weighted = recipe.settle(ignoring, Decided.asked(ignoring), data.read(ignoring))
     assert weighted.class_weights_counts == (dataset.class_counts[0], 0, dataset.class_counts[2])
-    assert torch.isfinite(Segmentation(weighted).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0))
+    assert torch.isfinite(
+        Segmentation(ignoring, weighted).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0)
+    )
     (root / "classes.txt").write_text("\n".join([*NAMES, "nowhere"]))
     more = of(root, class_weights="balanced")
     with pytest.raises(ConfigError, match="must be none where a class has no training pixels, as nowhere has none"):

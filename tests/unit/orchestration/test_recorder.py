@@ -146,6 +146,7 @@ def test_a_run_that_shared_a_gpu_is_recorded_as_made_for_what_it_learns(tmp_path
     for trial, share in zip(made.trials, (1.0, 0.25)):
         assert trial.config is not None
         trial.config = replace(trial.config, gpus_per_worker=share, device="cuda")
+        trial.decided = replace(trial.decided, device="cuda")
         made._record_of(trial, time.time()).end("FINISHED")
     runs = parent.children(client, client.get_run(made.record.run_id))
     assert [run.data.tags[study.MEASURE_TAG] for run in runs] == ["all", "accuracy"]

@@ -35,7 +35,8 @@ def test_a_folder_is_found_again(config: TrainConfig) -> None:
     made, held = run_folder.create(config, Decided.asked(config))
     held.release()
     assert run_folder.open_existing(made.address, made.key) == made
-    assert made.config() == (replace(config, run_name=None), Decided.asked(config))
+    asked, before = made.asked()
+    assert (recipe.resolve(asked), before) == (replace(config, run_name=None), Decided.asked(config))
     assert sorted(path.name for path in Path(made.address).iterdir()) == [".driver.lock", "config.yaml", "run.json"]
 
 
@@ -86,7 +87,8 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
     forge(newest, config=runfile.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
-    continued, before = folder.config()
+    asked, before = folder.asked()
+    continued = recipe.resolve(asked)
     assert continued == replace(config, run_name=None)
     with folder.checkpoints(continued, before) as path:
         found = checkpoint.latest(path, continued, before)

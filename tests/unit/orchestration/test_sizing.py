@@ -48,7 +48,13 @@ class Asked(Demand):
 
 def config(topology: str, elastic: str | None = None) -> TrainConfig:
     return recipe.resolve(
-        TrainConfig(dataset="digits", model="simple_cnn", topology=topology, elastic=elastic, global_batch_size=64)
+        TrainConfig(
+            dataset="digits",
+            model="simple_cnn",
+            topology="1x1" if elastic else topology,
+            elastic=elastic,
+            global_batch_size=64,
+        )
     )
 
 

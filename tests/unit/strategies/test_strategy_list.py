@@ -7,6 +7,7 @@ import torch
 
 from cifar_ray import strategies
 from cifar_ray.cli import main
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import DataShard
@@ -144,7 +145,7 @@ def test_what_cannot_be_is_told_in_one_sentence(values: dict[str, object], sente
 def test_data_parallel_is_refused_where_only_cpus_are_found() -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=2))
     with pytest.raises(ConfigError, match="strategy data_parallel needs several GPUs in one process"):
-        recipe.placed(config, "cpu", 1)
+        recipe.check_place(config, replace(Decided.asked(config), device="cpu"))
 
 
 def test_shards_are_added_up_in_one_tree_however_they_are_dealt_out() -> None:

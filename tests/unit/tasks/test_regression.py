@@ -121,11 +121,12 @@ def test_targets_that_are_all_alike_have_no_r2(count: int) -> None:
 
 
 def test_figures_are_those_of_all_workers_together() -> None:
-    asked = recipe.settle(resolved(USUAL), Decided.asked(resolved(USUAL)), data.read(resolved(USUAL)))  # type: ignore[arg-type]
+    asked = resolved(USUAL)
     dataset = data.read(asked)
+    decided = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, Decided.asked(asked)))(model))
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, decided))(model))
         for count in (1, 2)
     )
     for one in ranks:

@@ -33,7 +33,7 @@ def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path:
     assert outcome.metrics["test/accuracy"] > 0.8
     assert recorder.begun == [
         Started(
-            Decided.asked(replace(config, device="cpu", convolutions="channels_last")),
+            replace(Decided.asked(config), device="cpu", convolutions="channels_last"),
             0,
             44,
             hardware=hardware.describe(torch.device("cpu")),
@@ -210,7 +210,7 @@ def test_a_run_computes_as_it_began_on_another_kind_of_processor(
     monkeypatch.setattr(arithmetic, "choose", lambda config, worker: then)
     train_here(undecided, digits, tmp_path, after := Recorder())
     assert after.steps[0] == 12
-    began = after.begun[0].config
+    began = after.begun[0].decided
     assert (began.precision, began.convolutions) == (first.precision, first.convolutions)
     assert after.begun[0].measured == ""
 
