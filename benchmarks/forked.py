@@ -190,7 +190,7 @@ def _work(
             (group / "cgroup.procs").write_text(str(os.getpid()))
         return state
 
-    loop.prepare = held
+    loop.prepare = held  # type: ignore[assignment]
     data.read = lambda _: dataset
     begin(rank)
     outcome = torchrun.main([*words, "--storage", str(folder)], time.time())

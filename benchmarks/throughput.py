@@ -94,8 +94,8 @@ class Observer:
         self._pace = pace
 
     def started(self, event: Started) -> None:
-        self.precision, self.steps_per_epoch = event.config.precision, event.steps_per_epoch
-        self.computed = ", ".join(filter(None, (self.precision, event.config.computed.words)))
+        self.precision, self.steps_per_epoch = event.decided.precision, event.steps_per_epoch
+        self.computed = ", ".join(filter(None, (self.precision, event.decided.computed.words)))
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         self._pace.step(self.steps_per_epoch > 0 and step % self.steps_per_epoch == 0)

@@ -44,11 +44,12 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     config = copy.copy(asked)  # a draft, whose values are checked together once all are there
     values = vars(config)
     values |= {name: value for name, value in known.items() if value is not None}
-    if is_own(config.dataset):
+    looks = is_own(config.dataset) and not asked.images.classes
+    if looks:
         values["images"] = data.own.look(config)
     values["val_share"] = _val_share(config, chooser)
-    if is_own(config.dataset):
-        values["images"] = data.own.look(config)
+    if looks:
+        values["images"] = data.own.look(config)  # of which validation may have taken some
         values["dataset"] = data.own.absolute(config.dataset)
     if config.weights is not None:  # a file; others are names
         values["weights"] = str(files.existing("weights", config.weights) or config.weights)

@@ -66,7 +66,7 @@ def train(
     (folder / "run.json").touch()  # a folder exists when something is in it
     with allocation.NodeAllocator(lambda *_: None, lambda: None) as allocator:
         home, inbox = storage.at(str(folder)), events.open_mailbox()
-        run = Run(home, dataset, handle, lambda *_: False, allocator, inbox, Meter(home), lambda _: "")
+        run = Run(config, cpus, home, dataset, handle, lambda *_: False, allocator, inbox, Meter(home), lambda _: "")
         run.train(allocation.at_topology(config, Decided.asked(config)), Launch(time.time(), 0.0))
 
 

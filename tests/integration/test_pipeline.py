@@ -144,6 +144,6 @@ def test_a_step_costs_what_the_strategy_says(strategy: str) -> None:
     assert sum(rank.messages for rank in ranks) == eval(about.messages, values)
     assert sum(rank.bytes for rank in ranks) == eval(about.bytes, values)
     # Those that a plan takes, wherever this run was cut.
-    sent = [unit.sent for unit in probe.readiness(wanted, 4, 1).units[:-1]]
+    sent = [unit.sent for unit in probe.readiness(wanted, "fp32", 4, 1).units[:-1]]
     at_once = wanted.global_batch_size // values["M"]
     assert ranks[0].activations in {at_once * sum(cuts) for cuts in itertools.combinations(sent, 2)}

@@ -51,9 +51,9 @@ def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> Folder:
 @pytest.fixture
 def snapshot(small: TrainConfig) -> Snapshot:
     weights = {"w": torch.arange(6.0).reshape(2, 3)}
-    return Snapshot(
-        replace(small, val_share=0.1), 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [], tasks.USUAL
-    )
+    config = replace(small, val_share=0.1)
+    decided = Decided.asked(config)
+    return Snapshot(config, decided, 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [], tasks.USUAL)
 
 
 def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
-from cifar_ray.training import checkpoint, manifest, predictor, recipe
+from cifar_ray.training import checkpoint, manifest, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
 from tests.support.helpers import png, resolved, train_here
@@ -555,7 +555,7 @@ def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -
     config = resolved(asked, batch_size=8, epochs=4, augment="none", run_name="photos")
     dataset, (folder, held) = data.read(config), run_folder.create(config, Decided.asked(config))
     held.release()
-    train_here(recipe.settle(config, Decided.asked(config), dataset), dataset, Path(folder.address) / "checkpoints")
+    train_here(config, dataset, Path(folder.address) / "checkpoints")
     uri = f"sqlite:///{tmp_path}/lost.db"
     scored = results.evaluate("photos", "last", None, uri, print)
     said = results.predict("photos", [tmp_path / "test"], "last", uri, print)[1]

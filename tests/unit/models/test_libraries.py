@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
