@@ -119,7 +119,11 @@ def prepare(
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
     decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
     resumed = _agree(folder, config, decided, worker)
-    decided, measured = _computing(config, decided, resumed[1].decided if resumed else decided, worker)
+    # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
+    before = resumed[1].decided if resumed else decided
+    is_open = before.precision == "auto" or before.convolutions is None
+    chosen: Any = arithmetic.choose(config, worker) if is_open else before
+    decided = dataclasses.replace(decided, precision=chosen.precision, convolutions=chosen.convolutions)
     frozen = freezing.holds(config, resumed[1].epoch if resumed else 0)
     model = _model(config, decided, dataset.spec, worker, frozen)
     if resumed is None and config.weights is None:
@@ -155,7 +159,11 @@ def prepare(
         encoding=dataset.encoding,
         stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
-            decided, 0, loader.steps_per_epoch, hardware=hardware.describe(worker.device), measured=measured
+            decided,
+            0,
+            loader.steps_per_epoch,
+            hardware=hardware.describe(worker.device),
+            measured=chosen.measured if is_open else "",
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
         frozen=frozen,
@@ -165,17 +173,6 @@ def prepare(
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return state
-
-
-def _computing(config: ResolvedConfig, decided: Decided, before: Decided, worker: Worker) -> tuple[Decided, str]:
-    """What is ``decided`` with precision and convolutions, and what these were decided by, in words.
-
-    That happens once in a run, or ``before`` in its sweep: it goes on as it began, whatever processor it is on now.
-    """
-    if before.precision != "auto" and before.convolutions is not None:
-        return dataclasses.replace(decided, precision=before.precision, convolutions=before.convolutions), ""
-    chosen = arithmetic.choose(config, worker)
-    return dataclasses.replace(decided, precision=chosen.precision, convolutions=chosen.convolutions), chosen.measured
 
 
 def strategy_in(state: TrainingState, epoch: int) -> Strategy:
