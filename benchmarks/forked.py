@@ -34,6 +34,7 @@ import torchmetrics  # noqa: F401  # and the first evaluation: both take seconds
 
 from cifar_ray import data
 from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.tracking.study import HARDWARE_TAG, Trial
@@ -82,7 +83,12 @@ def train(groups: list[Path], topology: Topology, rate: str, words: list[str], l
     tags = {"cifar_ray.command": shlex.join(["cifar-ray", "train", *words])}
     tags[HARDWARE_TAG] = f"{hardware.describe(torch.device('cpu'))}, emulated"
     return Trial(
-        " ".join(words), "-", "FINISHED", params=runfile.params(resolved(words, topology)), tags=tags, metrics=figures
+        " ".join(words),
+        "-",
+        "FINISHED",
+        params=runfile.params(resolved(words, topology), Decided.asked(resolved(words, topology))),
+        tags=tags,
+        metrics=figures,
     )
 
 
@@ -184,7 +190,7 @@ def _work(
             (group / "cgroup.procs").write_text(str(os.getpid()))
         return state
 
-    loop.prepare = held
+    loop.prepare = held  # type: ignore[assignment]
     data.read = lambda _: dataset
     begin(rank)
     outcome = torchrun.main([*words, "--storage", str(folder)], time.time())

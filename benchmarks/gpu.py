@@ -39,6 +39,7 @@ import torchvision.datasets
 from PIL import Image
 
 from cifar_ray import data
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.datasets import Dataset, Split
@@ -126,7 +127,9 @@ def time_speednet(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             resolved = recipe.resolve(dataclasses.replace(config, seed=seed))
             worker, launch = Worker(device=torch.device(given.device)), Launch(time.time(), 0.0)
-            outcome = fit(resolved, data.load("cifar10"), Path(folder), worker, observer, launch)
+            outcome = fit(
+                resolved, Decided.asked(resolved), data.load("cifar10"), Path(folder), worker, observer, launch
+            )
         print(json.dumps([outcome.times["time/training_s"], outcome.metrics["test/accuracy"]]), flush=True)
 
 

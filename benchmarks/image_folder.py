@@ -22,6 +22,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from cifar_ray import TrainConfig, data
+from cifar_ray.config.decided import Decided
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.training import recipe
 
@@ -57,7 +58,7 @@ def ours(root: Path, decoded: Path) -> tuple[float, float]:
     asked = TrainConfig(dataset=f"folder:{root}", batch_size=BATCH, data_dir=str(decoded))
     config = recipe.resolve(asked)
     dataset = data.read(config)
-    loader = TrainLoader(config, dataset, DataShard(), torch.device("cpu"))
+    loader = TrainLoader(config, Decided.asked(config), dataset, DataShard(), torch.device("cpu"))
     rates = []
     for epoch in range(2):
         seen = 0

@@ -23,6 +23,7 @@ from throughput import CELLS, EPOCHS, Enough, Observer, configure
 from torch.profiler import ProfilerActivity, profile
 
 from cifar_ray import data
+from cifar_ray.config.decided import Decided
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.loop import fit
@@ -55,7 +56,15 @@ def shares(cell: str) -> tuple[str, dict[str, float]]:
     traced = Traced()
     observer = Observer(traced)
     with tempfile.TemporaryDirectory() as folder, suppress(Enough):
-        fit(config, data.load(config.dataset), Path(folder), Worker(), observer, Launch(time.time(), 0.0))
+        fit(
+            config,
+            Decided.asked(config),
+            data.load(config.dataset),
+            Path(folder),
+            Worker(),
+            observer,
+            Launch(time.time(), 0.0),
+        )
     own: Counter[str] = Counter()
     for event in traced.profiler.key_averages():
         if event.key.startswith(("aten::", "mkldnn")):

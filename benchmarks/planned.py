@@ -54,7 +54,7 @@ def works(trials: list[Trial]) -> dict[tuple[str, ...], tuple[Work, list[Trial]]
         key: tuple[str, ...] = (trial.strategy, trial.topology, *sizes)
         alike[key].append(trial)
     config = from_runs.training(trials[0])
-    readiness = probe.readiness(config, 16, 1)
+    readiness = probe.readiness(config, trials[0].params.get("precision", "fp32"), 16, 1)
     return {
         key: (from_runs.work_of(from_runs.training(runs[0]), readiness, "cpu", runs[0]), runs)
         for key, runs in alike.items()

@@ -66,7 +66,7 @@ def gradients(name: str, side: int = 0) -> Gradients:
     images = Images(classes=1000, train=1_281_167, test=50_000, side=side)
     of_imagenet = {"model": f"torchvision:{name}", "dataset": "folder:imagenet", "images": images}
     config = TrainConfig(**(of_imagenet if side else {"model": name}))
-    ready = probe.readiness(recipe.resolve(config), 16, 1)
+    ready = probe.readiness(recipe.resolve(config), "fp32", 16, 1)
     return Gradients(ready.sizes, ready.ready)
 
 

@@ -33,6 +33,7 @@ from throughput import Enough, Observer, spread
 from torch.profiler import ProfilerActivity, profile
 
 from cifar_ray import data
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
@@ -91,6 +92,7 @@ def worker(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, suppress(Enough):
         fit(
             recipe.resolve(config),
+            Decided.asked(recipe.resolve(config)),
             data.load("cifar10"),
             Path(folder),
             place,

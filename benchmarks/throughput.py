@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from cifar_ray import data, models
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
@@ -93,8 +94,8 @@ class Observer:
         self._pace = pace
 
     def started(self, event: Started) -> None:
-        self.precision, self.steps_per_epoch = event.config.precision, event.steps_per_epoch
-        self.computed = ", ".join(filter(None, (self.precision, event.config.convolutions)))
+        self.precision, self.steps_per_epoch = event.decided.precision, event.steps_per_epoch
+        self.computed = ", ".join(filter(None, (self.precision, event.decided.convolutions)))
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         self._pace.step(self.steps_per_epoch > 0 and step % self.steps_per_epoch == 0)
@@ -116,7 +117,15 @@ def ours(config: TrainConfig, seconds: float, device: torch.device) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         try:
             dataset = data.load(config.dataset)
-            fit(resolved, dataset, Path(folder), Worker(device=device), observer, Launch(time.time(), 0.0))
+            fit(
+                resolved,
+                Decided.asked(resolved),
+                dataset,
+                Path(folder),
+                Worker(device=device),
+                observer,
+                Launch(time.time(), 0.0),
+            )
         except Enough:
             pass
     return {"step_s": pace.step_s, "computed": observer.computed}

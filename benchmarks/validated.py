@@ -208,7 +208,7 @@ def predict(folder: Path, names: list[str], strategies: list[str], is_all: bool)
         topology = parse(cell.topology)
         config = forked.resolved(words(cell.model, cell.strategy, MODELS[cell.model], 1), topology)
         if cell[:2] not in ready:
-            ready[cell[:2]] = passes.readiness(config, 16, 1)
+            ready[cell[:2]] = passes.readiness(config, trial.params.get("precision", "fp32"), 16, 1)
         work = from_runs.work_of(config, ready[cell[:2]], runs.device, trial)
         link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
         planned = model.plan(runs, work, [topology], Means(link=link, host=model.host(runs, work)))

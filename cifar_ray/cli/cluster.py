@@ -102,7 +102,8 @@ def read(words: Sequence[str], name: str | None) -> Submission:
         weights = [config.weights]
         job, flag = name or config.run_name or job, None if config.run_name else "--run-name"
     elif command == "resume":
-        earlier, config = given.pop("run"), runfile.merge(TrainConfig(), given)
+        earlier = given.pop("run")
+        config = runfile.load(None, given)
     elif earlier := given.pop("resume", None):
         given.pop("retry_failed", None)
         new_limits(**given)

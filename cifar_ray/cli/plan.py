@@ -34,7 +34,7 @@ from cifar_ray.tracking import uri as stores
 
 _NOT_PLANNED = (
     *("topology", "elastic", "batch_size", "steps_per_epoch", "run_name", "max_time", "max_cost"),
-    *("oversubscribe", "local_nodes"),  # nodes and CPUs that do not exist tell no times
+    "local_nodes",  # nodes and CPUs that do not exist tell no times
 )
 _OF_EXCHANGE = ("bucket_cap_mb", "strategy_options")  # change no run that a plan is made from
 _OF_FINISHED = ("model", "strategy", "global_batch_size", "epochs", "tracking_uri", *_OF_EXCHANGE)
@@ -147,7 +147,7 @@ def _train(
         ConfigError: on a user's mistake, before anything has been trained.
         CommandFailedError: when no run has finished.
     """
-    asked = runfile.merge(TrainConfig(), options)
+    asked = runfile.load(None, options)
     servers.reach_chosen(asked.address)
     name = name or f"plan-{asked.model_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
@@ -166,7 +166,7 @@ def _train(
     on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
     from_runs.check_price(price, speed, on.hardware, on.device)
     device: Any = on.device if asked.device == "auto" else asked.device
-    grid = probing.cells(dataclasses.replace(planned, device=device), topologies, images, on.cpus, on.room)
+    grid = probing.cells(planned, device, topologies, images, on.cpus, on.room)
     runs = probing.sweep(name, {**options, "device": device}, grid)
     result = runner.sweep(runs, output.typed(), begun=IMPORTED_AT)
     if FINISHED not in result.states.values():

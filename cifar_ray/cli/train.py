@@ -12,6 +12,7 @@ from cifar_ray.config.flags import AsJson, RunName
 from cifar_ray.config.keywords import passes_to
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Count, Positive
+from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.reporting import cost
 
@@ -32,21 +33,22 @@ def train(*, json: AsJson = False, **run: Any) -> int:
         cifar-ray train --config run.yaml --seed 1
     """
     config = command_line.train(**run)
-    cost.checked(config.price)
+    price = cost.word(config.price)
     early.check_training(config)
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
     with output.progress(json):
         with early.loading(f"{named}{what}: {LIBRARIES}", always=True):
-            if config.elastic is None:  # else the largest topology counts, which Ray's part of the program knows
-                from cifar_ray.training import recipe
+            from cifar_ray.training import recipe
 
-                with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
-                    recipe.resolve(config)  # what is refused here need not wait for Ray and MLflow
+            with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
+                resolved = recipe.resolve(config, price=price)  # what is refused here need not wait for Ray and MLflow
             with servers.before_ray(config):
                 from cifar_ray.orchestration.run import driver
 
-        result = driver.train(config, begun=IMPORTED_AT)
+        for note in recipe.notes(resolved, config):
+            Console().line(note)
+        result = driver.train(resolved, begun=IMPORTED_AT)
     if json:
         output.show(result, json)
     return 0

@@ -47,7 +47,7 @@ def train(*, config: str | None = None, options: Annotated[Given, Of(TrainConfig
     Raises:
         ConfigError: on an impossible value, or a file that cannot be read.
     """
-    return runfile.merge(runfile.load(config) if config else TrainConfig(), options)
+    return runfile.load(config, options)
 
 
 def sweep(

@@ -75,6 +75,3 @@ class Model:
     """Weights to start from, in place of random ones: RUN, a run of yours (its newest checkpoint; RUN:best, the best
     one); FILE, a state dict as safetensors or as torch.save writes it; or, with --model torchvision:NAME or timm:NAME,
     one of the library's own, such as DEFAULT. Layers of another shape are randomly initialised."""
-
-    weights_digest: str | None = option(None, weights=True, recorded=True)
-    """SHA-256 of these weights as a safetensors file: of a run's, that of its checkpoint."""

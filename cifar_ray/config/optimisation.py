@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator
 from cifar_ray.config.errors import brief
 from cifar_ray.config.model import ConvolutionsName
 from cifar_ray.config.option import OWN, option, or_own
-from cifar_ray.config.schema import Count, NotNegative, Options, Positive, Share, Texts, Whole, Wholes, listed
+from cifar_ray.config.schema import Count, NotNegative, Options, Positive, Share, Texts, Whole, listed
 from cifar_ray.config.strategy import (
     ACCUMULATING,
     AVERAGING,
@@ -113,9 +113,6 @@ class Optimisation:
     class_weights: Literal["none", "balanced"] = option("none", weights=True)
     """balanced: in the training loss an image counts in inverse proportion to its class's training images, so that all
     classes count alike; the loss is the weighted mean over a global batch. Not with mixup or cutmix."""
-
-    class_weights_counts: Wholes | None = option(None, weights=True, recorded=True)
-    """Training images of each class, from which the weights follow."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = option("none", weights=True)
     """Scale the learning rate with the global batch, as a multiple of the model's own: linearly, by its square root, or

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray.config import errors, limits, schema
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.model import USUAL, usual
-from cifar_ray.config.option import choices, default_of, left_out
+from cifar_ray.config.model import USUAL
+from cifar_ray.config.option import choices, left_out
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 
 VERSION = 2
@@ -31,28 +32,24 @@ _OF_TABLES = ("target", "features", "image_column")
 OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
 
-_FOUND_IN_DATA = ("images", "class_weights_counts")
+_DECIDED = "decided"
+"""Key of a run's file under which is what was decided of the run. Whoever starts another from the file decides anew."""
 
 
-def merge(base: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """``base`` with ``values`` (as from flags) on top.
+def merge(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain ``values``, as a file has them, with ``given`` ones (as from flags) on top; nothing is checked yet.
 
-    The two ways to give the batch exclude each other: the one given last counts. What was found in files of the user's
-    own is forgotten where others are given.
+    The two ways to give the batch exclude each other: the one given last counts. What was recorded of a choice is
+    forgotten where another is given.
     """
-    values = dict(values)
-    of_data = {"dataset": base.dataset, "image_column": base.image_column}
-    if values.keys() & of_data.keys() and base.model == usual(**of_data):  # a file need not name a model either
-        values.setdefault("model", usual(**{name: values.get(name, of) for name, of in of_data.items()}))
+    kept = _nested(values)
     for field in dataclasses.fields(TrainConfig):
-        of = {*(field.metadata.get("only") or {}), field.name.rpartition("_")[0]}
-        of |= {*OF_DATA} if field.name in _FOUND_IN_DATA else set()
-        if field.metadata.get("recorded") and values.keys() & of:
-            base = dataclasses.replace(base, **{field.name: default_of(field)})
-    for given, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
-        if given in values and other not in values:
-            values[other] = None
-    return schema.build(TrainConfig, schema.overlay(_asked(base), values))
+        if field.metadata.get("recorded") and field.name.rpartition("_")[0] in given:
+            kept.pop(field.name, None)
+    for one, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
+        if one in given:
+            kept.pop(other, None)
+    return schema.overlay(kept, given)
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -71,17 +68,29 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ConfigError("", f"{path}: {error}") from None
 
 
-def load(path: str | Path) -> TrainConfig:
-    """Read a YAML file; keys that it lacks keep their defaults.
+def load(path: str | Path | None, given: Mapping[str, Any] | None = None) -> TrainConfig:
+    """The run that a YAML file, if any, describes, with the ``given`` values (as from flags) on top.
 
     Raises:
-        ConfigError: as :func:`read`, and on an unknown key, a wrong type or an impossible value.
+        ConfigError: as :func:`read`, and on an unknown key, a wrong type or an impossible value; the sentence names the
+            file unless the value was given.
     """
-    values = read(path)
+    given = given or {}
+    values = {} if path is None else read(path)
     try:
-        return schema.build(TrainConfig, _nested(values))
+        return schema.build(TrainConfig, merge(values, given))
     except ConfigError as error:
+        if path is None or error.key.partition(".")[0] in given:
+            raise
         raise ConfigError("", f"{path}: {error}") from None
+
+
+def decided(path: Path) -> Decided | None:
+    """What the file of a run says was decided of it; None when nothing was yet."""
+    from cifar_ray.config import yaml
+
+    values = yaml.read(path).get(_DECIDED)
+    return None if values is None else Decided.from_mapping(values)
 
 
 def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
@@ -103,7 +112,7 @@ def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
 
 
 def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
-    values = dict(values)
+    values = {name: value for name, value in values.items() if name != _DECIDED}
     version = values.pop("version", VERSION)
     if version != VERSION:
         raise ConfigError(
@@ -120,46 +129,38 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, with the version that reads it."""
-    return {"version": VERSION, **_asked(config)}
-
-
-def _asked(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, without what follows from the nodes of now."""
-    values = schema.to_plain(config)
-    if values.pop("cpus_follow", False):
-        values["cpus_per_worker"] = None
-    return values
+    return {"version": VERSION, **schema.to_plain(config)}
 
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other data sets and optimizers."""
     others = left_out(TrainConfig, {kind: getattr(config, kind) for kind in choices(TrainConfig)})
-    values = {"version": VERSION, **_asked(config)}
-    return {name: value for name, value in values.items() if name not in others}
+    return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 
-def to_yaml(config: TrainConfig) -> str:
-    """The config as a YAML file that starts the same run again.
+def to_yaml(config: TrainConfig, decided: Decided | None = None) -> str:
+    """The config as a YAML file that starts the same run again, and what was decided of this one.
 
-    The run's name is left out, since every run has its own, and so are the options of other data sets.
+    The run's name is left out, since every run has its own, and so are the options of other data sets and what was
+    found in the user's own.
     """
     from cifar_ray.config import yaml
 
-    values = _own(config)
-    del values["run_name"]
-    return yaml.dump(values)
+    values = {name: value for name, value in _own(config).items() if name not in ("run_name", "images")}
+    return yaml.dump(values if decided is None else {**values, _DECIDED: decided.to_mapping()})
 
 
-def params(config: ResolvedConfig) -> dict[str, str]:
-    """The choices of a resolved config as flat MLflow parameters, with the sizes that follow from them."""
-    flat = schema.flatten({name: value for name, value in _own(config).items() if name not in KEPT})
-    flat["cpus_per_worker"] = config.cpus_per_worker
-    if config.convolutions == USUAL:
+def params(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
+    """The choices of a resolved config, and what was decided, as flat MLflow parameters, with the sizes that follow."""
+    values = {name: value for name, value in _own(config).items() if name not in KEPT}
+    found = {name: value for name, value in decided.to_mapping().items() if value is not None}
+    flat = schema.flatten({**values, **found})
+    if flat["convolutions"] == USUAL:
         del flat["convolutions"]
     if config.images.inputs != "images":  # of each feature, which may be more than MLflow takes
         flat |= dict.fromkeys(("images.features", "images.mean", "images.std"))
-    flat["world_size"] = config.world_size
-    flat["nodes"] = config.placement.nodes
-    flat["workers_per_node"] = config.placement.workers_per_node
-    flat["batch_size"] = config.images_per_worker
+    flat["world_size"] = decided.world_size
+    flat["nodes"] = decided.placement.nodes
+    flat["workers_per_node"] = decided.placement.workers_per_node
+    flat["batch_size"] = decided.images_per_worker(config)
     return {name: str(value) for name, value in flat.items() if value not in (None, [])}

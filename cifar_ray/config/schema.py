@@ -108,7 +108,6 @@ Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
-Wholes = Annotated[tuple[Whole, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
 class _Explained:

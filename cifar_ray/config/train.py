@@ -24,7 +24,7 @@ from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share,
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.strategy import Strategy
 from cifar_ray.config.task import Task
-from cifar_ray.config.topology import Topology
+from cifar_ray.config.topology import Topology, parse_range
 from cifar_ray.config.topology import parse as parse_topology
 
 
@@ -46,6 +46,13 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
         return values
 
     def __post_init__(self) -> None:
+        """Make the largest topology of an elastic run its topology, and the batch, however given, a global batch."""
+        if self.elastic is not None:
+            largest = str(parse_range(self.elastic)[1])
+            if self.topology not in (TrainConfig.topology, largest):
+                raise ConfigError("topology", f"is chosen by --elastic {self.elastic}; give one of the two")
+            object.__setattr__(self, "topology", largest)
+        object.__setattr__(self, "global_batch_size", _global_batch(self))
         _check(self)
 
     @property
@@ -72,15 +79,10 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
         return re.sub("[^A-Za-z0-9._-]", ".", name).lstrip(".") or "images"
 
     @property
-    def dataset_key(self) -> str:
-        """What tells the data set from others, once it has been read: folders may be read in several sizes."""
-        return self.images.digest or (f"{self.dataset} {self.val_share}" if self.val_share else self.dataset)
-
-    @property
     def model_key(self) -> tuple[str, ...]:
         """What tells the model from others: its name, options and weights to start from."""
         options = (f"{name}={value}" for name, value in sorted(self.model_options.items()))
-        return self.model, *options, f"{self.model_source} {self.weights} {self.weights_digest}"
+        return self.model, *options, f"{self.model_source} {self.weights}"
 
     @property
     def validated(self) -> bool:
@@ -91,21 +93,6 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
     def keeps_best(self) -> bool:
         """Whether the best of its checkpoints is asked for."""
         return self.log_models in ("best", "all")
-
-    @property
-    def cpus_reserved(self) -> int:
-        """CPUs that each worker reserves, once the nodes are known; until then, the least that it needs."""
-        return self.cpus_per_worker or 1
-
-    @property
-    def gpus_reserved(self) -> float:
-        """GPUs that each worker reserves, once the device is decided."""
-        return self.gpus_per_worker if self.device == "cuda" else 0
-
-    @property
-    def shares_gpu(self) -> bool:
-        """Whether it has a part of a GPU, once the device is decided, so that its times are others', too."""
-        return 0 < self.gpus_reserved < 1
 
 
 @plainly
@@ -123,13 +110,15 @@ class ResolvedConfig(TrainConfig):
     warmup_epochs: NotNegative
     label_smoothing: Share
     base_batch: Count
-    cpus_follow: bool = False
-    """Whether ``cpus_per_worker`` was not given and follows from the nodes, so that other nodes may change it."""
+
+    def share(self, workers: int) -> int:
+        """The part of a global batch of each of so many workers, in each of its micro-batches."""
+        return self.global_batch_size // (workers * self.accumulate)
 
     @property
     def images_per_worker(self) -> int:
-        """A worker's share of a global batch, in each of its micro-batches: what ``batch_size`` is a way of saying."""
-        return self.global_batch_size // (self.world_size * self.accumulate)
+        """A worker's share at the topology that is asked for: what ``batch_size`` is a way of saying."""
+        return self.share(self.world_size)
 
 
 FUNCTIONS = tuple(field.name.removesuffix("_source") for field in fields(TrainConfig) if field.name.endswith("_source"))
@@ -165,24 +154,23 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError(
             "patience", "cannot go with --per-rank-test, which must know before an epoch ends that it is the last"
         )
-    _check_batch(config)
     check_choices(config)
 
 
-def _check_batch(config: TrainConfig) -> None:
-    if config.global_batch_size is None:
-        return
+def _global_batch(config: TrainConfig) -> int | None:
+    """The samples of an optimizer step, however they are given; None where the model's recipe says it."""
     ways = config.world_size * config.accumulate
-    if config.global_batch_size % ways:
-        raise ConfigError(
-            "global_batch_size",
-            f"must be a multiple of workers x accumulation ({config.world_size} x {config.accumulate}), "
-            f"got {config.global_batch_size}",
-        )
-    if config.batch_size is not None and config.batch_size * ways != config.global_batch_size:
+    images = config.global_batch_size
+    if config.batch_size is None:
+        if images is not None and images % ways:
+            rule = f"must be a multiple of workers x accumulation ({config.world_size} x {config.accumulate})"
+            raise ConfigError("global_batch_size", f"{rule}, got {images}")
+        return images
+    if images not in (None, config.batch_size * ways):
         raise ConfigError(
             "global_batch_size",
             f"must be batch size x workers x accumulation "
             f"({config.batch_size} x {config.world_size} x {config.accumulate} = {config.batch_size * ways}), "
-            f"got {config.global_batch_size}; give one of the two",
+            f"got {images}; give one of the two",
         )
+    return config.batch_size * ways

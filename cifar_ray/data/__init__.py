@@ -99,22 +99,23 @@ def absolute(dataset: str) -> str:
     return f"{dataset.partition(':')[0]}:{files.absolute('dataset', path_of(dataset))}"
 
 
-def spec(config: TrainConfig) -> DatasetSpec:
-    """The facts of a resolved config's data set; of one of the user's own, those that the config has recorded.
+def spec(config: TrainConfig, images: Images | None = None) -> DatasetSpec:
+    """The facts of a resolved config's data set; of one of the user's own, ``images`` once it has been read.
 
-    How many images validation takes from one of this package is known to a few images until it has been read.
+    Until then, they are what a first look has found. How many images validation takes from one of this package is known
+    to a few images until it has been read.
     """
     if is_own(config.dataset):
-        return arrays.spec(config.dataset, config.images)
+        return arrays.spec(config.dataset, images or config.images)
     spec = SPECS[config.dataset]
     kept = round(spec.train_size * (config.val_share or 0.0))
     return dataclasses.replace(spec, train_size=spec.train_size - kept, val_size=kept)
 
 
-def steps_per_epoch(config: ResolvedConfig) -> int:
-    """Optimizer steps in an epoch, as many as are known before the data set has been read."""
+def steps_per_epoch(config: ResolvedConfig, images: Images | None = None) -> int:
+    """Optimizer steps in an epoch; arguments as of :func:`spec`."""
     # As order.steps_per_epoch has it, which is not imported here: it would bring torch to every command.
-    return config.steps_per_epoch or spec(config).train_size // config.global_batch_size
+    return config.steps_per_epoch or spec(config, images).train_size // config.global_batch_size
 
 
 def read(config: TrainConfig, progress: Progress = lambda done, total: None, encoding: str = "") -> Dataset:

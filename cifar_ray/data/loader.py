@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cifar_ray import tasks
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import SIZED, chosen
 from cifar_ray.config.sections import MIXING
@@ -95,6 +96,7 @@ class TrainLoader:
     def __init__(
         self,
         config: ResolvedConfig,
+        decided: Decided,
         dataset: Dataset,
         data_shard: DataShard,
         device: torch.device,
@@ -102,12 +104,12 @@ class TrainLoader:
     ) -> None:
         self._config = config
         self._spec = dataset.spec
-        self._channels_last = config.convolutions != "contiguous"
+        self._channels_last = decided.convolutions != "contiguous"
         self._shard = data_shard
         self._variation = variation
         self._device = device
         self._normalise = augment.normaliser(dataset.spec).to(device)
-        task = tasks.build(config)
+        task = tasks.build(config, decided)
         inputs, targets = as_tensor(dataset.train.inputs), as_tensor(dataset.train[task.target])
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import command_line, flags, runfile, schema
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -69,12 +70,10 @@ def plan(
     runs, trial, notes = measured.of_study(study, given.get("model"))
     check_price(price, speed, runs.hardware, runs.device)
     runs = runs if speed is None else measured.faster(runs, speed)
-    if planned is None:
-        config = training(trial, given)
-    else:
-        precision: Any = trial.params["precision"]
-        config = dataclasses.replace(planned, precision=precision)
-    work = work_of(config, probe.readiness(config, _IMAGES, config.cpus_reserved), runs.device, trial)
+    config = training(trial, given) if planned is None else planned
+    precision = trial.params.get("precision", "fp32")
+    readiness = probe.readiness(config, precision, _IMAGES, config.cpus_per_worker or 1)
+    work = work_of(config, readiness, runs.device, trial)
     has_gpus = price is not None and price.gpu != ""
     means = dataclasses.replace(
         means,
@@ -129,7 +128,8 @@ def training(trial: Trial, given: Mapping[str, Any] | None = None) -> ResolvedCo
         "steps_per_epoch": None,
         "precision": trial.params.get("precision", asked.precision),
     }
-    config = recipe.resolve(runfile.merge(dataclasses.replace(asked, **changes), given))
+    values = runfile.merge({**schema.to_plain(asked), **changes}, given)
+    config = recipe.resolve(runfile.from_mapping(values))
     if (config.model, config.dataset) != (trial.model, trial.dataset):
         is_of, tells = f"{trial.model} on {trial.dataset}", f"{config.model} on {config.dataset}"
         raise ConfigError("from_", f"must name runs whose command tells them, and {trial.name}, {is_of}, has {tells}")
@@ -152,5 +152,5 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
         config.epochs,
         sent,
         evaluated,
-        measured.sent(runfile.params(config)),
+        measured.sent(runfile.params(config, Decided.asked(config))),
     )

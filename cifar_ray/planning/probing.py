@@ -68,6 +68,7 @@ def sizes(images: Iterable[int]) -> list[int]:
 
 def cells(
     config: ResolvedConfig,
+    device: str,
     topologies: Sequence[Topology],
     images: int,
     cpus: int | None,
@@ -81,7 +82,8 @@ def cells(
     these.
 
     Args:
-        config: the training, with the device that its runs have where that is known.
+        config: the training.
+        device: that its runs have, where that is known, else ``auto``.
         topologies: what is planned.
         images: in the training set.
         cpus: of this machine, which its workers share; None where each worker's are given.
@@ -90,7 +92,7 @@ def cells(
     Raises:
         ConfigError: when no topology can share the global batch.
     """
-    is_alike = config.device == "cuda" or cpus is None
+    is_alike = device == "cuda" or cpus is None
     space = math.inf if room is None else room
     most = space if is_alike else math.inf
     even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]

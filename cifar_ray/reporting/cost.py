@@ -89,6 +89,16 @@ def checked(price: str | None) -> Price | None:
     return find(price) if price is not None else None
 
 
+def word(price: str | None) -> str | None:
+    """A price, if one is asked for, as any process can look it up, wherever a cluster file that names it is.
+
+    Raises:
+        ConfigError: when it is not known.
+    """
+    found = checked(price)
+    return None if found is None else found.word
+
+
 def find(word: str) -> Price:
     """The price that ``--price`` gives or names.
 

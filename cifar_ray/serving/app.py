@@ -25,7 +25,6 @@ from starlette.exceptions import HTTPException as Refusal
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
-from cifar_ray import data
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import DatasetSpec, imagefiles, tokens
 from cifar_ray.orchestration.run import given, results
@@ -64,7 +63,7 @@ def of_run(
         "weights_sha256": checkpoint.weights_sha256,
         task.names: snapshot.class_names,
     }
-    spec = data.spec(snapshot.config)
+    spec = snapshot.spec
     if spec.inputs == "tokens":
         results.check_reads(snapshot)
     if spec.inputs == "features":

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.gradients import gather, numbered, restore
 from cifar_ray.strategies.protocol import Differs, StrategyContext
@@ -29,7 +30,7 @@ class Base:
         self.context = context
         self.model = self.trained(context)
         self.optimizer = context.make_optimizer(self.model)
-        self.scaler = LossScaler(context.config.precision, context.worker.device)
+        self.scaler = LossScaler(context.decided.precision, context.worker.device)
         self.world_size = context.worker.world_size
 
     @staticmethod
@@ -38,7 +39,7 @@ class Base:
         return context.model
 
     @staticmethod
-    def check(config: ResolvedConfig) -> None:
+    def check(config: ResolvedConfig, decided: Decided) -> None:
         """Accept any config."""
 
     @staticmethod

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.protocol import StrategyContext
@@ -39,17 +40,17 @@ class DataParallel(Replicas):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        module = _Autocast(context.model, context.config.precision)
+        module = _Autocast(context.model, context.decided.precision)
         self._replicas = nn.DataParallel(module, device_ids=list(context.worker.gpus))
 
     @staticmethod
-    def check(config: ResolvedConfig) -> None:
-        if config.device == "cpu":
+    def check(config: ResolvedConfig, decided: Decided) -> None:
+        if decided.device == "cpu":
             raise ConfigError("strategy", "data_parallel needs several GPUs in one process; on CPUs, use ddp")
-        if config.topology != "1x1":
+        if decided.topology != "1x1":
             raise ConfigError(
                 "topology",
-                f"must be 1x1 for data_parallel, whose one process has --gpus-per-worker GPUs, got {config.topology}",
+                f"must be 1x1 for data_parallel, whose one process has --gpus-per-worker GPUs, got {decided.topology}",
             )
         gpus = config.gpus_per_worker
         if gpus < 2:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.gradients import drop_unused, presence, without_gradient
@@ -102,7 +103,7 @@ class DDP(Replicas):
                 parameter.register_post_accumulate_grad_hook(self._reported.add)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def check(config: ResolvedConfig) -> None:
+    def check(config: ResolvedConfig, decided: Decided) -> None:
         if config.compile and config.bucket_cap_mb < 1:  # of its first bucket, along which torch.compile cuts
             raise ConfigError("bucket_cap_mb", f"must be at least 1 with --compile, got {config.bucket_cap_mb:g}")
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import MicroBatch
@@ -43,10 +44,10 @@ class Hogwild(Asynchronous):
         self._staleness_max = torch.zeros(1, dtype=torch.float64)
 
     @staticmethod
-    def check(config: ResolvedConfig) -> None:
-        if config.placement.nodes > 1:
-            raise ConfigError("topology", f"must be on one node (1xWORKERS) for hogwild, got {config.topology}")
-        if config.device == "cuda":
+    def check(config: ResolvedConfig, decided: Decided) -> None:
+        if decided.placement.nodes > 1:
+            raise ConfigError("topology", f"must be on one node (1xWORKERS) for hogwild, got {decided.topology}")
+        if decided.device == "cuda":
             raise ConfigError("device", "must be cpu for hogwild, whose workers share the node's memory")
         if not hasattr(os, "memfd_create"):
             raise ConfigError("strategy", "hogwild needs Linux, for memory that processes share without a file")

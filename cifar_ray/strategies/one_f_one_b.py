@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch.distributed.pipelining import Schedule1F1B
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.pipeline import Pipeline
@@ -23,12 +24,12 @@ class OneFOneB(Pipeline):
     schedule = Schedule1F1B
 
     @classmethod
-    def check(cls, config: ResolvedConfig) -> None:
-        super().check(config)
-        if cls.micro_batches(config) < config.world_size:
+    def check(cls, config: ResolvedConfig, decided: Decided) -> None:
+        super().check(config, decided)
+        if cls.micro_batches(config) < decided.world_size:
             raise ConfigError(
                 "strategy_options.micro_batches",
-                f"must be at least the number of workers ({config.world_size}) for --strategy one_f_one_b, "
+                f"must be at least the number of workers ({decided.world_size}) for --strategy one_f_one_b, "
                 f"got {cls.micro_batches(config)}",
             )
 

@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cifar_ray import data, models
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.schema import Count, Whole
@@ -57,7 +58,7 @@ class ParameterServing(Asynchronous):
     cannot = frozenset({"dtype", "unused"})
 
     @staticmethod
-    def check(config: ResolvedConfig) -> None:
+    def check(config: ResolvedConfig, decided: Decided) -> None:
         """See the protocol."""
         pushes, servers = config.strategy_options["push_every"], config.strategy_options["servers"]
         if pushes > 1 and config.optimizer != "sgd":

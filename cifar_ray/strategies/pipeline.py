@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import data, models
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import USUAL
 from cifar_ray.config.option import is_own
@@ -71,7 +72,7 @@ class Pipeline(Base):
         micro_batches: Annotated[Count, Field(description="Micro-batches per global batch")] = 4,
     ) -> None:
         super().__init__(context)
-        config, worker = context.config, context.worker
+        config, worker, precision = context.config, context.worker, context.decided.precision
         self._count = self.micro_batches(config)
         units = stages.units(models.layers(config, context.model))
         # A buffer without a tensor may get one from a forward pass, on the ranks alone that compute it.
@@ -85,7 +86,7 @@ class Pipeline(Base):
         self._stages: list[nn.Module] = [nn.Sequential(*units[part]) for part in slices]
         self._watch = Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
-        self._layers = stages.Layers(units, part, config.precision, worker.device)
+        self._layers = stages.Layers(units, part, precision, worker.device)
         inputs = _like(costs[part.start - 1], grad=True) if part.start else self._example("meta")
         stage = Stage(self._layers, worker, inputs, _like(costs[part.stop - 1], grad=True), self._watch)
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
@@ -95,13 +96,13 @@ class Pipeline(Base):
         return config.strategy_options["micro_batches"]
 
     @classmethod
-    def check(cls, config: ResolvedConfig) -> None:
+    def check(cls, config: ResolvedConfig, decided: Decided) -> None:
         """See the protocol."""
-        workers = config.world_size
+        workers = decided.world_size
         if workers < 2:
             raise ConfigError(
                 "topology",
-                f"must have at least 2 workers for --strategy {config.strategy}, got {config.topology}: a pipeline of "
+                f"must have at least 2 workers for --strategy {config.strategy}, got {decided.topology}: a pipeline of "
                 "one stage is plain training, --strategy ddp",
             )
         model = models.outline(config, data.spec(config))
@@ -118,7 +119,7 @@ class Pipeline(Base):
             raise ConfigError(
                 "topology",
                 f"must have at most {most} workers for --strategy {config.strategy} with this {config.model}, one for "
-                f"each layer that has parameters, got {config.topology}",
+                f"each layer that has parameters, got {decided.topology}",
             )
         images, parts = config.global_batch_size, cls.micro_batches(config)
         if images % parts:
@@ -206,10 +207,10 @@ class Pipeline(Base):
 
     def _plan(self, units: list[nn.Module]) -> tuple[list[slice], list[stages.Cost]]:
         """Each stage's units and each unit's cost, as rank 0 finds them."""
-        config, worker = self.context.config, self.context.worker
+        worker = self.context.worker
         plan: list[Any] = [None]
         if worker.rank == 0:
-            costs = stages.measure(units, self._example(worker.device), config.precision)
+            costs = stages.measure(units, self._example(worker.device), self.context.decided.precision)
             plan = [(stages.cut([cost.seconds for cost in costs], worker.world_size), costs)]
         dist.broadcast_object_list(plan, src=0, device=worker.device)
         return plan[0]
@@ -220,9 +221,9 @@ class Pipeline(Base):
         return convolution.laid_out(data.spec(config).example(self.at_once(config), device), USUAL)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        config, device = self.context.config, self.context.worker.device
-        with self._watch.computing("forward"), autocast(config.precision, device):
-            return self.context.task.loss(outputs, targets, self._divisor)
+        context = self.context
+        with self._watch.computing("forward"), autocast(context.decided.precision, context.worker.device):
+            return context.task.loss(outputs, targets, self._divisor)
 
 
 def idle(busy: Sequence[float], took: float) -> float:

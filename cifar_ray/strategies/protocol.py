@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.served_weights import ServerHandle
@@ -24,6 +25,7 @@ class StrategyContext:
 
     Attributes:
         config: a resolved config.
+        decided: what it leaves open.
         worker: this worker; the process group is up when there are several workers.
         model: initialised alike on every rank, on the device, in training mode.
         make_optimizer: makes the configured optimizer for a model that has the same parameters in the same order.
@@ -34,6 +36,7 @@ class StrategyContext:
     """
 
     config: ResolvedConfig
+    decided: Decided
     worker: Worker
     model: nn.Module
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
@@ -69,11 +72,12 @@ class Strategy(Protocol):
     cannot: frozenset[str]
 
     @staticmethod
-    def check(config: ResolvedConfig) -> None:
+    def check(config: ResolvedConfig, decided: Decided) -> None:
         """Refuse what cannot be.
 
         Args:
-            config: a resolved config; its device may still be ``auto``.
+            config: a resolved config.
+            decided: its topology and device, which may still be ``auto``.
 
         Raises:
             ConfigError: naming the field and what it may be.

@@ -46,7 +46,7 @@ class Replicas(Base, ABC):
             context.mark("data")
             seed(micro_batch.seed, context.worker.device, context.worker.gpus)
             with self.accumulating(last=number == count):
-                with autocast(context.config.precision, context.worker.device):
+                with autocast(context.decided.precision, context.worker.device):
                     outputs = self.forward(micro_batch.inputs)
                     loss = context.task.loss(outputs, micro_batch.targets, micro_batch.divisor) / count
                 context.mark("forward")

@@ -25,6 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.schema import Count
 from cifar_ray.config.train import ResolvedConfig
@@ -72,8 +73,8 @@ class Reproducible(Base):
             torch.backends.cudnn.deterministic = True
 
     @staticmethod
-    def check(config: ResolvedConfig) -> None:
-        shards, batch, workers = config.strategy_options["shards"], config.global_batch_size, config.world_size
+    def check(config: ResolvedConfig, decided: Decided) -> None:
+        shards, batch, workers = config.strategy_options["shards"], config.global_batch_size, decided.world_size
         if shards & (shards - 1):
             raise ConfigError("strategy_options.shards", f"must be a power of two, got {shards}")
         if shards % workers:
@@ -133,7 +134,7 @@ class Reproducible(Base):
         self.model.zero_grad()
         self._passes.clear()
         seed(micro_batch.seed, context.worker.device)
-        with autocast(context.config.precision, context.worker.device):
+        with autocast(context.decided.precision, context.worker.device):
             loss = context.task.loss(self.model(micro_batch.inputs), micro_batch.targets, micro_batch.divisor)
         context.mark("forward")
         loss.backward()  # type: ignore[no-untyped-call]

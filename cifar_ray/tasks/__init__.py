@@ -18,6 +18,7 @@ from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, from_mapping, measured_on
 
 if TYPE_CHECKING:
+    from cifar_ray.config.decided import Decided
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.tasks.protocol import Task
 
@@ -79,9 +80,9 @@ def column(config: TrainConfig) -> str:
     return _named(usual(config)).target
 
 
-def build(config: TrainConfig) -> Task:
+def build(config: TrainConfig, decided: Decided | None = None) -> Task:
     """A config's task, ready for use."""
-    task, facts = of(config)(config), spec(config)
+    task, facts = of(config)(config, decided), spec(config)
     if task.spec != facts:
         vars(task)["spec"] = facts
     return task

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # reading the facts needs no torch
     import torch
     from torch import Tensor
 
+    from cifar_ray.config.decided import Decided
     from cifar_ray.config.train import TrainConfig
 
 SPEC = TaskSpec(
@@ -46,9 +47,9 @@ ONE = 2**20
 class Classes:
     """What tasks of classes have in common: label smoothing, and weights of classes."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
         self._smoothing = config.label_smoothing or 0.0
-        self._weights = _balanced(config.class_weights_counts)
+        self._weights = _balanced(decided.class_weights_counts if decided else None)
         self._tensors: dict[torch.device, Tensor] = {}  # a copy in every step would have the host wait for a GPU
 
     def _weighted(self, targets: Tensor) -> Tensor:

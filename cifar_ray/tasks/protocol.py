@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from cifar_ray.config.decided import Decided
     from cifar_ray.config.train import TrainConfig
 
 
@@ -62,8 +63,8 @@ class Task(Protocol):
     target: ClassVar[str]
     rule: ClassVar[str]
 
-    def __init__(self, config: TrainConfig) -> None:
-        """Be the task of a run; the config may still lack the model's recipe."""
+    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
+        """Be the task of a run; ``decided`` has the facts of the data, once they have been read."""
 
     @classmethod
     def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:

@@ -20,6 +20,7 @@ from mlflow.entities import DatasetInput, InputTag
 
 from cifar_ray import tasks
 from cifar_ray.config import command_line
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
@@ -45,13 +46,13 @@ _SPEED: Mapping[str, Callable[[float], str]] = {
 """Metric -> how its value is written."""
 
 
-def run_tags(config: ResolvedConfig) -> dict[str, str]:
-    """Tags of a run that goes on with this config on this machine."""
+def run_tags(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
+    """Tags of a run that goes on with this config, and what is decided beside it, on this machine."""
     spec = tasks.spec(config)
     task, objective = tasks.to_record(spec), choosing.objective(config, spec)
     return {
-        "topology": config.topology,
-        "world_size": str(config.world_size),
+        "topology": decided.topology,
+        "world_size": str(decided.world_size),
         "global_batch_size": str(config.global_batch_size),
         "strategy": config.strategy,
         "dataset": config.dataset,
@@ -66,12 +67,12 @@ def run_tags(config: ResolvedConfig) -> dict[str, str]:
     }
 
 
-def note(config: ResolvedConfig) -> str:
+def note(config: ResolvedConfig, decided: Decided) -> str:
     """What a run is, in Markdown: MLflow shows it as the run's description."""
     unit = tasks.spec(config).unit
     return (
-        f"{config.model} on {config.dataset}: topology {config.topology}, {config.global_batch_size} {unit} per step "
-        f"({config.images_per_worker} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
+        f"{config.model} on {config.dataset}: topology {decided.topology}, {config.global_batch_size} {unit} per step "
+        f"({decided.images_per_worker(config)} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
         f"seed {config.seed}\n\n"
         f"    {recipe.command(config)}\n"
     )

@@ -17,6 +17,7 @@ from mlflow.entities import Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Subset, measured_on
@@ -33,7 +34,7 @@ from cifar_ray.tracking.study import (
     TOPOLOGY_TAG,
     task_of,
 )
-from cifar_ray.training import bottleneck, recipe
+from cifar_ray.training import bottleneck
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 from cifar_ray.training.rank_times import StepTimes
@@ -51,14 +52,16 @@ class RunRecord(Record):
     """Writes one driver's record of a training run.
 
     Attributes:
+        config: the run's resolved config.
         name: the run's name in MLflow.
         tags_before: its tags when this process took it up.
         undrawn: why its picture cannot be drawn; empty when it can.
         task: what the run learns.
     """
 
-    def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
+    def __init__(self, client: MlflowClient, config: ResolvedConfig, run: Run, session: str) -> None:
         super().__init__(client, run, session)
+        self.config = config
         self.name = run.info.run_name
         self._folder = run.data.tags.get(store.FOLDER_TAG, "")
         self.tags_before: Mapping[str, str] = dict(run.data.tags)
@@ -78,6 +81,7 @@ class RunRecord(Record):
         cls,
         client: MlflowClient,
         config: ResolvedConfig,
+        decided: Decided,
         name: str,
         key: str,
         folder: str,
@@ -98,21 +102,22 @@ class RunRecord(Record):
         with store.refusing(client.tracking_uri):
             name_of_own = store.experiment_name([config.dataset])
             experiment = experiment or store.experiment_id(client, name_of_own)
-            every = {**known, **origin.run_tags(config), store.NOTE_TAG: origin.note(config), **(tags or {})}
+            note = {store.NOTE_TAG: origin.note(config, decided)}
+            every = {**known, **note, **origin.run_tags(config, decided), **(tags or {})}
             try:
                 run = client.create_run(experiment, start_time=round(1000 * begun), tags=every, run_name=name)
             except MlflowException:
                 if (arrived := store.find_key(client, key)) is None:  # though its answer did not
                     raise
                 run = arrived
-        record = cls(client, run, session)
-        record._sink.params({k: v for k, v in runfile.params(config).items() if k not in _DECIDED})
+        record = cls(client, config, run, session)
+        record._sink.params({k: v for k, v in runfile.params(config, decided).items() if k not in _DECIDED})
         record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
-        record.config_file(config)
+        record.config_file(decided)
         return record
 
     @classmethod
-    def reopen(cls, client: MlflowClient, config: ResolvedConfig, run_id: str) -> RunRecord:
+    def reopen(cls, client: MlflowClient, config: ResolvedConfig, decided: Decided, run_id: str) -> RunRecord:
         """Continue the record of an earlier driver; the run is RUNNING again.
 
         Tags are those of ``config`` and this machine from now on; what they were is kept as
@@ -121,18 +126,18 @@ class RunRecord(Record):
         Raises:
             ConfigError: when the store refuses it.
         """
-        record = store.take_over(client, run_id, partial(cls, client))
-        record.tags(origin.changed_tags(record.tags_before, origin.run_tags(config)))
+        record = store.take_over(client, run_id, partial(cls, client, config))
+        record.tags(origin.changed_tags(record.tags_before, origin.run_tags(config, decided)))
         record._sink.call(partial(store.forget, tag=STOPPED_BY_TAG))
         return record
 
-    def config_file(self, config: ResolvedConfig) -> None:
-        """Log the config as an artifact that starts the same run again."""
-        self.text(_CONFIG_FILE, runfile.to_yaml(recipe.widest(config)))
+    def config_file(self, decided: Decided) -> None:
+        """Log the config as an artifact that starts the same run again, with what is ``decided`` of this one."""
+        self.text(_CONFIG_FILE, runfile.to_yaml(self.config, decided))
 
-    def moved(self, config: ResolvedConfig) -> None:
-        """Update the tags of a run that goes on as ``config``; earlier values are kept as by :meth:`reopen`."""
-        self._change(origin.run_tags(config))
+    def moved(self, decided: Decided) -> None:
+        """Update the tags of a run that goes on as ``decided``; earlier values are kept as by :meth:`reopen`."""
+        self._change(origin.run_tags(self.config, decided))
 
     def _change(self, now: Mapping[str, str]) -> None:
         """Set tags, and keep their earlier values."""
@@ -149,20 +154,20 @@ class RunRecord(Record):
 
     def started(self, event: Started) -> None:
         """Record the start of the loop: re-send rows missing from the store, drop held rows of lost steps."""
-        config = event.config
-        self._sink.params({k: v for k, v in runfile.params(config).items() if k in _DECIDED})
+        decided = event.decided
+        self._sink.params({k: v for k, v in runfile.params(self.config, decided).items() if k in _DECIDED})
         measured = {"cifar_ray.precision": event.measured} if event.measured else {}
         now = {
-            TOPOLOGY_TAG: config.topology,
+            TOPOLOGY_TAG: decided.topology,
             HARDWARE_TAG: event.hardware,
-            THREADS_TAG: str(config.cpus_reserved),
+            THREADS_TAG: str(decided.cpus),
             **measured,
         }
         if event.step:
             self._change(now)
         else:  # nothing that counts was trained before
             self._sink.tags(now)
-        self.config_file(config)
+        self.config_file(decided)
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}
         for row in event.history:

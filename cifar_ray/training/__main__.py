@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from cifar_ray import IMPORTED_AT, data, strategies
 from cifar_ray.config import errors, files, flags, limits, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, gpus, recipe
@@ -42,16 +43,16 @@ _NOT_HERE = (
 
 
 class Printer:
-    """Plain lines from rank 0."""
+    """Plain lines from rank 0, of the training of a model."""
 
-    def __init__(self, rank: int) -> None:
-        self._quiet = rank != 0
+    def __init__(self, rank: int, model: str) -> None:
+        self._quiet, self._model = rank != 0, model
 
     def started(self, event: Started) -> None:
         for sentence in event.skipped:
             print(f"passed over: {sentence}")
         origin = f"from step {event.step} ({event.resumed_from})" if event.resumed_from else "from scratch"
-        print(f"training {event.config.model} on {event.hardware} in {event.config.precision}, {origin}")
+        print(f"training {self._model} on {event.hardware} in {event.decided.precision}, {origin}")
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
         if row is not None and not self._quiet:
@@ -89,7 +90,7 @@ def main(words: list[str], begun: float) -> Outcome:
                 key, "is for `cifar-ray train`; under torchrun it follows from torchrun, or is not"
             )
     values["topology"] = f"{world_size // local_world_size}x{local_world_size}"
-    asked = runfile.merge(TrainConfig(), values)
+    asked = runfile.load(None, values)
     config = recipe.resolve(asked)
     for note in recipe.notes(config, asked) if rank == 0 else ():
         print(note)
@@ -108,7 +109,8 @@ def main(words: list[str], begun: float) -> Outcome:
     dataset = data.read(config, encoding=_encoding(config, folder, rank, world_size))
     launch = Launch(begun, time.time() - loading)
     worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device, given)
-    outcome = fit(config, dataset, folder, worker, Printer(rank), launch).at(time.time())
+    observer = Printer(rank, config.model)
+    outcome = fit(config, Decided.asked(config), dataset, folder, worker, observer, launch).at(time.time())
     if rank == 0:
         for title, figures in (("result", outcome.metrics), ("times", outcome.times)):
             print(title + ":", ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))

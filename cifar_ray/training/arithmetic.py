@@ -74,11 +74,11 @@ def choose(config: ResolvedConfig, worker: Worker, passes: int | None = None) ->
     decides there: it is ``fp32`` and ``channels_last``.
 
     Args:
-        config: a resolved config whose device is decided.
+        config: a resolved config.
         worker: this worker; every rank must call it.
         passes: of all the runs that are to compute so; those of this run when it is None.
     """
-    names = undecided(config, passes_of(config) if passes is None else passes)
+    names = undecided(config, worker.device.type, passes_of(config) if passes is None else passes)
     precision, convolutions = config.precision.replace("auto", "fp32"), config.convolutions or USUAL
     measured = []
     with _one_thread(), compiling.refusing(config):
@@ -91,13 +91,13 @@ def choose(config: ResolvedConfig, worker: Worker, passes: int | None = None) ->
     return Choice(precision, convolutions, "; ".join(measured))
 
 
-def undecided(config: ResolvedConfig, passes: int) -> set[str]:
+def undecided(config: ResolvedConfig, device: str, passes: int) -> set[str]:
     """Which of ``precision`` and ``convolutions`` are to be measured for so many ``passes`` of one or several runs."""
     if config.strategy == "reproducible":
         return set()
     names = {"precision"} if config.precision == "auto" else set()
     has_images = data.spec(config).inputs == "images"
-    if has_images and config.convolutions is None and config.device != "cuda" and not config.compile:
+    if has_images and config.convolutions is None and device != "cuda" and not config.compile:
         names |= {"convolutions"} if passes >= LEAST_STEPS else set()
     return names
 

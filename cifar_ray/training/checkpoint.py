@@ -24,10 +24,12 @@ from pydantic import TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray import tasks
+from cifar_ray import data, tasks
 from cifar_ray.config import errors, option, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.schema import Number
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import DatasetSpec
 from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
@@ -35,6 +37,9 @@ from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step
 from cifar_ray.training.observer import Row, SavedCheckpoint
 
 _LOCK_WAIT_S = 120.0
+_OF_WEIGHTS = ("precision", "convolutions", "images", "class_weights_counts", "weights_digest")
+"""What is decided beside the config and decides the weights."""
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What the next try would meet again."""
 
@@ -44,7 +49,8 @@ class Snapshot:
     """All of a run after ``step`` optimizer steps.
 
     Attributes:
-        config: the resolved config, with nothing left to ``auto``.
+        config: the resolved config.
+        decided: what it leaves open.
         step: optimizer steps done.
         epoch: whole epochs done.
         score: the task's primary figure of the epoch that ends here, if one does, on the validation samples where
@@ -60,6 +66,7 @@ class Snapshot:
     """
 
     config: ResolvedConfig
+    decided: Decided
     step: int
     epoch: int
     score: float | None
@@ -71,6 +78,11 @@ class Snapshot:
     history: Sequence[Row]
     task: TaskSpec
     encoding: str = ""
+
+    @property
+    def spec(self) -> DatasetSpec:
+        """The facts of the data set that it has learned from."""
+        return data.spec(self.config, self.decided.images)
 
 
 @dataclass(frozen=True)
@@ -113,6 +125,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         (partial / STATE).write_bytes(_packed(state))
         made = Manifest(
             config=snapshot.config,
+            decided=snapshot.decided,
             step=snapshot.step,
             epoch=snapshot.epoch,
             score=snapshot.score,
@@ -135,27 +148,27 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
     return _event(target, made, best=_prune(folder, made) == target)
 
 
-def load(path: Path, record: ResolvedConfig | None = None) -> Snapshot:
+def load(path: Path, config: ResolvedConfig | None = None, decided: Decided | None = None) -> Snapshot:
     """Read one checkpoint to the CPU, verifying every byte of it.
 
     Args:
         path: its folder.
-        record: the run's config, to compare the checkpoint's with; None not to compare.
+        config: the run's, to compare the checkpoint's with; None not to compare.
+        decided: likewise.
 
     Raises:
         CheckpointError: when it is damaged, incomplete, of another version, or made with other settings than the run's.
     """
     made = manifest.read(path)
-    if record is not None:
-        _check_same(made.config, record, path)
+    if config is not None:
+        _check_same(made, config, decided or Decided.asked(config), path)
     manifest.verify(path / WEIGHTS, made.weights)
     manifest.verify(path / STATE, made.state)
     try:
         weights = safetensors.load((path / WEIGHTS).read_bytes())
         state = _STATE.validate_python(torch.load(path / STATE, map_location="cpu", weights_only=True))
-        return Snapshot(
-            made.config, made.step, made.epoch, made.score, made.class_names, weights, **vars(state), task=made.task
-        )
+        of = (made.config, made.decided, made.step, made.epoch, made.score, made.class_names)
+        return Snapshot(*of, weights, **vars(state), task=made.task)
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
         raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
 
@@ -174,14 +187,16 @@ def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def to_bytes(snapshot: Snapshot) -> bytes:
     """A snapshot for another process of the same run, in the format of ``state.pt``."""
-    config, history = runfile.to_mapping(snapshot.config), [asdict(row) for row in snapshot.history]
-    return _packed({**vars(snapshot), "config": config, "history": history, "task": snapshot.task.to_mapping()})
+    config, decided = runfile.to_mapping(snapshot.config), snapshot.decided.to_mapping()
+    plain = {"config": config, "decided": decided, "task": snapshot.task.to_mapping()}
+    return _packed({**vars(snapshot), **plain, "history": [asdict(row) for row in snapshot.history]})
 
 
 def from_bytes(content: bytes) -> Snapshot:
     """What :func:`to_bytes` has made, on the CPU."""
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     state["config"] = runfile.resolved_from_mapping(state["config"])
+    state["decided"] = Decided.from_mapping(state["decided"])
     state["history"] = [Row(**row) for row in state["history"]]
     state["task"] = tasks.from_mapping(state["task"])
     return Snapshot(**state)
@@ -194,16 +209,16 @@ def _packed(state: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _check_same(config: ResolvedConfig, record: ResolvedConfig, path: Path) -> None:
-    """Refuse to go on with a run that learns something else, or otherwise."""
-    for name in option.decide_weights(TrainConfig):
-        was, wanted = option.value_of(config, name), option.value_of(record, name)
-        undecided = (
-            (name == "precision" and wanted == "auto")
-            or (name == "convolutions" and wanted is None)
-            or (name == "images" and wanted.digest is None)
-        )
-        if was != wanted and not undecided:
+def _check_same(made: Manifest, config: ResolvedConfig, decided: Decided, path: Path) -> None:
+    """Refuse to go on with a run that learns something else, or otherwise; what is not decided yet may be anything."""
+    pairs = {
+        name: (option.value_of(made.config, name), option.value_of(config, name))
+        for name in option.decide_weights(TrainConfig)
+    }
+    known = {name: value for name, value in vars(decided).items() if value not in (None, "auto")}
+    pairs |= {name: (getattr(made.decided, name), known.get(name)) for name in _OF_WEIGHTS}
+    for name, (was, wanted) in pairs.items():
+        if was != wanted and not (wanted is None and name in _OF_WEIGHTS):
             raise CheckpointError(
                 f"checkpoint {path} was made with {name} {errors.brief(was)}, and this run has "
                 f"{errors.brief(wanted)}; take another run name"
@@ -218,12 +233,15 @@ def every(folder: Path) -> list[Path]:
     return sorted((path for path, step in steps.items() if step >= 0), key=steps.__getitem__)
 
 
-def latest(folder: Path, record: ResolvedConfig | None = None) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
+def latest(
+    folder: Path, config: ResolvedConfig | None = None, decided: Decided | None = None
+) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
     """The newest checkpoint that can be used, with sentences about newer ones that cannot.
 
     Args:
         folder: that of the checkpoints.
-        record: as for :func:`load`.
+        config: as for :func:`load`.
+        decided: likewise.
 
     Returns:
         None when there is no checkpoint at all.
@@ -234,7 +252,7 @@ def latest(folder: Path, record: ResolvedConfig | None = None) -> tuple[Path, Sn
     problems: list[str] = []
     for path in reversed(every(folder)):
         try:
-            return path, load(path, record), tuple(problems)
+            return path, load(path, config, decided), tuple(problems)
         except CheckpointError as error:
             problems.append(str(error))
     if problems:

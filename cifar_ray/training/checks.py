@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from cifar_ray import data, models, strategies, tasks
+from cifar_ray import models, strategies, tasks
 from cifar_ray.config import errors, option
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import OWN, SIZED, is_own, library_of
@@ -73,39 +73,35 @@ def side(config: ResolvedConfig, spec: DatasetSpec) -> None:
     """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers without weights
-        model = models.outline(config, spec)
-    with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
-        try:
-            model(spec.example(2))
-        except (RuntimeError, ValueError, ZeroDivisionError):
-            raise ConfigError(
-                "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
-                f"must suit --model {config.model}, which cannot take images of {spec.image_size}x{spec.image_size} "
-                "pixels; 32 suits all",
-            ) from None
+        takes = _takes(config, spec, 2)
+    if not takes:
+        raise ConfigError(
+            "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
+            f"must suit --model {config.model}, which cannot take images of {spec.image_size}x{spec.image_size} "
+            "pixels; 32 suits all",
+        )
 
 
-def single_image(config: ResolvedConfig) -> None:
+def single_image(config: ResolvedConfig, spec: DatasetSpec) -> None:
     """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
-    spec = data.spec(config)
+    if not _takes(config, spec, 1):
+        unit, cut = tasks.spec(config).unit, strategies.of(config).cut
+        raise ConfigError(
+            cut or "global_batch_size",
+            f"must leave at least 2 {unit} in each forward pass for this {config.model}, whose batch norm needs "
+            f"several values, got {option.value_of(config, cut or 'global_batch_size')}",
+        )
+
+
+def _takes(config: ResolvedConfig, spec: DatasetSpec, samples: int) -> bool:
+    """Whether the model takes a batch of so many samples, as far as shapes tell."""
     model = models.outline(config, spec)
     with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
         try:
-            model(spec.example(1))
-        except ValueError:
-            unit = tasks.spec(config).unit
-            batch_norm = f"for this {config.model}, whose batch norm needs several values"
-            cut = strategies.of(config).cut
-            if cut is None:
-                raise ConfigError(
-                    "global_batch_size",
-                    f"must leave at least 2 {unit} in each forward pass {batch_norm}, got {config.global_batch_size}",
-                ) from None
-            raise ConfigError(
-                cut,
-                f"must leave at least 2 {unit} in each {batch_norm}; "
-                f"{option.value_of(config, cut)} cut {config.global_batch_size} {unit} into single ones",
-            ) from None
+            model(spec.example(samples))
+        except (RuntimeError, ValueError, ZeroDivisionError):
+            return False
+    return True
 
 
 def fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:

@@ -85,14 +85,14 @@ def pack(weights: Mapping[str, Tensor]) -> tuple[bytes, str]:
     return content, hashlib.sha256(content).hexdigest()
 
 
-def load(model: nn.Module, config: ResolvedConfig, content: bytes) -> None:
-    """Set what a model has in common with the weights of ``config`` that :func:`pack` made; the rest stays.
+def load(model: nn.Module, digest: str | None, content: bytes) -> None:
+    """Set what a model has in common with the weights of that SHA-256 that :func:`pack` made; the rest stays.
 
     Raises:
         CheckpointError: when they are not those that the run began with.
     """
-    if hashlib.sha256(content).hexdigest() != config.weights_digest:
-        raise CheckpointError("the weights that the run starts from are damaged: their SHA-256 is not the config's")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CheckpointError("the weights that the run starts from are damaged: their SHA-256 is another")
     model.load_state_dict(_fitting(model, safetensors.load(content)), strict=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.served_weights import ServerHandle
@@ -16,6 +17,7 @@ from cifar_ray.training.setup import prepare, unfreeze
 
 def fit(
     config: ResolvedConfig,
+    decided: Decided,
     dataset: Dataset,
     folder: Path,
     worker: Worker,
@@ -37,8 +39,8 @@ def fit(
             strategy is asynchronous.
     """
     lock = checkpoint.lock(folder) if worker.rank == 0 else None
-    state = prepare(config, dataset, folder, worker, launch, server, asked, initial)
-    config, clock, steps = state.config, state.clock, state.loader.steps_per_epoch
+    state = prepare(config, decided, dataset, folder, worker, launch, server, asked, initial)
+    clock, steps = state.clock, state.loader.steps_per_epoch
     evaluation = None
     if worker.rank == 0:
         observer.started(state.started)

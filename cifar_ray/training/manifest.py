@@ -11,16 +11,14 @@ from typing import Any
 
 from cifar_ray import tasks
 from cifar_ray.config import errors, files, runfile, schema
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.schema import Number, Whole
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.training.errors import CheckpointError
 
-FORMAT = 3
+FORMAT = 4
 """Version of a checkpoint's layout. It changes when older code could not read what is written."""
-
-_READ = (2, FORMAT)
-"""Versions that are read; 2 has options by their former names."""
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -44,6 +42,7 @@ class Manifest:
     """What a checkpoint says of itself; ``weights`` and ``state`` are its files, the rest is a ``Snapshot``'s."""
 
     config: ResolvedConfig
+    decided: Decided
     step: Whole
     epoch: Whole
     score: Number | None
@@ -68,6 +67,7 @@ def write(manifest: Manifest, folder: Path) -> None:
         **({manifest.task.primary.name: manifest.score} if task is None else {"score": manifest.score, "task": task}),
         "class_names": list(manifest.class_names),
         "config": runfile.to_mapping(manifest.config),
+        "decided": manifest.decided.to_mapping(),
         "files": {WEIGHTS: vars(manifest.weights), STATE: vars(manifest.state)},
     }
     (folder / MANIFEST).write_text(json.dumps({**values, "sha256": _digest(values)}, indent=1), encoding="utf-8")
@@ -84,7 +84,7 @@ def read(path: Path) -> Manifest:
         version = values["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
-    if version not in _READ:
+    if version != FORMAT:
         raise CheckpointError(
             f"checkpoint {path} has format {errors.brief(version)}, written by another version of cifar_ray; "
             f"this one reads format {FORMAT}"
@@ -135,9 +135,9 @@ def _digest(values: dict[str, Any]) -> str:
 
 def _typed(values: dict[str, Any]) -> Manifest:
     described = values["files"]
-    config = runfile.resolved_from_mapping({**values["config"]})
+    config = runfile.resolved_from_mapping(values["config"])
     task = tasks.recorded(values.get("task"))
-    fields = {name: values[name] for name in ("step", "epoch", "class_names")}
+    fields = {name: values[name] for name in ("decided", "step", "epoch", "class_names")}
     fields |= {"score": values["score" if "task" in values else task.primary.name], "task": task}
     manifest: Manifest = schema.build(
         Manifest, {**fields, "config": config, "weights": described[WEIGHTS], "state": described[STATE]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.decided import Decided
 from cifar_ray.training.rank_times import PHASES, StepTimes
 
 if TYPE_CHECKING:  # events need no torch
@@ -55,7 +55,7 @@ class Started:
     """Event: the loop is about to run its first step in this process.
 
     Attributes:
-        config: the resolved config, with nothing left to ``auto``.
+        decided: what the config leaves open.
         step: optimizer steps already done.
         steps_per_epoch: optimizer steps in an epoch.
         resumed_from: the checkpoint's folder, when there was one.
@@ -65,7 +65,7 @@ class Started:
         measured: what the precision and convolutions were decided by, in words; empty when nothing was measured here.
     """
 
-    config: ResolvedConfig
+    decided: Decided
     step: int
     steps_per_epoch: int
     resumed_from: str | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cifar_ray import data, models, tasks
+from cifar_ray import models, tasks
 from cifar_ray.data import DatasetSpec, augment
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import checkpoint
@@ -39,7 +39,7 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     Raises:
         CheckpointError: when the weights are not those of the config.
     """
-    spec = data.spec(snapshot.config)
+    spec = snapshot.spec
     model = models.build(snapshot.config, spec)
     if len(snapshot.class_names) != spec.num_classes:
         raise CheckpointError(
@@ -60,8 +60,8 @@ def of(path: str | Path, snapshot: Snapshot) -> Predictor:
         CheckpointError: when the weights are not those of the config.
     """
     config = snapshot.config
-    spec = data.spec(config).normalised(config.normalise)
-    return Predictor(restore(path, snapshot), spec, tasks.build(config)).eval()
+    task = tasks.build(config, snapshot.decided)
+    return Predictor(restore(path, snapshot), snapshot.spec.normalised(config.normalise), task).eval()
 
 
 def load(path: Path) -> Predictor:

@@ -33,7 +33,7 @@ class Readiness:
     buffer_bytes: int
 
 
-def readiness(config: ResolvedConfig, samples: int, threads: int) -> Readiness:
+def readiness(config: ResolvedConfig, precision: str, samples: int, threads: int) -> Readiness:
     """Measure backward passes of so many samples of noise on the CPU, after one that does not count.
 
     The loss is the mean square of what the model gives, whose own gradient takes no time beside the model's. The hooks
@@ -56,7 +56,7 @@ def readiness(config: ResolvedConfig, samples: int, threads: int) -> Readiness:
                     parameter.register_post_accumulate_grad_hook(partial(_note, moments, place))  # type: ignore[no-untyped-call]
                     for place, parameter in enumerate(parameters)
                 ]
-                with autocast(config.precision, device):
+                with autocast(precision, device):
                     loss = model(batch).float().square().mean()
                 begin = time.perf_counter()
                 loss.backward()

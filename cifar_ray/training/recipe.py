@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import shlex
@@ -10,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from cifar_ray import data, models, strategies, tasks
-from cifar_ray.config import errors, runfile, schema, topology
+from cifar_ray.config import errors, files, option, runfile, schema
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
-from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, DatasetSpec, arrays
 from cifar_ray.models import own as own_models
@@ -26,70 +27,102 @@ LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
 
 
-def resolve(config: TrainConfig, chooser: str = "") -> ResolvedConfig:
+def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> ResolvedConfig:
     """Fill in the global batch, the model's recipe and the share for validation; what was given stays.
 
     The result is its own resolution, and starting from it repeats the run.
 
     Args:
-        config: what to do.
+        asked: what to do.
         chooser: what is to choose between it and other runs, such as ``--scheduler asha``; empty when nothing is.
+        known: values of fields, in place of those that ``asked`` has; None for none.
 
     Raises:
         ConfigError: when model, data set and batch do not go together.
     """
-    config = dataclasses.replace(config, val_share=_val_share(config, chooser))
-    if is_own(config.dataset) and not config.images.classes:
-        images = data.look(config)
-        config = dataclasses.replace(config, dataset=data.absolute(config.dataset), images=images)
+    config = copy.copy(asked)  # a draft, whose values are checked together once all are there
+    values = vars(config)
+    values |= {name: value for name, value in known.items() if value is not None}
+    looks = is_own(config.dataset) and not asked.images.classes
+    if looks:
+        values["images"] = data.look(config)
+    values["val_share"] = _val_share(config, chooser)
+    if looks:
+        values["images"] = data.look(config)  # of which validation may have taken some
+        values["dataset"] = data.absolute(config.dataset)
+    if config.weights is not None:  # a file; others are names
+        values["weights"] = str(files.existing("weights", config.weights) or config.weights)
     spec = data.spec(config)
     checks.task(config, spec)
     recipe = _recipe(config)
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(TrainConfig)}
+    values["global_batch_size"] = config.global_batch_size or recipe["base_batch"]
     values |= {name: value for name, value in recipe.items() if values[name] is None}
     values["task"] = None if config.task == tasks.usual(config) else config.task  # the data set's own
     values["augment"] = _augment(config, spec)
     values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
-    values |= {"batch_size": None, "global_batch_size": _global_batch(config)}
-    values |= {"model_options": models.complete(config, spec), "strategy_options": strategies.complete(config)}
+    values["model_options"] = models.complete(config, spec)
+    values["strategy_options"] = strategies.complete(config)
     for name in FUNCTIONS:
-        if is_function(values[name]) and getattr(config, f"{name}_source") is None:
+        if is_function(values[name]) and values[f"{name}_source"] is None:
             values[f"{name}_source"] = imports.source(values[name], name)
-    resolved = ResolvedConfig(**values)
-    outputs = tasks.spec(resolved).outputs(spec.num_classes, spec.image_size)
+    batch_option = "global_batch_size" if config.batch_size is None else "batch_size"
+    fields = {field.name: values[field.name] for field in dataclasses.fields(TrainConfig)}
+    resolved = ResolvedConfig(**{**fields, "batch_size": None})
+    _check(resolved, spec, batch_option)
+    return resolved
+
+
+def _check(config: ResolvedConfig, spec: DatasetSpec, batch_option: str) -> None:
+    """Refuse a resolved config whose parts do not go together; ``batch_option`` is the option that gave the batch."""
+    outputs = tasks.spec(config).outputs(spec.num_classes, spec.image_size)
     if is_own(config.model):
-        own_models.check(resolved, spec, outputs)
+        own_models.check(config, spec, outputs)
     elif is_own(config.dataset) and spec.inputs == "images":
-        checks.side(resolved, spec)
+        checks.side(config, spec)
     else:
-        models.outline(resolved, spec)  # refuses options that do not go together
-    freezing.check(resolved, spec)
-    own.check(resolved, functools.partial(optimizer.build, config=resolved))
-    checks.sizes(resolved, spec, "batch_size" if config.global_batch_size is None else "global_batch_size")
-    strategy = strategies.of(resolved)
-    strategy.check(resolved)
+        models.outline(config, spec)  # refuses options that do not go together
+    freezing.check(config, spec)
+    own.check(config, functools.partial(optimizer.build, config=config))
+    checks.sizes(config, spec, batch_option)
+    strategy = strategies.of(config)
+    check_place(config, Decided.asked(config))
     if is_own(config.model):
-        own_models.check_strategy(resolved, spec, strategy.cannot)
-    if resolved.precision == "fp16":
-        checks.fp16(resolved, spec)
-    if resolved.compile:
-        checks.compiled(resolved)
-    if resolved.elastic is not None and not strategy.synchronous:
+        own_models.check_strategy(config, spec, strategy.cannot)
+    if config.precision == "fp16":
+        checks.fp16(config, spec)
+    if config.compile:
+        checks.compiled(config)
+    if config.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",
             f"needs a strategy whose workers take every step together, so that all stop after the same one; "
-            f"those of {resolved.strategy} do not",
+            f"those of {config.strategy} do not",
         )
-    found = models.recipe(resolved)
-    if found is not None and found.lookahead and not strategy.synchronous:
+    recipe = models.recipe(config)
+    if recipe is not None and recipe.lookahead and not strategy.synchronous:
         raise ConfigError(
             "strategy",
             f"must be one whose workers take every step together for --model {config.model}, whose recipe averages "
             f"weights over steps, got {config.strategy}",
         )
-    if strategy.at_once(resolved) == 1:
-        checks.single_image(resolved)
-    return resolved
+    if strategy.at_once(config) == 1:
+        checks.single_image(config, spec)
+
+
+def check_place(config: ResolvedConfig, decided: Decided) -> None:
+    """Refuse a topology and a device, which may still be ``auto``, that a run cannot have.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    ways = decided.world_size * config.accumulate
+    if config.global_batch_size % ways:
+        raise ConfigError("topology", f"must share {config.global_batch_size} equally, got {decided.topology}")
+    if config.sync_batchnorm and decided.device == "cpu":
+        raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
+    if config.sync_batchnorm and library_of(config.model) == "timm":  # torch would put a norm alone in their place
+        raise ConfigError("sync_batchnorm", f"must be off for {config.model}, which may fuse norm and activation")
+    strategies.of(config).check(config, decided)
 
 
 def _val_share(config: TrainConfig, chooser: str) -> float | None:
@@ -101,8 +134,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
-    is_known = config.images.classes > 0
-    has_own = config.images.val > 0 and not config.val_share if is_known else data.has_validation(config)
+    has_own = config.images.val > 0 and not config.val_share
     if config.choose_by == "test" and (has_own or config.val_share):
         raise ConfigError("choose_by", "must be val where there are validation images, whose figure chooses")
     if has_own and config.val_share == 0:
@@ -186,143 +218,54 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
     return {**defaults, "optimizer": chosen, "warmup_epochs": warmup}
 
 
-def _global_batch(config: TrainConfig) -> int:
-    """The global batch, however it was given."""
-    ways = config.world_size * config.accumulate
-    if config.batch_size is not None:
-        return config.batch_size * ways
-    images: int = config.global_batch_size or _recipe(config)["base_batch"]
-    if images % ways:
-        example = max(images // ways, 1)
-        raise ConfigError(
-            "global_batch_size",
-            f"must be given where its default of {images} {tasks.spec(config).unit} cannot be shared equally by "
-            f"{config.world_size} workers x {config.accumulate} micro-batches, such as --global-batch-size "
-            f"{example * ways} or --batch-size {example}",
-        )
-    return images
-
-
-def at(config: ResolvedConfig, wanted: Topology) -> ResolvedConfig:
-    """A resolved config on another topology; the global batch stays what it was.
-
-    Raises:
-        ConfigError: when the workers cannot share the global batch.
-    """
-    return resolve(runfile.merge(config, {"topology": str(wanted)}))
-
-
-def widest(config: ResolvedConfig) -> ResolvedConfig:
-    """A resolved config as it would be begun again: an elastic one at its largest topology."""
-    return config if config.elastic is None else at(config, topology.parse_range(config.elastic)[1])
-
-
 _ALWAYS = ("dataset", "task", "model", "epochs", "global_batch_size", "topology", "seed")
-_NEVER = (
-    *runfile.WHERE,
-    "device",
-    "cpus_follow",
-    "images",
-    "weights_digest",
-    "class_weights_counts",
-    "convolutions",
-    *(f"{name}_source" for name in FUNCTIONS),
-)  # the device is that of the machine
+_NEVER = (*runfile.WHERE, "images", "convolutions", *(f"{name}_source" for name in FUNCTIONS))
 
 
-def command(config: ResolvedConfig) -> str:
-    """The ``cifar-ray train`` command that does what a resolved ``config`` does.
+def command(config: ResolvedConfig, **changes: Any) -> str:
+    """The ``cifar-ray train`` command that does what a resolved ``config`` with these ``changes`` does.
 
-    Only what differs from the defaults and the model's recipe is spelled out, and always what tells runs apart.
+    What tells runs apart is always spelled out, the rest where it differs from an option's default.
     """
-    config = widest(config)
-    usual = resolve(
-        TrainConfig(
-            dataset=config.dataset,
-            images=config.images,
-            task=config.task,
-            model=config.model,
-            model_options=config.model_options if is_own(config.model) else {},
-            global_batch_size=config.global_batch_size,
-        )
-    )
-    strategy_defaults = strategies.complete(TrainConfig(strategy=config.strategy))
-    learns = {**_recipe(config), "optimizer": usual.optimizer}  # what the run's own optimizer and epochs come with
-    defaults = {**schema.flatten(schema.to_plain(usual)), **learns}
-    defaults |= {f"strategy_options.{name}": value for name, value in schema.plain(strategy_defaults).items()}
-    has_recipe = config.optimizer in {recipe.optimizer for recipe in models.of(config.model).recipes}
-    always = _ALWAYS if has_recipe else (*_ALWAYS, "lr", "weight_decay")
+    defaults = {name: schema.plain(option.default_of(field)) for name, field in schema.flat_fields(TrainConfig)}
     words = ["cifar-ray train"]
-    for key, value in schema.flatten(schema.to_plain(config)).items():
-        is_option = key.partition(".")[0] in ("model_options", "strategy_options", "optimizer_options")
-        is_own_option = key.startswith("optimizer_options.") or (is_own(config.model) and key.startswith("model_"))
-        if key.partition(".")[0] in _NEVER or (key not in always and not is_own_option and value == defaults[key]):
+    for key, value in schema.flatten({**schema.to_plain(config), **changes}).items():
+        group, _, is_keyword = key.partition(".")
+        if value is None or group in _NEVER or (key not in _ALWAYS and value == defaults.get(key)):
             continue
-        if isinstance(value, bool) and not is_option:
-            words.append(errors.flag_of(key) if value else errors.flag_of(f"no_{key}"))
-        elif value is not None:
-            values = list(map(str, value)) if isinstance(value, list) else [str(value)]
-            values = [",".join(values)] if is_option else values
-            words.append(" ".join([errors.flag_of(key), *map(shlex.quote, values)]))
+        if isinstance(value, bool) and not is_keyword:
+            words.append(errors.flag_of(key if value else f"no_{key}"))
+            continue
+        several = list(map(str, value)) if isinstance(value, list) else [str(value)]
+        several = [",".join(several)] if is_keyword else several
+        words.append(" ".join([errors.flag_of(key), *map(shlex.quote, several)]))
     return " ".join(words)
 
 
-def placed(config: ResolvedConfig, device: str, cpus: int) -> ResolvedConfig:
-    """``config`` with its device, ``cpu`` or ``cuda``, and the CPUs of each worker decided; a number given stays.
+def settle(config: ResolvedConfig, decided: Decided, dataset: Dataset) -> Decided:
+    """What is ``decided``, with the facts of a data set that has been read, as far as the run depends on them.
 
     Raises:
-        ConfigError: when it needs the other device.
+        ConfigError: when these are not the samples that the run began with, or validation has left too few.
     """
-    if config.sync_batchnorm and device != "cuda":
-        raise ConfigError("sync_batchnorm", "needs GPUs; torch has no CPU version of it")
-    if config.sync_batchnorm and library_of(config.model) == "timm":  # torch would put a norm alone in their place
-        raise ConfigError("sync_batchnorm", f"must be off for {config.model}, which may fuse norm and activation")
-    decided = dataclasses.replace(
-        config,
-        device=typing.cast(Any, device),
-        gpus_per_worker=config.gpus_per_worker if device == "cuda" else max(config.gpus_per_worker, 1.0),
-        cpus_per_worker=config.cpus_per_worker or cpus,
-        cpus_follow=config.cpus_follow or config.cpus_per_worker is None,
-    )
-    strategies.of(decided).check(decided)
-    return decided
-
-
-def computing(config: ResolvedConfig, precision: str, convolutions: str) -> ResolvedConfig:
-    """``config`` with its precision and its convolutions decided."""
-    return dataclasses.replace(
-        config, precision=typing.cast(Any, precision), convolutions=typing.cast(Any, convolutions)
-    )
-
-
-def with_images(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
-    """``config`` with what was found in a data set of the user's own, which has been read, and with class counts.
-
-    Raises:
-        ConfigError: when these are not the images that the run began with, or validation has left too few.
-    """
-    if config.class_weights != "none":
-        config = _weighted(config, dataset)
-    if not is_own(config.dataset):
-        checks.sizes(config, dataset.spec)
-        return config
-    images = arrays.described(dataset)
-    if config.images.digest not in (None, images.digest):
+    checks.sizes(config, dataset.spec)
+    images = arrays.described(dataset) if is_own(config.dataset) else None
+    if images is not None and decided.images is not None and decided.images.digest != images.digest:
         raise ConfigError(
             "dataset",
             f"must have the {tasks.spec(config).unit} that the run began with, and those of {config.dataset} have "
             "changed since; undo that, or begin a new run",
         )
-    checks.sizes(config, dataset.spec)
-    return dataclasses.replace(config, images=images)
+    counts = _class_counts(config, dataset) if config.class_weights != "none" else None
+    if decided.class_weights_counts not in (None, counts):
+        raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
+    return dataclasses.replace(decided, images=images, class_weights_counts=counts)
 
 
-def _weighted(config: ResolvedConfig, dataset: Dataset) -> ResolvedConfig:
-    """``config`` with the class counts that its class weights follow from."""
+def _class_counts(config: ResolvedConfig, dataset: Dataset) -> tuple[int, ...]:
+    """The training samples of each class, from which class weights follow."""
     counts = dataset.class_counts
     if empty := [label for label, count in enumerate(counts) if not count]:
         missing = dataset.class_names[empty[0]]
         raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {missing} has none")
-    if config.class_weights_counts not in (None, counts):
-        raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
-    return dataclasses.replace(config, class_weights_counts=counts)
+    return counts

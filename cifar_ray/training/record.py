@@ -106,6 +106,7 @@ def _snapshot(state: TrainingState, optimizer_state: dict[str, Any], total: floa
     """
     return Snapshot(
         config=state.config,
+        decided=state.decided,
         step=state.step,
         epoch=state.step // state.loader.steps_per_epoch,
         score=score,

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import data, models, strategies, tasks
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
@@ -49,7 +50,7 @@ class TrainingState:
     """One rank's part of a run, ready for its next step.
 
     Attributes:
-        config: the resolved config, with nothing left to ``auto``.
+        decided: what the config leaves open, all of it.
         step: optimizer steps done.
         evaluator: of the samples that are measured after every epoch.
         tester: of the test; the same one where there are no validation samples.
@@ -60,6 +61,7 @@ class TrainingState:
     """
 
     config: ResolvedConfig
+    decided: Decided
     worker: Worker
     folder: Path
     model: nn.Module
@@ -82,6 +84,7 @@ class TrainingState:
 
 def prepare(
     config: ResolvedConfig,
+    decided: Decided,
     dataset: Dataset,
     folder: Path,
     worker: Worker,
@@ -94,6 +97,7 @@ def prepare(
 
     Args:
         config: a resolved config.
+        decided: what the launcher has decided beside it; its topology is that of the workers.
         dataset: the data in memory.
         folder: where checkpoints are; only rank 0 looks into it.
         worker: this worker; the process group is up when there are several workers.
@@ -107,35 +111,42 @@ def prepare(
             weights to start from are damaged.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
-    share = max(hardware.allowed_cpus() // config.placement.workers_per_node, 1)
-    config = recipe.placed(config, worker.device.type, share)
-    hardware.set_threads(config.cpus_reserved)
+    share = max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
+    cpus = decided.cpus_per_worker or share
+    decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
+    recipe.check_place(config, decided)
+    hardware.set_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    config, dataset = recipe.with_images(config, dataset), dataset.normalised(config.normalise)
-    resumed = _agree(folder, config, worker)
-    # Decided once in a run: it goes on as it began, whatever processor it is on now.
-    chosen: Any = resumed[1].config if resumed else arithmetic.choose(config, worker)
-    config = recipe.computing(config, chosen.precision, chosen.convolutions)
+    decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
+    resumed = _agree(folder, config, decided, worker)
+    # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
+    before = resumed[1].decided if resumed else decided
+    is_open = before.precision == "auto" or before.convolutions is None
+    chosen: Any = arithmetic.choose(config, worker) if is_open else before
+    decided = dataclasses.replace(decided, precision=chosen.precision, convolutions=chosen.convolutions)
     frozen = freezing.holds(config, resumed[1].epoch if resumed else 0)
-    model = _model(config, dataset.spec, worker, frozen)
+    model = _model(config, decided, dataset.spec, worker, frozen)
     if resumed is None and config.weights is None:
         _prepare_weights(model, config, dataset, worker)
     elif resumed is None:
         assert initial is not None, "the launcher has kept them"
-        initial_weights.load(model, config, _everywhere(initial() if worker.rank == 0 else None, worker))
+        initial_weights.load(
+            model, decided.weights_digest, _everywhere(initial() if worker.rank == 0 else None, worker)
+        )
     clock = Clock(worker.device, launch.begun)
-    task = tasks.build(config)
+    task = tasks.build(config, decided)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    strategy = _strategy(config, worker, model, task, clock, server)
+    strategy = _strategy(config, decided, worker, model, task, clock, server)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
-    loader = TrainLoader(config, dataset, shard, worker.device, variation)
+    loader = TrainLoader(config, decided, dataset, shard, worker.device, variation)
     with compiling.refusing(config):
         _warm_up(strategy, loader, fresh, config.compile)
     tester = Evaluator(dataset.tested_on(config.test_images), worker, task)
     steps = loader.steps_per_epoch
     state = TrainingState(
         config=config,
+        decided=decided,
         worker=worker,
         folder=folder,
         model=model,
@@ -149,11 +160,11 @@ def prepare(
         encoding=dataset.encoding,
         stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
-            config,
+            decided,
             0,
             loader.steps_per_epoch,
             hardware=hardware.describe(worker.device),
-            measured="" if resumed else chosen.measured,
+            measured=chosen.measured if is_open else "",
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
         frozen=frozen,
@@ -167,7 +178,7 @@ def prepare(
 
 def unfreeze(state: TrainingState, epoch: int) -> None:
     """At the epoch of ``--unfreeze-epoch``, from 0, build model and strategy again, as in a run that resumes there."""
-    config, worker = state.config, state.worker
+    config, decided, worker = state.config, state.decided, state.worker
     if not state.frozen or freezing.holds(config, epoch):
         return
     with state.clock.phase("startup"):
@@ -175,8 +186,8 @@ def unfreeze(state: TrainingState, epoch: int) -> None:
         kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
         del state.model, state.strategy
         gc.collect()  # a GPU may have no room for two
-        state.model = _model(config, data.spec(config), worker, frozen=False)
-        state.strategy = _strategy(config, worker, state.model, state.task, state.clock)
+        state.model = _model(config, decided, data.spec(config, decided.images), worker, frozen=False)
+        state.strategy = _strategy(config, decided, worker, state.model, state.task, state.clock)
         with compiling.refusing(config):
             _warm_up(state.strategy, state.loader, weights, config.compile)
         state.strategy.load(weights, kept)
@@ -184,7 +195,7 @@ def unfreeze(state: TrainingState, epoch: int) -> None:
     state.frozen = False
 
 
-def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bool) -> nn.Module:
+def _model(config: ResolvedConfig, decided: Decided, spec: DatasetSpec, worker: Worker, frozen: bool) -> nn.Module:
     """The configured model with fresh weights on this worker's device; ``frozen`` as ``--freeze`` says, or not."""
     torch.manual_seed(config.seed)
     model = models.build(config, spec)
@@ -192,9 +203,9 @@ def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bo
         _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    layout = convolution.memory_format(config.convolutions)
+    layout = convolution.memory_format(decided.convolutions)
     model = model.to(worker.device).to(memory_format=layout).train()
-    convolution.install(model, config.convolutions)
+    convolution.install(model, decided.convolutions)
     if frozen:
         freezing.freeze(model, config)
     return model
@@ -202,6 +213,7 @@ def _model(config: ResolvedConfig, spec: DatasetSpec, worker: Worker, frozen: bo
 
 def _strategy(
     config: ResolvedConfig,
+    decided: Decided,
     worker: Worker,
     model: nn.Module,
     task: Task,
@@ -210,8 +222,10 @@ def _strategy(
 ) -> Strategy:
     """The configured strategy over a model."""
     make_optimizer = partial(optimizer.build, config=config, rules=freezing.rules(model, config))
-    strategy = strategies.build(StrategyContext(config, worker, model, make_optimizer, task, clock.mark, server))
-    hardware.use_precision(config.precision)  # after all of the user's own modules
+    strategy = strategies.build(
+        StrategyContext(config, decided, worker, model, make_optimizer, task, clock.mark, server)
+    )
+    hardware.use_precision(decided.precision)  # after all of the user's own modules
     return strategy
 
 
@@ -267,7 +281,7 @@ def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Seque
     worker = state.worker
     state.strategy.load(snapshot.weights, snapshot.optimizer)
     optimizer.exchange(state.strategy.optimizer)
-    state.clock.restore(snapshot.clock, same_workers=snapshot.config.topology == state.config.topology)
+    state.clock.restore(snapshot.clock, same_workers=snapshot.decided.topology == state.decided.topology)
     state.step = state.saved = snapshot.step
     state.history = list(snapshot.history)
     if worker.rank == 0:  # it holds the sum over all ranks
@@ -281,13 +295,15 @@ def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Seque
     )
 
 
-def _agree(folder: Path, config: ResolvedConfig, worker: Worker) -> tuple[str, Snapshot, list[str]] | None:
+def _agree(
+    folder: Path, config: ResolvedConfig, decided: Decided, worker: Worker
+) -> tuple[str, Snapshot, list[str]] | None:
     """Share rank 0's newest usable checkpoint, or its refusal, with all ranks. Only rank 0 reads the folder."""
     answer: list[Any] = [None, ""]
     newest = None
     if worker.rank == 0:
         try:
-            newest = checkpoint.latest(folder, config)
+            newest = checkpoint.latest(folder, config, decided)
             answer[0] = (str(newest[0]), list(newest[2])) if newest else None
         except CheckpointError as error:
             answer[1] = str(error)

@@ -126,7 +126,7 @@ def weights(user: Person, name: str) -> str:
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of one worker that was never disturbed, without Ray."""
     given = flags.parse(TrainConfig, LONG[1:], "cifar-ray train")
-    config = recipe.resolve(runfile.merge(TrainConfig(), given))
+    config = recipe.resolve(runfile.load(None, given))
     return train_here(config, data.load("digits"), tmp_path_factory.mktemp("one")).weights_sha256
 
 

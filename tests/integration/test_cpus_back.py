@@ -18,6 +18,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 import cifar_ray
 from cifar_ray import data, storage
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import allocation
@@ -63,8 +64,8 @@ def train(
     (folder / "run.json").touch()  # a folder exists when something is in it
     with allocation.NodeAllocator(lambda *_: None, lambda: None) as allocator:
         home, inbox = storage.at(str(folder)), events.open_mailbox()
-        run = Run(home, dataset, handle, lambda *_: False, allocator, inbox, Meter(home), lambda _: "")
-        run.train(allocation.at_topology(config), Launch(time.time(), 0.0))
+        run = Run(config, cpus, home, dataset, handle, lambda *_: False, allocator, inbox, Meter(home), lambda _: "")
+        run.train(allocation.at_topology(config, Decided.asked(config)), Launch(time.time(), 0.0))
 
 
 def all_back() -> None:

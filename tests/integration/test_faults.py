@@ -64,7 +64,7 @@ def wait_for_nothing_left(person: Person) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """SHA-256 of the weights of a run that nothing has happened to, without Ray."""
     given = flags.parse(TrainConfig, LONG[1:], "cifar-ray train")
-    config = recipe.resolve(runfile.merge(TrainConfig(), given))
+    config = recipe.resolve(runfile.load(None, given))
     (outcome, _), _ = train_on_ranks(config, tmp_path_factory.mktemp("calm"))
     assert outcome is not None
     return outcome.weights_sha256

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray import data
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import ModelName
 from cifar_ray.config.sections import AugmentName
@@ -95,7 +96,15 @@ def train(
     """SHA-256 of the newest checkpoint's weights, on rank 0, and the losses of every step."""
     recorder = Recorder(stop_after)
     with suppress(Stopped):
-        fit(config, data.load("digits"), folder, worker or Worker(device=DEVICE), recorder, Launch(time.time(), 0.0))
+        fit(
+            config,
+            Decided.asked(config),
+            data.load("digits"),
+            folder,
+            worker or Worker(device=DEVICE),
+            recorder,
+            Launch(time.time(), 0.0),
+        )
     digest = manifest.read(recorder.saved[-1]).weights.sha256 if recorder.saved else ""
     return digest, recorder.losses
 
@@ -189,7 +198,9 @@ def test_nothing_waits_for_the_gpu_within_a_step(
 ) -> None:
     monkeypatch.setattr(loader, "AHEAD", 128)  # a block is made in every second step
     asked = config(model=model, precision=arithmetic, dataset="cifar10", compile=compiled)
-    state = setup.prepare(asked, colour_images(), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
+    state = setup.prepare(
+        asked, Decided.asked(asked), colour_images(), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0)
+    )
     strategy = state.strategy
     state.clock.start()
     if HERE:
@@ -267,7 +278,7 @@ def test_a_network_that_fills_the_gpu_trains_in_bfloat16() -> None:
 def test_the_gpu_is_shown_the_images_that_the_cpu_is_shown(augment: str) -> None:
     asked = config(dataset="cifar10", augment=augment)
     on_cpu, on_device = (
-        next(TrainLoader(asked, colour_images(), DataShard(), device).micro_batches(1, 2))
+        next(TrainLoader(asked, Decided.asked(asked), colour_images(), DataShard(), device).micro_batches(1, 2))
         for device in (torch.device("cpu"), DEVICE)
     )
     assert on_device.seed == on_cpu.seed
@@ -287,7 +298,8 @@ def test_the_gpu_is_shown_images_that_stay_on_disk(
     train = Split({"images": on_disk, "labels": whole.train["labels"]})
     assert train.file
     in_memory, streamed = (
-        TrainLoader(asked, dataset, DataShard(), DEVICE) for dataset in (whole, replace(whole, train=train))
+        TrainLoader(asked, Decided.asked(asked), dataset, DataShard(), DEVICE)
+        for dataset in (whole, replace(whole, train=train))
     )
     for step in range(8):
         ((shown, labels, *_),), ((same, alike, *_),) = (each.micro_batches(0, step) for each in (in_memory, streamed))
@@ -392,7 +404,9 @@ def test_a_checkpoint_goes_from_the_gpu_to_a_cpu_and_back(model: str, tmp_path: 
 
 def test_the_test_set_is_counted_alike_on_both(tmp_path: Path) -> None:
     asked = config(epochs=1)
-    state = setup.prepare(asked, data.load("digits"), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0))
+    state = setup.prepare(
+        asked, Decided.asked(asked), data.load("digits"), tmp_path, Worker(device=DEVICE), Launch(time.time(), 0.0)
+    )
     on_device = Evaluator(data.load("digits"), Worker(device=DEVICE), Classification(TrainConfig()))(
         state.strategy.model
     )

@@ -72,5 +72,5 @@ def test_all_ranks_decide_alike_and_only_once(tmp_path: Path) -> None:
     assert chosen[1:] == chosen[:1] * 2
     ((_, first), *_) = train_on_ranks(undecided, tmp_path, stop_after=3)
     ((_, after), *_) = train_on_ranks(undecided, tmp_path, stop_after=4)
-    assert after.begun[0].config.convolutions == first.begun[0].config.convolutions
+    assert after.begun[0].decided.convolutions == first.begun[0].decided.convolutions
     assert (first.begun[0].measured != "", after.begun[0].step, after.begun[0].measured) == (True, 2, "")

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from cifar_ray import data, models, strategies, tasks
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, order
 from cifar_ray.data.augment import normaliser
@@ -115,7 +116,8 @@ def train_here(
 ) -> Outcome:
     """The loop in this process, with no launcher."""
     heard, start = recorder or Recorder(), Launch(0.0, 0.0)
-    return fit(config, dataset, folder, worker or Worker(), heard, start, server, None, lambda: initial)
+    decided = replace(Decided.asked(config), weights_digest=hashlib.sha256(initial).hexdigest() if initial else None)
+    return fit(config, decided, dataset, folder, worker or Worker(), heard, start, server, None, lambda: initial)
 
 
 def digest(snapshot: Snapshot) -> str:
@@ -163,10 +165,13 @@ def built(
     worker: Worker | None = None,
     mark: Callable[[str], None] = lambda part: None,
     server: ServerHandle | None = None,
+    decided: Decided | None = None,
 ) -> Any:
     """The configured strategy over ``model``; its class says what it has beside the protocol."""
     made = partial(optimizer.build, config=config)
-    return strategies.build(StrategyContext(config, worker or Worker(), model, made, tasks.build(config), mark, server))
+    decided = decided or Decided.asked(config)
+    task = tasks.build(config, decided)
+    return strategies.build(StrategyContext(config, decided, worker or Worker(), model, made, task, mark, server))
 
 
 def train_on_ranks(
@@ -183,7 +188,7 @@ def train_on_ranks(
         folder: where the checkpoints go.
         stop_after: step after which all processes end in the middle of the run.
         test_images: how many to evaluate on, from the first; all when None.
-        initial: the weights to start from, as the config has their digest.
+        initial: the weights to start from, as a safetensors file.
 
     Returns:
         Outcome (None when stopped) and what the observer heard, of every rank.
@@ -339,7 +344,8 @@ def _stop(config: TrainConfig, worker: Worker, folder: Path, asked_after: int) -
 
     try:
         with mock.patch.object(stopping, "_MOST_STEPS", 1):  # the ranks talk after every step, short as it is
-            fit(config, data.read(config), folder, worker, recorder, Launch(0.0, 0.0), None, asked)
+            decided, launch = Decided.asked(config), Launch(0.0, 0.0)
+            fit(config, decided, data.read(config), folder, worker, recorder, launch, None, asked)
     except StoppedError as stop:
         return stop.step, recorder
     return 0, recorder
@@ -450,8 +456,10 @@ def _ready(config: TrainConfig, worker: Worker) -> tuple[Strategy, TrainLoader]:
     dataset = data.read(config)
     torch.manual_seed(0)
     model = models.build(config, dataset.spec).to(memory_format=torch.channels_last)
-    loader = TrainLoader(config, dataset, strategies.of(config).data_shard(config, worker), worker.device)
-    return built(config, model, worker), loader
+    decided = recipe.settle(config, Decided.asked(config), dataset)
+    shard = strategies.of(config).data_shard(config, worker)
+    loader = TrainLoader(config, decided, dataset, shard, worker.device)
+    return built(config, model, worker, decided=decided), loader
 
 
 def _steps(config: TrainConfig, worker: Worker, count: int) -> Steps:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
 from cifar_ray import data, models
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.worker import Worker
@@ -89,7 +90,9 @@ def train_on_threads(
         stop = (lambda: asked(heard)) if asked else None
         place = folder if worker.rank == 0 else Path("/proc/none")
         try:
-            return fit(config, dataset, place, worker, heard, Launch(0.0, 0.0), None, stop), heard
+            return fit(
+                config, Decided.asked(config), dataset, place, worker, heard, Launch(0.0, 0.0), None, stop
+            ), heard
         except (Stopped, StoppedError, CheckpointError, DivergedError, OSError) as error:
             return error.with_traceback(None), heard  # whose frames would hold the lock of the folder
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import ray
 
 from cifar_ray.config import topology
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
-from cifar_ray.config.topology import Node
+from cifar_ray.config.topology import Node, Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import connection, optional, preflight
 from cifar_ray.orchestration.cluster.autoscaler import Demand
+from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.storage import Folder
 from cifar_ray.training import gpus, recipe
 
@@ -41,12 +42,12 @@ class Allocation:
     """Where a run trains.
 
     Attributes:
-        config: the config with its topology, device and CPUs decided.
+        decided: with the run's topology, device and CPUs.
         nodes: Ray's node id of every worker, by rank.
         unused_gpus: why ``--device auto`` has chosen CPUs although there are GPUs; empty when it has not.
     """
 
-    config: ResolvedConfig
+    decided: Decided
     nodes: list[str]
     unused_gpus: str = ""
 
@@ -82,13 +83,14 @@ class NodeAllocator:
         self.demand.drop()
 
     def allocate(
-        self, config: ResolvedConfig, held: Mapping[str, int] | None = None, patient: bool = False
+        self, config: ResolvedConfig, asked: Decided, held: Held | None = None, patient: bool = False
     ) -> Allocation:
         """Choose topology, device and nodes; wait for nodes that an autoscaler can add.
 
         Args:
             config: a resolved config.
-            held: node id -> workers of this run that have just left it, or are about to.
+            asked: its device and CPUs per worker stay where they are decided.
+            held: what workers of this run hold that have just left, or are about to.
             patient: whether to wait without an autoscaler too, since nodes may be added by hand.
 
         Raises:
@@ -98,11 +100,11 @@ class NodeAllocator:
         begun = reported = time.monotonic()
         before = -1
         while True:
-            requested = self.demand.renew(_wanted(config))
+            requested = self.demand.renew(config, _wanted(config, asked))
             # While GPUs may come, CPUs that are there are not taken.
-            asked = replace(config, device="cuda") if requested and self.demand.for_gpus else config
+            now = replace(asked, device="cuda") if requested and self.demand.for_gpus else asked
             try:
-                return choose(asked, held or {}, self.excluded)
+                return choose(config, now, held, self.excluded)
             except TooSmallError as lacking:
                 waited = time.monotonic() - begun
                 if not (requested or patient):
@@ -111,49 +113,50 @@ class NodeAllocator:
                     raise RunFailedError(
                         f"the nodes have not come within {start_timeout_s():g} s: {lacking}"
                         + ("; /tmp/ray/session_latest/logs/monitor.* on the head say why" if requested else "")
-                        + ("; --device cpu does without GPUs" if asked.device != config.device else "")
+                        + ("; --device cpu does without GPUs" if now.device != asked.device else "")
                     ) from None
-                if before < 0 and requested and config.device == "auto" and not optional.tells_refusals():
+                if before < 0 and requested and asked.device == "auto" and not optional.tells_refusals():
                     self.log("asking the autoscaler for CPUs; --device cuda asks for GPUs")
-                suitable, wanted = _suitable(asked)
+                suitable, wanted = _suitable(config, now)
                 if suitable != before or time.monotonic() - reported >= _LOG_EVERY_S:
                     self.report(suitable, wanted, waited, start_timeout_s())
                     before, reported = suitable, time.monotonic()
             self.check()
             time.sleep(_POLL_S)
 
-    def again(self, folder: Folder, config: ResolvedConfig, held: Counter[str]) -> Allocation:
+    def again(self, folder: Folder, config: ResolvedConfig, asked: Decided, held: Held) -> Allocation:
         """Choose nodes for workers that start again, and test the storage from those that are new.
 
         Args:
             folder: the run's.
-            config: with its topology decided.
-            held: node id -> workers that the run had there and may have again.
+            config: the run's.
+            asked: as of :meth:`allocate`.
+            held: what the run had and may have again.
 
         Raises:
             RunFailedError: when no nodes come in time, or the storage cannot be used from one of them.
         """
         while True:
             try:  # no node is added to a Ray that was started here
-                chosen = self.allocate(config, held, patient=connection.address(config) is not None)
+                chosen = self.allocate(config, asked, held, patient=connection.address(config) is not None)
             except ConfigError as error:
                 raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
             untested = set(chosen.nodes) - self.tested
             nodes = [node for node in connection.nodes() if node.node_id in untested] if untested else []
             try:
-                problems = preflight.problems(folder, chosen.config, nodes)
+                problems = preflight.problems(folder, config, nodes)
             except OSError:  # the driver itself cannot reach the storage now, which says nothing about a node
                 return chosen
             if not problems:
                 self.tested.update(chosen.nodes)
                 return chosen
             for problem in problems.values():
-                if chosen.config.elastic is None:
+                if config.elastic is None:
                     raise RunFailedError(problem.as_flag())
                 self.log(f"going on without a node: {problem.as_flag()}")
             self.excluded.update(problems)
 
-    def request_missing(self, config: ResolvedConfig, placed: int) -> None:
+    def request_missing(self, config: ResolvedConfig, decided: Decided, placed: int) -> None:
         """While so many workers of a run train, ask the autoscaler for what is missing only.
 
         A node with workers is not idle anyway.
@@ -161,31 +164,26 @@ class NodeAllocator:
         if time.monotonic() - self._requested < _POLL_S:
             return
         self._requested = time.monotonic()
-        larger = [wider for wider in _candidates(config) if wider.world_size > min(placed, config.world_size)]
+        least = min(placed, decided.world_size)
+        larger = [wider for wider in _candidates(config, decided) if wider.world_size > least]
         with suppress(ray.exceptions.RayError):  # the head is slow to answer
-            if not (larger and self.demand.renew(larger)):
+            if not (larger and self.demand.renew(config, larger)):
                 self.demand.drop()
 
 
-def with_largest_topology(config: TrainConfig) -> TrainConfig:
-    """An unresolved config at the topology that its batch sizes are for: the largest of an elastic run.
+def check_elastic(config: TrainConfig) -> None:
+    """Refuse an elastic run without a cluster whose size can change.
 
     Raises:
-        ConfigError: when an elastic run has no cluster whose size can change, or a topology beside its range.
+        ConfigError: saying so.
     """
-    if config.elastic is None:
-        return config
-    if connection.address(config) is None and config.local_nodes == 1:
+    if config.elastic is not None and connection.address(config) is None and config.local_nodes == 1:
         raise ConfigError(
             "elastic", "is for a cluster whose size can change: give --address, or --local-nodes to try it"
         )
-    largest = str(topology.parse_range(config.elastic)[1])
-    if config.topology not in (TrainConfig.topology, largest):
-        raise ConfigError("topology", f"is chosen by --elastic {config.elastic}; give one of the two")
-    return replace(config, topology=largest)
 
 
-def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection[str] = ()) -> Allocation:
+def choose(config: ResolvedConfig, asked: Decided, held: Held | None, excluded: Collection[str] = ()) -> Allocation:
     """Choose topology, device and nodes by what the cluster has now.
 
     An elastic run takes the most workers that fit on nodes that are free and not ``excluded``; what it ``held`` counts
@@ -196,78 +194,81 @@ def choose(config: ResolvedConfig, held: Mapping[str, int], excluded: Collection
         ConfigError: when the config needs another device.
     """
     totals = connection.nodes()
-    free = connection.free_nodes(
-        {node: workers * config.cpus_reserved for node, workers in held.items()},
-        {node: workers * config.gpus_per_worker for node, workers in held.items()},
-    )
+    free = connection.free_nodes(held)
+    candidates = _candidates(config, asked)
     if config.elastic is None:
-        return _first(_candidates(config), totals, free, totals)
+        return _first(config, candidates, totals, free, totals)
     nodes = [node for node in free if node.node_id not in excluded]
-    return _first(_candidates(config), nodes, nodes, totals)
+    return _first(config, candidates, nodes, nodes, totals)
 
 
-def at_topology(config: ResolvedConfig, nodes: Sequence[Node] | None = None) -> Allocation:
-    """Choose device, nodes and CPUs for the topology of a config, among these free nodes or those of the cluster.
+def at_topology(config: ResolvedConfig, asked: Decided, nodes: Sequence[Node] | None = None) -> Allocation:
+    """Choose device, nodes and CPUs for one topology, among these free nodes or those of the cluster.
 
     Raises:
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
     totals = connection.nodes() if nodes is None else nodes
-    return _first([config], totals, nodes, totals)
+    return _first(config, [asked], totals, nodes, totals)
 
 
 def _first(
-    candidates: Sequence[ResolvedConfig], nodes: Sequence[Node], free: Sequence[Node] | None, totals: Sequence[Node]
+    config: ResolvedConfig,
+    candidates: Sequence[Decided],
+    nodes: Sequence[Node],
+    free: Sequence[Node] | None,
+    totals: Sequence[Node],
 ) -> Allocation:
     """The first of the candidates that the nodes hold, on GPUs before CPUs; errors as of :func:`at_topology`.
 
     Args:
-        candidates: a config at each topology that it may have.
+        config: of the run.
+        candidates: the topologies that it may have.
         nodes: the nodes to choose from.
         free: the same with what is free on each; asked for when None.
         totals: all nodes, with what is in use on each.
     """
-    asked, unused_gpus = candidates[0].device, ""
-    for device in ("cuda", "cpu") if asked == "auto" else (asked,):
+    wanted, unused_gpus = candidates[0].device, ""
+    for device in ("cuda", "cpu") if wanted == "auto" else (wanted,):
         reasons = []
-        for config in candidates:
-            gpus_each = config.gpus_per_worker if device == "cuda" else 0
+        for candidate in candidates:
+            decided = replace(candidate, device=device)
+            gpus_each = decided.gpus(config)
             try:
-                chosen = topology.choose(
-                    config.placement, _freest(nodes, free, gpus_each), config.cpus_reserved, gpus_each
-                )
-                cpus = config.cpus_per_worker or _share_of_cpus(config, gpus_each, chosen, nodes, free)
-                return Allocation(recipe.placed(config, device, cpus), chosen, unused_gpus)
+                chosen = topology.choose(decided.placement, _freest(nodes, free, gpus_each), decided.cpus, gpus_each)
+                recipe.check_place(config, decided)
+                cpus = decided.cpus_per_worker or _share_of_cpus(decided.placement, gpus_each, chosen, nodes, free)
+                return Allocation(replace(decided, cpus_per_worker=cpus), chosen, unused_gpus)
             except ConfigError as error:
                 refusal = error
                 reasons.append(str(error))
             except ValueError as error:
-                advice = _advice(config) if device == "cpu" else _uncounted(config)
+                advice = _advice(config, decided) if device == "cpu" else _uncounted(config)
                 refusal = TooSmallError("topology", str(error) + (advice and f"; {advice}"))
-                in_use = topology.copies(config.placement, totals, config.cpus_reserved, gpus_each) > 0
+                in_use = topology.copies(decided.placement, totals, decided.cpus, gpus_each) > 0
                 reasons.append("they are in use" if in_use else str(error))
-        unused_gpus = reasons[0] if any(node.gpus for node in totals) else _uncounted(candidates[0])
+        unused_gpus = reasons[0] if any(node.gpus for node in totals) else _uncounted(config)
     raise refusal
 
 
 def _share_of_cpus(
-    config: ResolvedConfig, gpus: float, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
+    placement: Topology, gpus: float, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
 ) -> int:
     """CPUs of each worker, with ``gpus``, where none are given: a share of what is ``free`` on the chosen nodes.
 
     A node on which others leave too little counts as a whole, since the run has to wait for it anyway.
     """
     offers = {node.node_id: node for node in totals}
-    for node in connection.free_nodes({}, {}) if free is None else free:
-        if topology.capacity(node, config.cpus_reserved, gpus) >= config.placement.workers_per_node:
+    for node in connection.free_nodes() if free is None else free:
+        if topology.capacity(node, 1, gpus) >= placement.workers_per_node:
             offers[node.node_id] = node
     sizes = [offers[node_id] for node_id in dict.fromkeys(chosen)]
-    return topology.share_of_cpus(config.placement, sizes, gpus)
+    return topology.share_of_cpus(placement, sizes, gpus)
 
 
-def _advice(config: TrainConfig) -> str:
-    nodes = max(config.placement.nodes, 2)
+def _advice(config: TrainConfig, decided: Decided) -> str:
+    nodes = max(decided.placement.nodes, 2)
     if connection.address(config) or config.local_nodes >= nodes:
         return ""
     return f"to try it here, --local-nodes {nodes} starts that many nodes on this machine, with CPUs that it has not"
@@ -277,7 +278,7 @@ def _freest(nodes: Sequence[Node], free: Sequence[Node] | None, gpus_each: float
     """For workers with GPUs, the nodes with the most free GPUs first; else as they are, by free CPUs."""
     if not gpus_each:
         return nodes
-    amounts = {node.node_id: node.gpus for node in (connection.free_nodes({}, {}) if free is None else free)}
+    amounts = {node.node_id: node.gpus for node in (connection.free_nodes() if free is None else free)}
     return sorted(nodes, key=lambda node: -amounts.get(node.node_id, 0.0))
 
 
@@ -291,30 +292,31 @@ def _uncounted(config: TrainConfig) -> str:
     return "the nodes that --local-nodes starts have no GPUs" if driver.names and config.local_nodes > 1 else ""
 
 
-def _candidates(config: ResolvedConfig) -> list[ResolvedConfig]:
-    """The config at each topology that it may have, most workers first; their CPUs follow from the nodes again."""
+def _candidates(config: ResolvedConfig, asked: Decided) -> list[Decided]:
+    """What is asked at each topology that the run may have, most workers first."""
     if config.elastic is None:
-        return [replace(config, cpus_per_worker=None, cpus_follow=False) if config.cpus_follow else config]
+        return [asked]
     candidates = []
     for wanted in topology.between(*topology.parse_range(config.elastic)):
+        candidate = replace(asked, topology=str(wanted))
         with suppress(ConfigError):  # these workers cannot share the global batch
-            candidates.append(recipe.at(config, wanted))
+            recipe.check_place(config, candidate)
+            candidates.append(candidate)
     return candidates
 
 
-def _wanted(config: ResolvedConfig) -> list[ResolvedConfig]:
+def _wanted(config: ResolvedConfig, asked: Decided) -> list[Decided]:
     """What to ask the autoscaler for, until it takes one: with ``--device auto``, GPUs before CPUs.
 
     Not if its refusals cannot be read: where no type of node has GPUs, they would be waited for.
     """
-    candidates = _candidates(config)
+    candidates = _candidates(config, asked)
     with_gpus = []
-    if config.device == "auto" and optional.tells_refusals():
-        for candidate in candidates:
+    if asked.device == "auto" and optional.tells_refusals():
+        for candidate in (replace(each, device="cuda") for each in candidates):
             with suppress(ConfigError):  # it cannot use them
-                with_gpus.append(
-                    replace(recipe.placed(candidate, "cuda", 1), cpus_per_worker=candidate.cpus_per_worker)
-                )
+                recipe.check_place(config, candidate)
+                with_gpus.append(candidate)
     return with_gpus + candidates
 
 
@@ -323,13 +325,13 @@ def _refused(lacking: TooSmallError) -> TooSmallError:
     return TooSmallError(lacking.key, f"{lacking.problem}, and {why}")
 
 
-def _suitable(config: ResolvedConfig) -> tuple[int, int]:
+def _suitable(config: ResolvedConfig, asked: Decided) -> tuple[int, int]:
     """How many nodes can hold workers of the run's smallest topology, and how many it needs."""
-    least = _candidates(config)[-1]
+    least = _candidates(config, asked)[-1]
     wanted = least.placement
     large = [
         node
         for node in connection.nodes()
-        if topology.capacity(node, least.cpus_reserved, least.gpus_reserved) >= wanted.workers_per_node
+        if topology.capacity(node, least.cpus, least.gpus(config)) >= wanted.workers_per_node
     ]
     return min(len(large), wanted.nodes), wanted.nodes

@@ -10,6 +10,7 @@ import ray
 from ray.autoscaler.sdk import request_resources
 
 from cifar_ray.config import topology
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import connection, optional
 
@@ -33,8 +34,8 @@ class Demand:
         self._sent = 0.0
         self._refused: list[list[dict[str, float]]] = []
 
-    def renew(self, wanted: Sequence[TrainConfig]) -> bool:
-        """Ask for the nodes of the first config that the autoscaler has not refused.
+    def renew(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
+        """Ask for the nodes of the first of several topologies and devices that the autoscaler has not refused.
 
         Returns:
             Whether there is an autoscaler that has not refused all of them.
@@ -46,8 +47,8 @@ class Demand:
             return False
         if self._bundles and refused == self._bundles:
             self._refused.append(self._bundles)
-        for config in wanted:
-            bundles = _bundles(config)
+        for decided in wanted:
+            bundles = _bundles(config, decided)
             if bundles in self._refused:
                 continue
             if bundles != self._bundles or time.monotonic() - self._sent >= _REPEAT_S:
@@ -73,16 +74,13 @@ class Demand:
             self._bundles = []
 
 
-def _bundles(config: TrainConfig) -> list[dict[str, float]]:
-    """The request for ``config``: bundles of the size of a node's workers; see :class:`Demand`."""
-    wanted = config.placement
-    gpus = config.gpus_reserved
-    bundle = {"CPU": float(wanted.workers_per_node * config.cpus_reserved)}
+def _bundles(config: TrainConfig, decided: Decided) -> list[dict[str, float]]:
+    """The request for a topology: bundles of the size of a node's workers; see :class:`Demand`."""
+    wanted, gpus = decided.placement, decided.gpus(config)
+    bundle = {"CPU": float(wanted.workers_per_node * decided.cpus)}
     if gpus:
         bundle["GPU"] = float(wanted.workers_per_node * gpus)
-    rooms = [
-        topology.capacity(node, config.cpus_reserved, gpus) // wanted.workers_per_node for node in connection.nodes()
-    ]
+    rooms = [topology.capacity(node, decided.cpus, gpus) // wanted.workers_per_node for node in connection.nodes()]
     missing = wanted.nodes - sum(room > 0 for room in rooms)
     held = sum(rooms) if missing > 0 else wanted.nodes
     return [bundle] * (held + max(missing, 0))

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import ray
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -25,7 +26,10 @@ _LONGEST_REASON = 300
 
 @contextmanager
 def connected(
-    config: TrainConfig, functions: Sequence[str] = (), doing: Callable[[str], object] = str
+    config: TrainConfig,
+    functions: Sequence[str] = (),
+    doing: Callable[[str], object] = str,
+    room: Decided | None = None,
 ) -> Iterator[Callable[[], str]]:
     """Context manager: a connection to Ray, closed at the end unless it was there before.
 
@@ -34,6 +38,7 @@ def connected(
         functions: import paths of the user's own. Their modules are sent to a cluster that is joined; a Ray that is
             started here finds them where this process does.
         doing: called with what is being done, once nothing is wrong with what was asked for.
+        room: what a Ray that is started here has to hold; the topology of ``config`` when None.
 
     Yields:
         A function that names the process of a Ray started here that has ended, or returns an empty string.
@@ -43,12 +48,12 @@ def connected(
             interface of the name that is set.
         NotStartedError: when Ray does not start here.
     """
-    head = address(config)
+    head, room = address(config), room or Decided.asked(config)
     if config.local_nodes > 1 and (head or ray.is_initialized()):
         which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError("local_nodes", f"is for a Ray started here, and {which}")
     joins = bool(head) or ray.is_initialized()
-    if not joins and config.world_size > 1:  # else the workers check it, on their nodes
+    if not joins and room.world_size > 1:  # else the workers check it, on their nodes
         interfaces.check()
     doing("joining Ray" if joins else "starting Ray")
     with ExitStack() as stack:
@@ -62,7 +67,7 @@ def connected(
             yield str
         else:
             with _same_sigterm_handler():
-                ended = stack.enter_context(local.running(config))
+                ended = stack.enter_context(local.running(config, room))
             yield ended
 
 
@@ -89,23 +94,25 @@ def nodes() -> list[Node]:
     ]
 
 
-def free_nodes(held_cpus: Mapping[str, float], held_gpus: Mapping[str, float]) -> list[Node]:
-    """As :func:`nodes`, with what is free on each, counting what the asking run holds, by node id, as free."""
+Held = Mapping[str, tuple[float, float]]
+"""Node id -> CPUs and GPUs there that the asking run holds."""
+
+
+def free_nodes(held: Held | None = None) -> list[Node]:
+    """As :func:`nodes`, with what is free on each, counting what the asking run holds as free."""
     free = optional.free_resources()
-    return [
-        replace(
-            node,
-            cpus=min(node.cpus, free.get(node.node_id, {}).get("CPU", 0.0) + held_cpus.get(node.node_id, 0.0)),
-            gpus=min(node.gpus, free.get(node.node_id, {}).get("GPU", 0.0) + held_gpus.get(node.node_id, 0.0)),
-        )
-        for node in nodes()
-    ]
+    found = []
+    for node in nodes():
+        there, (cpus, gpus) = free.get(node.node_id, {}), (held or {}).get(node.node_id, (0.0, 0.0))
+        cpus, gpus = min(node.cpus, there.get("CPU", 0.0) + cpus), min(node.gpus, there.get("GPU", 0.0) + gpus)
+        found.append(replace(node, cpus=cpus, gpus=gpus))
+    return found
 
 
-def shares_a_machine(config: TrainConfig) -> bool:
+def shares_a_machine(config: TrainConfig, decided: Decided) -> bool:
     """Whether the workers share CPUs or one machine, so that the run's times are not those of a cluster."""
-    crowded = config.world_size * config.cpus_reserved > hardware.allowed_cpus()
-    return config.local_nodes > 1 and (crowded or config.placement.nodes > 1)
+    crowded = decided.world_size * decided.cpus > hardware.allowed_cpus()
+    return config.local_nodes > 1 and (crowded or decided.placement.nodes > 1)
 
 
 @contextmanager

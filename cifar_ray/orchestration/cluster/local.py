@@ -23,6 +23,7 @@ import psutil
 import ray
 
 from cifar_ray import storage
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import fork_server, optional
@@ -44,7 +45,7 @@ class NotStartedError(CommandFailedError):
 
 
 @contextmanager
-def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
+def running(config: TrainConfig, room: Decided) -> Iterator[Callable[[], str]]:
     """Context manager: Ray on this machine for this process alone; it ends with the process, however that ends.
 
     Yields:
@@ -55,7 +56,7 @@ def running(config: TrainConfig) -> Iterator[Callable[[], str]]:
         ConfigError: when this machine has too few CPUs for the nodes.
         NotStartedError: when Ray does not start.
     """
-    sizes = {"num_cpus": cpus_per_node(config), "object_store_memory": _OBJECT_STORE_BYTES}
+    sizes = {"num_cpus": cpus_per_node(config, room), "object_store_memory": _OBJECT_STORE_BYTES}
     if config.local_nodes > 1:  # each would count all GPUs of this machine as its own
         sizes["num_gpus"] = 0
     with (
@@ -277,13 +278,13 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=_KILLED_S)
 
 
-def cpus_per_node(config: TrainConfig) -> int:
-    """CPUs of each node started here: an equal share of those that this process may use.
+def cpus_per_node(config: TrainConfig, room: Decided) -> int:
+    """CPUs of each node started here: an equal share of those that this process may use; ``room`` is what is needed.
 
     Of several nodes, each counts as many as its workers need, whether there are so many or not.
     """
     share = hardware.allowed_cpus() // config.local_nodes
-    needed = config.placement.workers_per_node * config.cpus_reserved
+    needed = room.placement.workers_per_node * room.cpus
     return share if config.local_nodes == 1 else max(needed, share)
 
 

@@ -9,8 +9,6 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cifar_ray.config.train import ResolvedConfig
-
 
 class LoneWorker:
     """The actor: its process is fresh for each attempt, and so are its peak memory and the user's globals in it."""
@@ -22,8 +20,8 @@ class LoneWorker:
         train_loop(payload, 0, 1)
 
 
-def fit(config: ResolvedConfig, where: Mapping[str, str] | None, start_s: float, payload: dict[str, Any]) -> None:
-    """Train to the end, or until the worker fails, on the node with these labels if any are given.
+def fit(cpus: int, gpus: float, where: Mapping[str, str] | None, start_s: float, payload: dict[str, Any]) -> None:
+    """Train to the end, or until the worker fails, with so many CPUs and GPUs, on the node with these labels, if any.
 
     Raises:
         ControllerError: as of Ray Train's trainer, when there is no room.
@@ -31,7 +29,6 @@ def fit(config: ResolvedConfig, where: Mapping[str, str] | None, start_s: float,
     """
     from ray.train import ControllerError, WorkerGroupError  # takes seconds, which the actor's process need not spend
 
-    cpus, gpus = config.cpus_reserved, config.gpus_reserved
     bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
     room = placement_group([bundle], bundle_label_selector=None if where is None else [dict(where)])
     try:

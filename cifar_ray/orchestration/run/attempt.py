@@ -43,12 +43,14 @@ class Attempt:
     """One start of a run's workers on nodes chosen for them.
 
     Attributes:
+        config: the run's.
         dataset: in Ray's object store.
         launch: what the driver has done so far.
         stoppable: whether the workers can stop between two steps.
         start_s: seconds to wait for room.
     """
 
+    config: ResolvedConfig
     allocation: Allocation
     dataset: ray.ObjectRef
     folder: Folder
@@ -83,7 +85,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
         check: called in this thread several times a second with whether the workers could stop between two steps
             now. It returns whether they should; what it raises ends them at once.
     """
-    config = attempt.allocation.config
+    config = attempt.config
     workers = Workers(config.hang_timeout_s)
     ended: Outcome | Stopped | None = None
     mailbox.ask_to_stop(False)
@@ -147,34 +149,38 @@ def sentence(error: BaseException | None) -> str:
 
 def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
     """What starts the workers, and returns when they have ended."""
-    config = attempt.allocation.config
+    config, decided = attempt.config, attempt.allocation.decided
     payload = {
         "config": config,
+        "decided": decided,
         "dataset": attempt.dataset,
         "folder": attempt.folder,
         "launch": attempt.launch,
         "mailbox": mailbox,
         "stoppable": attempt.stoppable,
     }
-    if config.world_size == 1:
+    if decided.world_size == 1:
         where = None if config.elastic is None else {NODE_ID_LABEL: attempt.allocation.nodes[0]}
-        return partial(alone.fit, config, where, attempt.start_s, payload)
-    return trainer(attempt.allocation, _train_loop, payload, attempt.folder.disk / "ray_train").fit
+        return partial(alone.fit, decided.cpus, decided.gpus(config), where, attempt.start_s, payload)
+    return trainer(config, attempt.allocation, _train_loop, payload, attempt.folder.disk / "ray_train").fit
 
 
 def trainer(
-    allocation: Allocation, loop: Callable[[dict[str, Any]], None], payload: dict[str, Any], folder: Path
+    config: ResolvedConfig,
+    allocation: Allocation,
+    loop: Callable[[dict[str, Any]], None],
+    payload: dict[str, Any],
+    folder: Path,
 ) -> TorchTrainer:
     """Ray Train's trainer that runs a ``loop`` once in each worker, with its own files in a ``folder``: it restarts
     nothing."""
-    config = allocation.config
     known = [field.name for field in dataclasses.fields(ray.train.FailureConfig)]
     none = dict.fromkeys(("max_failures", "controller_failure_limit", "max_preemption_failures"), 0)
     return TorchTrainer(
         loop,
         train_loop_config=payload,
         torch_config=_NoProcessGroup(timeout_s=math.ceil(2 * config.hang_timeout_s)),
-        scaling_config=_scaling(allocation),
+        scaling_config=_scaling(config, allocation),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
             storage_path=str(folder),
@@ -191,14 +197,14 @@ def _quiet(config: ResolvedConfig) -> dict[str, Any]:
     return {"logging_config": ray.train.LoggingConfig(log_level="ERROR")}
 
 
-def _scaling(allocation: Allocation) -> ray.train.ScalingConfig:
-    config = allocation.config
-    anywhere = config.placement.nodes == 1 and config.elastic is None
-    gpus = config.gpus_reserved
+def _scaling(config: ResolvedConfig, allocation: Allocation) -> ray.train.ScalingConfig:
+    decided = allocation.decided
+    anywhere = decided.placement.nodes == 1 and config.elastic is None
+    gpus = decided.gpus(config)
     return ray.train.ScalingConfig(
-        num_workers=config.world_size,
+        num_workers=decided.world_size,
         use_gpu=bool(gpus),
-        resources_per_worker={"CPU": config.cpus_reserved, **({"GPU": gpus} if gpus else {})},
+        resources_per_worker={"CPU": decided.cpus, **({"GPU": gpus} if gpus else {})},
         placement_strategy="STRICT_PACK" if anywhere else "PACK",
         # Ray packs or spreads, but cannot place exactly W workers on each of N nodes; a selector per worker does.
         label_selector=None if anywhere else [{NODE_ID_LABEL: node_id} for node_id in allocation.nodes],

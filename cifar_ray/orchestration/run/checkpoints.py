@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cifar_ray import storage
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.run.run_names import CHECKPOINTS as CHECKPOINTS
@@ -70,7 +71,7 @@ def _upload(saved: Path, target: Folder) -> None:
 
 
 @contextmanager
-def writing(folder: Folder, config: ResolvedConfig) -> Iterator[Writer]:
+def writing(folder: Folder, config: ResolvedConfig, decided: Decided | None = None) -> Iterator[Writer]:
     """Context manager: where rank 0 finds and writes the checkpoints of a run.
 
     Raises:
@@ -87,7 +88,7 @@ def writing(folder: Folder, config: ResolvedConfig) -> Iterator[Writer]:
         return
     bucket = folder.below(CHECKPOINTS)
     try:
-        _fetch(bucket, path, "best", config)  # it is tested at the end of the run
+        _fetch(bucket, path, "best", config, decided)  # it is tested at the end of the run
     except OSError as error:
         raise StorageError(f"storage: {bucket.address} cannot be read: {storage.reason(error)}") from None
     with _naming(bucket, path):
@@ -96,7 +97,9 @@ def writing(folder: Folder, config: ResolvedConfig) -> Iterator[Writer]:
 
 
 @contextmanager
-def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None = None) -> Iterator[Path]:
+def reading(
+    folder: Folder, wanted: str = "last", config: ResolvedConfig | None = None, decided: Decided | None = None
+) -> Iterator[Path]:
     """Context manager: the folder with the checkpoints of a run, to read them.
 
     Of a bucket's, it has every manifest and all of one checkpoint: the newest usable, and those newer than it.
@@ -105,6 +108,7 @@ def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None 
         folder: the run's.
         wanted: ``last``; ``best`` for the one with the best score, too, if there is one; or a checkpoint's name.
         config: what a usable checkpoint was made with, as for :func:`cifar_ray.training.checkpoint.load`.
+        decided: likewise.
 
     Raises:
         ConfigError: when the bucket cannot be read.
@@ -115,7 +119,7 @@ def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None 
     bucket = folder.below(CHECKPOINTS)
     with storage.scratch() as path:
         try:
-            _fetch(bucket, path / CHECKPOINTS, wanted, config)
+            _fetch(bucket, path / CHECKPOINTS, wanted, config, decided)
         except OSError as error:
             reason = storage.reason(error)
             raise ConfigError("", f"the checkpoints in {bucket.address} cannot be read: {reason}") from None
@@ -123,7 +127,7 @@ def reading(folder: Folder, wanted: str = "last", config: ResolvedConfig | None 
             yield path / CHECKPOINTS
 
 
-def _fetch(bucket: Folder, path: Path, wanted: str, config: ResolvedConfig | None) -> None:
+def _fetch(bucket: Folder, path: Path, wanted: str, config: ResolvedConfig | None, decided: Decided | None) -> None:
     """Make ``path`` the copy that :func:`reading` describes; an OSError says that the bucket cannot be read."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
@@ -138,7 +142,7 @@ def _fetch(bucket: Folder, path: Path, wanted: str, config: ResolvedConfig | Non
     for copy in reversed(checkpoint.every(path)):
         _complete(bucket, copy)
         try:
-            checkpoint.load(copy, config)
+            checkpoint.load(copy, config, decided)
             break
         except CheckpointError:
             continue  # who asks for the newest finds that out again, and says it

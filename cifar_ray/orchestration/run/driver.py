@@ -14,7 +14,8 @@ from typing import Any
 import ray
 
 from cifar_ray import data, tasks, tracking
-from cifar_ray.config import errors, runfile
+from cifar_ray.config import errors
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
 from cifar_ray.config.limits import PATIENCE
 from cifar_ray.config.option import is_own
@@ -37,8 +38,7 @@ from cifar_ray.tracking import store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import bottleneck, checkpoint, recipe
-from cifar_ray.training.checkpoint import Snapshot
-from cifar_ray.training.observer import Launch, Outcome, SavedCheckpoint
+from cifar_ray.training.observer import Launch, Outcome
 
 
 @dataclass(frozen=True)
@@ -77,35 +77,35 @@ def train(
     begun = begun or time.time()
     listeners = checked(callbacks)
     imports.refuse_while_importing()
-    if model is not None:
-        config = replace(config, model=imports.path_of(model))
     uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
-    asked, config = config, recipe.resolve(allocation.with_largest_topology(limits.with_price(config)))
+    allocation.check_elastic(config)
+    notes: Sequence[str] = ()
+    if not isinstance(config, ResolvedConfig):
+        asked, path = config, None if model is None else imports.path_of(model)
+        config = recipe.resolve(asked, price=cost.word(asked.price), model=path)
+        notes = [*recipe.notes(config, asked)]
     with signals(), Console() as console:
-        for note in recipe.notes(config, asked):
+        for note in notes:
             console.line(note)
-        weights, encoding = None, ""
+        decided, weights, encoding = Decided.asked(config), None, ""
         if config.weights is not None:
             run_names.check_free(config, uri)
             console.doing(f"reading the weights {config.weights}")
-            config, weights, encoding = given_weights.find(config, uri, console.line)
+            weights, digest, encoding = given_weights.find(config, uri, console.line)
+            decided = replace(decided, weights_digest=digest)
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
         client = store.connect(uri)
         store.active_experiment(client, store.experiment_name([config.dataset]))
-        folder, held = run_folder.create(config, uri)
+        folder, held = run_folder.create(config, decided, uri)
         session = None
         try:
             with held:
                 if weights is not None:
-                    checkpoints.keep_initial(folder.folder, str(config.weights_digest), weights)
-                config, dataset, data_s = _read(config, console, encoding)
-                with _allocated(config, folder, console) as ready:
-                    chosen = ready.chosen
-                    record = RunRecord.create(
-                        client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
-                    )
-                    session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, listeners)
+                    checkpoints.keep_initial(folder.folder, str(decided.weights_digest), weights)
+                decided, dataset, data_s = _read(config, decided, console, encoding)
+                with _allocated(config, decided, folder, console) as ready:
+                    session = _begin(client, config, ready, dataset, folder, console, listeners, begun)
                     return _run(session, ready, Launch(begun, data_s), console)
         except RunFailedError:
             if session is not None and session.is_void:
@@ -153,7 +153,7 @@ def resume(
     uri = store.resolve_uri(given)  # a module of the user's may set another one when it is imported
     known = results.find_run(run, given, notes.append)
     if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
-        uri = given or run_folder.open_existing(known.folder, known.key).config().tracking_uri or uri
+        uri = given or run_folder.open_existing(known.folder, known.key).asked()[0].tracking_uri or uri
         known = store.with_key(uri, known.key) or known
     if known.status == "FINISHED" and not known.stopped_by:
         return None
@@ -162,41 +162,59 @@ def resume(
     with signals(), folder.lock(), Console() as console:
         for note in notes:
             console.line(note)
-        before, kept, newest = _existing(folder)
-        config = _moved(before, changes)
+        config, before = _moved(folder, changes)
+        with folder.checkpoints(config, before) as path:
+            found = checkpoint.latest(path, config, before)
+            kept, newest = checkpoint.existing(path), found[1] if found else None
         limits.refuse_reached(config, folder.folder)
         if known.stopped_by == PATIENCE:
             limits.refuse_exhausted(config, tasks.spec(config), newest.history if newest else (), folder.name)
         encoding = newest.encoding if newest else ""
         if newest is None and config.weights is not None and data.spec(config).inputs == "tokens":
-            *_, encoding = given_weights.find(config, uri, console.line)
-        config, dataset, data_s = _read(config, console, encoding)
-        with _allocated(config, folder, console) as ready:
-            chosen = ready.chosen
-            if known.run_id:
-                record = RunRecord.reopen(client, chosen.config, known.run_id)
-            else:  # the store was lost
-                record = RunRecord.create(
-                    client, chosen.config, folder.name, folder.key, folder.address, dataset, begun
-                )
+            _, digest, encoding = given_weights.find(config, uri, console.line)
+            if before is not None and before.weights_digest not in (None, digest):
+                rule = "must be those that the run began with"
+                raise ConfigError("weights", f"{rule}, and {config.weights} has others now; undo that, or train anew")
+        decided, dataset, data_s = _read(config, Decided.asked(config, before), console, encoding)
+        with _allocated(config, decided, folder, console) as ready:
+            session = _begin(client, config, ready, dataset, folder, console, listeners, begun, known.run_id)
             for saved in kept:  # the store may have been away when they were made
-                record.checkpoint(saved)
-            session = RunSession(chosen.config, dataset, folder, record, console, chosen.unused_gpus, listeners)
+                session.record.checkpoint(saved)
             return _run(session, ready, Launch(begun, data_s), console, is_resumed=True)
 
 
 @contextmanager
-def _allocated(config: ResolvedConfig, folder: RunFolder, console: Console) -> Iterator[_Ready]:
+def _allocated(config: ResolvedConfig, decided: Decided, folder: RunFolder, console: Console) -> Iterator[_Ready]:
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     with (
         connected(config, console, imports.functions(config)) as check,
         NodeAllocator(console.waiting, check, console.line) as allocator,
     ):
         meter = Meter(folder.folder)  # which counts the wait for nodes
-        chosen = allocator.allocate(config)
-        cost.check_device(cost.checked(chosen.config.price), chosen.config.device)
-        preflight.check_storage(folder.folder, chosen.config)
+        chosen = allocator.allocate(config, decided)
+        cost.check_device(cost.checked(config.price), chosen.decided.device)
+        preflight.check_storage(folder.folder, config)
         yield _Ready(chosen, check, allocator, meter)
+
+
+def _begin(
+    client: store.Client,
+    config: ResolvedConfig,
+    ready: _Ready,
+    dataset: Dataset,
+    folder: RunFolder,
+    console: Console,
+    listeners: Sequence[Callback],
+    begun: float,
+    run_id: str = "",
+) -> RunSession:
+    """What displays and records the run: in its MLflow run, or in a new one where the store has none."""
+    decided = ready.chosen.decided
+    if run_id:
+        record = RunRecord.reopen(client, config, decided, run_id)
+    else:
+        record = RunRecord.create(client, config, decided, folder.name, folder.key, folder.address, dataset, begun)
+    return RunSession(config, decided, dataset, folder, record, console, ready.chosen.unused_gpus, listeners)
 
 
 def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, is_resumed: bool = False) -> TrainResult:
@@ -208,6 +226,8 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
         dataset = ray.put(session.dataset)
         launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
         run = Run(
+            session.config,
+            session.config.cpus_per_worker,
             session.folder.folder,
             dataset,
             session.handle,
@@ -262,8 +282,10 @@ def bound_line(outcome: Outcome, name: str, store_uri: str) -> str:
     return f"{verdict.kind}: {verdict.sentence}; `{more}` says what to try"
 
 
-def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple[ResolvedConfig, Dataset, float]:
-    """Read the data set; the config with what was found in it, the data set, and the seconds it took.
+def _read(
+    config: ResolvedConfig, decided: Decided, console: Console, encoding: str = ""
+) -> tuple[Decided, Dataset, float]:
+    """Read the data set; what is decided with its facts, the data set, and the seconds it took.
 
     ``encoding``: the one that the run goes on with, or begins with (:class:`cifar_ray.data.Dataset`).
     """
@@ -281,20 +303,18 @@ def _read(config: ResolvedConfig, console: Console, encoding: str = "") -> tuple
             console.line(caution)
     for line in dataset.imbalance():
         console.line(line)
-    return recipe.with_images(config, dataset), dataset, time.perf_counter() - begin
+    return recipe.settle(config, decided, dataset), dataset, time.perf_counter() - begin
 
 
-def _existing(folder: RunFolder) -> tuple[ResolvedConfig, list[SavedCheckpoint], Snapshot | None]:
-    """A run's config, its checkpoints, and the newest usable one."""
-    config = folder.config()
-    with folder.checkpoints(config) as path:
-        newest = checkpoint.latest(path, config)
-        return config, checkpoint.existing(path), newest[1] if newest else None
+def _moved(folder: RunFolder, changes: Mapping[str, Any]) -> tuple[ResolvedConfig, Decided | None]:
+    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed.
 
-
-def _moved(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
-    """The config of a run that continues elsewhere: its global batch stays; a topology given now is fixed."""
+    With it, what was decided before.
+    """
+    fixed = {"elastic": None} if "topology" in changes else {}
+    price = {"price": cost.word(changes["price"])} if "price" in changes else {}
+    asked, before = folder.asked({**changes, **fixed, **price})
+    config = recipe.resolve(asked)
     if "patience" in changes and choosing.objective(config, tasks.spec(config)) is None:
         raise ConfigError("patience", "needs validation images (--val-share), and the run was trained without them")
-    fixed = {"elastic": None} if "topology" in changes else {}
-    return recipe.resolve(limits.with_price(runfile.merge(config, {**changes, **fixed})))
+    return config, before

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.decided import Decided
 from cifar_ray.orchestration.run.failures import Failure, Verdict
 from cifar_ray.training.gpus import Facts
 
@@ -142,9 +142,9 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Moved:
-    """The run goes on with ``config``, which differs in its topology."""
+    """The run goes on as ``decided``, whose topology may differ."""
 
-    config: ResolvedConfig
+    decided: Decided
 
 
 class _MailboxActor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from cifar_ray.training.errors import CheckpointError
 _BEST = ":best"
 
 
-def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[ResolvedConfig, bytes, str]:
+def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[bytes, str, str]:
     """Read the weights that a config names, and say how much of its model they fit.
 
     Args:
@@ -32,29 +31,22 @@ def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tup
         note: called with sentences for a person.
 
     Returns:
-        The config with their digest, their content as a safetensors file, and the encoding
+        Their content as a safetensors file, its SHA-256, and the encoding
         (:class:`cifar_ray.data.Dataset`) that they were trained with, where the config's data need one: that of texts,
         whose numbers mean nothing by another tokenizer.
 
     Raises:
-        ConfigError: when there are no such weights, or they are another model's, or not those of the config's digest.
+        ConfigError: when there are no such weights, or they are another model's.
     """
-    config, weights, encoding = _read(config, store, note)
+    weights, encoding = _read(config, store, note)
     model = models.outline(config, data.spec(config))
     weights = initial_weights.named_alike(weights, model)
     content, digest = initial_weights.pack(weights)
-    if config.weights_digest not in (None, digest):
-        raise ConfigError(
-            "weights",
-            f"must be those that the run began with, and {config.weights} has others now; undo that, or give --weights",
-        )
     note(initial_weights.compared(model, weights, config))
-    return replace(config, weights_digest=digest), content, encoding
+    return content, digest, encoding
 
 
-def _read(
-    config: ResolvedConfig, store: str, note: Callable[[str], None]
-) -> tuple[ResolvedConfig, dict[str, Tensor], str]:
+def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[dict[str, Tensor], str]:
     text, model = str(config.weights), config.model
     if path := files.existing("weights", text):
         if config.dataset.startswith(TEXT):
@@ -62,13 +54,13 @@ def _read(
                 f"weights of {path}: a file has no tokenizer; unless they were trained on the same texts, this "
                 "run numbers words differently"
             )
-        return replace(config, weights=str(path)), initial_weights.read(path), ""
+        return initial_weights.read(path), ""
     known = libraries.weights(model) if library_of(model) else ()
     if text in known:
         spec = data.spec(config)
         if difference := _other_pixels(config, text):
             note(difference)
-        return config, libraries.fetch(model, text, spec.image_size, spec.channels, config.model_options), ""
+        return libraries.fetch(model, text, spec.image_size, spec.channels, config.model_options), ""
     try:
         which: WhichCheckpoint = "best" if text.endswith(_BEST) else "last"
         source = results.find_checkpoint(text.removesuffix(_BEST), which, store, note)
@@ -77,7 +69,7 @@ def _read(
         raise ConfigError("weights", f"must be {what}, got {brief(text)}: {error}{suggestion(text, known)}") from None
     for difference in _other_data(config, source.snapshot):
         note(difference)
-    return config, source.snapshot.weights, _encoding(config, source.snapshot)
+    return source.snapshot.weights, _encoding(config, source.snapshot)
 
 
 def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.terminal import Display
@@ -34,7 +35,9 @@ RAY_LOST = (RayLostError, InterruptedWithRayError)
 
 
 @contextmanager
-def connected(config: TrainConfig, display: Display, functions: Sequence[str] = ()) -> Iterator[Callable[..., bool]]:
+def connected(
+    config: TrainConfig, display: Display, functions: Sequence[str] = (), room: Decided | None = None
+) -> Iterator[Callable[..., bool]]:
     """Context manager: a connection to Ray.
 
     Yields:
@@ -46,6 +49,7 @@ def connected(config: TrainConfig, display: Display, functions: Sequence[str] = 
         config: which Ray to join or start.
         display: shows that Ray is joined or started, and that an interruption begins.
         functions: import paths of the user's own that workers need: their files are sent to the cluster.
+        room: as of :func:`cifar_ray.orchestration.cluster.connection.connected`.
     """
     pending: list[int] = []
     announced = False
@@ -68,7 +72,7 @@ def connected(config: TrainConfig, display: Display, functions: Sequence[str] = 
         return bool(pending)
 
     # Twice, since Ray's compiled part installs a handler of its own when it starts.
-    with signals(pending), connection.connected(config, functions, display.doing) as ended, signals(pending):
+    with signals(pending), connection.connected(config, functions, display.doing, room) as ended, signals(pending):
         check()
         yield check
 

@@ -166,13 +166,3 @@ def refuse_exhausted(config: TrainConfig, task: TaskSpec, history: Sequence[Row]
             f"must be more than the epochs without a better {metric} after which run {name} has ended, "
             f"got {config.patience}",
         )
-
-
-def with_price(config: TrainConfig) -> TrainConfig:
-    """The config with its price as any process can look it up, wherever a cluster file that names it is.
-
-    Raises:
-        ConfigError: when the price is not known.
-    """
-    price = cost.checked(config.price)
-    return config if price is None else replace(config, price=price.word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import preflight
@@ -22,5 +23,5 @@ def ask(config: ResolvedConfig) -> tuple[str, str]:
         connected(config, console) as check,
         NodeAllocator(console.waiting, check, console.line) as allocator,
     ):
-        chosen = allocator.allocate(config)
-        return preflight.hardware(chosen.nodes[0], chosen.config.device), chosen.config.device
+        chosen = allocator.allocate(config, Decided.asked(config))
+        return preflight.hardware(chosen.nodes[0], chosen.decided.device), chosen.decided.device

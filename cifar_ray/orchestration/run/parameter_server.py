@@ -45,11 +45,11 @@ class RayServer:
         return ray.get(self._actor.state.remote(generation))
 
 
-def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
+def start(config: TrainConfig, threads: int, worker: Worker) -> ServerHandle | None:
     """Start the servers of a strategy that has some, and return them on every rank; None otherwise.
 
-    Every rank calls this. A server computes with as many threads as a worker and reserves no CPU. It ends when rank 0
-    drops its handle.
+    Every rank calls this. A server computes with so many ``threads``, as a worker does, and reserves no CPU. It ends
+    when rank 0 drops its handle.
     """
     if not strategies.of(config).needs_server:
         return None
@@ -64,7 +64,7 @@ def start(config: TrainConfig, worker: Worker) -> ServerHandle | None:
         for number in range(count):
             strategy = NodeAffinitySchedulingStrategy(places[number % len(places)], soft=False)
             options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": strategy}
-            actors[number] = ray.remote(_Server).options(**options).remote(config.cpus_reserved)
+            actors[number] = ray.remote(_Server).options(**options).remote(threads)
     if worker.world_size > 1:
         dist.broadcast_object_list(actors, src=0, device=worker.device)
     servers = [RayServer(actor) for actor in actors]

@@ -6,16 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 
 from cifar_ray import strategies
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation, optional, reservations
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
+from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.orchestration.run import attempt, failures
 from cifar_ray.orchestration.run.attempt import Attempt, Ended, Failed, NotPlaced
 from cifar_ray.orchestration.run.events import (
@@ -110,9 +112,7 @@ def decide(ended: Ended, past: Past, config: ResolvedConfig, begun: float) -> De
         waited = time.monotonic() - past.waiting_since
         if waited < allocation.start_timeout_s():
             return Move(waited)
-        return GiveUp(
-            f"the workers of topology {config.topology} could not be placed within {allocation.start_timeout_s():g} s"
-        )
+        return GiveUp(f"the workers could not be placed within {allocation.start_timeout_s():g} s")
     past.waiting_since = None
     if isinstance(ended, Stopped):
         return Move()
@@ -131,6 +131,8 @@ class Run:
     """A run that trains on the connected cluster, in its driver or in a trial's process.
 
     Attributes:
+        config: the run's.
+        cpus: CPUs of each worker that are given; None where they follow from the nodes.
         dataset: in Ray's object store.
         handle: called with every event.
         check: as for :func:`cifar_ray.orchestration.run.attempt.run`; it is also called while nothing can stop, and
@@ -140,6 +142,8 @@ class Run:
         limit: says when what the meter has counted is too much.
     """
 
+    config: ResolvedConfig
+    cpus: int | None
     folder: Folder
     dataset: ray.ObjectRef
     handle: Callable[[Any], None]
@@ -148,7 +152,7 @@ class Run:
     mailbox: Mailbox
     meter: Meter
     limit: Limit
-    _config: ResolvedConfig = field(init=False)
+    _decided: Decided = field(init=False)
     _nodes: dict[int, str] = field(default_factory=dict)
     _past: Past = field(default_factory=Past)
     _watch: _Watch = field(init=False)
@@ -163,11 +167,11 @@ class Run:
         """
         self.allocator.tested.update(chosen.nodes)
         while True:
-            self._config, begun = chosen.config, time.monotonic()
+            self._decided, begun = chosen.decided, time.monotonic()
             self._nodes.clear()
-            self._watch = _Watch(self.allocator)
-            stoppable = strategies.of(chosen.config).synchronous
-            start = Attempt(chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
+            self._watch = _Watch()
+            stoppable = strategies.of(self.config).synchronous
+            start = Attempt(self.config, chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
             try:
                 ended = attempt.run(start, self.mailbox, self._hear, self._should_stop)
             except _HaltError:
@@ -178,7 +182,7 @@ class Run:
                 self.handle(ended)
             if not isinstance(ended, Outcome):
                 self.check()
-            decision = decide(ended, self._past, self._config, begun)
+            decision = decide(ended, self._past, self.config, begun)
             if isinstance(decision, Done):
                 return decision.outcome
             if isinstance(decision, Halt):
@@ -187,16 +191,27 @@ class Run:
                 if decision.failed is not None:
                     self.handle(decision.failed)
                     raise RunFailedError(decision.reason)
-                kind = "GPU" if self._config.gpus_reserved else "CPU"
+                kind = "GPU" if self._decided.device == "cuda" else "CPU"
                 raise RunFailedError(f"{decision.reason}: {reservations.holders(kind)}")
             if isinstance(decision, Retry):
                 self.handle(decision.failed)
             elif decision.waited_s:
                 self.handle(NoRoom(decision.waited_s))
             launch = Launch(time.time(), 0.0)
-            chosen = self.allocator.again(self.folder, self._config, Counter(self._nodes.values()))
-            if not isinstance(ended, NotPlaced) or chosen.config.topology != self._config.topology:
-                self.handle(Moved(chosen.config))
+            chosen = self.allocator.again(self.folder, self.config, self._asked, self._held)
+            if not isinstance(ended, NotPlaced) or chosen.decided.topology != self._decided.topology:
+                self.handle(Moved(chosen.decided))
+
+    @property
+    def _asked(self) -> Decided:
+        """What stays as it is decided when nodes are chosen again."""
+        return replace(self._decided, cpus_per_worker=self.cpus)
+
+    @property
+    def _held(self) -> Held:
+        """What its workers hold of each node."""
+        cpus, gpus = self._decided.cpus, self._decided.gpus(self.config)
+        return {node: (count * cpus, count * gpus) for node, count in Counter(self._nodes.values()).items()}
 
     def _start_s(self) -> float:
         """Seconds to wait for room in one attempt: more each time, since another node may have room by then."""
@@ -205,24 +220,34 @@ class Run:
 
     def _hear(self, event: Any) -> None:
         if isinstance(event, Joined):
-            self.meter.place(self._config.placement.nodes, time.time() - event.at)
+            self.meter.place(self._decided.placement.nodes, time.time() - event.at)
             self.handle(self.meter.spent)
         elif isinstance(event, Placed):
             self._nodes[event.rank] = event.node_id
         elif isinstance(event, Started):
-            self._config = event.config
+            self._decided = event.decided
         self.handle(event)
 
     def _should_stop(self, possible: bool) -> bool:
         if self.check(possible):
             return True
-        if self._halts() and not strategies.of(self._config).synchronous:
+        if self._halts() and not strategies.of(self.config).synchronous:
             raise _HaltError
-        held = Counter(self._nodes.values())
-        self.allocator.request_missing(self._config, held.total())
-        if possible and (why := self._watch.stop(self._config, held)):
+        self.allocator.request_missing(self.config, self._asked, len(self._nodes))
+        has_all = len(self._nodes) == self._decided.world_size  # else they have not all started yet
+        if possible and (why := self._watch.stop(self._held, self._wider if has_all else None)):
             self.handle(why)
         return self._watch.decided or (possible and self._past.limit != "")
+
+    def _wider(self) -> str:
+        """The topology with more workers that an elastic run would have now; empty where there is none."""
+        if self.config.elastic is None:
+            return ""
+        try:
+            wider = allocation.choose(self.config, self._asked, self._held, self.allocator.excluded).decided
+        except TooSmallError:
+            return ""
+        return wider.topology if wider.world_size > self._decided.world_size else ""
 
     def _halts(self) -> bool:
         if not self._past.limit and (spent := self.meter.tick()) is not None:
@@ -237,37 +262,32 @@ class Run:
 class _Watch:
     """Decides when the workers of an attempt should stop to go on elsewhere."""
 
-    allocator: NodeAllocator
     decided: bool = False
     _checked: float = 0.0
     _room_since: float | None = None
 
-    def stop(self, config: ResolvedConfig, held: Counter[str]) -> NodeLeaving | RoomToGrow | None:
-        """Why workers should stop, once."""
+    def stop(self, held: Held, wider: Callable[[], str] | None) -> NodeLeaving | RoomToGrow | None:
+        """Why workers should stop, once; ``wider`` says for which topology there is room now."""
         now = time.monotonic()
         if self.decided or now - self._checked < _CHECK_S:
             return None
         self._checked = now
         with suppress(ray.exceptions.RayError):  # the head is slow to answer; the next check may succeed
-            decision = self._leaving(held) or self._growing(config, held, now)
+            decision = self._leaving(held) or self._growing(wider, now)
             self.decided = decision is not None
             return decision
         return None
 
-    def _leaving(self, held: Counter[str]) -> NodeLeaving | None:
+    def _leaving(self, held: Held) -> NodeLeaving | None:
         leaving = optional.draining_nodes()
         return next((NodeLeaving(node, leaving[node]) for node in held if node in leaving), None)
 
-    def _growing(self, config: ResolvedConfig, held: Counter[str], now: float) -> RoomToGrow | None:
+    def _growing(self, wider: Callable[[], str] | None, now: float) -> RoomToGrow | None:
         """More workers, once there has been room for some seconds: nodes that start together come one by one."""
-        if config.elastic is None or held.total() < config.world_size:  # they have not all started yet
+        if wider is None:
             return None
-        try:
-            wider = allocation.choose(config, held, self.allocator.excluded).config
-        except TooSmallError:
+        topology = wider()
+        self._room_since = (self._room_since or now) if topology else None
+        if self._room_since is None or now - self._room_since < _SETTLED_S:
             return None
-        if wider.world_size <= config.world_size:
-            self._room_since = None
-            return None
-        self._room_since = self._room_since or now
-        return RoomToGrow(wider.topology) if now - self._room_since >= _SETTLED_S else None
+        return RoomToGrow(topology)

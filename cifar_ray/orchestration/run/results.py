@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import data, storage, tasks, tracking
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks, tokens
@@ -176,11 +177,12 @@ def evaluate(
     snapshot = chosen.snapshot
     model = predictor.restore(chosen.address, snapshot)
     config = snapshot.config
-    read = data.read(replace(config, data_dir=data_dir or config.data_dir), encoding=snapshot.encoding)
-    dataset = read.normalised(config.normalise)
-    recipe.with_images(config, dataset)  # those that it learned with
+    if data_dir is not None:
+        config = runfile.resolved_from_mapping({**runfile.to_mapping(config), "data_dir": data_dir})
+    dataset = data.read(config, encoding=snapshot.encoding).normalised(config.normalise)
+    recipe.settle(config, snapshot.decided, dataset)  # refuses others than it learned with
     hardware.set_threads(hardware.allowed_cpus())
-    evaluation = _evaluation(dataset, tasks.build(config), model, device, note)
+    evaluation = _evaluation(dataset, tasks.build(config, snapshot.decided), model, device, note)
     score, task = snapshot.score, tasks.to_record(snapshot.task)
     on = choosing.measured(config)
     counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
@@ -247,7 +249,7 @@ def predict(
     given.check(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
-    model, spec = predictor.of(chosen.address, snapshot), data.spec(snapshot.config)
+    model, spec = predictor.of(chosen.address, snapshot), snapshot.spec
     task, names = snapshot.task, snapshot.class_names
     shown = top if task.names == "classes" else None
     if out is not None and task.answer != "masks":
@@ -301,7 +303,7 @@ def check_reads(snapshot: Snapshot) -> None:
 
 def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Tensor:
     """What a model answers for texts, (N, ...), with the tokenizer of its checkpoint."""
-    rows, _ = tokens.encode(snapshot.encoding, sentences, data.spec(snapshot.config).length)
+    rows, _ = tokens.encode(snapshot.encoding, sentences, snapshot.spec.length)
     parts = (tokens.cut(rows[begin : begin + _AT_ONCE]) for begin in range(0, len(rows), _AT_ONCE))
     with torch.inference_mode():
         return torch.cat([model(torch.from_numpy(part)) for part in parts])

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cifar_ray import storage
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints, run_names
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import uri
-from cifar_ray.training import checkpoint, manifest, predictor, recipe
+from cifar_ray.training import checkpoint, manifest, predictor
 from cifar_ray.training.predictor import Predictor
 
 _DESCRIPTION = "run.json"
@@ -41,13 +44,13 @@ class RunFolder:
     def checkpoint(self, name: str) -> str:
         return self.folder.below(checkpoints.CHECKPOINTS).below(name).address
 
-    def checkpoints(self, config: ResolvedConfig) -> AbstractContextManager[Path]:
+    def checkpoints(self, config: ResolvedConfig, decided: Decided | None) -> AbstractContextManager[Path]:
         """Context manager: the folder of its checkpoints to read, complete the newest that ``config`` can continue.
 
         Raises:
             ConfigError: when the bucket cannot be read.
         """
-        return checkpoints.reading(self.folder, config=config)
+        return checkpoints.reading(self.folder, config=config, decided=decided)
 
     def predictor(self, name: str) -> tuple[Predictor, str]:
         """The model of a checkpoint, or of ``best``, the one with the best validation figure, and its weights' SHA-256.
@@ -60,21 +63,21 @@ class RunFolder:
             path = checkpoint.chosen(here) if name == "best" else here / name
             return predictor.load(path), manifest.read(path).weights.sha256
 
-    def config(self) -> ResolvedConfig:
-        """The run's config, which no checkpoint changes.
+    def asked(self, changes: Mapping[str, Any] | None = None) -> tuple[TrainConfig, Decided | None]:
+        """The run's config, with ``changes`` on top, and what its last attempt had decided, if there was one.
 
         Raises:
             ConfigError: when it cannot be read.
         """
         try:
             with self.folder.on_disk(run_names.CONFIG) as path:
-                return recipe.resolve(runfile.load(path))
+                return runfile.load(path, changes), runfile.decided(path)
         except OSError as error:
             raise _unreadable(self.folder, error) from None
 
-    def write_config(self, config: TrainConfig) -> None:
-        """Write the config; the file starts the same run again."""
-        self.folder.write(run_names.CONFIG, runfile.to_yaml(config))
+    def write_config(self, config: TrainConfig, decided: Decided) -> None:
+        """Write the config, and what is decided of the run; the file starts the same run again."""
+        self.folder.write(run_names.CONFIG, runfile.to_yaml(config, decided))
 
     def lock(self) -> Lock:
         """Make this driver the only one that works on the run.
@@ -87,7 +90,11 @@ class RunFolder:
 
 
 def create(
-    config: ResolvedConfig, tracking_uri: str | None = None, parent: Folder | None = None, name: str | None = None
+    config: ResolvedConfig,
+    decided: Decided,
+    tracking_uri: str | None = None,
+    parent: Folder | None = None,
+    name: str | None = None,
 ) -> tuple[RunFolder, Lock]:
     """Make the folder of a new run, and lock it.
 
@@ -101,7 +108,8 @@ def create(
     name = name or config.run_name or run_names.new(config)
     run = RunFolder(parent.below(name), uuid.uuid4().hex)
     taken = partial(run_names.taken, parent, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
-    contents = {run_names.CONFIG: runfile.to_yaml(config), _DESCRIPTION: json.dumps({"key": run.key, "name": name})}
+    described = json.dumps({"key": run.key, "name": name})
+    contents = {run_names.CONFIG: runfile.to_yaml(config, decided), _DESCRIPTION: described}
     with storage.refusing(parent):
         return run, storage.claim(run.folder, contents, taken, _busy(name))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from cifar_ray import storage, tasks
 from cifar_ray.config import limits
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import counted
 from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
@@ -44,7 +45,7 @@ from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages
 from cifar_ray.tracking.run import PROFILE, RunRecord
 from cifar_ray.tracking.study import STOPPED_BY_TAG
-from cifar_ray.training import arithmetic, profiling, recipe
+from cifar_ray.training import arithmetic, profiling
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started, Traced
 
 _SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
@@ -56,13 +57,15 @@ class RunSession:
     """A run between its start and its end in one driver: :meth:`handle` displays and records every event.
 
     Attributes:
-        config: the resolved config, with its device decided.
+        config: the resolved config.
+        decided: what it leaves open; the topology may change.
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
         verdict: on the last failure of the workers.
         spent: what the run has used so far, over all drivers.
     """
 
     config: ResolvedConfig
+    decided: Decided
     dataset: Dataset
     folder: RunFolder
     record: RunRecord
@@ -93,7 +96,7 @@ class RunSession:
         self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
         if self.unused_gpus:
             self.record.tags({"cifar_ray.unused_gpus": self.unused_gpus})
-        if connection.shares_a_machine(config):
+        if connection.shares_a_machine(config, self.decided):
             self.record.tags({"local_nodes": str(config.local_nodes), "times_are_a_clusters": "false"})
 
     @property
@@ -104,14 +107,15 @@ class RunSession:
 
     def announce(self) -> None:
         """Display what will be trained."""
-        config, view, unit = self.config, self.view, self.record.task.unit
+        config, decided, view, unit = self.config, self.decided, self.view, self.record.task.unit
         view.line(
-            f"run {self.folder.name}: {config.model} on {config.dataset}, topology {config.topology}, "
-            f"{config.global_batch_size} {unit} per step ({config.images_per_worker} per worker), {config.strategy}"
+            f"run {self.folder.name}: {config.model} on {config.dataset}, topology {decided.topology}, "
+            f"{config.global_batch_size} {unit} per step ({decided.images_per_worker(config)} per worker), "
+            f"{config.strategy}"
         )
         if self.unused_gpus:
             view.line(cpu_note(self.unused_gpus))
-        if connection.shares_a_machine(config):
+        if connection.shares_a_machine(config, decided):
             view.line(made_up_note(config.local_nodes))
         view.doing("starting the workers")
 
@@ -158,7 +162,7 @@ class RunSession:
         else:
             folder = self.folder.folder.below(profiling.FOLDER)
             self.record.trace(partial(folder.on_disk, event.path.name))
-        if len(self._traced) == self.config.world_size:
+        if len(self._traced) == self.decided.world_size:
             tables = [self._traced[rank].operators for rank in sorted(self._traced)]
             self.record.text(f"{PROFILE}/operators.csv", profiling.together(tables))
 
@@ -191,7 +195,7 @@ class RunSession:
             self._had_no_room = False
             self.view.doing("starting the workers")
         self._placed[event.rank] = event
-        if len(self._placed) == self.config.world_size:
+        if len(self._placed) == self.decided.world_size:
             workers = [self._placed[rank] for rank in sorted(self._placed)]
             self.record.placed([asdict(worker) for worker in workers])
             if tags := gpu_tags(workers):
@@ -201,25 +205,26 @@ class RunSession:
 
     @_on.register
     def _(self, event: Started) -> None:
-        config = self.config = event.config
+        config, decided = self.config, event.decided
+        self.decided = decided
         self._epochs = event.step // event.steps_per_epoch
         self._rows = [row for row in event.history if row.kind == "epoch"]
         try:
-            storage.persistently(lambda: self.folder.write_config(recipe.widest(config)))
+            storage.persistently(lambda: self.folder.write_config(config, decided))
         except OSError as error:  # an earlier one exists, and the checkpoints have it, too
             self.view.line(
                 f"{self.folder.address}/config.yaml cannot be written: {storage.reason(error)}; training goes on"
             )
         if config.elastic is not None:
-            self._segments.append(f"{config.topology} from step {event.step + 1}")
+            self._segments.append(f"{decided.topology} from step {event.step + 1}")
             self.record.tags({_SEGMENTS_TAG: ", ".join(self._segments)})
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")
-        threads = counted(config.cpus_reserved, "CPU thread")
+        threads = counted(decided.cpus, "CPU thread")
         if event.resumed_from:
             self.view.line(f"continuing after step {event.step}")
-        computed = arithmetic.Choice(config.precision, config.convolutions or USUAL).words
+        computed = arithmetic.Choice(decided.precision, decided.convolutions or USUAL).words
         computed += ", compiled" * config.compile
         self.view.started(f"training on {event.hardware}, {computed}, {threads} per worker")
         self.view.training(self.record.task, config.epochs, event.steps_per_epoch, event.step)
@@ -261,7 +266,7 @@ class RunSession:
     @_on.register
     def _(self, event: RoomToGrow) -> None:
         self.view.line(
-            f"there is room for topology {event.topology}; stopping {self.config.topology} as soon as possible"
+            f"there is room for topology {event.topology}; stopping {self.decided.topology} as soon as possible"
         )
 
     @_on.register
@@ -270,15 +275,15 @@ class RunSession:
 
     @_on.register
     def _(self, event: Moved) -> None:
-        config = event.config
-        if config.topology != self.config.topology:
+        config, decided = self.config, event.decided
+        if decided.topology != self.decided.topology:
             self.view.line(
-                f"going on with topology {config.topology}, "
+                f"going on with topology {decided.topology}, "
                 f"{config.global_batch_size} {self.record.task.unit} per step as before "
-                f"({config.images_per_worker} per worker)"
+                f"({decided.images_per_worker(config)} per worker)"
             )
-            self.record.moved(config)
-        self.config = config
+            self.record.moved(decided)
+        self.decided = decided
         self._placed.clear()
         self.view.doing("starting the workers")
 

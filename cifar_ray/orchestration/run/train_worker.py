@@ -24,6 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from cifar_ray import storage
 from cifar_ray.config import topology
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import interfaces
@@ -47,14 +48,14 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
     """Train as one of a run's workers; rank 0 posts the outcome, or where the run has stopped.
 
     Args:
-        payload: ``config`` (resolved), ``dataset`` (object reference), ``folder``, ``launch``, ``mailbox``,
-            ``stoppable``: whether the driver may ask the run to stop between two steps.
+        payload: ``config`` (resolved), ``decided``, ``dataset`` (object reference), ``folder``, ``launch``,
+            ``mailbox``, ``stoppable``: whether the driver may ask the run to stop between two steps.
         rank: of this worker, among ``world_size``.
 
     Raises:
         RuntimeError: in place of any error, which is posted as text.
     """
-    config, mailbox = payload["config"], payload["mailbox"]
+    config, decided, mailbox = payload["config"], payload["decided"], payload["mailbox"]
     with tempfile.TemporaryFile() as stacks, _Heart(config, mailbox, rank) as heart:
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
         joined = mailbox.post(
@@ -69,8 +70,8 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
         if ray.get(joined):  # the run was ended before its workers had started
             return
         try:
-            busy = _take_gpus(config) if config.device == "cuda" else ""
-            with collectives(world_size, rank, config):
+            busy = _take_gpus(config) if decided.device == "cuda" else ""
+            with collectives(world_size, rank, config, decided.device):
                 ended = _train(payload, rank, world_size, heart, busy)
         except BaseException as error:
             failure = failures.of(error)
@@ -86,7 +87,7 @@ def _take_gpus(config: ResolvedConfig) -> str:
     """Check this worker's GPUs, before NCCL takes memory on them; return what others have in use of it, in words."""
     indices = assigned_gpus()
     gpus.check(indices)
-    if config.shares_gpu:
+    if config.gpus_per_worker < 1:
         gpus.cap_memory(indices[0], config.gpus_per_worker)
         return ""  # each of the runs that share it would name the others
     return "; ".join(filter(None, map(gpus.in_use, indices)))
@@ -94,22 +95,23 @@ def _take_gpus(config: ResolvedConfig) -> str:
 
 def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, busy: str) -> Outcome | Stopped:
     config: ResolvedConfig = payload["config"]
+    decided: Decided = payload["decided"]
     mailbox: Mailbox = payload["mailbox"]
     launch: Launch = payload["launch"]
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    worker, node = _context(config, mailbox, rank, world_size, busy)
+    worker, node = _context(decided, mailbox, rank, world_size, busy)
     heart.node = node if worker.local_rank == 0 else None
     folder: Folder = payload["folder"]
     elsewhere = nullcontext(checkpoints.Writer(folder.disk / checkpoints.CHECKPOINTS))  # other ranks write none
-    with checkpoints.writing(folder, config) if rank == 0 else elsewhere as writer:
-        observer = MailboxObserver(mailbox, rank, writer, folder)
+    with checkpoints.writing(folder, config, decided) if rank == 0 else elsewhere as writer:
+        observer = MailboxObserver(mailbox, rank, writer, folder, config.global_batch_size)
         asked = observer.asked if payload["stoppable"] else None
-        server = parameter_server.start(config, worker)
+        server = parameter_server.start(config, decided.cpus, worker)
         try:
-            initial = partial(checkpoints.initial, folder, str(config.weights_digest))
-            return fit(config, dataset, writer.path, worker, observer, launch, server, asked, initial)
+            initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
+            return fit(config, decided, dataset, writer.path, worker, observer, launch, server, asked, initial)
         except StoppedError as stop:
             return Stopped(stop.step)
 
@@ -119,7 +121,7 @@ def _wait(posted: ray.ObjectRef) -> None:
 
 
 @contextmanager
-def collectives(world_size: int, rank: int, config: ResolvedConfig) -> Iterator[None]:
+def collectives(world_size: int, rank: int, config: ResolvedConfig, device: str) -> Iterator[None]:
     """Context manager: the process group of several workers, on the network interface with their nodes' addresses.
 
     After an error, the process group is left to the end of the process: others may never answer.
@@ -136,7 +138,7 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig) -> Iterator[
         store = TCPStore(ray.util.get_node_ip_address(), 0, world_size, True, timeout, wait_for_workers=False)
     host, port = broadcast_from_rank_zero((store.host, store.port) if rank == 0 else None)
     store = store or TCPStore(host, port, world_size, False, timeout)
-    backend = "nccl" if config.device == "cuda" else "gloo"
+    backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     yield
     dist.destroy_process_group()
@@ -145,19 +147,20 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig) -> Iterator[
 class MailboxObserver:
     """Posts the loop's events, most of them from rank 0 only."""
 
-    def __init__(self, mailbox: Mailbox, rank: int, writer: checkpoints.Writer, folder: Folder) -> None:
+    def __init__(
+        self, mailbox: Mailbox, rank: int, writer: checkpoints.Writer, folder: Folder, images_per_step: int
+    ) -> None:
         self._mailbox = mailbox
         self._rank = rank
         self._writer = writer
         self._traces = folder.below(profiling.FOLDER)
-        self._images_per_step = 0
+        self._images_per_step = images_per_step
         self._step = 0
         self._posted = (time.perf_counter(), 0)
         self._unread: Any = None
         self._stop = False
 
     def started(self, event: Started) -> None:
-        self._images_per_step = event.config.global_batch_size
         self._posted = (time.perf_counter(), event.step)
         self._mailbox.post(event)
 
@@ -205,15 +208,15 @@ class MailboxObserver:
         self._unread = self._unread or answer
 
 
-def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, int]:
+def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, int]:
     """This worker, and the number of its node (0 is that of rank 0); checks that all are where they should be."""
     node_id = ray.get_runtime_context().get_node_id()
     node_ids: list[Any] = [node_id]
     if world_size > 1:
         node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
-    topology.verify(config.placement, node_ids)
-    indices = tuple(assigned_gpus()) if config.device == "cuda" else ()
+    topology.verify(decided.placement, node_ids)
+    indices = tuple(assigned_gpus()) if decided.device == "cuda" else ()
     device = torch.device("cuda", indices[0]) if indices else torch.device("cpu")
     mailbox.post(
         Placed(
@@ -222,7 +225,7 @@ def _context(config: ResolvedConfig, mailbox: Mailbox, rank: int, world_size: in
             address=ray.util.get_node_ip_address(),
             host=socket.gethostname(),
             pid=os.getpid(),
-            threads=config.cpus_reserved,
+            threads=decided.cpus,
             device=hardware.describe(device),
             interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
             gpu=gpus.facts(indices[0]) if indices else None,

@@ -91,9 +91,9 @@ class Driver:
             proposals.check_installed()
             self._probes = planner.planned(config)
             planner.refuse(config, [*trials, *self._probes])
-        self._base = preparation.session(config.base, [*trials, *self._probes])
+        self._room = preparation.room([*trials, *self._probes])
         self._board = Board([trial.cell.name for trial in trials], begun)
-        self._ready = Preparation(self._base, self._board)
+        self._ready = Preparation(config.base, self._board)
         self._locks: dict[int, Lock] = {}  # by index of the trial
         self._kept: set[str] = set()  # digests of weights in the folder
 
@@ -105,7 +105,7 @@ class Driver:
             planner.refuse(self._config, [*self._trials, *self._probes])  # before a cluster is waited for
             configs = [config for _, config in preparation.configured(self._asked())]
             functions = sorted({path for config in configs for path in imports.functions(config)})
-            with connected(self._base, board, functions) as check:
+            with connected(self._config.base, board, functions, self._room) as check:
                 with NodeAllocator(board.waiting, check, board.line) as allocator:
                     preparation.bring_nodes(allocator, self._asked())
                     at_once = self._fit_to_cluster()
@@ -203,11 +203,11 @@ class Driver:
 
     def _fit_to_cluster(self) -> int:
         """Decide every run's device and CPUs; return how many runs train at once."""
+        following = [trial for trial, config in preparation.configured(self._trials) if config.cpus_per_worker is None]
+        before = next((cpus for trial in following if (cpus := trial.decided.cpus_per_worker)), None)
         self._ready.place(self._asked())
         planner.refuse(self._config, [*self._trials, *self._probes])
         at_once = self._ready.at_once(self._config, self._folder, self._asked(), self._left())
-        proposed = [trial.config for trial in self._trials if trial.proposal is not None and trial.config]
-        before = next((config.cpus_per_worker for config in proposed), None)
         self._ready.divide_cpus(self._asked(), at_once, before)
         return at_once
 
@@ -219,18 +219,19 @@ class Driver:
             held = "; the batch per worker is held, so the global batch grows with the workers"
             if config.held == "global_batch":
                 held = "; the batch over all workers is held"
-        runs = counted(self._left(), "run")
-        board.line(f"sweep {config.name}: {runs} of {len(self._trials)}, {at_once} at once{held}")
+        left = counted(self._left(), "run")
+        board.line(f"sweep {config.name}: {left} of {len(self._trials)}, {at_once} at once{held}")
         for trial in self._trials:
             if trial.state == boards.SKIPPED:
                 board.skip(trial.index, trial.reason)
             elif trial.state != boards.WAITING:
                 note = trial.reason if trial.score is None else trial.result(trial.score)
                 board.ended_before(trial.index, trial.state, note, trial.times.get("time/wall_s", 0.0))
-        shared = next((run for run in asked if connection.shares_a_machine(run)), None)
+        runs = [(trial.config, trial.decided) for trial in self._asked() if trial.config]
+        shared = next((run for run, decided in runs if connection.shares_a_machine(run, decided)), None)
         if shared is not None:
             board.line(made_up_note(shared.local_nodes))
-        if shared_gpus := sorted({run.gpus_per_worker for run in asked if run.shares_gpu}):
+        if shared_gpus := sorted({gpus for run, decided in runs if 0 < (gpus := decided.gpus(run)) < 1}):
             board.line(shared_note(shared_gpus[0]))
         given = [(trial.config, trial.cell.config) for trial in self._asked() if trial.config and trial.cell.config]
         for note in sorted({note for run, cell in given for note in recipe.notes(run, cell)}):
@@ -329,12 +330,14 @@ class Driver:
     def _spec(self, trial: PlannedTrial, config: ResolvedConfig) -> TrialSpec:
         """What a trial's process gets; its folder is made if it has none."""
         if trial.folder is None:
-            if (digest := config.weights_digest) is not None and digest not in self._kept:
+            if (digest := trial.decided.weights_digest) is not None and digest not in self._kept:
                 checkpoints.keep_initial(self._folder, digest, self._ready.weights[digest])
                 self._kept.add(digest)
-            trial.folder, held = run_folder.create(config, self._client.tracking_uri, self._folder, trial.slug)
+            trial.folder, held = run_folder.create(
+                config, trial.decided, self._client.tracking_uri, self._folder, trial.slug
+            )
             self._locks[trial.index] = held
-        return TrialSpec(trial.index, config, trial.folder.folder)
+        return TrialSpec(trial.index, config, trial.decided, trial.folder.folder)
 
     def _release(self) -> None:
         for held in self._locks.values():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cifar_ray import storage, tracking
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -126,11 +127,11 @@ def _of(config: SweepConfig, trials: list[PlannedTrial], finished: Sequence[Tria
     waiting = [trial for trial in [*trials, *probes] if trial.state == boards.WAITING and trial.config]
     at_once, notes = None, []
     if waiting:
-        base = preparation.session(config.base, waiting)
+        base, room = config.base, preparation.room(waiting)
         if (head := connection.address(base)) is not None:
             notes.append(f"Whether the cluster at {head} has room for these topologies is not looked at.")
         else:
-            ready = Preparation(base, Board([], 0.0), _nodes(base))
+            ready = Preparation(base, Board([], 0.0), _nodes(base, room))
             ready.place(waiting)
             planner.refuse(config, [*trials, *probes])
             left = sum(trial.state == boards.WAITING for trial in trials)
@@ -142,7 +143,7 @@ def _of(config: SweepConfig, trials: list[PlannedTrial], finished: Sequence[Tria
     for trial in trials:
         row = _row(trial, finished)
         if row.seconds is not None and trial.config is not None:
-            told = expected.telling(trial.config, finished)
+            told = expected.telling(trial.config, trial.decided, finished)
             hardware |= {run.tags.get(HARDWARE_TAG) or "unknown hardware" for run in told}
             if price is not None:
                 usd = row.seconds.times(price.paid_for(trial.config.placement.nodes))
@@ -167,14 +168,14 @@ def _of(config: SweepConfig, trials: list[PlannedTrial], finished: Sequence[Tria
     )
 
 
-def _nodes(base: TrainConfig) -> list[Node]:
+def _nodes(base: TrainConfig, room: Decided) -> list[Node]:
     """The nodes that Ray would have if it were started here.
 
     Raises:
         ConfigError: when this machine has too few CPUs for them.
     """
     gpus = 0 if base.local_nodes > 1 else torch.cuda.device_count()
-    return [Node(str(at), "here", local.cpus_per_node(base), gpus) for at in range(base.local_nodes)]
+    return [Node(str(at), "here", local.cpus_per_node(base, room), gpus) for at in range(base.local_nodes)]
 
 
 def _row(trial: PlannedTrial, finished: Sequence[Trial]) -> DryRow:
@@ -184,7 +185,7 @@ def _row(trial: PlannedTrial, finished: Sequence[Trial]) -> DryRow:
         config = trial.config or trial.cell.config
         topology = config.topology if config else ""
         return DryRow(trial.cell.name, topology, trial.state, trial.reason)
-    takes = expected.seconds(trial.config, finished)
+    takes = expected.seconds(trial.config, trial.decided, finished)
     if isinstance(takes, str):
         return DryRow(trial.cell.name, trial.config.topology, trial.state, f"time unknown: {takes}")
     done = trial.spent.placed_s  # one that goes on has done a part of it

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cifar_ray import data, models
 from cifar_ray.config import option, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning import exchange as exchanges
@@ -33,24 +34,24 @@ _ONCE = ("startup", "data", "other")
 _outlined: dict[tuple[str, ...], tuple[tuple[int, ...], int]] = {}
 
 
-def seconds(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
+def seconds(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> Span | str:
     """Seconds on its nodes that a run takes, or why they are not known.
 
     What finished runs of the same work took counts first, then the planner's model.
     """
-    if not (same := of_same_work(config, runs)):
-        return _planned(config, runs)
+    if not (same := of_same_work(config, decided, runs)):
+        return _planned(config, decided, runs)
     if len(machines := {run.tags.get(HARDWARE_TAG) or "unknown hardware" for run in same}) > 1:
         return f"finished runs tell it of several machines: {'; '.join(sorted(machines))}"
     return Span.of([_took(run) for run in same])
 
 
-def of_same_work(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
+def of_same_work(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> list[Trial]:
     """The finished runs whose whole time is that of a run, since they did the same, each to its last epoch."""
-    params = runfile.params(config)
+    params = runfile.params(config, decided)
     return [
         run
-        for run in _alike(config, runs)
+        for run in _alike(config, decided, runs)
         if all(run.params.get(name) == params.get(name) for name in WORK)
         and run.timed
         and not run.changed
@@ -59,9 +60,11 @@ def of_same_work(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
     ]
 
 
-def telling(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
+def telling(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> list[Trial]:
     """The finished runs that :func:`seconds` rests on."""
-    return of_same_work(config, runs) or [run for run in _alike(config, runs) if not measured.why_not(run)]
+    return of_same_work(config, decided, runs) or [
+        run for run in _alike(config, decided, runs) if not measured.why_not(run)
+    ]
 
 
 def _took(run: Trial) -> float:
@@ -69,9 +72,9 @@ def _took(run: Trial) -> float:
     return run.metrics.get("time/placed_s", run.metrics.get("time/wall_s", 0.0))
 
 
-def _planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
+def _planned(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> Span | str:
     """As :func:`seconds`, by the model alone, which takes one node and workers that have the whole model each."""
-    alike = _alike(config, runs)
+    alike = _alike(config, decided, runs)
     if not alike:
         return UNKNOWN
     if config.placement.nodes > 1:
@@ -82,7 +85,7 @@ def _planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
         known, _, _ = measured.of_study(Study("", [_as_planned(run, config) for run in alike], "", ""))
     except ConfigError as error:
         return f"{UNKNOWN}: --plan-from {error.problem}"
-    known = replace(known, is_fixed=known.device == "cuda" or _is_given(config))
+    known = replace(known, is_fixed=known.device == "cuda" or decided.cpus_per_worker is not None)
     exchange = _exchange(config, known)
     work = Work(
         config.global_batch_size,
@@ -90,18 +93,18 @@ def _planned(config: ResolvedConfig, runs: Sequence[Trial]) -> Span | str:
         data.steps_per_epoch(config),
         config.epochs,
         exchange,
-        sent=measured.sent(runfile.params(config)),
+        sent=measured.sent(runfile.params(config, decided)),
     )
     host = model.host(known, work) if config.world_size > 1 else None
     plan = model.plan(known, work, [config.placement], Means(host=host))
     return plan.rows[0].total_s if plan.rows else plan.skipped[config.topology]
 
 
-def _alike(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
+def _alike(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> list[Trial]:
     """The finished runs of the same model, data and arithmetic, as far as these are decided."""
-    params = runfile.params(config)
+    params = runfile.params(config, decided)
     kind = [name for name in measured.KIND if name != "test_images"]  # its evaluation is scaled
-    names = [*kind, *["cpus_per_worker"] * (_is_given(config) and config.device != "cuda")]
+    names = [*kind, *["cpus_per_worker"] * (decided.cpus_per_worker is not None and decided.device != "cuda")]
     asked = {name: params[name] for name in names if params.get(name) not in _UNDECIDED}
     asked |= measured.model_options(params)
     return [
@@ -111,11 +114,6 @@ def _alike(config: ResolvedConfig, runs: Sequence[Trial]) -> list[Trial]:
         and run.params.get("val_share") == params.get("val_share")  # none is a decision, too
         and all(run.params.get(name) in (None, value, option.short(value)) for name, value in asked.items())
     ]
-
-
-def _is_given(config: ResolvedConfig) -> bool:
-    """Whether a worker's CPUs are decided, and not what a topology by itself would leave."""
-    return config.cpus_per_worker is not None and not config.cpus_follow
 
 
 def _as_planned(run: Trial, config: ResolvedConfig) -> Trial:
@@ -146,7 +144,7 @@ def _exchange(config: ResolvedConfig, known: measured.Measured) -> Exchange:
 
 def _sizes(config: ResolvedConfig) -> tuple[tuple[int, ...], int]:
     """Bytes of each gradient, in the order of a backward pass, and of the model's buffers; looked at once."""
-    key = (*config.model_key, config.dataset_key, str(config.image_size))
+    key = (*config.model_key, config.dataset, str(config.images), str(config.image_size))
     if key not in _outlined:  # it may call the user's own function, which may be slow
         outline = models.outline(config, data.spec(config))
         sizes = tuple(parameter.nbytes for parameter in reversed(learning(outline)))

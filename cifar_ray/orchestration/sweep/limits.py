@@ -33,7 +33,7 @@ class Expectation:
         self._finished = [(trial, trial.config) for trial in finished if trial.config and trial.spent.placed_s]
         self._known: dict[tuple[str, ...], Span | None] = {}
 
-    def seconds(self, config: ResolvedConfig) -> Span | None:
+    def seconds(self, trial: PlannedTrial) -> Span | None:
         """Seconds of a run: those of the same work; without any, by the planner's model.
 
         Where that knows nothing, finished runs of the same kind and topology count, by images. The low end is the least
@@ -42,20 +42,22 @@ class Expectation:
         Returns:
             None when there is no such run.
         """
-        key = _key(config)
+        key = _key(trial)
         if key not in self._known:
-            self._known[key] = self._seconds(config)
+            self._known[key] = self._seconds(trial)
         return self._known[key]
 
-    def _seconds(self, config: ResolvedConfig) -> Span | None:
+    def _seconds(self, trial: PlannedTrial) -> Span | None:
         takes: Span | str = ""
+        config = trial.config
+        assert config is not None
         # A sweep does not end for want of an estimate, which may call a model function of the user's.
         with suppress(Exception):
-            takes = expected.seconds(config, self._measured)
-            if isinstance(takes, Span) and expected.of_same_work(config, self._measured):
+            takes = expected.seconds(config, trial.decided, self._measured)
+            if isinstance(takes, Span) and expected.of_same_work(config, trial.decided, self._measured):
                 return takes
-        alike = [(trial, run) for trial, run in self._finished if _pace_key(run) == _pace_key(config)]
-        paces = [trial.spent.placed_s / _images(run, trial.epoch) for trial, run in alike]  # or its patience's epochs
+        alike = [(of, run) for of, run in self._finished if _pace_key(of) == _pace_key(trial)]
+        paces = [of.spent.placed_s / _images(run, of.epoch) for of, run in alike]  # or its patience's epochs
         by_pace = Span.of(paces).times(_images(config, config.epochs)) if paces else None
         if isinstance(takes, str):
             return by_pace
@@ -65,8 +67,8 @@ class Expectation:
     def _measured(self) -> list[Trial]:
         """Finished runs of each work, few where there are many."""
         newest: dict[tuple[str, ...], list[PlannedTrial]] = {}
-        for trial, run in self._finished:
-            newest.setdefault(_key(run), []).append(trial)
+        for trial, _ in self._finished:
+            newest.setdefault(_key(trial), []).append(trial)
         return [trial.measured for trials in newest.values() for trial in trials[-_SEEDS:]]
 
 
@@ -82,25 +84,26 @@ def expect(trials: Sequence[PlannedTrial], rows: Sequence[RowState], ended: Plan
         if trial.config is None or not (trial.state == boards.WAITING or is_new):
             continue
         if ended is None or row.expected_s is None or trial.config.model_key == new:
-            whole = expectation.seconds(trial.config)
+            whole = expectation.seconds(trial)
             before = trial.spent.placed_s if trial.state == boards.WAITING else 0.0
             row.expected_s = None if whole is None else max(whole.mid - before, 0.0)
 
 
-def _key(config: ResolvedConfig) -> tuple[str, ...]:
+def _key(trial: PlannedTrial) -> tuple[str, ...]:
     """What tells runs of a sweep apart in time."""
     work = (name for name in expected.WORK if not name.startswith("strategy_options."))
     options = ("model_options", "strategy_options")
-    return _values(config, (*KIND, *options, *work, "global_batch_size", "cpus_per_worker"))
+    return _values(trial, (*KIND, *options, *work, "global_batch_size", "cpus_per_worker"))
 
 
-def _pace_key(config: ResolvedConfig) -> tuple[str, ...]:
+def _pace_key(trial: PlannedTrial) -> tuple[str, ...]:
     """What tells the seconds of an image apart, as far as another batch is no matter."""
-    return _values(config, (*KIND, "model_options", "topology", "cpus_per_worker"))
+    return _values(trial, (*KIND, "model_options", "topology", "cpus_per_worker"))
 
 
-def _values(config: ResolvedConfig, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(repr(value_of(config, name)) for name in names)
+def _values(trial: PlannedTrial, names: Sequence[str]) -> tuple[str, ...]:
+    decided = vars(trial.decided)
+    return tuple(repr(decided[name] if name in decided else value_of(trial.config, name)) for name in names)
 
 
 def _images(config: ResolvedConfig, epochs: int) -> int:
@@ -156,7 +159,7 @@ class Budget:
         if reached := self.reached:
             return f"{self.words(reached)} is reached"
         expectation = Expectation([other for other in self._trials if other.completed])
-        whole = expectation.seconds(trial.config)
+        whole = expectation.seconds(trial)
         if whole is None:
             return ""
         # Only what does not fit at the low end is refused. A run that goes on has done a part of it.
@@ -176,7 +179,7 @@ class Budget:
         """US dollars that the runs that have been started are expected to cost yet, at the low end."""
         promised = 0.0
         for trial in (trial for trial in self._trials if trial.admitted and not trial.reported):
-            if trial.config is not None and (whole := expectation.seconds(trial.config)) is not None:
+            if trial.config is not None and (whole := expectation.seconds(trial)) is not None:
                 left = max(whole.low - trial.spent.placed_s, 0.0)
                 promised += price.paid_for(trial.config.placement.nodes * left)
         return promised

@@ -13,6 +13,7 @@ from typing import Any
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -38,6 +39,7 @@ class PlannedTrial:
 
     Attributes:
         config: the resolved config; None when it cannot run.
+        decided: what it leaves open, as far as that is decided.
         state: as the display names it.
         reason: why it is skipped, was stopped, or has failed.
         run_id: its MLflow run, if an earlier driver has made it.
@@ -62,6 +64,7 @@ class PlannedTrial:
     config: ResolvedConfig | None
     state: str = boards.WAITING
     reason: str = ""
+    decided: Decided = field(default_factory=lambda: Decided("1x1"))
     run_id: str = ""
     unused_gpus: str = ""
     folder: RunFolder | None = None
@@ -104,7 +107,7 @@ class PlannedTrial:
     def measured(self) -> Trial:
         """Itself, which has finished, as a plan reads runs, with what it has used of its nodes."""
         assert self.config is not None
-        params = runfile.params(self.config)
+        params = runfile.params(self.config, self.decided)
         if self.epoch:  # its patience may have ended it
             params["epochs"] = str(self.epoch)
         metrics = {**self.figures, "time/placed_s": self.spent.placed_s}
@@ -117,7 +120,8 @@ class PlannedTrial:
             "name": self.cell.name,
             "values": self.cell.values,
             "config": runfile.to_mapping(self.config) if self.config else None,
-            "params": runfile.params(self.config) if self.config else self._wished(sweep),
+            "decided": self.decided.to_mapping(),
+            "params": runfile.params(self.config, self.decided) if self.config else self._wished(sweep),
             "state": "SKIPPED" if is_skipped else parent.OPEN if self.is_open else "RUN",
             "reason": self.reason if is_skipped else "",
             **({} if self.proposal is None else {"proposal": self.proposal}),
@@ -166,4 +170,4 @@ class PlannedTrial:
         self.state = boards.STOPPED if known.stopped else boards.WAITING if known.left else ended
         self.completed = self.state == boards.FINISHED
         if self.completed and self.config is not None:
-            self.score, self.epoch = known.score, known.steps // data.steps_per_epoch(self.config)
+            self.score, self.epoch = known.score, known.steps // data.steps_per_epoch(self.config, self.decided.images)

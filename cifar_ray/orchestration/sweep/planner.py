@@ -16,6 +16,7 @@ import ray.tune
 from cifar_ray import data, storage, tasks
 from cifar_ray.config import files, runfile, schema
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function
 from cifar_ray.config.sweep import Cell, Range, SweepConfig, proposed
@@ -104,7 +105,7 @@ def absolute(config: SweepConfig) -> SweepConfig:
     Raises:
         ConfigError: when ``~`` stands for nobody's home folder, or the price is not known.
     """
-    price = cost.checked(config.base.price)
+    price = cost.word(config.base.price)
 
     paths: dict[str, Callable[[str], str]] = {"dataset": data.absolute}
     if config.search == "optuna":  # runs are planned later, perhaps from another folder; other sweeps keep short names
@@ -120,7 +121,7 @@ def absolute(config: SweepConfig) -> SweepConfig:
                 changed[name] = path_of(str(named))
         return changed
 
-    train = of(config.train) if price is None else {**of(config.train), "price": price.word}
+    train = of(config.train) if price is None else {**of(config.train), "price": price}
     return dataclasses.replace(config, train=train, grid=tuple(of(axes) for axes in config.grid))
 
 
@@ -146,6 +147,7 @@ def assign(trial: PlannedTrial, cell: Cell, chooser: str) -> None:
     if cell.config is not None:
         try:
             trial.config = recipe.resolve(cell.config, chooser)
+            trial.decided = Decided.asked(trial.config)
         except ConfigError as error:
             trial.reason = str(error)
 
@@ -285,6 +287,7 @@ def _read(index: int, cell: Mapping[str, Any]) -> PlannedTrial:
         return PlannedTrial(index, of, None, boards.SKIPPED, reason, proposal=proposal)
     resolved = runfile.resolved_from_mapping(config)
     found = PlannedTrial(index, Cell(name, values, resolved), resolved, proposal=proposal)
+    found.decided = Decided.from_mapping(cell["decided"])
     found.repeats = cell.get("repeats", "")
     return found
 

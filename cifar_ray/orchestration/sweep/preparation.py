@@ -10,6 +10,7 @@ from typing import Any
 
 from cifar_ray import data, tasks
 from cifar_ray.config import runfile, topology
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own, value_of
 from cifar_ray.config.sweep import SweepConfig
@@ -36,17 +37,20 @@ class Preparation:
     """
 
     def __init__(self, base: TrainConfig, board: Board, nodes: Sequence[Node] | None = None) -> None:
-        """Prepare for these ``nodes``, on which nothing is stored, or for those of the cluster when None."""
+        """Prepare for these ``nodes``, on which nothing is stored, or for those of the cluster when None.
+
+        ``base`` is what is the same for all runs.
+        """
         self.datasets: dict[str, Dataset] = {}
         self.weights: dict[str, bytes] = {}
         self._base, self._board, self._nodes = base, board, nodes
         self._read: dict[tuple[object, ...], Dataset] = {}
         self._cpus = 1
         self._computing: dict[Any, arithmetic.Choice] = {}
-        self._weights: dict[Any, ResolvedConfig | ConfigError] = {}
+        self._weights: dict[Any, str | ConfigError] = {}
 
     def load_data(self, trials: Sequence[PlannedTrial]) -> None:
-        """Read the data sets of trials, whose configs then have what was found in them."""
+        """Read the data sets of trials; what was found in them is decided."""
         for trial, config in configured(trials):
             name = config.dataset
             which = tuple(value_of(config, field) for field in runfile.OF_DATA)
@@ -62,41 +66,43 @@ class Preparation:
                         self._board.line(f"{config.dataset_name}: {caution}")
                 for line in self._read[which].imbalance():
                     self._board.line(f"{config.dataset_name}: {line}")
-            trial.config = recipe.with_images(config, self._read[which])
-            self.datasets[trial.config.dataset_key] = self._read[which]
+            trial.decided = recipe.settle(config, trial.decided, self._read[which])
+            self.datasets[trial.decided.dataset_key(config)] = self._read[which]
 
     def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
-        """Read the weights that trials start from, each once; their configs have the digests, or no config is left."""
+        """Read the weights that trials start from, each once; those without weights keep no config."""
         for trial, config in configured(trials):
             if config.weights is None or trial.folder is not None:  # it has begun, and its checkpoints have them
                 continue
-            which = (config.weights, config.weights_digest, config.dataset_key, *config.model_key)
+            key = trial.decided.dataset_key(config)
+            which = (config.weights, key, *config.model_key)
             if which not in self._weights:
-                self._weights[which] = self._find_weights(config, store)
+                self._weights[which] = self._find_weights(config, key, store)
             found = self._weights[which]
             if isinstance(found, ConfigError):
                 trial.reason, trial.config = str(found), None
             else:
-                trial.config = dataclasses.replace(config, weights=found.weights, weights_digest=found.weights_digest)
+                trial.decided = dataclasses.replace(trial.decided, weights_digest=found)
 
-    def _find_weights(self, config: ResolvedConfig, store: str) -> ResolvedConfig | ConfigError:
+    def _find_weights(self, config: ResolvedConfig, key: str, store: str) -> str | ConfigError:
+        """The digest of the weights, or why there are none; ``key`` is that of the data set."""
         try:
-            found, content, encoding = given_weights.find(config, store, self._board.line)
-            if encoding and encoding != self.datasets[config.dataset_key].encoding:
+            content, digest, encoding = given_weights.find(config, store, self._board.line)
+            if encoding and encoding != self.datasets[key].encoding:
                 rule = "must be of a run with the same training texts in a sweep, whose runs share a tokenizer"
                 raise ConfigError("weights", f"{rule}; {config.weights} has others")
         except ConfigError as error:
             return error
-        self.weights[str(found.weights_digest)] = content
-        return found
+        self.weights[digest] = content
+        return digest
 
     def place(self, trials: Sequence[PlannedTrial]) -> None:
         """Decide the device of trials; those that the cluster has no room for lose their config and get a reason."""
         for trial, asked in configured(trials):
             try:
-                chosen = allocation.at_topology(asked, self._nodes)
-                cost.check_device(cost.checked(asked.price), chosen.config.device)
-                trial.config, trial.unused_gpus = chosen.config, chosen.unused_gpus
+                chosen = allocation.at_topology(asked, trial.decided, self._nodes)
+                cost.check_device(cost.checked(asked.price), chosen.decided.device)
+                trial.decided, trial.unused_gpus = chosen.decided, chosen.unused_gpus
             except ConfigError as error:
                 trial.reason, trial.config = str(error), None
 
@@ -107,12 +113,13 @@ class Preparation:
             return 1
         if self._nodes is None:
             preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
-        gpus = max(config.gpus_reserved for config in configs)
-        room = topology.copies(self._base.placement, self._all_nodes(), self._base.cpus_reserved, gpus)
+        gpus = max(trial.decided.gpus(config) for trial, config in configured(trials))
+        largest = room(trials)
+        copies = topology.copies(largest.placement, self._all_nodes(), largest.cpus, gpus)
         if self._base.local_nodes > 1:  # more at once than there are CPUs would only slow each other down
-            needed = self._base.world_size * self._base.cpus_reserved
-            room = min(room, hardware.allowed_cpus() // needed)
-        most = max(min(max(room, 1), sweep.max_concurrent or room or 1), 1)
+            needed = largest.world_size * largest.cpus
+            copies = min(copies, hardware.allowed_cpus() // needed)
+        most = max(min(max(copies, 1), sweep.max_concurrent or copies or 1), 1)
         return min(most, left)
 
     def divide_cpus(self, trials: Sequence[PlannedTrial], at_once: int, before: int | None = None) -> None:
@@ -128,8 +135,8 @@ class Preparation:
     def share_cpus(self, trials: Sequence[PlannedTrial]) -> None:
         """Give each worker the CPUs that were decided."""
         for trial, config in configured(trials):
-            if config.cpus_follow:
-                trial.config = dataclasses.replace(config, cpus_per_worker=self._cpus, cpus_follow=False)
+            if config.cpus_per_worker is None:
+                trial.decided = dataclasses.replace(trial.decided, cpus_per_worker=self._cpus)
 
     def _all_nodes(self) -> Sequence[Node]:
         return connection.nodes() if self._nodes is None else self._nodes
@@ -156,21 +163,20 @@ def configured(trials: Sequence[PlannedTrial]) -> list[tuple[PlannedTrial, Resol
     return [(trial, trial.config) for trial in trials if trial.config is not None]
 
 
-def session(base: TrainConfig, trials: Sequence[PlannedTrial]) -> TrainConfig:
-    """The Ray that all runs share: where it is, and how large when it is started here."""
+def room(trials: Sequence[PlannedTrial]) -> Decided:
+    """What the Ray that all runs share has to hold at least, when it is started here."""
     configs = [config for _, config in configured(trials)]
     nodes = max(config.placement.nodes for config in configs)
     workers = max(config.placement.workers_per_node for config in configs)
-    cpus = max(config.cpus_reserved for config in configs)
-    return dataclasses.replace(base, topology=f"{nodes}x{workers}", cpus_per_worker=cpus)
+    return Decided(f"{nodes}x{workers}", cpus_per_worker=max(config.cpus_per_worker or 1 for config in configs))
 
 
 def _fair_share(trials: Sequence[PlannedTrial], at_once: int, nodes: Sequence[Node]) -> int:
     """The most CPUs that every worker can have while ``at_once`` trials train."""
-    sharing = [config for _, config in configured(trials) if config.cpus_follow]
-    cpus = min((config.cpus_reserved for config in sharing), default=1)
+    sharing = [(trial.decided, config) for trial, config in configured(trials) if config.cpus_per_worker is None]
+    cpus = min((decided.cpus for decided, _ in sharing), default=1)
     while cpus > 1 and any(
-        topology.copies(config.placement, nodes, cpus, config.gpus_reserved) < at_once for config in sharing
+        topology.copies(decided.placement, nodes, cpus, decided.gpus(config)) < at_once for decided, config in sharing
     ):
         cpus -= 1
     return cpus
@@ -182,10 +188,10 @@ def bring_nodes(allocator: NodeAllocator, trials: Sequence[PlannedTrial]) -> Non
     Raises:
         RunFailedError: when they have not come in time.
     """
-    sizes = {asked.topology: asked for _, asked in configured(trials)}.values()
-    for asked in sorted(sizes, key=lambda asked: (asked.world_size, asked.placement.nodes), reverse=True):
+    sizes = {config.topology: (config, trial.decided) for trial, config in configured(trials)}.values()
+    for config, asked in sorted(sizes, key=lambda run: (run[0].world_size, run[0].placement.nodes), reverse=True):
         with suppress(ConfigError):  # that topology is skipped, as place() says
-            allocator.allocate(asked)
+            allocator.allocate(config, asked)
             return
 
 
@@ -195,6 +201,6 @@ def check_gpus(trials: Sequence[PlannedTrial]) -> None:
     Raises:
         ConfigError: naming what is wrong with them.
     """
-    used = any(config.device == "cuda" for _, config in configured(trials))
+    used = any(trial.decided.device == "cuda" for trial, _ in configured(trials))
     if problems := preflight.gpu_problems(connection.nodes()) if used else []:
         raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")

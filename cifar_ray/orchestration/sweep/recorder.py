@@ -176,8 +176,9 @@ class SweepRecorder:
         assert record is not None
         assert trial.config is not None
         assert trial.folder is not None
-        dataset, view = self.datasets[trial.config.dataset_key], RunView(self.board, trial.index)
-        trial.session = RunSession(trial.config, dataset, trial.folder, record, view, trial.unused_gpus)
+        dataset, view = self.datasets[trial.decided.dataset_key(trial.config)], RunView(self.board, trial.index)
+        run = (trial.config, trial.decided, dataset, trial.folder)
+        trial.session = RunSession(*run, record, view, trial.unused_gpus)
         trial.opening, held, trial.held = None, trial.held, []
         for event in held:
             self.handle(TrialEvent(trial.index, event))
@@ -186,12 +187,13 @@ class SweepRecorder:
         assert trial.config is not None
         assert trial.folder is not None
         if trial.run_id:
-            return RunRecord.reopen(self.client, trial.config, trial.run_id)
-        measure = "accuracy" if trial.config.shares_gpu else self.config.measure
+            return RunRecord.reopen(self.client, trial.config, trial.decided, trial.run_id)
+        measure = "accuracy" if 0 < trial.decided.gpus(trial.config) < 1 else self.config.measure
         tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: measure}
-        dataset, folder = self.datasets[trial.config.dataset_key], trial.folder
-        home, name = self.record.experiment_id, trial.cell.name
-        return RunRecord.create(self.client, trial.config, name, folder.key, folder.address, dataset, begun, tags, home)
+        dataset, folder = self.datasets[trial.decided.dataset_key(trial.config)], trial.folder
+        named = (trial.cell.name, folder.key, folder.address)
+        home, run = self.record.experiment_id, (trial.config, trial.decided)
+        return RunRecord.create(self.client, *run, *named, dataset, begun, tags, home)
 
     @property
     def left(self) -> int:

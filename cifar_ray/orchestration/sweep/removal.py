@@ -79,7 +79,7 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
             raise
         return _sweep(client, sweep.run_id, stack)
     if not known.run_id and tracking_uri is None:  # the run may be in the store that its config names
-        uri = run_folder.open_existing(known.folder, known.key).config().tracking_uri or uri
+        uri = run_folder.open_existing(known.folder, known.key).asked()[0].tracking_uri or uri
         known = store.with_key(uri, known.key) or known
     client = store.connect(uri)
     if known.run_id and (sweep := parent.find(client, name)):

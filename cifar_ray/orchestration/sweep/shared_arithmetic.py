@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import arithmetic, hardware, recipe
+from cifar_ray.training import arithmetic, hardware
 
 
 def decide(
@@ -36,33 +35,35 @@ def decide(
     for trial in trials:
         begun = trial.folder is not None  # an earlier driver's; it goes on as its checkpoint says
         if trial.config is not None and not begun:
-            asking.setdefault(_kind(trial.config), []).append((trial, trial.config))
+            asking.setdefault(_kind(trial.config, trial.decided.device), []).append((trial, trial.config))
     for kind, alike in asking.items():
-        configs = [config for _, config in alike]
         if kind not in decided:
-            decided[kind] = _chosen(configs, say)
-        for trial, config in alike:
-            trial.config = recipe.computing(config, decided[kind].precision, decided[kind].convolutions)
+            decided[kind] = _chosen([config for _, config in alike], alike[0][0].decided.device, say)
+        precision, convolutions = decided[kind].precision, decided[kind].convolutions
+        for trial, _ in alike:
+            trial.decided = dataclasses.replace(trial.decided, precision=precision, convolutions=convolutions)
 
 
 def earlier(trials: Sequence[PlannedTrial]) -> dict[Any, arithmetic.Choice]:
     """What an earlier driver has decided, for :func:`decide`: what its trials compute with."""
-    decided = {}
-    for config in (trial.config for trial in trials if trial.config is not None):
-        for precision, convolutions in itertools.product(("auto", config.precision), (None, config.convolutions)):
-            left_open = dataclasses.replace(config, precision=precision, convolutions=convolutions)
-            decided[_kind(left_open)] = arithmetic.Choice(config.precision, config.convolutions or USUAL)
-    return decided
+    return {
+        _kind(trial.config, trial.decided.device): arithmetic.Choice(
+            trial.decided.precision, trial.decided.convolutions or USUAL
+        )
+        for trial in trials
+        if trial.config is not None
+    }
 
 
-def _chosen(configs: Sequence[ResolvedConfig], say: Callable[[str], None]) -> arithmetic.Choice:
+def _chosen(configs: Sequence[ResolvedConfig], device: str, say: Callable[[str], None]) -> arithmetic.Choice:
     passes = sum(map(arithmetic.passes_of, configs))
     largest = max(configs, key=lambda config: config.images_per_worker)
-    if not arithmetic.undecided(largest, passes):
-        return _measure(largest, passes)
-    task = ray.remote(num_cpus=1, num_gpus=largest.gpus_reserved)(_measure)
+    if not arithmetic.undecided(largest, device, passes):
+        return _measure(largest, device, passes)
+    gpus = largest.gpus_per_worker if device == "cuda" else 0
+    task = ray.remote(num_cpus=1, num_gpus=gpus)(_measure)
     try:
-        chosen: arithmetic.Choice = ray.get(task.remote(largest, passes), timeout=allocation.start_timeout_s())
+        chosen: arithmetic.Choice = ray.get(task.remote(largest, device, passes), timeout=allocation.start_timeout_s())
     except ray.exceptions.RayError as error:
         raise _refusal(error) from None
     say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")
@@ -77,19 +78,18 @@ def _refusal(error: ray.exceptions.RayError) -> Exception:
     return RunFailedError(f"the speeds could not be measured: {errors.first_line(error)}")
 
 
-def _kind(config: ResolvedConfig) -> Any:
+def _kind(config: ResolvedConfig, device: str) -> Any:
     """What the runs have in common that are to compute alike; with ``reproducible`` nothing is measured."""
     return (
         config.strategy == "reproducible",
         config.model_key,
-        config.device,
+        device,
         config.precision,
         config.convolutions,
         config.compile,
     )
 
 
-def _measure(config: ResolvedConfig, passes: int) -> arithmetic.Choice:
-    device = torch.device(config.device)
-    hardware.choose_kernels(device, is_repeated=config.strategy == "reproducible")
-    return arithmetic.choose(config, Worker(device=device), passes)
+def _measure(config: ResolvedConfig, device: str, passes: int) -> arithmetic.Choice:
+    hardware.choose_kernels(torch.device(device), is_repeated=config.strategy == "reproducible")
+    return arithmetic.choose(config, Worker(device=torch.device(device)), passes)

@@ -15,6 +15,7 @@ from typing import Any
 import ray
 import ray.tune
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
@@ -40,10 +41,14 @@ _ANSWER_S = 1.0
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What a trial's process is to train; its config is resolved, and ``index`` is its number in the sweep."""
+    """What a trial's process is to train: a resolved config, and all that it leaves open but the nodes.
+
+    ``index`` is its number in the sweep.
+    """
 
     index: int
     config: ResolvedConfig
+    decided: Decided
     folder: Folder
 
     def __str__(self) -> str:
@@ -144,14 +149,15 @@ class SweepTrial(ray.tune.Trainable):
 
         finished: TrialFinished | TrialTooLarge
         try:
-            chosen = allocation.at_topology(spec.config)
+            chosen = allocation.at_topology(spec.config, spec.decided)
             handle(TrialStarted(begun))
-            dataset = self._datasets[spec.config.dataset_key]
+            dataset = self._datasets[spec.decided.dataset_key(spec.config)]
             with NodeAllocator(lambda *_: None, check) as allocator:
                 # One that a run has used to its end serves the next; one that has failed may leave events behind.
                 inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None
                 meter = Meter(spec.folder)
-                run = Run(spec.folder, dataset, handle, check, allocator, inbox, meter, limit)
+                given = (spec.config, spec.decided.cpus_per_worker)
+                run = Run(*given, spec.folder, dataset, handle, check, allocator, inbox, meter, limit)
                 outcome = run.train(chosen, Launch(begun, 0.0))
             if isinstance(outcome, Halt):
                 finished = TrialFinished(None, stopped_by=outcome.by)

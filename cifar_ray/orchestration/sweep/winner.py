@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cifar_ray.config import runfile
 from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
@@ -66,7 +66,7 @@ def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
         images = goal.images(trial.figures for _, trial in ranked)
         sentence += words.by_chance(words.level(value, repeated), second[1], images)
     assert best.config is not None
-    command = recipe.command(dataclasses.replace(best.config, epochs=_LONGER * best.config.epochs))
+    command = recipe.command(best.config, epochs=_LONGER * best.config.epochs)
     return Winner(best.cell.name, goal.metric, value, ahead, repeated, sentence, command)
 
 
@@ -85,6 +85,8 @@ def repeats_of(goal: Goal, sweep: SweepConfig, trials: Sequence[PlannedTrial]) -
         name = f"{best.cell.name.rpartition('seed')[0]}seed{seed}"
         if name not in taken:
             cell = Cell(name, {**best.cell.values, "seed": seed})
-            config = dataclasses.replace(best.config, seed=seed)
-            made.append(PlannedTrial(len(trials) + len(made), cell, config, repeats=best.cell.name))
+            config = runfile.resolved_from_mapping({**runfile.to_mapping(best.config), "seed": seed})
+            trial = PlannedTrial(len(trials) + len(made), cell, config, repeats=best.cell.name)
+            trial.decided = best.decided
+            made.append(trial)
     raise AssertionError

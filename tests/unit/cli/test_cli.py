@@ -204,14 +204,13 @@ def parsed(words: str, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
 def test_flags_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "vgg.yaml"
     file.write_text("model: vgg11\nglobal_batch_size: 256\ntopology: 1x4\nepochs: 1\n")
-    assert parsed(f"--config {file}", monkeypatch) == TrainConfig(
-        model="vgg11", global_batch_size=256, topology="1x4", epochs=1
-    )
-    assert parsed(f"--config={file} --batch-size 32 --epochs 2", monkeypatch) == TrainConfig(
-        model="vgg11", batch_size=32, topology="1x4", epochs=2
-    )
+    asked = TrainConfig(model="vgg11", global_batch_size=256, topology="1x4", epochs=1)
+    assert parsed(f"--config {file}", monkeypatch) == recipe.resolve(asked)
+    asked = TrainConfig(model="vgg11", batch_size=32, topology="1x4", epochs=2)
+    assert parsed(f"--config={file} --batch-size 32 --epochs 2", monkeypatch) == recipe.resolve(asked)
     file.write_text("batch_size: 64")
-    assert parsed(f"--global-batch-size 32 --config {file}", monkeypatch) == TrainConfig(global_batch_size=32)
+    asked = TrainConfig(global_batch_size=32)
+    assert parsed(f"--global-batch-size 32 --config {file}", monkeypatch) == recipe.resolve(asked)
 
 
 def test_every_kind_of_flag_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

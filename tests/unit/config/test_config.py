@@ -10,6 +10,7 @@ import yaml
 
 from cifar_ray import data, models, strategies
 from cifar_ray.config import flags, option, runfile, schema
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import ModelName
 from cifar_ray.config.sections import DatasetName
@@ -112,12 +113,8 @@ def test_by_default_a_step_has_128_images_over_all_workers(values: dict[str, obj
 @pytest.mark.parametrize(
     ("values", "example"),
     [
-        ({"topology": "1x3"}, "3 workers x 1 micro-batches, such as --global-batch-size 126 or --batch-size 42"),
-        (
-            {"topology": "1x2", "accumulate": 5},
-            "2 workers x 5 micro-batches, such as --global-batch-size 120 or --batch-size 12",
-        ),
-        ({"topology": "100x2"}, "200 workers x 1 micro-batches, such as --global-batch-size 200 or --batch-size 1"),
+        ({"topology": "1x3"}, "(3 x 1), got 128"),
+        ({"topology": "1x2", "accumulate": 5}, "(2 x 5), got 128"),
     ],
 )
 def test_workers_that_cannot_share_the_default_batch_are_asked_for_another(
@@ -125,15 +122,14 @@ def test_workers_that_cannot_share_the_default_batch_are_asked_for_another(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         recipe.resolve(TrainConfig(**values))  # type: ignore[arg-type]
-    sentence = "--global-batch-size must be given where its default of 128 images cannot be shared equally by "
-    assert caught.value.as_flag() == sentence + example
+    assert caught.value.as_flag() == f"--global-batch-size must be a multiple of workers x accumulation {example}"
 
 
 @pytest.mark.parametrize("topology", ["1x1", "1x3"])
 def test_the_command_repeats_the_run(topology: str) -> None:
     given = TrainConfig(topology=topology, epochs=1, optimizer="adamw", batch_size=8, seed=3)
     told = recipe.command(recipe.resolve(given)).split()[2:]
-    again = runfile.merge(TrainConfig(), flags.parse(TrainConfig, told, "cifar-ray train"))
+    again = runfile.load(None, flags.parse(TrainConfig, told, "cifar-ray train"))
     assert recipe.resolve(again) == recipe.resolve(given)
 
 
@@ -148,7 +144,7 @@ def test_the_command_repeats_the_run(topology: str) -> None:
 )
 def test_the_command_tells_what_the_runs_own_recipe_would_change(given: TrainConfig) -> None:
     told = recipe.command(recipe.resolve(given)).split()[2:]
-    again = runfile.merge(TrainConfig(), flags.parse(TrainConfig, told, "cifar-ray train"))
+    again = runfile.load(None, flags.parse(TrainConfig, told, "cifar-ray train"))
     assert recipe.resolve(again) == recipe.resolve(given)
 
 
@@ -201,12 +197,13 @@ def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
 def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_topology() -> None:
     given = TrainConfig(elastic="1x1:2x2", topology="2x2", batch_size=16, accumulate=2)
     wide = recipe.resolve(given)
-    small = recipe.at(wide, Topology(1, 1))
-    assert (small.topology, small.images_per_worker, small.global_batch_size) == ("1x1", 64, wide.global_batch_size)
-    assert recipe.widest(small) == wide
-    assert "--topology 2x2 --elastic 1x1:2x2" in recipe.command(small)
-    with pytest.raises(ConfigError, match="must be a multiple of workers x accumulation"):
-        recipe.at(wide, Topology(3, 1))
+    assert recipe.resolve(replace(given, topology="1x1")) == wide
+    small = replace(Decided.asked(wide), topology="1x1")
+    assert (small.images_per_worker(wide), wide.images_per_worker, wide.global_batch_size) == (64, 16, 128)
+    recipe.check_place(wide, small)
+    assert "--topology 2x2 --elastic 1x1:2x2" in recipe.command(wide)
+    with pytest.raises(ConfigError, match="topology must share 128 equally, got 3x1"):
+        recipe.check_place(wide, replace(small, topology="3x1"))
 
 
 GROUP = {"global_batch_size": 64, "topology": "1x2"}
@@ -295,7 +292,8 @@ def test_an_option_of_a_model_or_strategy_is_checked_when_the_run_is_resolved(
 
 def test_workers_and_gpus_follow_from_the_topology() -> None:
     config = TrainConfig(strategy="data_parallel", gpus_per_worker=2, device="cuda")
-    assert (config.gpus_reserved, replace(config, device="cpu").gpus_reserved) == (2, 0)
+    decided = Decided.asked(config)
+    assert (decided.gpus(config), replace(decided, device="cpu").gpus(config)) == (2, 0)
     assert (TrainConfig(topology="2x3").placement, TrainConfig(topology="2x3").world_size) == (Topology(2, 3), 6)
 
 
@@ -368,21 +366,19 @@ def test_values_of_a_file_and_of_flags(tmp_path: Path) -> None:
     # Of the two ways to give the batch, the one given last counts.
     path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nmodel_options.blocks: [2, 2]\nglobal_batch_size: 64\n")
     assert runfile.load(path) == config
-    small = runfile.merge(config, {"batch_size": "8", "model_options": {"width": "4"}})
-    assert small == replace(config, batch_size=8, global_batch_size=None, model_options={"blocks": (2, 2), "width": 4})
-    wide = replace(config, model_options={"blocks": (2, 2), "width": 16})
-    assert runfile.merge(small, {"global_batch_size": 64, "model_options": {"width": 16}}) == wide
+    small = runfile.load(path, {"batch_size": "8", "model_options": {"width": "4"}})
+    assert small == replace(config, batch_size=8, global_batch_size=8, model_options={"blocks": (2, 2), "width": 4})
+    path.write_text("batch_size: 8\n")
+    assert runfile.load(path, {"global_batch_size": 64}) == TrainConfig(global_batch_size=64)
     both = {"batch_size": "32", "global_batch_size": "64"}
-    assert runfile.merge(TrainConfig(topology="1x2"), both) == TrainConfig(
-        topology="1x2", batch_size=32, global_batch_size=64
-    )
+    assert runfile.load(path, {"topology": "1x2", **both}).global_batch_size == 64
 
 
 def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() -> None:
     config = recipe.resolve(
         TrainConfig(model="vit", topology="2x4", batch_size=8, strategy="reproducible", strategy_options={"shards": 8})
     )
-    params = runfile.params(config)
+    params = runfile.params(config, Decided.asked(config))
     ours = {name for name in params if name.partition(".")[0] not in fields_of_every_run()}
     assert {name: params[name] for name in sorted(ours)} == {
         "global_batch_size": "64", "nodes": "2", "strategy_options.shards": "8", "model_options.depth": "6", "model_options.dim": "192",
@@ -404,16 +400,20 @@ def fields_of_every_run() -> set[str]:
     )
 
 
-def test_what_was_found_in_a_users_files_is_forgotten_where_others_are_given() -> None:
-    found = replace(TrainConfig(dataset="folder:/mine").images, classes=3)
-    config = TrainConfig(dataset="folder:/mine", images=found, model="mine:build", model_source="0" * 64)
-    again = runfile.merge(config, {"dataset": "digits", "model": "resnet"})
-    assert again == TrainConfig(dataset="digits")
-    assert runfile.merge(config, {"epochs": 3}).images == found
-    balanced = replace(config, class_weights="balanced", class_weights_counts=(1, 2, 3))
-    for key, value in {"val_share": 0.2, "test_share": 0.2, "image_size": 64}.items():
-        split = runfile.merge(balanced, {key: value})
-        assert (split.images, split.class_weights_counts) == (TrainConfig().images, None)
+def test_what_was_recorded_of_a_function_is_forgotten_where_another_is_given() -> None:
+    recorded = {"dataset": "digits", "model": "mine:build", "model_source": "0" * 64}
+    assert "model_source" not in runfile.merge(recorded, {"model": "resnet"})
+    assert runfile.merge(recorded, {"epochs": 3})["model_source"] == "0" * 64
+
+
+def test_what_was_decided_of_a_run_is_in_its_file_and_another_run_decides_anew(tmp_path: Path) -> None:
+    config = recipe.resolve(TrainConfig(dataset="digits", topology="1x2"))
+    decided = replace(Decided.asked(config), device="cpu", cpus_per_worker=3, precision="bf16", weights_digest="ab")
+    path = tmp_path / "config.yaml"
+    path.write_text(runfile.to_yaml(config, decided))
+    assert (recipe.resolve(runfile.load(path)), runfile.decided(path)) == (config, decided)
+    path.write_text(runfile.to_yaml(config))
+    assert runfile.decided(path) is None
 
 
 def test_a_run_has_at_most_70_options() -> None:

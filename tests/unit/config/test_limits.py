@@ -10,6 +10,7 @@ from cifar_ray.cli.sweep import new_limits
 from cifar_ray.cli.train import resume
 from cifar_ray.config import command_line, flags, limits, runfile
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.train import TrainConfig
@@ -76,9 +77,9 @@ def test_a_limit_is_no_axis(name: str) -> None:
 
 def test_limits_are_no_parameters_of_a_run_but_its_patience_is() -> None:
     asked = TrainConfig(max_time="4h", max_cost=9.0, price="2.49", patience=3, val_share=0.1)
-    recorded = runfile.params(recipe.resolve(asked))
+    recorded = runfile.params(recipe.resolve(asked), Decided.asked(recipe.resolve(asked)))
     assert {name: value for name, value in recorded.items() if name in limits.KEYS} == {"patience": "3"}
-    assert "patience" not in runfile.params(recipe.resolve(TrainConfig()))
+    assert "patience" not in runfile.params(recipe.resolve(TrainConfig()), Decided.asked(recipe.resolve(TrainConfig())))
 
 
 def test_a_run_and_a_sweep_go_on_with_larger_limits() -> None:

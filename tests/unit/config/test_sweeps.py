@@ -126,8 +126,8 @@ def test_what_all_runs_share_may_be_for_some_data_alone_and_not_for_some_strateg
 @pytest.mark.parametrize(
     ("values", "held", "sizes"),
     [
-        ({"grid": {**SIZES, **PLACES}}, "batch", [(16, None)] * 2),
-        ({"grid": PLACES, "train": {"batch_size": 8}}, "batch", [(8, None)] * 2),
+        ({"grid": {**SIZES, **PLACES}}, "batch", [(16, 16), (16, 32)]),
+        ({"grid": PLACES, "train": {"batch_size": 8}}, "batch", [(8, 8), (8, 16)]),
         ({"grid": {**SIZES, **PLACES}, "hold": "global_batch"}, "global_batch", [(None, 16)] * 2),
         ({"grid": {"global_batch_size": [64], **PLACES}}, "global_batch", [(None, 64)] * 2),
         ({"grid": {"global_batch_size": [64]}, "train": {"batch_size": 8}}, "global_batch", [(None, 64)]),

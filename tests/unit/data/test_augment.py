@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 from torchvision.models import ResNet18_Weights
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -111,7 +112,8 @@ def test_normalised_images_are_channels_last_and_standardised() -> None:
 
 def micro_batches(config: ResolvedConfig, dataset: Dataset, world_size: int, step: int) -> list[MicroBatch]:
     loaders = [
-        TrainLoader(config, dataset, DataShard(rank, world_size, config.accumulate), CPU) for rank in range(world_size)
+        TrainLoader(config, Decided.asked(config), dataset, DataShard(rank, world_size, config.accumulate), CPU)
+        for rank in range(world_size)
     ]
     return [micro_batch for loader in loaders for micro_batch in loader.micro_batches(epoch=1, step=step)]
 
@@ -135,7 +137,7 @@ def test_what_a_step_sees_is_the_same_at_any_world_size(digits: Dataset, name: A
 
 def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment="none"))
-    (images, labels, *_), *_ = TrainLoader(config, digits, DataShard(), CPU).micro_batches(0, 0)
+    (images, labels, *_), *_ = TrainLoader(config, Decided.asked(config), digits, DataShard(), CPU).micro_batches(0, 0)
     samples = order.global_batch(order.permutation(0, 0, 1437), 0, 32).numpy()
     assert torch.equal(images, augment.Normalise(digits.spec)(torch.from_numpy(digits.train.images[samples])))
     assert labels.tolist() == digits.train["labels"][samples].tolist()
@@ -165,7 +167,9 @@ def test_augmentation_by_name(digits: Dataset) -> None:
     shown = {}
     mirrored = replace(digits, spec=replace(digits.spec, flip=True))
     for name in ("crop", "crop_flip"):
-        loader = TrainLoader(replace(config, augment=name), mirrored, DataShard(), CPU)  # type: ignore[arg-type]
+        loader = TrainLoader(
+            replace(config, augment=name), Decided.asked(replace(config, augment=name)), mirrored, DataShard(), CPU
+        )  # type: ignore[arg-type]
         ((shown[name], *_),) = loader.micro_batches(0, 0)
     flipped = [torch.equal(one.flip(2), other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]
     same = [torch.equal(one, other) for one, other in zip(shown["crop"], shown["crop_flip"], strict=True)]

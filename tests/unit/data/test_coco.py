@@ -14,6 +14,7 @@ from PIL import Image
 from pycocotools import mask
 
 from cifar_ray import data, tasks
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data.coco import Coco
@@ -58,7 +59,7 @@ def test_a_set_in_cocos_layout_is_read_as_images_with_masks(root: Path) -> None:
     crowd = (dataset.train.images == coco.CROWD).all(-1)
     assert (dataset.train["masks"][crowd] == 255).all()
     assert (dataset.train["masks"] == 255).sum() == pytest.approx(crowd.sum(), rel=0.2)
-    assert data.spec(recipe.with_images(config, dataset)) == dataset.spec
+    assert data.spec(config, recipe.settle(config, Decided.asked(config), dataset).images) == dataset.spec
 
 
 def test_a_pixel_has_the_class_of_the_smallest_instance_there(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from cifar_ray import data, tasks
 from cifar_ray.config import flags, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import augment
@@ -60,7 +61,7 @@ def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
         "1 value, 80 training and 20 test rows; without variation in training, and 0 everywhere: sex"
     )
     assert data.spec(asked) == dataset.spec
-    params = runfile.params(asked)  # type: ignore[arg-type]
+    params = runfile.params(asked, Decided.asked(asked))  # type: ignore[arg-type]
     assert (params["target"], params["model_options.width"], "images.mean" in params) == ("['y']", "128", False)
     assert f"--dataset table:{folder}" in recipe.command(asked)  # type: ignore[arg-type]
     assert "--target y" in recipe.command(asked)  # type: ignore[arg-type]
@@ -124,10 +125,11 @@ def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -
         dataset = data.read(asked)
         assert (dataset.class_names, dataset.spec.features) == (("median price",), ("b, in m", "a", "b"))
         assert dataset.left_out == "columns not used: name"
-        kept = runfile.resolved_from_mapping(runfile.to_mapping(recipe.with_images(asked, dataset)))
-        assert (kept.target, kept.images.features) == (("median price",), ("b, in m", "a", "b"))
+        kept = Decided.from_mapping(recipe.settle(asked, Decided.asked(asked), dataset).to_mapping())
+        assert kept.images is not None
+        assert kept.images.features == ("b, in m", "a", "b")
     (tmp_path / "given.csv").write_text('b,name,a,"b, in m"\n1,y,2,3\n')
-    assert given.features(tmp_path / "given.csv", data.spec(kept)).tolist() == [[3, 2, 1]]
+    assert given.features(tmp_path / "given.csv", data.spec(asked, kept.images)).tolist() == [[3, 2, 1]]
 
 
 def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Path) -> None:
@@ -166,9 +168,10 @@ def test_a_run_goes_on_with_the_same_rows_only(folder: Path) -> None:
     asked = resolved(USUAL, dataset=f"table:{folder}")
     kept = runfile.from_mapping(runfile.to_mapping(asked))
     assert kept.images == asked.images
+    before = recipe.settle(asked, Decided.asked(asked), data.read(asked))  # type: ignore[arg-type]
     rows(81).to_csv(folder / "train.csv", index=False)
     with pytest.raises(ConfigError, match="dataset must have the rows that the run began with"):
-        recipe.with_images(asked, data.read(asked))  # type: ignore[arg-type]
+        recipe.settle(asked, before, data.read(asked))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -188,9 +191,8 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> None:
     values: dict[str, object] = {"dataset": f"table:{pictures}", "image_column": "file", "target": ("light", "dark")}
-    assert runfile.merge(TrainConfig(), values).model == "resnet" == runfile.from_mapping(values).model
-    assert runfile.merge(TrainConfig(dataset="table:x"), values).model == "resnet"
-    assert runfile.merge(TrainConfig(**values), {"image_column": None}).model == "mlp"  # type: ignore[arg-type]
+    assert runfile.load(None, values).model == "resnet" == runfile.from_mapping(values).model
+    assert runfile.from_mapping(runfile.merge(values, {"image_column": None})).model == "mlp"
     values |= {"model": "simple_cnn", "image_size": 16, "data_dir": str(tmp_path / "cache"), "epochs": 2}
     asked = resolved({**USUAL, **values}, val_share=0.25)
     dataset = data.read(asked)

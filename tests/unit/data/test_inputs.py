@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cifar_ray import data, models
 from cifar_ray.config import runfile
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
@@ -82,7 +83,8 @@ def test_features_are_standardised_by_the_training_rows_alone() -> None:
     assert dataset.spec.std[:3] == pytest.approx(train.std(0)[:3])
     assert dataset.spec.std[3] == 0.0
     assert dataset.left_out == "without variation in training, and 0 everywhere: 3"
-    assert runfile.to_mapping(recipe.with_images(asked, dataset))["images"]["inputs"] == "features"  # type: ignore[arg-type]
+    settled = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
+    assert settled.to_mapping()["images"]["inputs"] == "features"
 
 
 @KINDS
@@ -174,11 +176,11 @@ def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
     assert TrainConfig(dataset="masks:x").model == "unet"
     assert TrainConfig(dataset="masks:x", model="segnet").model == "segnet"
     assert (TrainConfig().model, TrainConfig(dataset="digits").model) == ("resnet", "resnet")
-    assert runfile.merge(TrainConfig(), {"dataset": "masks:x"}).model == "unet"
-    assert runfile.merge(TrainConfig(), {"dataset": "masks:x", "model": "resnet"}).model == "resnet"
+    assert runfile.load(None, {"dataset": "masks:x"}).model == "unet"
+    assert runfile.load(None, {"dataset": "masks:x", "model": "resnet"}).model == "resnet"
     assert runfile.from_mapping({"dataset": "masks:x"}).model == "unet"
-    assert runfile.merge(runfile.from_mapping({"epochs": 3}), {"dataset": "masks:x"}).model == "unet"
-    assert runfile.merge(runfile.from_mapping({"model": "segnet"}), {"dataset": "masks:x"}).model == "segnet"
+    assert runfile.from_mapping(runfile.merge({"epochs": 3}, {"dataset": "masks:x"})).model == "unet"
+    assert runfile.from_mapping(runfile.merge({"model": "segnet"}, {"dataset": "masks:x"})).model == "segnet"
     sweep = SweepConfig("s", train={"dataset": "masks:x", "model_options": {"width": 3}}, grid=[{"lr": [0.1]}])  # type: ignore[arg-type]
     (cell,) = sweeps.cells(sweep, [{"lr": 0.1}])
     assert cell.config is not None

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cifar_ray import data
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, Split, loader, order
@@ -25,7 +26,7 @@ def config(**values: object) -> TrainConfig:
 
 def seeds(digits: Dataset, rank: int, *epochs: int) -> list[list[int]]:
     """Of every piece of every step of some epochs, as one loader gives them."""
-    made = TrainLoader(config(), digits, DataShard(rank, 2, 3), CPU)
+    made = TrainLoader(config(), Decided.asked(config()), digits, DataShard(rank, 2, 3), CPU)
     return [
         [micro_batch.seed for micro_batch in made.micro_batches(epoch, step)] for epoch in epochs for step in range(11)
     ]
@@ -41,7 +42,7 @@ def test_a_pieces_dropout_follows_from_its_number_and_its_step_over_the_whole_ru
 
 
 def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes_first(digits: Dataset) -> None:
-    made = TrainLoader(config(), digits, DataShard(0, 2), CPU)
+    made = TrainLoader(config(), Decided.asked(config()), digits, DataShard(0, 2), CPU)
     first, second, again = (next(made.micro_batches(epoch, 3)) for epoch in (0, 1, 0))
     assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.targets, again.targets)
@@ -51,16 +52,27 @@ def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes
 
 
 def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) -> None:
-    with_images = list(TrainLoader(config(), digits, DataShard(1, 2, 3), CPU).micro_batches(0, 0))
-    without = list(TrainLoader(config(), digits, DataShard(1, 2, 3, inputs=False), CPU).micro_batches(0, 0))
+    with_images = list(
+        TrainLoader(config(), Decided.asked(config()), digits, DataShard(1, 2, 3), CPU).micro_batches(0, 0)
+    )
+    without = list(
+        TrainLoader(config(), Decided.asked(config()), digits, DataShard(1, 2, 3, inputs=False), CPU).micro_batches(
+            0, 0
+        )
+    )
     assert [micro_batch.inputs.shape for micro_batch in without] == [(0, 3, 32, 32)] * 3
     for one, other in zip(with_images, without, strict=True):
         assert (one.targets.tolist(), one.seed) == (other.targets.tolist(), other.seed)
 
 
 def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Dataset) -> None:
-    assert TrainLoader(config(), digits, DataShard(), CPU).steps_per_epoch == 11
-    assert TrainLoader(config(steps_per_epoch=4), digits, DataShard(), CPU).steps_per_epoch == 4
+    assert TrainLoader(config(), Decided.asked(config()), digits, DataShard(), CPU).steps_per_epoch == 11
+    assert (
+        TrainLoader(
+            config(steps_per_epoch=4), Decided.asked(config(steps_per_epoch=4)), digits, DataShard(), CPU
+        ).steps_per_epoch
+        == 4
+    )
 
 
 def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +119,13 @@ def test_images_for_which_a_gpu_has_no_room_name_what_helps(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7_900_000_000, 8_000_000_000))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
     with pytest.raises(ConfigError, match=f"^{told}"):
-        TrainLoader(replace(config(), dataset=dataset), digits, DataShard(), CPU)
+        TrainLoader(
+            replace(config(), dataset=dataset),
+            Decided.asked(replace(config(), dataset=dataset)),
+            digits,
+            DataShard(),
+            CPU,
+        )
 
 
 def test_digits_are_always_there(tmp_path: Path) -> None:
@@ -119,7 +137,7 @@ def test_a_step_is_the_same_whether_it_is_made_with_those_before_it_or_alone(
 ) -> None:
     def steps(ahead: int, first: int) -> list[tuple[torch.Tensor, list[int]]]:
         monkeypatch.setattr(loader, "AHEAD", ahead)
-        made = TrainLoader(config(), digits, DataShard(1, 2, 3), CPU)
+        made = TrainLoader(config(), Decided.asked(config()), digits, DataShard(1, 2, 3), CPU)
         return [
             (part.inputs, part.targets.tolist()) for step in range(first, 11) for part in made.micro_batches(1, step)
         ]

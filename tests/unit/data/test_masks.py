@@ -17,6 +17,7 @@ import torch
 from PIL import ExifTags, Image, PngImagePlugin
 
 from cifar_ray import data
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, masks
@@ -71,7 +72,7 @@ def test_images_and_masks_are_paired_by_name(root: Path) -> None:
     valid = dataset.train["masks"] != 255
     assert np.array_equal(dataset.train.images[..., 0][valid], 80 * dataset.train["masks"][valid])
     assert dataset.class_counts == tuple(int((dataset.train["masks"] == label).sum()) for label in range(3))
-    assert data.spec(recipe.with_images(config, dataset)) == dataset.spec
+    assert data.spec(config, recipe.settle(config, Decided.asked(config), dataset).images) == dataset.spec
 
 
 def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(root: Path) -> None:
@@ -166,13 +167,14 @@ def test_masks_that_do_not_fit_into_the_memory_are_refused_though_images_stay_on
 def test_class_weights_need_pixels_of_every_class(root: Path) -> None:
     config = of(root, class_weights="balanced")
     dataset = data.read(config)
-    assert recipe.with_images(config, dataset).class_weights_counts == dataset.class_counts
-    weighted = recipe.with_images(config, dataset)
-    assert torch.isfinite(Segmentation(weighted).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0))
+    weighted = recipe.settle(config, Decided.asked(config), dataset)
+    assert weighted.class_weights_counts == dataset.class_counts
+    loss = Segmentation(config, weighted).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0)
+    assert torch.isfinite(loss)
     (root / "classes.txt").write_text("\n".join([*NAMES, "nowhere"]))
     more = of(root, class_weights="balanced")
     with pytest.raises(ConfigError, match="must be none where a class has no training pixels, as nowhere has none"):
-        recipe.with_images(more, data.read(more))
+        recipe.settle(more, Decided.asked(more), data.read(more))
 
 
 def test_validation_images_are_a_share_by_their_names_or_a_folder(root: Path) -> None:
@@ -198,7 +200,9 @@ def test_a_mask_varies_as_its_image_and_what_counts_is_that_of_the_global_batch(
     found: list[list[float]] = []
     divisors = set()
     for rank in range(2):
-        loader = TrainLoader(config, dataset, DataShard(rank, 2, micro_batches), torch.device("cpu"))
+        loader = TrainLoader(
+            config, Decided.asked(config), dataset, DataShard(rank, 2, micro_batches), torch.device("cpu")
+        )
         mean, std = (torch.tensor(of)[:, None, None] for of in (dataset.spec.mean, dataset.spec.std))
         for step in range(3):
             for batch in loader.micro_batches(1, step):
@@ -218,7 +222,7 @@ def test_a_mask_varies_as_its_image_and_what_counts_is_that_of_the_global_batch(
 def test_crops_show_pixels_outside_the_image_as_ignored(root: Path) -> None:
     config = of(root, augment="crop")
     dataset = data.read(config)
-    (batch,) = TrainLoader(config, dataset, DataShard(), torch.device("cpu")).micro_batches(0, 0)
+    (batch,) = TrainLoader(config, Decided.asked(config), dataset, DataShard(), torch.device("cpu")).micro_batches(0, 0)
     before = (dataset.train["masks"] == 255).mean()
     assert (batch.targets == 255).float().mean() > before + 0.1
 

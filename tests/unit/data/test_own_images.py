@@ -21,6 +21,7 @@ from torchvision.datasets import ImageFolder
 
 from cifar_ray import data
 from cifar_ray.config import errors, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -84,11 +85,11 @@ def test_images_are_decoded_once_and_again_when_a_file_has_changed(root: Path) -
     one = next(root.glob("train/0/*.png"))
     one.write_bytes(next(root.glob("train/1/*.png")).read_bytes())
     assert read().digest != first.digest
-    held = recipe.with_images(config, first)
+    held = recipe.settle(config, Decided.asked(config), first)
     with pytest.raises(
         ConfigError, match=f"dataset must have the images that the run began with, and those of folder:{root} "
     ):
-        recipe.with_images(held, read())
+        recipe.settle(config, held, read())
 
 
 @pytest.mark.parametrize("bring", [shutil.copy2, os.replace], ids=["cp -p", "rsync -a"])
@@ -122,14 +123,14 @@ def test_decoded_images_that_no_run_uses_are_removed_after_a_month(root: Path, t
 def test_what_was_found_is_part_of_the_run(root: Path) -> None:
     config = of(root)
     dataset = data.read(config)
-    found = recipe.with_images(config, dataset)
+    found = recipe.settle(config, Decided.asked(config), dataset)
     assert found.images == Images(10, 100, 100, 32, dataset.spec.mean, dataset.spec.std, dataset.digest)
-    assert data.spec(found) == dataset.spec
+    assert data.spec(config, found.images) == dataset.spec
     shutil.rmtree(root)  # workers, predictions and the server need no folder
-    again = recipe.resolve(runfile.from_mapping(runfile.to_mapping(found)))
-    assert again == found
-    assert runfile.params(found)["images.digest"] == dataset.digest
-    shown = recipe.command(found)
+    assert runfile.resolved_from_mapping(runfile.to_mapping(config)) == config
+    assert Decided.from_mapping(found.to_mapping()) == found
+    assert runfile.params(config, found)["images.digest"] == dataset.digest
+    shown = recipe.command(config)
     assert f"--dataset folder:{root}" in shown
     assert "images." not in shown
 
@@ -560,7 +561,9 @@ def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pyt
     config = of(root, batch_size=8, augment=augment)
     shard = loader.DataShard(1, 2)
     both = [
-        loader.TrainLoader(replace(config, global_batch_size=16), dataset, shard, torch.device("cpu"))
+        loader.TrainLoader(
+            replace(config, global_batch_size=16), Decided.asked(config), dataset, shard, torch.device("cpu")
+        )
         for dataset in (data.read(config), data.read(of(root, stream=True)))
     ]
     for epoch, step in ((0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 4), (1, 0)):
@@ -574,7 +577,9 @@ def test_a_thread_gathers_them_ahead_into_memory_that_a_gpu_reads_by_itself(
 ) -> None:
     monkeypatch.setattr(loader, "AHEAD", 16)
     config = replace(of(root, batch_size=8, augment="none"), steps_per_epoch=6)
-    made = loader.TrainLoader(config, data.read(of(root, stream=True)), loader.DataShard(), torch.device("cpu"))
+    made = loader.TrainLoader(
+        config, Decided.asked(config), data.read(of(root, stream=True)), loader.DataShard(), torch.device("cpu")
+    )
     gather, ahead = made._gathered, []
 
     def noted(samples: torch.Tensor) -> torch.Tensor:

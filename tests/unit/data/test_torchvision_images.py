@@ -13,6 +13,7 @@ from PIL import Image
 from torchvision import datasets
 
 from cifar_ray import data
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, torchvision_sets
@@ -74,14 +75,14 @@ def test_mnists_format_is_read_with_its_border_and_its_classes(tmp_path: Path) -
 def test_what_was_found_is_part_of_the_run(tmp_path: Path) -> None:
     fashion(tmp_path)
     config = of("FashionMNIST", tmp_path)
-    held = recipe.with_images(config, data.read(config))
-    assert held.images.digest == data.read(held).digest
-    assert "--dataset torchvision:FashionMNIST" in recipe.command(held)
+    held = recipe.settle(config, Decided.asked(config), data.read(config))
+    assert held.images.digest == data.read(config).digest
+    assert "--dataset torchvision:FashionMNIST" in recipe.command(config)
     shutil.copytree(tmp_path / "FashionMNIST", tmp_path / "KMNIST")
     assert of("KMNIST", tmp_path).augment == "crop"
     fashion(tmp_path, PIXELS[::-1])
     with pytest.raises(ConfigError, match="dataset must have the images that the run began with, and those of torch"):
-        recipe.with_images(held, data.read(held))
+        recipe.settle(config, held, data.read(config))
 
 
 def test_validation_images_are_those_of_the_same_share_at_any_size_and_on_disk(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cifar_ray import data
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, Split, source, validation
@@ -138,9 +139,9 @@ def test_a_folder_keeps_files_by_their_relative_paths(root: Path, tmp_path: Path
     assert first.val is not None
     assert (config.images.train, config.images.val) == (len(first.train), len(first.val))
     assert (config.images.train + config.images.val, config.images.test) == (200, 200)
-    held = recipe.with_images(config, first)
+    held = recipe.settle(config, Decided.asked(config), first)
     assert held.images.val == len(first.val)
-    assert runfile.params(held)["images.val"] == str(len(first.val))
+    assert runfile.params(config, held)["images.val"] == str(len(first.val))
     shutil.copytree(root, tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "elsewhere" / "test" / "0")
     shutil.copytree(root / "test" / "1", tmp_path / "elsewhere" / "test" / "0")
@@ -174,7 +175,8 @@ def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(ro
         config = of(root, stream=stream)
         given = data.read(config)
         assert given.caution() == f"{said} and 60 of 60 validation images are copies of training images"
-    assert runfile.params(recipe.with_images(config, given))["images.val_copies"] == "60"
+    settled = recipe.settle(config, Decided.asked(config), given)
+    assert runfile.params(config, settled)["images.val_copies"] == "60"
 
 
 def test_streamed_images_stay_on_disk(root: Path) -> None:
@@ -202,7 +204,7 @@ def test_val_beside_test_needs_no_share(root: Path) -> None:
     assert found.val is not None
     assert (len(found.train), len(found.val), len(found.test)) == (200, 300, 200)
     assert "not used" not in found.left_out
-    assert recipe.resolve(runfile.from_mapping(runfile.to_mapping(recipe.with_images(config, found)))).validated
+    assert config.validated
     assert refusal(root, val_share=0.1) == (
         f"--val-share is for data without validation samples, and folder:{root} has some"
     )
@@ -236,7 +238,7 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     assert config.images.digest == found.digest
     assert np.bincount(found.val["labels"], minlength=10).min() >= 1
     assert data.read(of(f"{__name__}:some")).digest != found.digest
-    assert recipe.with_images(config, found) == config
+    assert recipe.settle(config, Decided.asked(config), found).images == config.images
 
 
 def test_what_has_been_read_is_not_kept_beside_it() -> None:
@@ -264,7 +266,7 @@ def test_too_few_images_are_refused_also_once_they_are_counted(digits: Dataset) 
     config = of("digits", val_share=0.1)
     few = replace(digits, spec=replace(digits.spec, train_size=1))
     with pytest.raises(ConfigError, match="global_batch_size must leave at least one step"):
-        recipe.with_images(config, few)
+        recipe.settle(config, Decided.asked(config), few)
     few = replace(digits, spec=replace(digits.spec, val_size=1))
     with pytest.raises(ConfigError, match=r"topology must have at most one worker per validation image \(1\)"):
-        recipe.with_images(replace(config, topology="1x2"), few)
+        recipe.settle(replace(config, topology="1x2"), Decided("1x2"), few)

@@ -14,6 +14,7 @@ from torch import nn
 from cifar_ray import models
 from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
@@ -66,7 +67,10 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
     built = models.build(config, SPECS["digits"])
     assert (type(built[0]), built[1].out_channels, type(built[2])) == (nn.Identity, 8, nn.GELU)  # type: ignore[index]
     full = recipe.resolve(config)
-    assert runfile.params(full) | {"model_options.width": "8", "model_options.act": "gelu"} == runfile.params(full)
+    assert runfile.params(full, Decided.asked(full)) | {
+        "model_options.width": "8",
+        "model_options.act": "gelu",
+    } == runfile.params(full, Decided.asked(full))
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
     assert (
         flags.call(command_line.train, recipe.command(full).split()[2:], "train").model_options == config.model_options

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.topology import Node
@@ -37,7 +38,7 @@ class Cluster:
         self.asked: list[list[dict[str, float]]] = []
         monkeypatch.setattr(allocation, "_POLL_S", 0.0)
         monkeypatch.setattr(connection, "nodes", lambda: self.live)
-        monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: self.live)
+        monkeypatch.setattr(connection, "free_nodes", lambda held=None: self.live)
         monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "head"}}])
         monkeypatch.setattr(optional, "refused_bundles", self._refused)
         monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: self.asked.append(bundles))
@@ -67,9 +68,9 @@ def config(topology: str = "2x1", **values: Any) -> ResolvedConfig:
 
 def test_auto_asks_for_all_gpus_at_once_where_nodes_have_them(cluster: Cluster) -> None:
     cluster.types = [WITHOUT, WITH_GPU]
-    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config())
+    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config(), Decided.asked(config()))
     assert cluster.asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2]
-    assert chosen.config.device == "cuda"
+    assert chosen.decided.device == "cuda"
 
 
 def test_auto_waits_for_gpus_although_there_are_cpus(cluster: Cluster) -> None:
@@ -81,15 +82,15 @@ def test_auto_waits_for_gpus_although_there_are_cpus(cluster: Cluster) -> None:
         waited.append(suitable)
         cluster.live.append(Node("1", "127.0.0.1", 4.0, 1.0))
 
-    chosen = NodeAllocator(come, lambda: None).allocate(config("1x1"))
-    assert (waited, chosen.config.device, chosen.nodes) == ([0], "cuda", ["1"])
+    chosen = NodeAllocator(come, lambda: None).allocate(config("1x1"), Decided.asked(config("1x1")))
+    assert (waited, chosen.decided.device, chosen.nodes) == ([0], "cuda", ["1"])
 
 
 def test_auto_takes_cpus_when_the_autoscaler_has_no_gpus(cluster: Cluster) -> None:
     cluster.types = [WITHOUT]
-    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config())
+    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config(), Decided.asked(config()))
     assert [set(bundle) for bundles in cluster.asked for bundle in bundles] == [{"CPU", "GPU"}] * 2 + [{"CPU"}] * 2
-    assert (chosen.config.device, chosen.unused_gpus) == ("cpu", "")
+    assert (chosen.decided.device, chosen.unused_gpus) == ("cpu", "")
 
 
 def test_auto_says_that_it_asked_for_cpus_when_refusals_cannot_be_read(
@@ -98,15 +99,16 @@ def test_auto_says_that_it_asked_for_cpus_when_refusals_cannot_be_read(
     cluster.types = [WITHOUT]
     monkeypatch.setattr(optional, "tells_refusals", lambda: False)
     lines: list[str] = []
-    chosen = NodeAllocator(lambda *_: None, lambda: None, lines.append).allocate(config())
+    chosen = NodeAllocator(lambda *_: None, lambda: None, lines.append).allocate(config(), Decided.asked(config()))
     assert [set(bundle) for bundles in cluster.asked for bundle in bundles] == [{"CPU"}] * 2
-    assert chosen.config.device == "cpu"
+    assert chosen.decided.device == "cpu"
     assert lines == ["asking the autoscaler for CPUs; --device cuda asks for GPUs"]
 
 
 def test_a_strategy_for_cpus_asks_for_no_gpus(cluster: Cluster) -> None:
     cluster.types = [WITHOUT, WITH_GPU]
-    NodeAllocator(lambda *_: None, lambda: None).allocate(config("1x2", strategy="hogwild"))
+    hogwild = config("1x2", strategy="hogwild")
+    NodeAllocator(lambda *_: None, lambda: None).allocate(hogwild, Decided.asked(hogwild))
     assert not any("GPU" in bundle for bundles in cluster.asked for bundle in bundles)
 
 
@@ -114,7 +116,7 @@ def test_gpus_that_do_not_come_are_named_with_the_way_around(cluster: Cluster, m
     monkeypatch.setenv("CIFAR_RAY_START_TIMEOUT_S", "0.01")
     cluster.slow = True
     with pytest.raises(RunFailedError, match=r"and 1 GPUs each.*monitor.* say why; --device cpu does"):
-        NodeAllocator(lambda *_: None, lambda: None).allocate(config())
+        NodeAllocator(lambda *_: None, lambda: None).allocate(config(), Decided.asked(config()))
 
 
 def of_a_sweep(topologies: list[str], device: str = "auto") -> Driver:

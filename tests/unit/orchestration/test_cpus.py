@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cifar_ray import storage
-from cifar_ray.config import flags, runfile, schema
+from cifar_ray.config import runfile
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.sweep import cells as cells_of
@@ -40,8 +41,12 @@ def config(topology: str = "1x1", **values: Any) -> ResolvedConfig:
     return recipe.resolve(TrainConfig(**{**usual, **values}))
 
 
-def decided(asked: ResolvedConfig, *nodes: Node) -> ResolvedConfig:
-    return allocation.at_topology(asked, nodes).config
+def decided(asked: ResolvedConfig, *nodes: Node) -> Decided:
+    return allocation.at_topology(asked, Decided.asked(asked), nodes).decided
+
+
+def chosen(asked: ResolvedConfig, held: Any = None) -> Decided:
+    return allocation.choose(asked, Decided.asked(asked), held).decided
 
 
 @pytest.fixture
@@ -50,7 +55,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(nodes: list[Node], free: list[Node] | None = None) -> None:
         monkeypatch.setattr(connection, "nodes", lambda: nodes)
-        monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes if free is None else free)
+        monkeypatch.setattr(connection, "free_nodes", lambda held=None: nodes if free is None else free)
 
     return make
 
@@ -61,7 +66,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_workers_of_a_node_share_its_cpus(topology: str, cpus: int, share: int) -> None:
     asked = config(topology, global_batch_size=None, batch_size=16)
     assert decided(asked, node(cpus)).cpus_per_worker == share
-    assert decided(replace(asked, cpus_per_worker=1), node(cpus)).cpus_per_worker == 1, "a given number stays"
+    assert (
+        decided(config(topology, global_batch_size=None, batch_size=16, cpus_per_worker=1), node(cpus)).cpus_per_worker
+        == 1
+    ), "a given number stays"
 
 
 def test_the_smallest_of_the_chosen_nodes_decides() -> None:
@@ -77,9 +85,9 @@ def test_a_gpu_worker_gets_the_cpus_that_belong_to_its_gpus() -> None:
 
 def test_what_others_hold_is_left_to_them_unless_they_hold_too_much(cluster: Any) -> None:
     cluster([node(8)], [node(5)])
-    assert allocation.at_topology(config("1x2")).config.cpus_per_worker == 2
+    assert allocation.at_topology(config("1x2"), Decided.asked(config("1x2"))).decided.cpus_per_worker == 2
     cluster([node(8)], [node(1)])
-    assert allocation.at_topology(config("1x2")).config.cpus_per_worker == 4
+    assert allocation.at_topology(config("1x2"), Decided.asked(config("1x2"))).decided.cpus_per_worker == 4
 
 
 @pytest.mark.parametrize(
@@ -97,65 +105,59 @@ def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(there)), raising=False)
     asked = config(**values)
-    assert local.cpus_per_node(asked) == per_node
+    assert local.cpus_per_node(asked, Decided.asked(asked)) == per_node
     nodes = [node(per_node, name=str(index)) for index in range(asked.local_nodes)]
     assert decided(asked, *nodes).cpus_per_worker == share
 
 
 def test_an_elastic_run_shares_the_cpus_again_at_every_size(cluster: Any) -> None:
+    asked = config("1x4", elastic="1x1:1x4")
     cluster([node(8)])
-    wide = allocation.choose(config("1x4", elastic="1x1:1x4"), {}).config
-    assert (wide.topology, wide.cpus_per_worker) == ("1x4", 2)
+    assert (chosen(asked).topology, chosen(asked).cpus_per_worker) == ("1x4", 2)
     cluster([node(8)], [node(3)])
-    fewer = allocation.choose(wide, {}).config
-    assert (fewer.topology, fewer.cpus_per_worker) == ("1x2", 1)
-    cluster([node(8)])
-    assert allocation.choose(fewer, {}).config == wide
-    fixed = allocation.choose(config("1x4", elastic="1x1:1x4", cpus_per_worker=4), {}).config
+    assert (chosen(asked).topology, chosen(asked).cpus_per_worker) == ("1x2", 1)
+    cluster([node(8)], [node(8)])
+    fixed = chosen(config("1x4", elastic="1x1:1x4", cpus_per_worker=4))
     assert (fixed.topology, fixed.cpus_per_worker) == ("1x2", 4)
 
 
 def test_a_run_that_moves_to_other_nodes_shares_theirs(cluster: Any) -> None:
     cluster([node(8, name="large")])
-    begun = allocation.choose(config("1x2"), {}).config
-    assert begun.cpus_per_worker == 4
+    assert chosen(config("1x2")).cpus_per_worker == 4
     cluster([node(2, name="small")])
-    assert allocation.choose(begun, {"large": 2}).config.cpus_per_worker == 1
+    assert chosen(config("1x2"), {"large": (8, 0)}).cpus_per_worker == 1
     with pytest.raises(allocation.TooSmallError):
-        allocation.choose(config("1x2", cpus_per_worker=4), {})
+        chosen(config("1x2", cpus_per_worker=4))
 
 
 def test_a_run_that_moves_counts_what_it_still_holds_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "nodes", lambda: [node(8)])
-    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: [node(4 + cpus.get("here", 0))])
-    begun = replace(config("1x2"), cpus_per_worker=4, cpus_follow=True)
-    assert allocation.choose(begun, {"here": 1}).config.cpus_per_worker == 4
-    assert allocation.choose(begun, {}).config.cpus_per_worker == 2
+    monkeypatch.setattr(connection.optional, "free_resources", lambda: {"here": {"CPU": 4.0}})
+    assert [one.cpus for one in connection.free_nodes({"here": (4.0, 0.0)})] == [8]
+    assert [one.cpus for one in connection.free_nodes()] == [4]
 
 
 def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> None:
     asked = config("1x2", run_name="run", storage=str(tmp_path))
-    run, held = run_folder.create(asked)
+    run, held = run_folder.create(asked, Decided.asked(asked))
     with held:
         begun = decided(asked, node(8))
-        run.write_config(begun)
-        assert decided(run.config(), node(8)) == replace(begun, run_name=None)
-        assert decided(run.config(), node(2)).cpus_per_worker == 1
-        moved = recipe.resolve(runfile.merge(run.config(), {"topology": "1x1", "global_batch_size": 64}))
+        run.write_config(asked, begun)
+        found, before = run.asked()
+        again = recipe.resolve(found)
+        assert (again, before) == (replace(asked, run_name=None), begun)
+        assert decided(again, node(2)).cpus_per_worker == 1
+        moved = recipe.resolve(run.asked({"topology": "1x1"})[0])
+        assert (moved.topology, moved.global_batch_size) == ("1x1", 64)
         assert decided(moved, node(8)).cpus_per_worker == 8
-        run.write_config(replace(asked, cpus_per_worker=3))
-        assert decided(run.config(), node(8)).cpus_per_worker == 3
 
 
-def test_the_record_and_the_command_have_the_number_that_was_used() -> None:
-    used = decided(config("1x2"), node(8))
-    assert runfile.params(used)["cpus_per_worker"] == "4"
-    assert "cpus_per_worker" not in runfile.params(config("1x2"))
-    told = recipe.command(used)
-    assert "--cpus-per-worker 4" in told
-    again = runfile.merge(TrainConfig(), flags.parse(TrainConfig, told.split()[2:], "cifar-ray train"))
-    assert recipe.resolve(again) == replace(used, device="auto", cpus_follow=False)
-    assert "cpus" not in recipe.command(config("1x2"))
+def test_the_record_has_the_number_that_was_used_and_the_command_what_was_asked_for() -> None:
+    asked = config("1x2")
+    assert runfile.params(asked, decided(asked, node(8)))["cpus_per_worker"] == "4"
+    assert "cpus_per_worker" not in runfile.params(asked, Decided.asked(asked))
+    assert "cpus" not in recipe.command(asked)
+    assert "--cpus-per-worker 4" in recipe.command(config("1x2", cpus_per_worker=4))
 
 
 def test_threads_do_not_follow_the_machine_where_bits_must_not() -> None:
@@ -171,10 +173,10 @@ def test_without_ray_the_workers_of_this_machine_share_its_cpus(
     monkeypatch.setattr(hardware, "allowed_cpus", lambda: there)
     monkeypatch.setattr(hardware, "set_threads", used.append)
     alone = config("1x2", strategy="local_sgd")
-    state = setup.prepare(alone, digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
+    state = setup.prepare(alone, Decided.asked(alone), digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
     assert used == [threads]
-    assert state.config.cpus_per_worker == threads
-    assert schema.flatten(runfile.to_mapping(state.config))["cpus_per_worker"] is None
+    assert state.decided.cpus_per_worker == threads
+    assert state.config.cpus_per_worker is None
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
         assert made._fit_to_cluster() == at_once
-        found = [trial.config for trial in trials]
-        assert [one.cpus_per_worker for one in found if one] == shares
+        assert [trial.decided.cpus_per_worker for trial in trials] == shares
         # When the sweep is continued with its last run alone, this run computes as the others did, on more nodes too.
         write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
         (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
@@ -215,9 +216,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
             trial.state = "finished"
         cluster([node(64, name=str(index)) for index, _ in enumerate(nodes)])
         assert Driver(sweep, folder, None, again, 0.0)._fit_to_cluster() == 1  # type: ignore[arg-type]
-        assert again[-1].config is not None
-        assert again[-1].config.cpus_per_worker == shares[-1]
-    assert all(one.cpus_follow is False for one in [*found, again[-1].config] if one)
+        assert again[-1].decided.cpus_per_worker == shares[-1]
 
 
 def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(cluster: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cifar_ray.config import runfile, schema
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.sweep import expected
 from cifar_ray.planning.exchange import WHOLE
@@ -36,7 +37,9 @@ def run(of: ResolvedConfig, exchange: float = 0.0, machine: str = "a processor",
     times |= {"time/training_s": training, "time/evaluation_s": 4.0, "time/checkpoint_s": 1.0}
     times |= {"time/startup_s": 500.0, "time/placed_s": training + 25}  # most of its start was before it had nodes
     tags = {HARDWARE_TAG: machine}
-    return Trial("run", "id", "FINISHED", params=runfile.params(of), tags=tags, metrics={**times, **metrics})
+    return Trial(
+        "run", "id", "FINISHED", params=runfile.params(of, Decided.asked(of)), tags=tags, metrics={**times, **metrics}
+    )
 
 
 def mid(span: Span | str) -> float:
@@ -46,18 +49,20 @@ def mid(span: Span | str) -> float:
 
 def test_another_batch_lies_on_the_line_between_two_that_were_measured() -> None:
     runs = [run(config(64)), run(config(16))]
-    assert mid(expected.seconds(config(32), runs)) == pytest.approx(2 * (DIGITS // 32) * 0.034 + 25)
-    longer = expected.seconds(config(32, epochs=20), runs)
+    assert mid(expected.seconds(config(32), Decided.asked(config(32)), runs)) == pytest.approx(
+        2 * (DIGITS // 32) * 0.034 + 25
+    )
+    longer = expected.seconds(config(32, epochs=20), Decided.asked(config(32, epochs=20)), runs)
     assert mid(longer) == pytest.approx(20 * (DIGITS // 32) * 0.034 + 20 * 2.5 + 20), "it starts once"
 
 
 def test_the_same_work_takes_what_it_took() -> None:
     runs = [run(config(64, seed=seed), **{"time/placed_s": took}) for seed, took in enumerate((10.0, 14.0, 18.0))]
-    assert expected.seconds(config(64, seed=9), runs) == Span(10.0, 14.0, 18.0)
+    assert expected.seconds(config(64, seed=9), Decided.asked(config(64, seed=9)), runs) == Span(10.0, 14.0, 18.0)
     two = config(64, topology="2x1")
-    assert expected.seconds(two, [run(two, **{"time/placed_s": 7.0})]) == Span.exactly(7.0)
+    assert expected.seconds(two, Decided.asked(two), [run(two, **{"time/placed_s": 7.0})]) == Span.exactly(7.0)
     other = replace(runs[0], tags={HARDWARE_TAG: "another"})
-    assert expected.seconds(config(64), [other, runs[1]]) == (
+    assert expected.seconds(config(64), Decided.asked(config(64)), [other, runs[1]]) == (
         "finished runs tell it of several machines: a processor; another"
     )
 
@@ -66,16 +71,18 @@ def test_the_same_work_takes_what_it_took() -> None:
 def test_two_workers_are_expected_by_runs_of_one_alone(strategy: str) -> None:
     two = config(64, topology="1x2", strategy=strategy)
     computing = 2 * (DIGITS // 128) * 0.066 + 20 + 5 - 2  # they share the evaluation
-    assert mid(expected.seconds(two, [run(config(64))])) == pytest.approx(computing)
+    assert mid(expected.seconds(two, Decided.asked(two), [run(config(64))])) == pytest.approx(computing)
 
 
 def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
     alone = [run(config(64)), run(config(16))]
     two = config(32, topology="1x2", strategy="all_reduce")
     computing = 2 * (DIGITS // 64) * 0.034 + 20 + 5 - 2  # they share the evaluation
-    assert mid(expected.seconds(two, alone)) == pytest.approx(computing)
+    assert mid(expected.seconds(two, Decided.asked(two), alone)) == pytest.approx(computing)
     beside = [run(config(batch, topology="1x2", strategy="all_reduce"), exchange=0.01) for batch in (16, 64)]
-    exchanged = mid(expected.seconds(two, [*alone, *beside])) - (computing + 2)  # their own evaluation took 4 s
+    exchanged = mid(expected.seconds(two, Decided.asked(two), [*alone, *beside])) - (
+        computing + 2
+    )  # their own evaluation took 4 s
     assert exchanged == pytest.approx(2 * (DIGITS // 64) * 0.01, rel=0.1), "as many bytes at any batch"
 
 
@@ -93,21 +100,24 @@ def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
     ],
 )
 def test_what_no_run_tells_is_unknown_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    assert expected.seconds(config(**changes), [run(config(64))]) == reason
+    assert expected.seconds(config(**changes), Decided.asked(config(**changes)), [run(config(64))]) == reason
 
 
 def test_runs_that_have_not_finished_or_have_no_times_tell_nothing() -> None:
     failed = replace(run(config(64)), status="FAILED")
-    assert expected.seconds(config(64), [failed]) == expected.UNKNOWN
+    assert expected.seconds(config(64), Decided.asked(config(64)), [failed]) == expected.UNKNOWN
     bare = replace(run(config(64)), metrics={})
-    assert str(expected.seconds(config(64), [bare])).startswith(
+    assert str(expected.seconds(config(64), Decided.asked(config(64)), [bare])).startswith(
         f"{expected.UNKNOWN}: --plan-from must name a run that "
     )
 
 
 def test_fewer_test_images_are_evaluated_faster() -> None:
     runs = [run(config(64, test_images=36)), run(config(16, test_images=36))]
-    whole, few = (mid(expected.seconds(config(32, test_images=images), runs)) for images in (None, 36))
+    whole, few = (
+        mid(expected.seconds(config(32, test_images=images), Decided.asked(config(32, test_images=images)), runs))
+        for images in (None, 36)
+    )
     assert whole - few == pytest.approx(9 * 4.0), "digits has 360 test images"
 
 
@@ -115,12 +125,14 @@ def test_runs_that_evaluated_different_numbers_of_images_are_told_apart() -> Non
     small = run(config(16, test_images=36))
     took = {"time/evaluation_s": 0.4, "time/placed_s": small.metrics["time/placed_s"] - 3.6}
     small = replace(small, metrics={**small.metrics, **took})
-    assert mid(expected.seconds(config(32), [run(config(64)), small])) == pytest.approx(2 * (DIGITS // 32) * 0.034 + 25)
+    assert mid(expected.seconds(config(32), Decided.asked(config(32)), [run(config(64)), small])) == pytest.approx(
+        2 * (DIGITS // 32) * 0.034 + 25
+    )
 
 
 def test_steps_that_were_lost_at_a_restart_are_no_start_up() -> None:
     lost = {"time/startup_s": 15.0, "time/data_s": 3.0, "time/other_s": 2.0, "time/placed_s": 400.0}
-    longer = expected.seconds(config(64, epochs=20), [run(config(64), **lost)])
+    longer = expected.seconds(config(64, epochs=20), Decided.asked(config(64, epochs=20)), [run(config(64), **lost)])
     assert mid(longer) == pytest.approx(20 * (DIGITS // 64) * 0.066 + 20 * 2.5 + 20)
 
 
@@ -135,7 +147,7 @@ def test_steps_that_were_lost_at_a_restart_are_no_start_up() -> None:
 def test_runs_that_were_not_whole_or_not_timed_are_not_the_same_work(tags: dict[str, str]) -> None:
     whole = run(config(64, seed=1), **{"time/placed_s": 10.0})
     other = replace(whole, tags={**whole.tags, **tags}, metrics={**whole.metrics, "time/placed_s": 2.0})
-    assert expected.seconds(config(64), [whole, other]) == Span.exactly(10.0)
+    assert expected.seconds(config(64), Decided.asked(config(64)), [whole, other]) == Span.exactly(10.0)
 
 
 def test_local_sgd_sends_the_optimizers_state_as_well() -> None:
@@ -146,7 +158,13 @@ def test_local_sgd_sends_the_optimizers_state_as_well() -> None:
     often: dict[str, Any] = {"topology": "1x2", "strategy": "local_sgd", "strategy_options": {"sync_every": 1}}
     alone = 2 * (DIGITS // 128) * 0.066 + 25
     sgd, adamw = (
-        mid(expected.seconds(config(64, **often, optimizer=name), beside)) - alone for name in ("sgd", "adamw")
+        mid(
+            expected.seconds(
+                config(64, **often, optimizer=name), Decided.asked(config(64, **often, optimizer=name)), beside
+            )
+        )
+        - alone
+        for name in ("sgd", "adamw")
     )
     exchanged = 2 * (DIGITS // 128) * 0.01
     assert sgd > 1.9 * exchanged
@@ -164,7 +182,10 @@ def test_a_models_shapes_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(tmp_path))
     two = replace(config(64, topology="1x2", strategy="all_reduce"), model="counted:build")
     runs = [run(two, exchange=0.01)]
-    found = [expected.seconds(replace(two, epochs=epochs), runs) for epochs in (3, 4)]
+    found = [
+        expected.seconds(replace(two, epochs=epochs), Decided.asked(replace(two, epochs=epochs)), runs)
+        for epochs in (3, 4)
+    ]
     assert mid(found[0]) < mid(found[1])
     import counted  # type: ignore[import-not-found]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cifar_ray import data, models
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
@@ -53,13 +54,12 @@ def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path
     assert given_weights._encoding(recipe.resolve(TrainConfig(dataset="digits")), theirs) == ""
     with pytest.raises(ConfigError, match="weights must be those of a run with the same --text options, whose tok"):
         given_weights._encoding(other, theirs)
-    read = recipe.with_images(config, data.read(config))
-    torch.save(models.build(read, data.spec(read)).state_dict(), tmp_path / "mine.pt")
+    torch.save(models.build(config, data.read(config).spec).state_dict(), tmp_path / "mine.pt")
     notes: list[str] = []
     found = given_weights.find(dataclasses.replace(config, weights=f"{tmp_path}/mine.pt"), "", notes.append)
     assert (found[2], len(notes)) == ("", 2)
     assert notes[0].startswith(f"weights of {tmp_path}/mine.pt: a file has no tokenizer; unless ")
-    assert given_weights._encoding(read, theirs) == "their tokenizer"  # of a run that begins again, on other texts
+    assert given_weights._encoding(config, theirs) == "their tokenizer"  # of a run that begins again, on other texts
 
 
 @pytest.mark.parametrize("tokenizer", ["theirs", "another"])
@@ -67,15 +67,14 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
     tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = recipe.resolve(TrainConfig(weights="first"))
-    found = dataclasses.replace(config, weights_digest="digest")
-    monkeypatch.setattr(given_weights, "find", lambda *_: (found, b"weights", "theirs"))
-    trial: Any = SimpleNamespace(config=config, folder=None, reason="")
+    monkeypatch.setattr(given_weights, "find", lambda *_: (b"weights", "digest", "theirs"))
+    trial: Any = SimpleNamespace(config=config, decided=Decided.asked(config), folder=None, reason="")
     board: Any = SimpleNamespace(line=print)
     ready = Preparation(config, board)
-    ready.datasets = {config.dataset_key: SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
+    ready.datasets = {trial.decided.dataset_key(config): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
     ready.read_weights([trial], "store")
     if tokenizer == "theirs":
-        assert (ready.weights, trial.config, trial.reason) == ({"digest": b"weights"}, found, "")
+        assert (ready.weights, trial.decided.weights_digest, trial.reason) == ({"digest": b"weights"}, "digest", "")
     else:
         assert (ready.weights, trial.config) == ({}, None)
         assert trial.reason == (

@@ -26,7 +26,6 @@ from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
 from cifar_ray.orchestration.sweep.limits import Expectation
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
-from cifar_ray.training import recipe
 from tests.support.images import folder_of_digits
 
 
@@ -147,7 +146,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     assert again == sweep
     for trial, before in zip(read, trials, strict=True):
         assert (trial.cell.name, trial.cell.values) == (before.cell.name, before.cell.values)
-        assert (trial.index, trial.config) == (before.index, before.config)
+        assert (trial.index, trial.config, trial.decided) == (before.index, before.config, before.decided)
         assert (trial.state, trial.reason) == (before.state, before.reason)
 
 
@@ -158,8 +157,7 @@ def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: P
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
     _, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
     assert read.config is not None
-    shares = {device: recipe.placed(read.config, device, 1) for device in ("cuda", "cpu")}
-    assert [(config.gpus_reserved, config.shares_gpu) for config in shares.values()] == [(0.25, True), (0, False)]
+    assert [replace(read.decided, device=device).gpus(read.config) for device in ("cuda", "cpu")] == [0.25, 0]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +192,7 @@ def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_pa
     assert second.config is not None
     steps = 3 * data.steps_per_epoch(first.config)
     first.find_again(storage.at(str(tmp_path)), {"k": KnownTrial("id", "FINISHED", False, {}, steps=steps)})
-    takes = Expectation([first]).seconds(second.config)
+    takes = Expectation([first]).seconds(second)
     assert takes is not None
     assert takes.mid == pytest.approx(90.0)
 

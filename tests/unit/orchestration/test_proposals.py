@@ -26,7 +26,6 @@ from cifar_ray.orchestration.sweep.tuning import _Queue
 from cifar_ray.tasks import USUAL
 from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking.parent import KnownSweep
-from cifar_ray.training import recipe
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
 COMPLETE, FAIL = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL
@@ -53,7 +52,7 @@ class Search:
             self._drop(trial, trial.reason)
             return None
         trial.state = boards.RUNNING
-        return TrialSpec(trial.index, trial.config, self.folder.below(trial.slug))
+        return TrialSpec(trial.index, trial.config, trial.decided, self.folder.below(trial.slug))
 
     def _drop(self, trial: PlannedTrial, reason: str) -> None:
         trial.state, trial.reason, trial.is_open = boards.SKIPPED, reason, False
@@ -212,14 +211,14 @@ def test_what_is_proposed_after_a_resume_computes_as_before(tmp_path: Path) -> N
     for trial in first.trials[:2]:
         assert trial.config is not None
         assert (trial.config.precision, trial.config.convolutions) == ("auto", None)
-        trial.config = recipe.computing(trial.config, "bf16", "contiguous")
+        trial.decided = replace(trial.decided, precision="bf16", convolutions="contiguous")
     again = first.again()
     spec = again.proposer.propose()
     assert spec is not None
     new = again.trials[spec.index]
     assert new.config is not None
     Preparation(config.base, Board([], 0.0)).decide_arithmetic([new], again.trials[:2])
-    assert (new.config.precision, new.config.convolutions) == ("bf16", "contiguous")
+    assert (new.decided.precision, new.decided.convolutions) == ("bf16", "contiguous")
 
 
 def test_without_optuna_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def recorder_of(client: MlflowClient, folder: Path, digits: Dataset) -> SweepRec
     made.record = SweepRecord.create(client, made.config, str(folder), "")
     for trial in made.trials:
         trial.state, trial.folder = boards.WAITING, RunFolder(storage.at(str(folder / trial.slug)), trial.slug)
-    made.datasets = {trial.config.dataset_key: digits for trial in made.trials if trial.config}
+    made.datasets = {trial.decided.dataset_key(trial.config): digits for trial in made.trials if trial.config}
     return made
 
 
@@ -144,6 +144,7 @@ def test_a_run_that_shared_a_gpu_is_recorded_as_made_for_what_it_learns(tmp_path
     for trial, share in zip(made.trials, (1.0, 0.25)):
         assert trial.config is not None
         trial.config = replace(trial.config, gpus_per_worker=share, device="cuda")
+        trial.decided = replace(trial.decided, device="cuda")
         made._record_of(trial, time.time()).end("FINISHED")
     runs = parent.children(client, client.get_run(made.record.run_id))
     assert [run.data.tags[study.MEASURE_TAG] for run in runs] == ["all", "accuracy"]

@@ -81,7 +81,7 @@ def test_a_start_is_given_up_after_the_whole_time_and_a_start_that_worked_begins
     assert isinstance(decide(NotPlaced(), past, CONFIG, now - 20), Move)
     given_up = decide(NotPlaced(), Past(waiting_since=now - 1000), CONFIG, now)
     assert isinstance(given_up, GiveUp)
-    assert given_up.reason.startswith("the workers of topology 1x1 could not be placed within 900 s")
+    assert given_up.reason.startswith("the workers could not be placed within 900 s")
     decide(failed(DIED), past, CONFIG, now)
     again = decide(NotPlaced(), past, CONFIG, now)
     assert isinstance(again, Move)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
@@ -31,17 +32,18 @@ def config(small: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def test_a_folder_is_found_again(config: TrainConfig) -> None:
-    made, held = run_folder.create(config)
+    made, held = run_folder.create(config, Decided.asked(config))
     held.release()
     assert run_folder.open_existing(made.address, made.key) == made
-    assert made.config() == replace(config, run_name=None)
+    asked, before = made.asked()
+    assert (recipe.resolve(asked), before) == (replace(config, run_name=None), Decided.asked(config))
     assert sorted(path.name for path in Path(made.address).iterdir()) == [".driver.lock", "config.yaml", "run.json"]
 
 
 def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -> None:
-    folder, held = run_folder.create(config)
+    folder, held = run_folder.create(config, Decided.asked(config))
     with pytest.raises(ConfigError, match=r"run_name must be new, and 'mine' is in .*; `cifar-ray resume mine`"):
-        run_folder.create(config)
+        run_folder.create(config, Decided.asked(config))
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
         folder.lock()
     held.release()
@@ -51,7 +53,7 @@ def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", json.dumps({"key": 3}), json.dumps({"key": "another"})])
 def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: TrainConfig) -> None:
-    folder, _ = run_folder.create(config)
+    folder, _ = run_folder.create(config, Decided.asked(config))
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
         run_folder.open_existing(folder.address, folder.key)
@@ -72,7 +74,7 @@ def test_a_run_says_what_is_in_a_folder_of_images(
         )
     )
     with Console() as console:
-        driver._read(own, console)
+        driver._read(own, Decided.asked(own), console)
     shown = capsys.readouterr().out.splitlines()
     assert shown.count("10 classes, 100 training and 100 test images; 1 file left out (.heic 1)") == 1
 
@@ -80,20 +82,23 @@ def test_a_run_says_what_is_in_a_folder_of_images(
 def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     config: TrainConfig, digits: Dataset
 ) -> None:
-    folder, _ = run_folder.create(config)
+    folder, _ = run_folder.create(config, Decided.asked(config))
     train_here(config, digits, Path(folder.address) / "checkpoints")
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
     forge(newest, config=runfile.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
-    continued, kept, usable = driver._existing(folder)
+    asked, before = folder.asked()
+    continued = recipe.resolve(asked)
     assert continued == replace(config, run_name=None)
-    assert [saved.path for saved in kept] == [older, newest]
-    assert usable is not None
-    assert [row.step for row in usable.history if row.kind == "epoch"] == [1]  # the newest one cannot be used
+    with folder.checkpoints(continued, before) as path:
+        found = checkpoint.latest(path, continued, before)
+        assert [saved.path for saved in checkpoint.existing(path)] == [older, newest]
+    assert found is not None
+    assert [row.step for row in found[1].history if row.kind == "epoch"] == [1]  # the newest one cannot be used
     assert (Path(folder.address) / "config.yaml").read_bytes() == written
     forge(older, config=runfile.to_mapping(replace(checkpoint.load(older).config, epochs=9)))
     with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*: .* was made with lr 0.15, and this run"):
-        driver._existing(folder)
+        checkpoint.latest(Path(folder.address) / "checkpoints", continued, before)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import mlflow
 import pytest
 
 from cifar_ray import storage, tasks, tracking
-from cifar_ray.config import topology
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run.events import (
@@ -71,7 +71,7 @@ def session(callbacks: Sequence[Callback] = (), **values: Any) -> Any:
     )
     view: Any = Calls()
     folder: Any = Calls(name="mine")
-    made = RunSession(config, None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]
+    made = RunSession(config, Decided.asked(config), None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]
     for rank in range(2):
         made.handle(Placed(rank, f"node{rank}-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0"))
     record.calls.clear()
@@ -273,10 +273,10 @@ def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(
 
 def test_a_move_forgets_where_workers_were_and_records_another_topology() -> None:
     made = session()
-    same = made.config
+    same = made.decided
     made.handle(Moved(same))
     assert made.record.calls == []
-    smaller = recipe.at(same, topology.parse("1x1"))
+    smaller = replace(same, topology="1x1")
     made.handle(Moved(smaller))
     assert made.record.calls == [("moved", smaller)]
     assert "going on with topology 1x1, 16 images per step as before (16 per worker)" in made.view.calls[-2][1]
@@ -296,7 +296,7 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
 )
 def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
     made = session(name="mine")
-    made.handle(Started(made.config, step, steps_per_epoch=12, resumed_from="step" if step else None))
+    made.handle(Started(Decided.asked(made.config), step, steps_per_epoch=12, resumed_from="step" if step else None))
     assert made.last_lines.interrupted == f"Stopped {when}. Continue with: cifar-ray resume mine"
 
 

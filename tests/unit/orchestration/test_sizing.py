@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from cifar_ray import storage
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -37,9 +38,9 @@ class Asked(Demand):
         self.brings = brings
         self.now = ""
 
-    def renew(self, wanted: Sequence[TrainConfig]) -> bool:
-        self.now = next((config.topology for config in wanted if config.topology in self.brings), self.now)
-        return any(config.topology in self.brings for config in wanted)
+    def renew(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
+        self.now = next((each.topology for each in wanted if each.topology in self.brings), self.now)
+        return any(each.topology in self.brings for each in wanted)
 
     def drop(self) -> None:
         self.now = ""
@@ -47,7 +48,13 @@ class Asked(Demand):
 
 def config(topology: str, elastic: str | None = None) -> TrainConfig:
     return recipe.resolve(
-        TrainConfig(dataset="digits", model="simple_cnn", topology=topology, elastic=elastic, global_batch_size=64)
+        TrainConfig(
+            dataset="digits",
+            model="simple_cnn",
+            topology="1x1" if elastic else topology,
+            elastic=elastic,
+            global_batch_size=64,
+        )
     )
 
 
@@ -70,7 +77,8 @@ def test_a_run_asks_for_what_it_lacks_and_not_for_what_it_has(
     demand = Asked(brings)
     demand.now = "before"
     made = NodeAllocator(lambda *_: None, lambda: None, demand=demand)
-    made.request_missing(config(topology, elastic), placed)
+    run = config(topology, elastic)
+    made.request_missing(run, replace(Decided.asked(run), topology=topology), placed)
     assert demand.now == asked
 
 
@@ -78,14 +86,14 @@ def test_a_request_is_repeated_since_another_run_may_have_replaced_it(monkeypatc
     sent: list[list[dict[str, float]]] = []
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
     monkeypatch.setattr(optional, "refused_bundles", lambda _: [])
-    monkeypatch.setattr(autoscaler, "_bundles", lambda _: [{"CPU": 1.0}])
+    monkeypatch.setattr(autoscaler, "_bundles", lambda *_: [{"CPU": 1.0}])
     monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: sent.append(bundles))
     monkeypatch.setattr(autoscaler, "_REPEAT_S", 3600.0)
-    demand = Demand()
-    assert [demand.renew([config("2x1")]) for _ in range(3)] == [True] * 3
+    demand, two = Demand(), (config("2x1"), [Decided("2x1")])
+    assert [demand.renew(*two) for _ in range(3)] == [True] * 3
     assert sent == [[{"CPU": 1.0}]]
     monkeypatch.setattr(autoscaler, "_REPEAT_S", 0.0)
-    demand.renew([config("2x1")])
+    demand.renew(*two)
     demand.drop()
     demand.drop()
     assert sent == [[{"CPU": 1.0}], [{"CPU": 1.0}], []]
@@ -95,7 +103,7 @@ def test_nothing_is_asked_of_a_cluster_whose_autoscaler_never_reports(monkeypatc
     """Ray's older one, under which nodes have the same labels."""
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
     monkeypatch.setattr(optional, "refused_bundles", lambda _: None)
-    assert not Demand().renew([config("2x1")])
+    assert not Demand().renew(config("2x1"), [Decided("2x1")])
 
 
 class OneNode(NodeAllocator):
@@ -104,21 +112,24 @@ class OneNode(NodeAllocator):
     def __init__(self, *nodes: str) -> None:
         super().__init__(lambda *_: None, lambda: None)
         self.nodes = nodes
-        self.held: list[Counter[str]] = []
+        self.held: list[dict[str, Any]] = []
 
-    def allocate(self, config: TrainConfig, held: Any = None, patient: bool = False) -> Allocation:
-        self.held.append(Counter(held))
-        return Allocation(config, [next(node for node in self.nodes if node not in self.excluded)])
+    def allocate(self, config: TrainConfig, asked: Decided, held: Any = None, patient: bool = False) -> Allocation:
+        self.held.append(dict(held))
+        return Allocation(asked, [next(node for node in self.nodes if node not in self.excluded)])
 
 
 def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "nodes", lambda: NODES)
-    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: NODES)
+    monkeypatch.setattr(connection, "free_nodes", lambda held=None: NODES)
     allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
-    assert set(allocator.allocate(config("2x1", "1x1:2x1")).nodes) == {"first", "new"}
+    assert set(allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1"))).nodes) == {
+        "first",
+        "new",
+    }
     allocator.excluded.add("first")
-    found = allocator.allocate(config("2x1", "1x1:2x1"))
-    assert (found.config.topology, found.nodes) == ("1x1", ["new"])
+    found = allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1")))
+    assert (found.decided.topology, found.nodes) == ("1x1", ["new"])
 
 
 def ended_by(course: list[Any]) -> Any:
@@ -154,9 +165,12 @@ def run(config: TrainConfig, allocator: NodeAllocator, folder: Path) -> list[Any
             seen.append(event)
 
     home = storage.at(str(folder))
-    one = Run(home, None, note, lambda *_: False, allocator, Mailbox(None), Meter(home), lambda _: "")
+    one = Run(config, None, home, None, note, lambda *_: False, allocator, Mailbox(None), Meter(home), lambda _: "")
     try:
-        one.train(Allocation(config, ["first"]), Launch(time.time(), 0.0))
+        one.train(
+            Allocation(replace(Decided.asked(config), device="cpu", cpus_per_worker=1), ["first"]),
+            Launch(time.time(), 0.0),
+        )
     except RunFailedError as error:
         return [*seen, str(error)]
     raise AssertionError("the course has no end")
@@ -168,17 +182,18 @@ DIED = Failed({0: failures.DIED}, {})
 
 def test_a_start_again_goes_on_with_what_was_measured(course: list[Any], tmp_path: Path) -> None:
     asked = config("1x1")
-    course += [[Started(recipe.computing(asked, "bf16", "contiguous"), 0, 10), DIED], RunFailedError("the end")]
+    measured = replace(Decided.asked(asked), device="cpu", precision="bf16", convolutions="contiguous")
+    course += [[Started(measured, 0, 10), DIED], RunFailedError("the end")]
     *_, moved, end = run(asked, OneNode("first"), tmp_path)
     assert asked.precision == "auto"
-    assert (moved.config.precision, moved.config.convolutions, end) == ("bf16", "contiguous", "the end")
+    assert (moved.decided.precision, moved.decided.convolutions, end) == ("bf16", "contiguous", "the end")
 
 
 def test_what_an_earlier_attempt_had_counts_as_free(course: list[Any], tmp_path: Path) -> None:
     course += [[PLACED, DIED], NotPlaced(), Stopped(4), RunFailedError("the end")]
     allocator = OneNode("first")
     seen = run(config("1x1", "1x1:2x1"), allocator, tmp_path)
-    assert allocator.held == [Counter({"first": 1}), Counter(), Counter()]
+    assert allocator.held == [{"first": (1, 0)}, {}, {}]
     assert [type(event) for event in seen] == [Placed, WorkersFailed, Moved, NoRoom, Stopped, Moved, str]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
@@ -121,9 +122,20 @@ def run(
 
     monkeypatch.setattr(attempt, "run", attempted)
     home = storage.at(str(folder))
-    one = Run(home, None, seen.append, lambda *_: False, Allocator(), Mailbox(None), Meter(home), limits.of_run(config))  # type: ignore[arg-type]
+    one = Run(
+        config,
+        None,
+        home,
+        None,
+        seen.append,
+        lambda *_: False,
+        Allocator(),
+        Mailbox(None),
+        Meter(home),
+        limits.of_run(config),
+    )  # type: ignore[arg-type]
     monkeypatch.setattr("cifar_ray.orchestration.run.restarts._Watch.stop", lambda *_: None)
-    return one.train(Allocation(config, ["node"]), Launch(0.0, 0.0)), seen  # type: ignore[arg-type]
+    return one.train(Allocation(Decided.asked(config), ["node"]), Launch(0.0, 0.0)), seen  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("strategy", "has_step"), [("ddp", True), ("hogwild", False)])
@@ -152,10 +164,19 @@ def finish(trial: PlannedTrial, seconds: float) -> None:
     trial.state, trial.reported, trial.completed = boards.FINISHED, True, True
 
 
+def like(trial: PlannedTrial, **changes: Any) -> PlannedTrial:
+    """A run like that of a trial, with some options of another value."""
+    assert trial.config is not None
+    made = PlannedTrial(0, trial.cell, replace(trial.config, **changes))
+    made.decided = Decided.asked(made.config)
+    return made
+
+
 def timed(trial: PlannedTrial, batch: int, step: float, start: float = 5.0, **changes: Any) -> None:
     """Have it finish with a global batch, whose steps take so long."""
     assert trial.config is not None
     trial.config = replace(trial.config, global_batch_size=batch, **changes)
+    trial.decided = Decided.asked(trial.config)
     steps = 1437 // batch
     finish(trial, steps * step + start)
     parts = {"data": 0.0, "forward": step / 3, "backward": 2 * step / 3, "communication": 0.0, "optimizer": 0.0}
@@ -167,19 +188,19 @@ def timed(trial: PlannedTrial, batch: int, step: float, start: float = 5.0, **ch
 def test_a_run_is_expected_to_take_what_those_like_it_have_taken_by_images() -> None:
     _, (first, second, other) = planned({"seed": [1, 2, 3]})
     assert other.config is not None
-    assert Expectation([]).seconds(other.config) is None
+    assert Expectation([]).seconds(other) is None
     finish(first, 10.0)
     finish(second, 14.0)
     known = Expectation([first, second])
-    assert known.seconds(other.config) == Span(10.0, 12.0, 14.0)
-    longer = known.seconds(replace(other.config, epochs=3))
+    assert known.seconds(other) == Span(10.0, 12.0, 14.0)
+    longer = known.seconds(like(other, epochs=3))
     assert longer is not None
     assert (longer.low, longer.mid, longer.high) == pytest.approx((30.0, 36.0, 42.0))
-    shorter = known.seconds(replace(other.config, steps_per_epoch=11))  # of 22
+    shorter = known.seconds(like(other, steps_per_epoch=11))  # of 22
     assert shorter is not None
     assert shorter.mid == pytest.approx(6.0)
     for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}, {"val_share": 0.5}):
-        assert known.seconds(replace(other.config, **different)) is None  # type: ignore[arg-type]
+        assert known.seconds(like(other, **different)) is None
 
 
 def test_a_run_of_another_batch_is_expected_by_the_parts_of_the_steps_of_others() -> None:
@@ -188,14 +209,14 @@ def test_a_run_of_another_batch_is_expected_by_the_parts_of_the_steps_of_others(
     timed(large, 64, 0.066)
     known = Expectation([small, large])
     assert between.config is not None
-    takes = known.seconds(replace(between.config, global_batch_size=32))
+    takes = known.seconds(like(between, global_batch_size=32))
     assert takes is not None
     assert takes.mid == pytest.approx(44 * 0.034 + 5.0)
     assert takes.low < takes.mid, "by the images of the large one it would take less"
     assert large.config is not None
-    assert known.seconds(large.config) == Span.exactly(large.spent.placed_s), "the same work takes what it took"
+    assert known.seconds(large) == Span.exactly(large.spent.placed_s), "the same work takes what it took"
     large.figures = {}  # only its whole time is known
-    told = Expectation([large]).seconds(replace(between.config, global_batch_size=32))
+    told = Expectation([large]).seconds(like(between, global_batch_size=32))
     assert told is not None
     assert told.mid == pytest.approx(large.spent.placed_s)
 
@@ -205,9 +226,9 @@ def test_a_model_that_cannot_be_built_here_leaves_an_estimate_and_ends_nothing()
     two: dict[str, Any] = {"model": "no_such_module:build", "topology": "1x2", "strategy": "all_reduce"}
     timed(first, 64, 0.066, **two)
     assert other.config is not None
-    longer = replace(other.config, **two, epochs=2)
+    longer = like(other, **two, epochs=2)
     with pytest.raises(ConfigError, match="no_such_module"):
-        expected.seconds(longer, [first.measured])
+        expected.seconds(longer.config, longer.decided, [first.measured])
     takes = Expectation([first]).seconds(longer)
     assert takes is not None
     assert takes.mid == pytest.approx(2 * first.spent.placed_s)
@@ -297,7 +318,7 @@ def test_ray_tune_gets_a_run_when_it_may_start_and_none_that_is_left_out() -> No
         3: [True],
         4: [False],
     }
-    specs = [TrialSpec(index, None, None) for index in range(6)]  # type: ignore[arg-type]
+    specs = [TrialSpec(index, None, None, None) for index in range(6)]  # type: ignore[arg-type]
 
     class Proposing:
         left = specs[3:]

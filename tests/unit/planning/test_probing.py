@@ -23,7 +23,8 @@ def shapes(
     batch: int, *topologies: str, cpus: int | None = None, room: int | None = None, **changes: Any
 ) -> list[tuple[Any, ...]]:
     """Topology, batch, steps and epochs of each run, its CPUs if they are chosen, and its strategy."""
-    cells = probing.cells(planned(batch, **changes), [parse(each) for each in topologies], IMAGES, cpus, room)
+    asked = planned(batch, **changes)
+    cells = probing.cells(asked, asked.device, [parse(each) for each in topologies], IMAGES, cpus, room)
     return [tuple(value for (value,) in cell.values()) for cell in cells]
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 
 from cifar_ray import strategies
 from cifar_ray.cli import main
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import DataShard
@@ -115,7 +117,7 @@ REFUSED = [
     ({"strategy": "reproducible", "accumulate": 2}, "accumulate is for --strategy gather_scatter, "),
     ({"strategy": "all_reduce", "strategy_options": {"comm_hook": "fp16"}}, "strategy_options.comm_hook is no option of all_reduce, which has none"),
     ({"strategy": "ddp", "strategy_options": {"shards": 8}}, "strategy_options.shards is no option of ddp, which has comm_hook"),
-    ({"strategy": "reproducible", "batch_size": 4, "model": "resnet50"}, "strategy_options.shards must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 4 cut 4 images"),
+    ({"strategy": "reproducible", "batch_size": 4, "model": "resnet50"}, "strategy_options.shards must leave at least 2 images in each forward pass for this resnet50, whose batch norm needs several values, got 4"),
     ({"strategy": "hogwild", "topology": "2x1"}, "topology must be on one node (1xWORKERS) for hogwild, got 2x1"),
     ({"strategy": "hogwild", "device": "cuda"}, "device must be cpu for hogwild, whose workers share the node's memory"),
     ({"strategy": "gpipe"}, "topology must have at least 2 workers for --strategy gpipe, got 1x1: a pipeline of one stage is plain training, --strategy ddp"),
@@ -126,7 +128,7 @@ REFUSED = [
     ({"strategy": "all_reduce", "strategy_options": {"model": 1}}, "strategy_options.model is no option of all_reduce, which has none"),
     ({"strategy": "gpipe", "topology": "1x2", "accumulate": 2}, "accumulate is for --strategy "),
     ({"strategy": "model_parallel", "topology": "1x2", "strategy_options": {"micro_batches": 2}}, "strategy_options.micro_batches is no option of model_parallel, which has none"),
-    ({"strategy": "gpipe", "topology": "1x2", "model": "resnet50", "global_batch_size": 8, "strategy_options": {"micro_batches": 8}}, "strategy_options.micro_batches must leave at least 2 images in each for this resnet50, whose batch norm needs several values; 8 cut 8 images into single ones"),
+    ({"strategy": "gpipe", "topology": "1x2", "model": "resnet50", "global_batch_size": 8, "strategy_options": {"micro_batches": 8}}, "strategy_options.micro_batches must leave at least 2 images in each forward pass for this resnet50, whose batch norm needs several values, got 8"),
     ({"strategy": "data_parallel", "gpus_per_worker": 3, "batch_size": 50, "accumulate": 2}, "global_batch_size must be a multiple of GPUs x accumulation (3 x 2), got 100"),
     ({"strategy": "ring"}, "strategy must be gather_scatter, send_recv, "),
     ({"steps_per_epoch": 12, "batch_size": 128}, "steps_per_epoch must be at most 11, the global batches of 128 images in digits, got 12"),
@@ -144,7 +146,7 @@ def test_what_cannot_be_is_told_in_one_sentence(values: dict[str, object], sente
 def test_data_parallel_is_refused_where_only_cpus_are_found() -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", strategy="data_parallel", gpus_per_worker=2))
     with pytest.raises(ConfigError, match="strategy data_parallel needs several GPUs in one process"):
-        recipe.placed(config, "cpu", 1)
+        recipe.check_place(config, replace(Decided.asked(config), device="cpu"))
 
 
 def test_shards_are_added_up_in_one_tree_however_they_are_dealt_out() -> None:

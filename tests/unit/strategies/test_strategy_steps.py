@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cifar_ray import models, strategies
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
@@ -44,7 +45,9 @@ class Ready:
         server = ParameterServer() if wanted.strategy == "parameter_server" else None
         self.strategy = built(wanted, self.model, worker, server=server)
         self.strategy.load(self.weights(), None)
-        self._loader = TrainLoader(wanted, digits, strategies.of(wanted).data_shard(wanted, worker), worker.device)
+        self._loader = TrainLoader(
+            wanted, Decided.asked(wanted), digits, strategies.of(wanted).data_shard(wanted, worker), worker.device
+        )
 
     def train(self, *steps: int) -> Ready:
         for step in steps:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cifar_ray import data
 from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.reporting.frame import Runs
@@ -82,29 +83,27 @@ def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:
     asked = config()
     assert isinstance(asked, ResolvedConfig)
     dataset = data.read(asked)
-    known = recipe.with_images(asked, dataset)
+    known = recipe.settle(asked, Decided.asked(asked), dataset)
     assert known.class_weights_counts == tuple(np.bincount(dataset.train["labels"]).tolist())
-    assert runfile.resolved_from_mapping(runfile.to_mapping(known)) == known
-    assert runfile.params(known)["class_weights"] == "balanced"
-    assert "--class-weights balanced" in recipe.command(known)
-    assert "counts" not in recipe.command(known)
-    counts = Classification(known).counts(torch.arange(10))
+    assert Decided.from_mapping(known.to_mapping()) == known
+    assert runfile.params(asked, known)["class_weights_counts"] == str(list(known.class_weights_counts))
+    assert "--class-weights balanced" in recipe.command(asked)
+    counts = Classification(asked, known).counts(torch.arange(10))
     assert counts is not None
     balanced = compute_class_weight("balanced", classes=np.arange(10), y=dataset.train["labels"])
     assert (counts / counts.sum()).numpy() == pytest.approx(balanced / balanced.sum(), rel=1e-5)
     other = dataclasses.replace(known, class_weights_counts=(1,) * 10)
     with pytest.raises(ConfigError, match="class_weights must be of the training images that the run began with"):
-        recipe.with_images(other, dataset)
+        recipe.settle(asked, other, dataset)
 
 
 def test_a_run_without_weights_counts_no_classes() -> None:
     usual = config(class_weights="none")
     assert isinstance(usual, ResolvedConfig)
-    usual = recipe.with_images(usual, data.read(usual))
-    assert {name: of for name, of in runfile.params(usual).items() if "class_weights" in name} == {
-        "class_weights": "none"
-    }
-    assert Classification(usual).counts(torch.arange(10)) is None
+    known = recipe.settle(usual, Decided.asked(usual), data.read(usual))
+    params = runfile.params(usual, known)
+    assert {name: of for name, of in params.items() if "class_weights" in name} == {"class_weights": "none"}
+    assert Classification(usual, known).counts(torch.arange(10)) is None
 
 
 @pytest.mark.parametrize(

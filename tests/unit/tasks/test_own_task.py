@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
@@ -72,7 +73,10 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path
 def test_figures_are_those_of_all_workers_together() -> None:
     dataset, model = data.read(config()), models.build(config(), data.read(config()).spec)
     whole, ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(config()))(model)) for count in (1, 2)
+        on_threads(
+            count, lambda worker: Evaluator(dataset, worker, tasks.build(config(), Decided.asked(config())))(model)
+        )
+        for count in (1, 2)
     )
     for one in ranks:
         assert one.metrics == pytest.approx(whole[0].metrics, rel=1e-6)
@@ -96,7 +100,9 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -
     with torch.inference_mode():
         answers = predictor.load(best)(torch.from_numpy(dataset.test.images))
     model = predictor.restore(best, checkpoint.load(best))
-    assert Evaluator(dataset, Worker(), tasks.build(asked))(model).metrics["rmse"] == pytest.approx(tested)
+    assert Evaluator(dataset, Worker(), tasks.build(asked, Decided.asked(asked)))(model).metrics[
+        "rmse"
+    ] == pytest.approx(tested)
     known = ~torch.from_numpy(dataset.test["ink"]).isnan()
     error = (answers - torch.from_numpy(dataset.test["ink"]))[known].double()
     assert error.square().mean().sqrt().item() == pytest.approx(tested, rel=1e-5)
@@ -105,7 +111,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -
 def test_a_task_is_written_where_the_data_set_does_not_tell_it() -> None:
     usual = recipe.resolve(TrainConfig(dataset="digits", task="classification"))
     assert usual == recipe.resolve(TrainConfig(dataset="digits"))
-    assert not {name for name in runfile.params(usual) if "task" in name}
+    assert not {name for name in runfile.params(usual, Decided.asked(usual)) if "task" in name}
     own = config()
     assert runfile.to_mapping(own)["task"] == f"{OWN}:Ink"
     assert runfile.resolved_from_mapping(runfile.to_mapping(own)) == own

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
@@ -121,11 +122,13 @@ def test_targets_that_are_all_alike_have_no_r2(count: int) -> None:
 
 
 def test_figures_are_those_of_all_workers_together() -> None:
-    asked = recipe.with_images(resolved(USUAL), data.read(resolved(USUAL)))  # type: ignore[arg-type]
+    asked = resolved(USUAL)
     dataset = data.read(asked)
+    decided = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked))(model)) for count in (1, 2)
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, decided))(model))
+        for count in (1, 2)
     )
     for one in ranks:
         assert one.metrics == pytest.approx(whole.metrics, rel=1e-6)  # passes in float32 over other numbers of rows

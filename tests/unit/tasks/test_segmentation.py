@@ -16,6 +16,7 @@ from torchmetrics.functional.segmentation import mean_iou
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.segmentation import Segmentation
@@ -139,7 +140,7 @@ def test_nothing_that_counts_is_no_division_by_zero() -> None:
 
 def test_with_class_weights_each_class_counts_alike_in_the_loss() -> None:
     counts = (900, 90, 10)
-    weighted = Segmentation(TrainConfig(class_weights="balanced", class_weights_counts=counts))
+    weighted = Segmentation(TrainConfig(class_weights="balanced"), Decided("1x1", class_weights_counts=counts))
     masks = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)]).view(1, 20, 50).byte()
     outputs = torch.randn(1, 3, 20, 50, generator=torch.Generator().manual_seed(0))
     losses = F.cross_entropy(outputs, masks.long(), reduction="none")
@@ -153,7 +154,8 @@ def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> 
     dataset = data.read(asked)
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked))(model)) for count in (1, 2)
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, Decided.asked(asked)))(model))
+        for count in (1, 2)
     )
     for one in ranks:
         assert one.metrics == pytest.approx(whole.metrics, rel=1e-9)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cifar_ray import data, models, tasks
-from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import order, tokens
@@ -46,7 +46,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 
 def batches(asked: ResolvedConfig, shard: DataShard, epoch: int) -> list[Tensor]:
-    loader = TrainLoader(asked, data.read(asked), shard, torch.device("cpu"))
+    loader = TrainLoader(asked, Decided.asked(asked), data.read(asked), shard, torch.device("cpu"))
     return [micro.inputs for step in range(loader.steps_per_epoch) for micro in loader.micro_batches(epoch, step)]
 
 
@@ -102,7 +102,8 @@ def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> 
     dataset = data.read(asked)
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked))(model)) for count in (1, 2)
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, Decided.asked(asked)))(model))
+        for count in (1, 2)
     )
     for one in ranks:
         assert one.metrics == pytest.approx(whole.metrics, rel=1e-6)
@@ -116,7 +117,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
     snapshot = checkpoint.load(checkpoint.every(tmp_path)[-1])
     assert snapshot.encoding == dataset.encoding
     again = data.read(snapshot.config, encoding=snapshot.encoding)
-    found = recipe.with_images(snapshot.config, again).images
+    found = recipe.settle(snapshot.config, Decided.asked(snapshot.config), again).images
     assert (found.digest, found.mean, found.length, found.vocabulary) == (again.digest, (), 40, 400)
     rows = tokens.cut(dataset.test.inputs)
     with torch.inference_mode():
@@ -132,11 +133,10 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
 
 def test_another_tokenizer_makes_other_data(usual: dict[str, object]) -> None:
     asked = resolved(usual)
-    found = recipe.with_images(asked, data.read(asked))
+    found = recipe.settle(asked, Decided.asked(asked), data.read(asked))
     other = data.read(asked, encoding=tokens.train(["another text"], asked.text))
     with pytest.raises(ConfigError, match=r"dataset must have the .* that the run began with"):
-        recipe.with_images(found, other)
-    assert runfile.merge(found, {"text": {"max_length": 30}}).images.classes == 0
+        recipe.settle(asked, found, other)
 
 
 def test_a_run_of_torchrun_goes_on_with_its_tokenizer(

@@ -23,6 +23,7 @@ from PIL import Image
 
 from cifar_ray import tracking
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
@@ -37,6 +38,7 @@ from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
 
 CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", seed=7, topology="1x2", batch_size=16))
+DECIDED = Decided.asked(CONFIG)
 BEGUN = 1_000_000.25
 CONFUSION = [[row + column for column in range(10)] for row in range(10)]
 RECALL = [share / 16 for share in range(10)]
@@ -51,7 +53,7 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def created(client: MlflowClient, digits: Dataset, **tags: str) -> RunRecord:
-    return RunRecord.create(client, CONFIG, "mine", "key", "/there/mine", digits, BEGUN, tags)
+    return RunRecord.create(client, CONFIG, DECIDED, "mine", "key", "/there/mine", digits, BEGUN, tags)
 
 
 def saved(step: int, epoch: int, best: bool = False) -> SavedCheckpoint:
@@ -100,27 +102,27 @@ def test_a_run_says_from_its_beginning_what_it_is(
     }  # fmt: skip
     assert expected.items() <= tags.items()
     assert tags["version.torch"] == metadata.version("torch")
-    params = runfile.params(CONFIG)
+    params = runfile.params(CONFIG, DECIDED)
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
     (given,) = found.inputs.dataset_inputs
     assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == ("digits", digits.digest, "http")
     assert json.loads(given.dataset.source) == {"url": "https://scikit-learn.org/stable/datasets/toy_dataset.html"}
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
-    assert text(client, record.run_id, "config.yaml") == runfile.to_yaml(CONFIG)
+    assert text(client, record.run_id, "config.yaml") == runfile.to_yaml(CONFIG, DECIDED)
 
 
 def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: Dataset) -> None:
     """What came before the first step trained nothing that counts."""
     record = created(client, digits)
-    wider = replace(CONFIG, topology="1x4", cpus_per_worker=2)
-    for config, step, hardware in ((wider, 0, "old"), (CONFIG, 0, "CPU"), (CONFIG, 11, "CPU"), (wider, 11, "GPU")):
-        record.started(Started(config, step, 11, hardware=hardware))
+    wider = replace(DECIDED, topology="1x4", cpus_per_worker=2)
+    for decided, step, hardware in ((wider, 0, "old"), (DECIDED, 0, "CPU"), (DECIDED, 11, "CPU"), (wider, 11, "GPU")):
+        record.started(Started(decided, step, 11, hardware=hardware))
     record.end("KILLED")
     tags = only_run(client).data.tags
     assert {name.rpartition(".")[2]: tags[name] for name in tags if "earlier.cifar_ray" in name} == {
         "topology": "1x2",
         "hardware": "CPU",
-        "threads": str(CONFIG.cpus_reserved),
+        "threads": str(DECIDED.cpus),
     }
     assert (tags["cifar_ray.topology"], tags["cifar_ray.hardware"], tags["cifar_ray.threads"]) == ("1x4", "GPU", "2")
 
@@ -130,19 +132,19 @@ def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
     convolutions: str, recorded: str | None, client: MlflowClient, digits: Dataset
 ) -> None:
     record = created(client, digits)
-    decided = recipe.computing(CONFIG, "bf16", convolutions)
+    decided = replace(DECIDED, precision="bf16", convolutions=convolutions)
     for _ in range(2):
         record.started(Started(decided, 0, 11, measured="64 images in bf16: ..."))
     record.end("KILLED")
     run = only_run(client).data
     assert (run.params["precision"], run.params.get("convolutions")) == ("bf16", recorded)
     assert run.tags["cifar_ray.precision"] == "64 images in bf16: ..."
-    assert runfile.resolved_from_mapping(runfile.to_mapping(decided)) == decided
+    assert Decided.from_mapping(decided.to_mapping()) == decided
 
 
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
-    started = Started(CONFIG, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
+    started = Started(DECIDED, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
     assert (record.trouble, record.refused, record.page) == ("", [], None)
     record.started(started)
     record.placed([{"rank": 0, "node": "a"}])
@@ -170,7 +172,7 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
     ]
     assert found.data.tags["cifar_ray.best_checkpoint"] == "/there/mine/checkpoints/step-00000011"
     assert (found.data.tags["cifar_ray.hardware"], found.data.tags[store.FAILURE_TAG]) == ("a CPU", "no room")
-    assert found.data.params == runfile.params(CONFIG)
+    assert found.data.params == runfile.params(CONFIG, DECIDED)
     assert value(client, record.run_id, "placement.json") == [{"rank": 0, "node": "a"}]
     assert found.info.status == "FAILED"
     assert before <= found.info.end_time <= 1000 * time.time()
@@ -184,7 +186,7 @@ def test_runs_measured_on_validation_and_on_test_images_are_all_sorted_the_most_
     for name, accuracy in accuracies.items():
         on = "val" if name.startswith("search") else "test"
         tags = {CHOSEN_BY_TAG: on}
-        record = RunRecord.create(client, CONFIG, name, name, "/there/mine", digits, BEGUN + len(name), tags)
+        record = RunRecord.create(client, CONFIG, DECIDED, name, name, "/there/mine", digits, BEGUN + len(name), tags)
         if accuracy is not None:
             record.row(Row("epoch", 1, 1000, {f"{on}/loss": 1.0, f"{on}/accuracy": accuracy}))
             record.checkpoint(saved(11, 1))
@@ -276,7 +278,7 @@ def test_a_run_says_on_what_it_was_chosen(
     values: dict[str, object], tag: str, key: str, client: MlflowClient, digits: Dataset
 ) -> None:
     config = replace(CONFIG, **values)  # type: ignore[arg-type]
-    record = RunRecord.create(client, config, "mine", "key", "/there/mine", digits, BEGUN)
+    record = RunRecord.create(client, config, Decided.asked(config), "mine", "key", "/there/mine", digits, BEGUN)
     record.checkpoint(replace(saved(11, 1), score=0.5))
     record.end("KILLED")
     assert only_run(client).data.tags["cifar_ray.chosen_by"] == tag
@@ -344,7 +346,7 @@ def test_a_description_that_a_person_has_written_stays(client: MlflowClient, dig
     record = created(client, digits)
     record.end("KILLED")
     client.set_tag(record.run_id, store.NOTE_TAG, "mine")
-    RunRecord.reopen(client, CONFIG, record.run_id).end("KILLED")
+    RunRecord.reopen(client, CONFIG, DECIDED, record.run_id).end("KILLED")
     assert only_run(client).data.tags[store.NOTE_TAG] == "mine"
 
 

@@ -308,8 +308,8 @@ def test_what_does_not_go_with_it(values: dict[str, object], key: str, rule: str
 
 def test_convolutions_are_not_measured_for_it() -> None:
     names = {"precision", "convolutions"}
-    assert arithmetic.undecided(config(precision="auto"), 10_000) == names
-    assert arithmetic.undecided(config(precision="auto", compile=True), 10_000) == {"precision"}
+    assert arithmetic.undecided(config(precision="auto"), "cpu", 10_000) == names
+    assert arithmetic.undecided(config(precision="auto", compile=True), "cpu", 10_000) == {"precision"}
 
 
 @pytest.mark.parametrize("is_repeated", [True, False])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, Dataset
@@ -145,7 +146,7 @@ def test_a_note_tells_of_random_weights_that_are_kept(values: dict[str, Any], is
 
 def test_an_evaluation_leaves_the_trunk_in_evaluation_mode(digits: Dataset, tmp_path: Path) -> None:
     wanted = config(freeze=TRUNK, **SHORT)
-    state = setup.prepare(wanted, digits, tmp_path, Worker(), Launch(0.0, 0.0))
+    state = setup.prepare(wanted, Decided.asked(wanted), digits, tmp_path, Worker(), Launch(0.0, 0.0))
     before = {name: module.training for name, module in state.model.named_modules()}
     state.evaluator(state.model)
     assert {name: module.training for name, module in state.model.named_modules()} == before
@@ -191,7 +192,14 @@ def test_it_learns_from_the_epoch_asked_for_interrupted_or_not(
 
 
 def test_a_strategy_that_is_built_again_leaves_nothing_of_the_one_before(digits: Dataset, tmp_path: Path) -> None:
-    state = setup.prepare(config(freeze=TRUNK, unfreeze_epoch=2, **SHORT), digits, tmp_path, Worker(), Launch(0.0, 0.0))
+    state = setup.prepare(
+        config(freeze=TRUNK, unfreeze_epoch=2, **SHORT),
+        Decided.asked(config(freeze=TRUNK, unfreeze_epoch=2, **SHORT)),
+        digits,
+        tmp_path,
+        Worker(),
+        Launch(0.0, 0.0),
+    )
     before, weights = state.strategy, {name: each.clone() for name, each in state.model.state_dict().items()}
     model, optimized = weakref.ref(state.model), weakref.ref(state.strategy.optimizer)
     setup.unfreeze(state, 0)
@@ -247,7 +255,9 @@ def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     again = shlex.split(recipe.command(made))[2:]
     assert recipe.resolve(flags.call(command_line.train, again, "train")) == made
     assert runfile.resolved_from_mapping(runfile.to_mapping(made)) == made
-    assert {"freeze": "['[0-3]', '4.conv1']", "unfreeze_epoch": "2"}.items() <= runfile.params(made).items()
+    assert {"freeze": "['[0-3]', '4.conv1']", "unfreeze_epoch": "2"}.items() <= runfile.params(
+        made, Decided.asked(made)
+    ).items()
 
 
 ALL = "--freeze must leave resnet a parameter to learn, and * matches all"

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.data import Dataset
@@ -141,10 +142,10 @@ def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkey
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: begun.append((backend, timeout)))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append(True))
     asked = replace(resolved({"dataset": "digits", "topology": "1x2"}), device="cuda", hang_timeout_s=60.0)
-    with pytest.raises(RuntimeError, match="wrong"), train_worker.collectives(2, 0, asked):
+    with pytest.raises(RuntimeError, match="wrong"), train_worker.collectives(2, 0, asked, "cuda"):
         raise RuntimeError("wrong")
     assert ended == []  # it would wait for the others
-    with train_worker.collectives(2, 0, asked):
+    with train_worker.collectives(2, 0, asked, "cuda"):
         assert begun == [("nccl", timedelta(seconds=120))] * 2
     assert ended == [True]
 
@@ -227,7 +228,8 @@ def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, 
 
 def chosen(topology: str, nodes: list[Node], **values: Any) -> allocation.Allocation:
     usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64, "topology": topology}
-    return allocation.at_topology(resolved({**usual, **values}), nodes)
+    asked = resolved({**usual, **values})
+    return allocation.at_topology(asked, Decided.asked(asked), nodes)  # type: ignore[arg-type]
 
 
 def test_nodes_on_this_machine_have_no_gpus_and_that_is_told(machine: Machine) -> None:
@@ -251,7 +253,8 @@ def test_a_run_with_gpus_takes_the_node_with_the_most_free_ones(monkeypatch: pyt
     totals = [Node("many-cpus", "127.0.0.1", 64.0, 4.0), Node("free", "127.0.0.1", 8.0, 4.0)]
     free = [Node("many-cpus", "127.0.0.1", 60.0, 0.0), Node("free", "127.0.0.1", 8.0, 4.0)]
     monkeypatch.setattr(connection, "nodes", lambda: totals)
-    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: free)
+    monkeypatch.setattr(connection, "free_nodes", lambda held=None: free)
     asked = resolved({"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64})
-    assert allocation.choose(asked, {}).nodes == ["free"]
-    assert allocation.choose(replace(asked, device="cpu"), {}).nodes == ["many-cpus"]
+    assert allocation.choose(asked, Decided.asked(asked), {}).nodes == ["free"]
+    on_cpus = replace(Decided.asked(asked), device="cpu")
+    assert allocation.choose(asked, on_cpus, {}).nodes == ["many-cpus"]

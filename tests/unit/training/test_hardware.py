@@ -11,6 +11,7 @@ import pytest
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
@@ -82,26 +83,26 @@ def test_no_quota_gives_more_cpus_than_the_affinity(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("one_cpu")
 def test_two_workers_do_not_fit_where_one_cpu_is_allowed() -> None:
     two = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", batch_size=16, device="cpu"))
-    here = [Node("here", "127.0.0.1", local.cpus_per_node(two))]
+    here = [Node("here", "127.0.0.1", local.cpus_per_node(two, Decided.asked(two)))]
     with pytest.raises(allocation.TooSmallError, match=r"needs 1 node with 2 CPUs .* --local-nodes 2 starts that many"):
-        allocation.at_topology(two, here)
+        allocation.at_topology(two, Decided.asked(two), here)
 
 
 @needs_affinity
 @pytest.mark.usefixtures("one_cpu")
 def test_workers_that_share_the_one_cpu_allowed_say_so() -> None:
     two = TrainConfig(topology="1x2", local_nodes=2)
-    assert local.cpus_per_node(two) == 2
-    assert connection.shares_a_machine(two)
-    assert not connection.shares_a_machine(TrainConfig(local_nodes=2))
+    assert local.cpus_per_node(two, Decided.asked(two)) == 2
+    assert connection.shares_a_machine(two, Decided.asked(two))
+    assert not connection.shares_a_machine(TrainConfig(local_nodes=2), Decided("1x1"))
 
 
 @pytest.mark.parametrize(("device", "gpus", "told"), [("auto", 1, True), ("cpu", 1, False), ("auto", 0, False)])
 def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus: int, told: bool) -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", device=device))  # type: ignore[arg-type]
     nodes = [Node("here", "127.0.0.1", 4, gpus)]
-    chosen = allocation.at_topology(asked, nodes)
-    decided, reason = chosen.config, chosen.unused_gpus
+    chosen = allocation.at_topology(asked, Decided.asked(asked), nodes)
+    decided, reason = chosen.decided, chosen.unused_gpus
     assert decided.device == "cpu"
     assert reason.startswith("1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
     lines: list[str] = []
@@ -109,7 +110,7 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
     record: Any = SimpleNamespace(tags_before={}, tags=tags.update, task=tasks.USUAL)
     view: Any = SimpleNamespace(line=lines.append, doing=lambda _: None)
     folder: Any = SimpleNamespace(name="few")
-    RunSession(decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
+    RunSession(asked, decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
     assert [line for line in lines if "GPU" in line] == (
         [f"note: training on CPUs, though there are GPUs: {reason}"] if told else []
     )
@@ -119,33 +120,33 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
 def test_enough_gpus_are_used_without_a_word() -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2"))
     nodes = [Node("here", "127.0.0.1", 4, 2)]
-    chosen = allocation.at_topology(asked, nodes)
-    assert (chosen.config.device, chosen.unused_gpus) == ("cuda", "")
+    chosen = allocation.at_topology(asked, Decided.asked(asked), nodes)
+    assert (chosen.decided.device, chosen.unused_gpus) == ("cuda", "")
 
 
 def test_a_strategy_without_gpus_is_the_reason_to_leave_them_unused() -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", strategy="hogwild"))
-    chosen = allocation.at_topology(asked, [Node("here", "127.0.0.1", 4, 2)])
-    assert chosen.config.device == "cpu"
+    chosen = allocation.at_topology(asked, Decided.asked(asked), [Node("here", "127.0.0.1", 4, 2)])
+    assert chosen.decided.device == "cpu"
     assert "hogwild" in chosen.unused_gpus
 
 
 def test_an_elastic_run_says_that_its_gpus_were_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "nodes", lambda: [Node("here", "127.0.0.1", 4, 2)])
-    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: [Node("here", "127.0.0.1", 4, 0)])
+    monkeypatch.setattr(connection, "free_nodes", lambda held=None: [Node("here", "127.0.0.1", 4, 0)])
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", local_nodes=2))
-    chosen = allocation.choose(asked, {})
-    assert (chosen.config.device, chosen.config.topology) == ("cpu", "1x2")
+    chosen = allocation.choose(asked, Decided.asked(asked), {})
+    assert (chosen.decided.device, chosen.decided.topology) == ("cpu", "1x2")
     assert chosen.unused_gpus == "they are in use"
 
 
 def test_an_elastic_run_names_its_largest_topology_when_the_gpus_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node("here", "127.0.0.1", 4, 1)]
     monkeypatch.setattr(connection, "nodes", lambda: nodes)
-    monkeypatch.setattr(connection, "free_nodes", lambda cpus, gpus: nodes)
+    monkeypatch.setattr(connection, "free_nodes", lambda held=None: nodes)
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x4", elastic="1x2:1x4", local_nodes=2))
-    chosen = allocation.choose(asked, {})
-    assert (chosen.config.device, chosen.config.topology) == ("cpu", "1x4")
+    chosen = allocation.choose(asked, Decided.asked(asked), {})
+    assert (chosen.decided.device, chosen.decided.topology) == ("cpu", "1x4")
     assert chosen.unused_gpus.startswith("1x4 needs 1 node with 4 CPUs and 4 GPUs each")
 
 

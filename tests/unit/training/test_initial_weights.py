@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, Dataset
@@ -128,7 +129,7 @@ def test_layers_of_another_shape_are_named_and_stay_fresh() -> None:
     sentence = initial_weights.compared(model, weights, given())
     assert sentence == f"weights of them: {130 / 163:.1%} of the parameters; randomly initialised: 2"
     content, digest = initial_weights.pack(weights)
-    initial_weights.load(model, dataclasses.replace(given(), weights_digest=digest), content)
+    initial_weights.load(model, digest, content)
     assert torch.equal(model[0].weight, weights["0.weight"])
     assert torch.equal(model[1].running_var, weights["1.running_var"])
     assert torch.equal(model[2].weight, fresh)
@@ -139,7 +140,7 @@ def test_a_bias_is_not_taken_without_its_weight() -> None:
     sentence = initial_weights.compared(model, weights, given())
     assert sentence == f"weights of them: {130 / 163:.1%} of the parameters; randomly initialised: 2"
     content, digest = initial_weights.pack(weights)
-    initial_weights.load(model, dataclasses.replace(given(), weights_digest=digest), content)
+    initial_weights.load(model, digest, content)
     assert not torch.equal(model[2].bias, torch.ones(3))
 
 
@@ -154,9 +155,8 @@ def test_weights_of_another_model_are_refused() -> None:
 
 def test_damaged_weights_are_found_before_the_first_step() -> None:
     content, digest = initial_weights.pack(STATE)
-    config = dataclasses.replace(given(), weights_digest=digest)
     with pytest.raises(CheckpointError, match="the weights that the run starts from are damaged"):
-        initial_weights.load(network(3), config, content[:-1])
+        initial_weights.load(network(3), digest, content[:-1])
 
 
 def test_a_run_begins_with_them_and_has_them_in_its_record(tmp_path: Path, digits: Dataset) -> None:
@@ -165,21 +165,20 @@ def test_a_run_begins_with_them_and_has_them_in_its_record(tmp_path: Path, digit
     torch.manual_seed(7)
     theirs = models.build(given(), SPECS["digits"]).state_dict()
     content, digest = initial_weights.pack(theirs)
-    config = dataclasses.replace(given(**usual), weights_digest=digest)
+    config = given(**usual)
     outcome = train_here(config, digits, tmp_path, initial=content)
     assert outcome.weights_sha256 == digest
     newest = checkpoint.latest(tmp_path, config)
     assert newest is not None
-    assert (newest[1].config.weights, newest[1].config.weights_digest) == ("them", digest)
-    other = dataclasses.replace(config, weights_digest="0" * 64)
+    assert (newest[1].config.weights, newest[1].decided.weights_digest) == ("them", digest)
+    other = dataclasses.replace(Decided.asked(config), weights_digest="0" * 64)
     with pytest.raises(CheckpointError, match="was made with weights_digest"):
-        checkpoint.latest(tmp_path, other)
+        checkpoint.latest(tmp_path, config, other)
 
 
-def test_weights_are_written_and_read_and_others_have_another_digest() -> None:
-    full = dataclasses.replace(given(), weights_digest="ab")
-    assert runfile.params(full)["weights_digest"] == "ab"
-    assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
-    assert "--weights them" in recipe.command(full)
-    assert runfile.merge(full, {"weights": "others"}).weights_digest is None
-    assert runfile.merge(full, {"epochs": 3}).weights_digest == "ab"
+def test_the_digest_of_weights_is_recorded() -> None:
+    config = given()
+    decided = dataclasses.replace(Decided.asked(config), weights_digest="ab")
+    assert runfile.params(config, decided)["weights_digest"] == "ab"
+    assert Decided.from_mapping(decided.to_mapping()) == decided
+    assert "--weights them" in recipe.command(config)

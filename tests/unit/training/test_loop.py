@@ -11,6 +11,7 @@ from torch import nn
 
 from cifar_ray import models
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, order
 from cifar_ray.strategies.ddp import DDP
@@ -32,7 +33,7 @@ def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path:
     assert outcome.metrics["test/accuracy"] > 0.8
     assert recorder.begun == [
         Started(
-            replace(config, device="cpu", convolutions="channels_last"),
+            replace(Decided.asked(config), device="cpu", convolutions="channels_last"),
             0,
             44,
             hardware=hardware.describe(torch.device("cpu")),
@@ -209,7 +210,7 @@ def test_a_run_computes_as_it_began_on_another_kind_of_processor(
     monkeypatch.setattr(arithmetic, "choose", lambda config, worker: then)
     train_here(undecided, digits, tmp_path, after := Recorder())
     assert after.steps[0] == 12
-    began = after.begun[0].config
+    began = after.begun[0].decided
     assert (began.precision, began.convolutions) == (first.precision, first.convolutions)
     assert after.begun[0].measured == ""
 
@@ -261,7 +262,11 @@ def test_every_second_is_in_its_phase(
     launch = Launch(time.time(), data_s=5.0)
     passing(12)  # 5 of them with the data set
     config = replace(small, epochs=1, checkpoint_every=4)
-    times = fit(config, digits, tmp_path, Worker(), Slow(), launch, None, asked).at(time.time()).times
+    times = (
+        fit(config, Decided.asked(config), digits, tmp_path, Worker(), Slow(), launch, None, asked)
+        .at(time.time())
+        .times
+    )
     assert {name: round(seconds, 3) for name, seconds in times.items() if name[5:-2] in (*PHASES, "wall", "other")} == {
         "time/startup_s": 7,
         "time/data_s": 5,
@@ -300,7 +305,17 @@ def test_the_wall_time_of_a_resumed_run_is_that_at_its_checkpoint_and_the_new_pr
         passing(50)
         recorder = Slow(stop_after)
         return (
-            fit(replace(small, checkpoint_every=4), digits, tmp_path, Worker(), recorder, launch).at(time.time()).times
+            fit(
+                replace(small, checkpoint_every=4),
+                Decided.asked(replace(small, checkpoint_every=4)),
+                digits,
+                tmp_path,
+                Worker(),
+                recorder,
+                launch,
+            )
+            .at(time.time())
+            .times
         )
 
     with pytest.raises(Stopped):

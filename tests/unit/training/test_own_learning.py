@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import imports
 from cifar_ray.training import optimizer, recipe
@@ -56,10 +57,13 @@ def test_options_and_paths_come_from_words_and_go_into_them_again() -> None:
     again = shlex.split(recipe.command(config))[2:]
     assert recipe.resolve(flags.call(command_line.train, again, "train")) == config
     known = {"optimizer": f"{HERE}:Lion", "optimizer_options.beta": "0.5", "schedule": f"{HERE}:falling"}
-    params = runfile.params(config)
+    params = runfile.params(config, Decided.asked(config))
     assert known.items() <= params.items()
     assert len(params["optimizer_source"]) == len(params["schedule_source"]) == 64
-    assert not {"optimizer_source", "schedule_source"} & runfile.params(resolved(DIGITS)).keys()
+    assert (
+        not {"optimizer_source", "schedule_source"}
+        & runfile.params(resolved(DIGITS), Decided.asked(resolved(DIGITS))).keys()
+    )
 
 
 def test_a_course_follows_the_warm_up() -> None:

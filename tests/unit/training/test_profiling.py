@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cifar_ray.config import runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -75,7 +76,9 @@ def test_no_steps_and_more_than_there_are_are_refused(wanted: int, epochs: int, 
 
 
 def test_profiled_steps_are_no_parameter() -> None:
-    assert not [name for name in runfile.params(profiled(2)) if "profile" in name]  # no figure depends on it
+    assert not [
+        name for name in runfile.params(profiled(2), Decided.asked(profiled(2))) if "profile" in name
+    ]  # no figure depends on it
 
 
 def test_a_trace_has_its_rank_its_steps_and_its_operators_and_leaves_the_weights(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cifar_ray.config import command_line, runfile
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import Dataset
 from cifar_ray.training import recipe
-from tests.support.helpers import resolved
+from tests.support.helpers import Recorder, Stopped, resolved, train_here
 
 DIGITS: dict[str, object] = {"dataset": "digits"}
 FEW = "must leave at least one step per epoch: "
@@ -30,8 +35,8 @@ NORM = "for this resnet50, whose batch norm needs several values"
         ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "strategy_options": {"push_every": 4}}, "--strategy-options.push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
         ({"model": "resnet50", "batch_size": 1}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 1"),
         ({"model": "resnet50", "batch_size": 1, "topology": "1x2", "accumulate": 2}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 4"),
-        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, f"--strategy-options.shards must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
-        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, f"--strategy-options.micro-batches must leave at least 2 images in each {NORM}; 4 cut 4 images into single ones"),
+        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, "--strategy-options.shards must leave at least 2 images in each forward pass for this resnet50, whose batch norm needs several values, got 4"),
+        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, "--strategy-options.micro-batches must leave at least 2 images in each forward pass for this resnet50, whose batch norm needs several values, got 4"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(values: dict[str, object], sentence: str) -> None:
@@ -59,45 +64,67 @@ def test_what_just_goes_together_is_accepted(values: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    "values",
     [
-        ({}, "--dataset digits --model resnet --epochs 10 --seed 0 --global-batch-size 128 --topology 1x1"),
-        (
-            {
-                "model_options": {"blocks": (1, 3), "width": 8}, "topology": "1x2", "accumulate": 2, "global_batch_size": 64,
-                "augment": "none", "run_name": "x", "storage": "y", "device": "cpu", "verbose": True,
-            },
-            "--dataset digits --augment none --model resnet --model-options.blocks 1,3 --model-options.width 8 --epochs 10"
-            " --seed 0 --global-batch-size 64 --accumulate 2 --topology 1x2",
-        ),
-        (
-            {
-                "model": "vgg11", "optimizer": "adamw", "lr": 0.05, "weight_decay": 5e-4, "local_nodes": 2,
-                "elastic": "1x1:1x2",
-            },
-            "--dataset digits --model vgg11 --epochs 10 --seed 0 --optimizer adamw --lr 0.05"
-            " --weight-decay 0.0005 --global-batch-size 128 --topology 1x2 --elastic 1x1:1x2 --local-nodes 2",
-        ),
-        (
-            {"model": "simple_cnn", "optimizer": "adamw", "epochs": 1, "lr": 0.003, "warmup_epochs": 0.5},
-            "--dataset digits --model simple_cnn --epochs 1 --seed 0 --optimizer adamw"
-            " --warmup-epochs 0.5 --global-batch-size 128 --topology 1x1",
-        ),
+        {},
+        {
+            "model_options": {"blocks": (1, 3), "width": 8}, "topology": "1x2", "accumulate": 2, "global_batch_size": 64,
+            "augment": "none", "device": "cpu",
+        },
+        {"model": "vgg11", "optimizer": "adamw", "lr": 0.05, "weight_decay": 5e-4, "elastic": "1x1:1x2"},
+        {"model": "simple_cnn", "optimizer": "adamw", "epochs": 1, "lr": 0.003, "warmup_epochs": 0.5},
     ],
 )  # fmt: skip
-def test_a_command_spells_out_what_differs_from_the_defaults_and_the_recipe(
-    values: dict[str, object], words: str
-) -> None:
-    assert recipe.command(resolved(DIGITS, cpus_per_worker=None, **values)) == f"cifar-ray train {words}"
+def test_a_command_does_the_same_again_and_leaves_out_defaults_and_where_the_run_is(values: dict[str, object]) -> None:
+    config = resolved(DIGITS, cpus_per_worker=None, **values)
+    elsewhere = resolved(DIGITS, cpus_per_worker=None, run_name="x", storage="y", verbose=True, **values)
+    words = recipe.command(elsewhere)
+    assert words.startswith("cifar-ray train --dataset digits ")
+    assert recipe.resolve(command_line.train(words.split()[2:]).config) == config
+    assert not {"--run-name", "--storage", "--verbose", "--accumulate 1", "--max-failures"} & {*words.split()}
+    assert "--epochs 20" in recipe.command(config, epochs=20)
 
 
 def test_batch_norm_is_synchronised_on_gpus_alone() -> None:
     config = recipe.resolve(TrainConfig(sync_batchnorm=True))
-    assert recipe.placed(config, "cuda", 1).device == "cuda"
+    recipe.check_place(config, replace(Decided.asked(config), device="cuda"))
     sentence = "sync_batchnorm needs GPUs; torch has no CPU version of it"
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
-        recipe.placed(config, "cpu", 1)
-    assert recipe.placed(recipe.resolve(TrainConfig()), "cpu", 1).device == "cpu"
+        recipe.check_place(config, replace(Decided.asked(config), device="cpu"))
+
+
+def test_a_batch_per_worker_is_a_global_batch_once_it_is_asked_for(tmp_path: Path) -> None:
+    assert TrainConfig(batch_size=64, topology="1x2").global_batch_size == 128
+    assert TrainConfig(batch_size=8, elastic="1x1:2x2", accumulate=2).global_batch_size == 64
+    file = tmp_path / "run.yaml"
+    file.write_text("batch_size: 32")
+    asked = command_line.train(["--config", str(file), "--topology", "1x2"]).config
+    config = recipe.resolve(asked)
+    assert (asked.global_batch_size, config.global_batch_size, config.batch_size) == (64, 64, None)
+
+
+def test_a_config_is_validated_where_it_enters_and_resolved_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, digits: Dataset
+) -> None:
+    made: list[str] = []
+    check = TrainConfig.__post_init__
+
+    def counted(config: TrainConfig) -> None:
+        made.append(type(config).__name__)
+        check(config)
+
+    monkeypatch.setattr(TrainConfig, "__post_init__", counted)  # the last of every validated construction
+    words = "--dataset digits --model simple_cnn --epochs 1 --batch-size 64 --precision fp32 --cpus-per-worker 1"
+    config = recipe.resolve(command_line.train(words.split()).config)
+    decided = Decided.asked(config)
+    assert runfile.params(config, decided)["batch_size"] == "64"
+    assert recipe.command(config).endswith(
+        "--global-batch-size 64 --topology 1x1 --cpus-per-worker 1 --strategy-options.comm-hook none"
+    )
+    assert "global_batch_size: 64" in runfile.to_yaml(config, decided)
+    with pytest.raises(Stopped):
+        train_here(config, digits, tmp_path, Recorder(stop_after=1))
+    assert made == ["TrainConfig", "ResolvedConfig"]
 
 
 def test_a_resolved_config_has_nothing_left_open() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
 from cifar_ray.strategies.worker import Worker
@@ -31,9 +31,9 @@ def test_every_batch_norm_is_synchronised_when_asked_for(
             sync_batchnorm=synchronised,
         )
     )
-    monkeypatch.setattr(recipe, "placed", lambda config, device, cpus: replace(config, device=device))
+    monkeypatch.setattr(recipe, "check_place", lambda *_: None)
     monkeypatch.setattr(setup, "_warm_up", lambda *_: None)
-    job = setup.prepare(wanted, digits, tmp_path, Worker(), Launch(0.0, 0.0))
+    job = setup.prepare(wanted, Decided.asked(wanted), digits, tmp_path, Worker(), Launch(0.0, 0.0))
     norms = [layer for layer in job.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     assert len(norms) > 1
     assert {type(layer) for layer in norms} == {nn.SyncBatchNorm if synchronised else nn.BatchNorm2d}
@@ -54,7 +54,14 @@ def test_images_vary_as_the_models_recipe_says(
     monkeypatch.setattr(augment, "crop_and_flip", crop_and_flip)
     for model, variation in (("speednet", augment.Variation(2, True, True)), ("resnet", augment.USUAL)):
         usual = {"dataset": "digits", "model": model, "precision": "fp32"}
-        setup.prepare(resolved(usual, global_batch_size=32), digits, tmp_path, Worker(), Launch(0.0, 0.0))  # type: ignore[arg-type]
+        setup.prepare(
+            resolved(usual, global_batch_size=32),
+            Decided.asked(resolved(usual, global_batch_size=32)),
+            digits,
+            tmp_path,
+            Worker(),
+            Launch(0.0, 0.0),
+        )  # type: ignore[arg-type]
         assert seen.pop() == variation
 
 
@@ -77,7 +84,14 @@ def test_passes_that_only_set_up_change_no_buffer(
 ) -> None:
     monkeypatch.setattr(setup.models, "build", lambda config, spec: Counts())
     usual = {"dataset": "digits", "model": "simple_cnn", "precision": "fp32"}
-    job = setup.prepare(resolved(usual, global_batch_size=32), digits, tmp_path, Worker(), Launch(0.0, 0.0))  # type: ignore[arg-type]
+    job = setup.prepare(
+        resolved(usual, global_batch_size=32),
+        Decided.asked(resolved(usual, global_batch_size=32)),
+        digits,
+        tmp_path,
+        Worker(),
+        Launch(0.0, 0.0),
+    )  # type: ignore[arg-type]
     assert job.model.passes == 0
     job.strategy.gradients(job.loader.micro_batches(0, 0))
     assert job.model.passes == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
@@ -132,15 +133,15 @@ def test_every_worker_of_a_node_has_a_gpu_or_none_has(
 def test_rank_0_alone_prints(capsys: pytest.CaptureFixture[str]) -> None:
     row = Row("iteration", 3, 0, {"train/loss": 0.5})
     for rank in (0, 1):
-        printer = torchrun.Printer(rank)
+        printer = torchrun.Printer(rank, "vit")
         printer.step_done(0, 3, row)
         printer.step_done(0, 4, None)
         printer.epoch_done(EpochRecord(Row("epoch", 1, 0, {"test/loss": 2.0}), [], {}))
     assert capsys.readouterr().out == "epoch 1 step 3: loss 0.5000\nepoch 1: test/loss 2.0000\n"
     config = recipe.resolve(TrainConfig(model="vit", dataset="digits", precision="bf16"))
-    started = Started(config, 4, 9, "/c", ("one is damaged",), (), "a CPU")
-    torchrun.Printer(0).started(started)
-    torchrun.Printer(0).checkpoint_ready(SavedCheckpoint(Path("/c"), 4, 0, "abc"))
+    started = Started(Decided.asked(config), 4, 9, "/c", ("one is damaged",), (), "a CPU")
+    torchrun.Printer(0, "vit").started(started)
+    torchrun.Printer(0, "vit").checkpoint_ready(SavedCheckpoint(Path("/c"), 4, 0, "abc"))
     assert capsys.readouterr().out == (
         "passed over: one is damaged\ntraining vit on a CPU in bf16, from step 4 (/c)\ncheckpoint /c sha256 abc\n"
     )

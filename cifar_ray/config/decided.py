@@ -1,0 +1,89 @@
+"""What is decided of a run beside its config, once its nodes, its data and its processor are known."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cifar_ray.config import schema, topology
+from cifar_ray.config.sections import Images
+from cifar_ray.config.topology import Topology
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What the config leaves open, for one attempt of a run.
+
+    Attributes:
+        topology: NODESxWORKERS; of an elastic run, what there is room for.
+        device: ``cpu`` or ``cuda``; ``auto`` until nodes are chosen.
+        cpus_per_worker: CPUs that each worker reserves, and its threads; None until nodes are chosen.
+        precision: ``fp32``, ``bf16`` or ``fp16``; ``auto`` until a worker has measured, once in a run.
+        convolutions: how they are computed; None until then.
+        images: contents of a data set of the user's own that has been read.
+        class_weights_counts: training samples of each class, from which class weights follow.
+        weights_digest: SHA-256 of the weights to start from, as a safetensors file: of a run's, that of its checkpoint.
+    """
+
+    topology: str
+    device: str = "auto"
+    cpus_per_worker: int | None = None
+    precision: str = "auto"
+    convolutions: str | None = None
+    images: Images | None = None
+    class_weights_counts: tuple[int, ...] | None = None
+    weights_digest: str | None = None
+
+    @classmethod
+    def asked(cls, config: TrainConfig, before: Decided | None = None) -> Decided:
+        """What a config alone decides; of a run that goes on, with the facts of its data and weights ``before``."""
+        made = cls(config.topology, config.device, config.cpus_per_worker, config.precision, config.convolutions)
+        if before is None:
+            return made
+        counts, digest = before.class_weights_counts, before.weights_digest
+        return replace(made, images=before.images, class_weights_counts=counts, weights_digest=digest)
+
+    @classmethod
+    def from_mapping(cls, values: Any) -> Decided:
+        """What :meth:`to_mapping` made.
+
+        Raises:
+            ConfigError: on a value of a wrong type.
+        """
+        decided: Decided = schema.build(cls, values)
+        return decided
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As plain values."""
+        values: dict[str, Any] = schema.plain(asdict(self))
+        return values
+
+    @property
+    def placement(self) -> Topology:
+        """The parsed topology."""
+        return topology.parse(self.topology)
+
+    @property
+    def world_size(self) -> int:
+        """Workers in all."""
+        return self.placement.world_size
+
+    @property
+    def cpus(self) -> int:
+        """CPUs of each worker; until nodes are chosen, the least that it needs."""
+        return self.cpus_per_worker or 1
+
+    def gpus(self, config: TrainConfig) -> float:
+        """GPUs of each worker; a part of one means that other runs share it."""
+        return config.gpus_per_worker if self.device == "cuda" else 0
+
+    def images_per_worker(self, config: ResolvedConfig) -> int:
+        """A worker's share of a global batch, in each of its micro-batches."""
+        return config.share(self.world_size)
+
+    def dataset_key(self, config: TrainConfig) -> str:
+        """What tells the data set from others, once it has been read: folders may be read in several sizes."""
+        if self.images is not None and self.images.digest:
+            return self.images.digest
+        return f"{config.dataset} {config.val_share}" if config.val_share else config.dataset
