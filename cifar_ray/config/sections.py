@@ -261,11 +261,6 @@ class Tracking:
     keep_checkpoints: Count = option(2, weights=False)
     """Newest checkpoints to keep, in addition to the best one where there is one."""
 
-    choose_by: Literal["val", "test"] = option("val", weights=False)
-    """Images whose figure chooses the best checkpoint, the runs that --scheduler stops, and the end by --patience.
-    'test' tags the run, and reports caution that its test figures were chosen among several, so that new images will
-    give worse ones."""
-
     log_models: Literal["final", "best", "all", "none"] = option("final", weights=False)
     """Checkpoints to log to MLflow as models: the final one, the one with the best validation figure, both, or none.
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""

@@ -51,7 +51,6 @@ def cautions(runs: Runs, price: Price | None = None) -> list[str]:
     return [
         *study.cautions,
         *_unfinished(study),
-        *_chosen_on_test(runs, finished),
         *_left_out(runs, finished),
         *_ended_early(finished),
         *_of_few_images(runs, finished),
@@ -83,17 +82,6 @@ def _unfinished(study: Study) -> Iterator[str]:
             listed = "; ".join(map(outcome, those[:_MOST_LISTED]))
             more = f"; and {len(those) - _MOST_LISTED} more" if len(those) > _MOST_LISTED else ""
             yield f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}."
-
-
-def _chosen_on_test(runs: Runs, finished: list[Trial]) -> Iterator[str]:
-    """Runs whose checkpoint, or that themselves, were chosen by the figure that is then shown."""
-    if count := sum(trial.chosen_by == "test" for trial in finished):
-        those = "All" if count == len(finished) else f"{count} of {len(finished)}"
-        noun, worse = runs.task.spec.primary.noun, "higher" if runs.task.primary.better == "high" else "lower"
-        yield (
-            f"{those} finished runs were chosen on the test set (--choose-by test): their test {noun} is the best of "
-            f"several, and so {worse} than what new {runs.task.spec.unit} will give."
-        )
 
 
 def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:

@@ -42,8 +42,7 @@ def measured(config: TrainConfig) -> Subset:
 
 def objective(config: TrainConfig, task: TaskSpec) -> Objective | None:
     """What chooses among the epochs of a resolved config, and between it and other runs; None when nothing may."""
-    subset = measured(config)
-    return Objective(task.primary, subset) if subset == config.choose_by else None
+    return Objective(task.primary, "val") if config.validated else None
 
 
 def is_exhausted(config: TrainConfig, task: TaskSpec, epochs: Sequence[Mapping[str, float]]) -> bool:

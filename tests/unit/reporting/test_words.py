@@ -96,18 +96,7 @@ def test_the_most_accurate_is_chosen_on_the_validation_images() -> None:
 
 
 def test_a_choice_on_the_test_set_is_called_one() -> None:
-    def chosen_by(what: str) -> Study:
-        tags = {"cifar_ray.chosen_by": what}
-        return twice(replace(grid(), trials=[replace(run, tags={**run.tags, **tags}) for run in grid().trials]))
-
-    sentence = "The most accurate was chosen on the test set, among 6 configurations."
-    assert said(chosen_by("nothing"))[2] == said(chosen_by("test"))[2] == sentence
-    caution = (
-        "All finished runs were chosen on the test set (--choose-by test): their test accuracy is the best of several, "
-        "and so higher than what new images will give."
-    )
-    assert caution in warnings(chosen_by("test"))
-    assert caution not in warnings(chosen_by("nothing"))
+    assert said(twice(grid()))[2] == "The most accurate was chosen on the test set, among 6 configurations."
 
 
 def test_one_run_of_each_makes_nothing_the_best() -> None:

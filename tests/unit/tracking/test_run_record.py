@@ -271,7 +271,6 @@ def test_a_run_of_another_task_has_its_figures_and_no_classes(client: MlflowClie
     [
         ({}, "nothing", "accuracy"),
         ({"val_share": 0.1}, "val", "val/accuracy"),
-        ({"choose_by": "test"}, "test", "accuracy"),
     ],
 )
 def test_a_run_says_on_what_it_was_chosen(

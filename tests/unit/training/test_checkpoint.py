@@ -247,8 +247,6 @@ def test_without_validation_images_the_latest_are_kept_and_none_is_the_best(tmp_
         assert not checkpoint.save(snapshot(step, accuracy, val_share=None), tmp_path).best
     assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000030", "step-00000040"]
     assert checkpoint.best(tmp_path) is None
-    asked = snapshot(50, 0.1, val_share=None, choose_by="test")
-    assert checkpoint.save(asked, tmp_path).best  # of those that the test chooses among
 
 
 def test_when_no_checkpoint_can_be_used_that_is_said(tmp_path: Path) -> None:

@@ -167,15 +167,6 @@ def test_a_plain_run_chooses_nothing(small: TrainConfig, digits: Dataset, tmp_pa
         checkpoint.chosen(tmp_path)
 
 
-def test_the_test_chooses_where_that_is_asked_for(digits: Dataset, tmp_path: Path) -> None:
-    config = replace(validated("1x1", val_share=None, choose_by="test", log_models="best"), epochs=4)
-    outcome = train_here(config, digits, tmp_path, recorder := Recorder())
-    accuracies = [record.row.metrics["test/accuracy"] for record in recorder.epochs]
-    assert outcome.metrics["chosen/test/accuracy"] == max(accuracies)
-    assert outcome.metrics["chosen/epoch"] == accuracies.index(max(accuracies)) + 1
-    assert not any(name.startswith(("val/", "best/")) for name in outcome.metrics)
-
-
 def test_the_objective_of_ones_own_task_has_its_direction() -> None:
     config = ink(val_share=0.2)
     objective = choosing.objective(config, tasks.spec(config))
@@ -208,9 +199,7 @@ def test_another_share_is_another_run(tmp_path: Path) -> None:
         ({"log_models": "best"}, "", 0.1),
         ({"log_models": "all"}, "", 0.1),
         ({"log_models": "best", "val_share": 0.3}, "", 0.3),
-        ({"log_models": "best", "choose_by": "test"}, "", None),
         ({}, "--scheduler asha", 0.1),
-        ({"choose_by": "test"}, "--scheduler asha", None),
     ],
 )
 def test_a_share_is_taken_where_something_is_to_choose(
@@ -225,15 +214,13 @@ def test_a_share_is_taken_where_something_is_to_choose(
     again = flags.call(command_line.train, recipe.command(config).split()[2:], "train")
     assert recipe.resolve(again) == replace(config, log_models=again.log_models)
     objective = choosing.objective(config, USUAL)
-    expected = "test/accuracy" if config.choose_by == "test" else "val/accuracy" if share else None
-    assert (objective and objective.metric) == expected
+    assert (objective and objective.metric) == ("val/accuracy" if share else None)
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         ({"val_share": 0.0, "log_models": "best"}, "--val-share must be above 0 for --log-models best, which chooses by "),
-        ({"val_share": 0.1, "choose_by": "test"}, "--choose-by must be val where there are validation images"),
         ({"val_share": 1.0}, "--val-share must be "),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from cifar_ray import data, tasks
 from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import limits
 from cifar_ray.tasks import USUAL, choosing
 from cifar_ray.training import checkpoint, recipe
@@ -139,8 +139,6 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
     assert [*recipe.notes(config, asked)]
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
     assert flags.call(command_line.train, recipe.command(config).split()[2:], "train").patience == 3
-    by_test: ResolvedConfig = of(patience=3, choose_by="test")
-    assert (by_test.val_share, choosing.measured(by_test)) == (None, "test")
 
 
 @pytest.mark.parametrize(
