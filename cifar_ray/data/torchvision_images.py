@@ -10,7 +10,7 @@ import io
 import shutil
 import socket
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +82,7 @@ def _is_path(of: Any) -> bool:
     return isinstance(of, str | Path)
 
 
-def opened(dataset: str, root: Path) -> dict[str, Any]:
+def opened(dataset: str, root: Path, note: Callable[[str], None] = flags.note) -> dict[str, Any]:
     """torchvision's objects of the parts, downloaded first by one process where they cannot be read.
 
     Raises:
@@ -105,7 +105,7 @@ def opened(dataset: str, root: Path) -> dict[str, Any]:
     with lock:
         with suppress(Exception):  # another process may have been first
             return _construct(dataset, root)
-        flags.note(f"downloading {dataset} to {root}")
+        note(f"downloading {dataset} to {root}")
         try:
             _download(dataset, root, root / f".{name}.partial")
             return _construct(dataset, root)

@@ -107,8 +107,9 @@ class Console(Display):
         self.doing(f"waiting for room in the cluster, {duration(seconds)} so far")
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self, text: str) -> Iterator[None]:
         """Context manager: leave the terminal to another progress bar."""
+        self.line(text)
         if self.is_live:
             self.live.stop()
         try:

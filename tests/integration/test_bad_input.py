@@ -51,7 +51,7 @@ def test_no_network(person: Person) -> None:
     """Proxies that lead nowhere stand for a missing network, wherever this test runs."""
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     sentence = refused(person, "train", "--data-dir", str(person.home / "data"), **nowhere, no_proxy="")
-    assert sentence.startswith(f"data set cifar10 is not in {person.home}/data and could not be downloaded (")
+    assert sentence.startswith(f"torchvision:CIFAR10 is not whole in {person.home}/data and could not be downloaded (")
     assert "--dataset digits, which needs no network" in sentence
 
 

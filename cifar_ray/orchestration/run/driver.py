@@ -294,7 +294,7 @@ def _read(
         console.doing(f"reading {config.dataset}")
         dataset = data.read(config, partial(console.decoding, config.dataset), encoding)
     else:
-        with console.aside():
+        with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.read(config)
     if is_own(config.dataset):
         task = tasks.spec(config)
