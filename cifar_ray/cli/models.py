@@ -9,7 +9,7 @@ from cifar_ray.cli import early
 from cifar_ray.config import flags, keywords
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.model import ModelName
-from cifar_ray.config.option import LIBRARIES, library_of
+from cifar_ray.config.option import LIBRARIES, is_function, library_of
 from cifar_ray.config.strategy import StrategyName
 from cifar_ray.display.run import Console
 
@@ -18,17 +18,20 @@ def models(pattern: str | None = None) -> int:
     """List the models of this package, of torchvision and of timm.
 
     With PATTERN: also the parameters, the side of the images in pixels and the names for --weights. Those of this
-    package depend on the data, and have no such names. With the whole NAME of one of this package: its options.
+    package depend on the data, and have no such names. With the whole NAME of one of this package, or MODULE:FUNCTION
+    of your own: its options.
 
     Args:
         pattern: Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: the names of all.
     """
     with early.loading("loading PyTorch"):
         from cifar_ray.models import libraries, registry
+        from cifar_ray.tasks import imports
 
-    if pattern in registry():
-        entry = registry()[pattern]
-        options = keywords.of(entry.build, 2 if entry.inputs == "features" else 3) or []
+    if pattern is not None and (pattern in registry() or is_function(pattern)):
+        entry = registry().get(pattern)
+        build = entry.build if entry else imports.load(pattern, "model")
+        options = keywords.of(build, 2 if entry and entry.inputs == "features" else 3) or []
         print(flags.listed("model_options", pattern, options))
         return 0
     names = [*typing.get_args(ModelName)]

@@ -75,19 +75,6 @@ def look(config: TrainConfig) -> Images:
     return _source(config).look(config, find(config))
 
 
-def has_validation(config: TrainConfig) -> bool:
-    """Whether it has validation samples of its own.
-
-    Raises:
-        ConfigError: as :func:`find`.
-    """
-    if not is_own(config.dataset):
-        return False
-    of = _source(config)
-    with _reading(config.dataset):
-        return "val" in _listed(of, of.stamp()).parts
-
-
 def absolute(dataset: str) -> str:
     """``dataset`` independent of the working folder.
 
