@@ -37,7 +37,10 @@ TRAININGS = {
     "resnet one_f_one_b": (2, "--dataset digits --model resnet --strategy one_f_one_b"),
     "simple_cnn model_parallel": (2, "--dataset digits --model simple_cnn --strategy model_parallel"),
     "simple_cnn bf16 hook": (2, "--dataset digits --model simple_cnn --strategy-options.comm-hook bf16"),
-    "own images": (1, "--dataset folder:{data}/images --image-size 24 --test-share 0.2 --val-share 0.2 --model resnet"),
+    "own images": (
+        1,
+        "--dataset folder:{data}/images --image-size 24 --test-share 0.2 --val-share 0.2 --model resnet --batch-size 32",
+    ),
     "masks unet": (1, "--dataset masks:{data}/masks --image-size 32 --model unet --augment crop_flip"),
     "texts textcnn": (2, "--dataset text:{data}/texts --model textcnn"),
     "texts lstm": (1, "--dataset text:{data}/texts --model lstm --val-share 0.1"),
@@ -81,12 +84,12 @@ def train(workers: int, flags: str, data: Path, folder: Path) -> dict[str, str]:
     if done.returncode or not saved:
         return {"failed": done.stderr.strip()[-400:]}
     manifest = (Path(saved[-1][0]) / "manifest.json").read_text()
-    digest = re.search(r'"digest": ("\w+"|null)', manifest)
+    digests = re.findall(r'"digest": ("\w+"|null)', manifest)  # the last is that of the data that were read
     result = re.search(r"^result: (.*)$", done.stdout, re.MULTILINE)
     figures = [text for text in result[1].split(", ") if text.startswith(("test/", "val/"))] if result else []
     return {
         "weights": saved[-1][1],
-        "data": digest[1] if digest else "",
+        "data": digests[-1] if digests else "",
         "result": ", ".join(figures),
     }
 
