@@ -85,12 +85,12 @@ def train(workers: int, flags: str, data: Path, folder: Path) -> dict[str, str]:
         errors = [line for line in done.stderr.splitlines() if "rror: " in line]
         return {"failed": errors[0] if errors else done.stderr.strip()[-400:]}
     manifest = (Path(saved[-1][0]) / "manifest.json").read_text()
-    digest = re.search(r'"digest": ("\w+"|null)', manifest)
+    digests = re.findall(r'"digest": ("\w+"|null)', manifest)  # the last is that of the data that were read
     result = re.search(r"^result: (.*)$", done.stdout, re.MULTILINE)
     figures = [text for text in result[1].split(", ") if text.startswith(("test/", "val/"))] if result else []
     return {
         "weights": saved[-1][1],
-        "data": digest[1] if digest else "",
+        "data": digests[-1] if digests else "",
         "result": ", ".join(figures),
     }
 

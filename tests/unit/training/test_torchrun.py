@@ -90,7 +90,7 @@ def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.distributed, "init_process_group", told.append)
 
-    def fit(config: TrainConfig, dataset: Any, folder: Path, worker: Worker, printer: Any, launch: Any) -> Any:
+    def fit(config: TrainConfig, _: Any, dataset: Any, folder: Path, worker: Worker, printer: Any, launch: Any) -> Any:
         told.extend([worker, launch.begun, folder, printer._quiet])
         raise KeyboardInterrupt
 
