@@ -17,8 +17,8 @@ from cifar_ray.config.limits import dollars
 from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training import bottleneck
+from cifar_ray.training.bottleneck import Verdict
 from cifar_ray.training.rank_times import PARTS, RankTimes, StepTimes
-from cifar_ray.training.verdict import Verdict
 
 if TYPE_CHECKING:  # imports MLflow
     from cifar_ray.tracking.listing import Listed

@@ -8,7 +8,7 @@ from typing import Any
 from cifar_ray.config import schema, topology
 from cifar_ray.config.sections import Images
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,6 @@ class Decided:
     def gpus(self, config: TrainConfig) -> float:
         """GPUs of each worker; a part of one means that other runs share it."""
         return config.gpus_per_worker if self.device == "cuda" else 0
-
-    def images_per_worker(self, config: ResolvedConfig) -> int:
-        """A worker's share of a global batch, in each of its micro-batches."""
-        return config.share(self.world_size)
 
     def dataset_key(self, config: TrainConfig) -> str:
         """What tells the data set from others, once it has been read: folders may be read in several sizes."""

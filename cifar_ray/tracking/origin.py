@@ -72,7 +72,7 @@ def note(config: ResolvedConfig, decided: Decided) -> str:
     unit = tasks.spec(config).unit
     return (
         f"{config.model} on {config.dataset}: topology {decided.topology}, {config.global_batch_size} {unit} per step "
-        f"({decided.images_per_worker(config)} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
+        f"({config.share(decided.world_size)} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
         f"seed {config.seed}\n\n"
         f"    {recipe.command(config)}\n"
     )

@@ -12,8 +12,8 @@ from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.tracking.study import BOUND_SHARE
+from cifar_ray.training.bottleneck import Verdict
 from cifar_ray.training.rank_times import StepTimes
-from cifar_ray.training.verdict import Verdict
 
 FILE = "step_times.json"
 """Artifact of a finished run: its :class:`StepTimes`."""

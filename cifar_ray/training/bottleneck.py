@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from cifar_ray.training.rank_times import LEAST_STRETCHES, PARTS, STRETCH_S, RankTimes, StepTimes
-from cifar_ray.training.verdict import Kind, Verdict, ms, percent
+
+Kind = Literal["slow rank", "slow data", "slow link", "too few CPUs", "overhead", "balanced", "not enough evidence"]
 
 LARGE = 0.15
 """Share of a step from which data, the exchange, a wait, or what is in no part bounds it."""
@@ -31,6 +33,30 @@ _LESS = {
 _LESS_ANYWHERE = "--accumulate, --strategy ddp with --strategy-options.comm-hook bf16, or --strategy local_sgd"
 """What makes an exchange smaller or rarer, by strategy, and with the others."""
 _STOP_OTHERS = "stop other programs there (see `top`)"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What bounds a run.
+
+    Attributes:
+        kind: in two or three words.
+        sentence: with the numbers.
+        advice: what to try.
+        share: of the time of the steps that it costs, 0 to 1; None where nothing is to be gained or known.
+        ranks: the slow ones.
+    """
+
+    kind: Kind
+    sentence: str
+    advice: tuple[str, ...] = ()
+    share: float | None = None
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def is_news(self) -> bool:
+        """Whether something stands in the way that can be named."""
+        return self.share is not None
 
 
 @dataclass(frozen=True)
@@ -260,3 +286,14 @@ def _verdict(times: StepTimes, cause: Cause, cost: Measured) -> Verdict:
         }
     advice = tuple(text.format(**words) for text in cause.advice)
     return Verdict(cause.kind, cause.sentence.format(**words), advice, cost.share, tuple(r.rank for r in cost.late))
+
+
+def percent(share: float) -> str:
+    """``21 %``."""
+    return f"{100 * share:.0f} %"
+
+
+def ms(seconds: float) -> str:
+    """``92 ms``, ``8.3 ms``."""
+    milliseconds = 1000 * seconds
+    return f"{milliseconds:,.{0 if milliseconds >= 10 else 1}f} ms"

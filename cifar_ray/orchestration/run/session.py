@@ -110,7 +110,7 @@ class RunSession:
         config, decided, view, unit = self.config, self.decided, self.view, self.record.task.unit
         view.line(
             f"run {self.folder.name}: {config.model} on {config.dataset}, topology {decided.topology}, "
-            f"{config.global_batch_size} {unit} per step ({decided.images_per_worker(config)} per worker), "
+            f"{config.global_batch_size} {unit} per step ({config.share(decided.world_size)} per worker), "
             f"{config.strategy}"
         )
         if self.unused_gpus:
@@ -280,7 +280,7 @@ class RunSession:
             self.view.line(
                 f"going on with topology {decided.topology}, "
                 f"{config.global_batch_size} {self.record.task.unit} per step as before "
-                f"({decided.images_per_worker(config)} per worker)"
+                f"({config.share(decided.world_size)} per worker)"
             )
             self.record.moved(decided)
         self.decided = decided

@@ -199,7 +199,7 @@ def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_t
     wide = recipe.resolve(given)
     assert recipe.resolve(replace(given, topology="1x1")) == wide
     small = replace(Decided.asked(wide), topology="1x1")
-    assert (small.images_per_worker(wide), wide.images_per_worker, wide.global_batch_size) == (64, 16, 128)
+    assert (wide.share(small.world_size), wide.images_per_worker, wide.global_batch_size) == (64, 16, 128)
     recipe.check_place(wide, small)
     assert "--topology 2x2 --elastic 1x1:2x2" in recipe.command(wide)
     with pytest.raises(ConfigError, match="topology must share 128 equally, got 3x1"):

@@ -15,7 +15,7 @@ from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from tests.support import mlflow_store
 
-MODULE = '''
+MODULE = """
 from typing import Annotated
 
 from pydantic import Field
@@ -24,7 +24,7 @@ from torch import nn
 
 def build(image_size, channels, classes{}):
     return nn.Sequential(nn.Flatten(), nn.Linear(image_size * image_size * channels, classes))
-'''
+"""
 KEYWORD = ', *, depth: Annotated[int, Field(ge=1, description="Layers that are not there")] = 2'
 
 
