@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from cifar_ray import __version__, data, storage
+from cifar_ray import data, storage
+from cifar_ray._version import __version__
 from cifar_ray.cli import output
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted

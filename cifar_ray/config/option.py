@@ -160,18 +160,14 @@ def unused(cls: Any, choice: Mapping[str, str | None]) -> Iterator[dataclasses.F
                 yield field
 
 
-def not_chosen(config: Any) -> Iterator[dataclasses.Field[Any]]:
-    """The options of what a config has not chosen."""
-    return unused(type(config), {kind: getattr(config, kind) for kind in choices(type(config))})
-
-
 def check_choices(config: Any) -> None:
     """Refuse options of what was not chosen.
 
     Raises:
         ConfigError: naming the option and what it is for.
     """
-    for field in not_chosen(config):
+    cls = type(config)
+    for field in unused(cls, {kind: getattr(config, kind) for kind in choices(cls)}):
         value, default = getattr(config, field.name), default_of(field)
         if value == default:
             continue

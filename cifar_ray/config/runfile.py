@@ -11,7 +11,7 @@ from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import USUAL
-from cifar_ray.config.option import not_chosen
+from cifar_ray.config.option import choices, left_out
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 
 VERSION = 2
@@ -133,8 +133,8 @@ def to_mapping(config: TrainConfig) -> dict[str, Any]:
 
 
 def _own(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, without the options of other data sets, optimizers and strategies."""
-    others = {field.name for field in not_chosen(config)}
+    """The config as plain values, without the options of other data sets and optimizers."""
+    others = left_out(TrainConfig, {kind: getattr(config, kind) for kind in choices(TrainConfig)})
     return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 

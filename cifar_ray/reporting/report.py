@@ -16,7 +16,8 @@ from typing import Literal
 
 import pandas as pd
 
-from cifar_ray import __version__, tracking
+from cifar_ray import tracking
+from cifar_ray._version import __version__
 from cifar_ray.config import files, flags, keywords, option
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import Overwrite

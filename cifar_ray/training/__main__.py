@@ -121,8 +121,10 @@ def main(words: list[str], begun: float) -> Outcome:
 
 def _encoding(config: ResolvedConfig, folder: Path, rank: int, world_size: int) -> str:
     """The tokenizer that a run of texts goes on with; only rank 0 looks for it."""
+    if data.spec(config).inputs != "tokens":
+        return ""
     found = [""]
-    if rank == 0 and data.spec(config).inputs == "tokens" and (newest := checkpoint.latest(folder, config)):
+    if rank == 0 and (newest := checkpoint.latest(folder, config)):
         found = [newest[1].encoding]
     if world_size > 1:
         dist.broadcast_object_list(found)

@@ -212,7 +212,7 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
 
 
 _ALWAYS = ("dataset", "task", "model", "epochs", "global_batch_size", "topology", "seed")
-_NEVER = (*runfile.WHERE, "images", "convolutions", *(f"{name}_source" for name in FUNCTIONS))
+_NEVER = (*runfile.WHERE, *(field.name for field in dataclasses.fields(TrainConfig) if field.metadata["recorded"]))
 
 
 def command(config: ResolvedConfig, **changes: Any) -> str:

@@ -21,10 +21,10 @@ BELOW = {
     "training": {"config", "data", "models", "strategies", "tasks"},
     "storage": {"config"},
     "tracking": {"config", "data", "tasks", "training"},
-    "reporting": {"config", "tasks", "tracking"},
+    "reporting": {"config", "tasks", "tracking", "training"},
     "planning": {"config", "data", "reporting", "tracking", "training"},
-    "display": {"config", "strategies", "tasks"},
-    "orchestration.cluster": {*DOMAIN, "storage"},
+    "display": {"config", "strategies", "tasks", "training"},
+    "orchestration.cluster": {*DOMAIN, "storage", "tracking"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "reporting", "storage", "tracking"},
     "orchestration.sweep": {
         *DOMAIN,

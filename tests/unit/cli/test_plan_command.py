@@ -13,7 +13,6 @@ from cifar_ray.cli import main, plan
 from cifar_ray.config import flags, runfile
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
@@ -99,7 +98,7 @@ def test_the_options_of_the_strategy_go_with_finished_runs(runs: str, capsys: py
 def test_the_command_that_plans_again_repeats_what_was_asked() -> None:
     words = "--nodes 1,4 --link 10gbit --price 3.6 --speed-factor 2.0 --bucket-cap-mb 5 --json"
     asked = flags.read(plan.plan, f"--model simple_cnn --dataset digits --lr 0.1 --name sizes {words}".split(), "plan")
-    config = recipe.resolve(runfile.merge(TrainConfig(), asked["options"]))
+    config = recipe.resolve(runfile.load(None, asked["options"]))
     command = plan._again(asked, "sizes", config).split()
     assert command[:4] == ["cifar-ray", "plan", "--from", "sizes"]
     repeated = flags.read(plan.plan, command[2:], "plan")

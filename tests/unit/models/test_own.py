@@ -199,7 +199,7 @@ def test_modules_of_the_user_are_sent_and_installed_ones_are_not(module: Path) -
 
 def test_a_script_that_trains_while_it_is_imported_is_refused(module: Path) -> None:
     module.write_text(
-        "from cifar_ray.config import imports\n"
+        "from cifar_ray.tasks import imports\n"
         "def build(image_size, channels, classes):\n"
         "    pass\n"
         "imports.refuse_while_importing()\n"
