@@ -130,6 +130,8 @@ def _options(value: Any) -> Mapping[str, Any]:
     if isinstance(value, TrainConfig):
         usual = schema.flatten(schema.to_plain(TrainConfig()))
         given = schema.flatten(schema.to_plain(value))
+        if value.batch_size is not None:  # from which the other follows
+            del given["global_batch_size"]
         return {name: item for name, item in given.items() if name not in usual or item != usual[name]}
     if not isinstance(value, Mapping | None):
         raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(value)}")

@@ -306,6 +306,16 @@ def test_a_sweep_made_in_python_is_checked_too(grid: list[Any], values: dict[str
     assert str(caught.value) == sentence
 
 
+def test_a_run_made_in_python_says_which_batch_is_held() -> None:
+    given = TrainConfig(dataset="digits", batch_size=64)
+    made = SweepConfig(name="s", train=given, grid={"topology": ["1x1", "1x2"]})
+    assert made.held == "batch"
+    assert [cell.config and cell.config.global_batch_size for cell in sweeps.cells(made, made.combinations)] == [
+        64,
+        128,
+    ]
+
+
 def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
     """The same sweep as from a file, whatever the values' own types are."""
     usual = sweeps.from_mapping(
