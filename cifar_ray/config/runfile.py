@@ -40,9 +40,12 @@ def merge(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     """Plain ``values``, as a file has them, with ``given`` ones (as from flags) on top; nothing is checked yet.
 
     The two ways to give the batch exclude each other: the one given last counts. What was recorded of a choice is
-    forgotten where another is given.
+    forgotten where another is given, and so are the options of another model or strategy.
     """
     kept = _nested(values)
+    for kind in ("model", "strategy"):
+        if kind in given and given[kind] != kept.get(kind, given[kind]):
+            kept.pop(f"{kind}_options", None)
     for field in dataclasses.fields(TrainConfig):
         if field.metadata.get("recorded") and field.name.rpartition("_")[0] in given:
             kept.pop(field.name, None)
