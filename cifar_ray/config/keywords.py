@@ -43,8 +43,17 @@ class Keyword:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a file can hold its default."""
-        return self.default is None or isinstance(self.default, bool | int | float | str | tuple)
+        """Whether a file can hold its default, which is the same when it is read again."""
+        try:
+            return repr(schema.build(Value, self.default)) == repr(self.default)
+        except ConfigError:
+            return False
+
+    @property
+    def is_several(self) -> bool:
+        """Whether it takes several values, which commas separate in a word."""
+        kind = schema.bare(self.kind)
+        return (typing.get_origin(kind) or kind) in (tuple, list) or (kind is Any and isinstance(self.default, tuple))
 
 
 def passes_to(inner: Callable[..., Any]) -> Callable[[F], F]:
@@ -137,7 +146,10 @@ def complete(
     completed = {}
     for name, keyword in known.items():
         if name in given:
-            completed[name] = schema.build(_checked(keyword.kind), schema.plain(given[name]), f"{key}.{name}")
+            value = schema.plain(given[name])
+            if keyword.is_several and isinstance(value, str | int | float):
+                value = schema.listed(str(value))
+            completed[name] = schema.build(_checked(keyword.kind), value, f"{key}.{name}")
         elif keyword.default is inspect.Parameter.empty:
             raise ConfigError(f"{key}.{name}", f"must be given for {owner}")
         elif keyword.is_plain:

@@ -419,3 +419,20 @@ def test_what_was_decided_of_a_run_is_in_its_file_and_another_run_decides_anew(t
 def test_a_run_has_at_most_70_options() -> None:
     """Those of a model, of a strategy and of one's own optimizer count as one each."""
     assert len([name for name, option in schema.flat_fields(TrainConfig) if not option.metadata["recorded"]]) <= 70
+
+
+@pytest.mark.parametrize(("kind", "other"), [("model", "vit"), ("strategy", "ddp")])
+def test_a_run_with_another_model_or_strategy_forgets_the_options_of_the_first(
+    kind: str, other: str, tmp_path: Path
+) -> None:
+    first = recipe.resolve(TrainConfig(dataset="digits", strategy="reproducible", global_batch_size=64))
+    file = tmp_path / "run.yaml"
+    file.write_text(runfile.to_yaml(first))
+    assert recipe.resolve(runfile.load(file, {kind: other})) != first
+    assert recipe.resolve(runfile.load(file, {kind: getattr(first, kind)})) == first
+
+
+def test_one_value_of_several_is_a_list_too() -> None:
+    blocks = [{"blocks": "2"}, {"blocks": 2}, {"blocks": [2]}]
+    runs = [runfile.load(None, {"dataset": "digits", "model_options": given}) for given in blocks]
+    assert [recipe.resolve(run).model_options["blocks"] for run in runs] == [(2,)] * 3

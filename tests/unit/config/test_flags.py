@@ -16,7 +16,7 @@ from cifar_ray.cli.train import train
 from cifar_ray.config import flags
 from cifar_ray.config.errors import ConfigError, one_of
 from cifar_ray.config.flags import Given, Of
-from cifar_ray.config.keywords import checked, passes_to
+from cifar_ray.config.keywords import checked, complete, passes_to
 from cifar_ray.config.schema import Count, Counts, flat_fields
 from cifar_ray.config.strategy import NAMES
 from cifar_ray.config.train import TrainConfig
@@ -257,3 +257,24 @@ def test_a_switch_has_no_opposite() -> None:
     assert flags.read(compare, ["a", "b", "--json"], "compare")["json"]
     with pytest.raises(ConfigError, match="unknown flag --no-json"):
         flags.read(compare, ["a", "b", "--no-json"], "compare")
+
+
+def test_a_default_that_a_file_would_change_is_left_to_the_function() -> None:
+    """A run's file gives each option back as it was, or does not have it."""
+
+    def build(side: int, *, tag: str = "1", most: float = float("inf"), pairs: Any = ((1, 2),), width: int = 4) -> None:
+        pass
+
+    assert complete("model_options", "build", build, 1, {}) == {"width": 4}
+
+
+@pytest.mark.parametrize("given", ["3,4", "3 4", [3, 4], (3, 4)])
+def test_words_are_several_values_where_the_keyword_takes_several(given: Any) -> None:
+    def build(side: int, *, sizes: tuple[int, ...] = (8,), plain=(8,), text: str = "") -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    assert complete("model_options", "build", build, 1, {"sizes": given, "plain": given}) == {
+        **{"sizes": (3, 4), "plain": (3, 4)},
+        "text": "",
+    }
+    assert complete("model_options", "build", build, 1, {"sizes": 3, "text": "3 4"})["sizes"] == (3,)
