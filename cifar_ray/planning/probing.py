@@ -19,7 +19,8 @@ STEPS = 40
 """Of each run, at least."""
 
 _MOST = 4  # sizes for each number of workers on a node; between them lie straight lines
-_OF_WHOLE_RUN = ("warmup_epochs",)  # options that may not fit a run of one epoch, and change no step's time
+# Options that no short run has: those of the strategy, and what may not fit one epoch and changes no step's time.
+_OF_TRAINING = ("strategy", "strategy_options", "bucket_cap_mb", "warmup_epochs")
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,6 @@ def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]
         train: options that all runs share, as text or values.
         grid: what :func:`cells` made.
     """
-    shared = {key: value for key, value in train.items() if key not in _OF_WHOLE_RUN}
-    shared.pop("strategy", None)
+    shared = {key: value for key, value in train.items() if key not in _OF_TRAINING}
     values = {"name": name, "grid": grid, "train": shared, "measure": "times"}
     return sweeps.from_mapping({**values, "skip_infeasible": True, "max_concurrent": 1})
