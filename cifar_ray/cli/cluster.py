@@ -93,7 +93,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     if command not in commands:
         raise ConfigError("", f"cifar-ray submit takes train, resume or sweep after `--`, got {command!r}")
     given = flags.read(commands[command], rest, command)
-    given = {key: value for key, value in given.items() if key not in ("json", "dry_run", "plan_from")}
+    given = {key: value for key, value in given.items() if key not in ("json", "dry_run", "plan_from", "retry_failed")}
     file = earlier = flag = None
     weights: list[str | None] = []
     job = name or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
@@ -103,9 +103,8 @@ def read(words: Sequence[str], name: str | None) -> Submission:
         job, flag = name or config.run_name or job, None if config.run_name else "--run-name"
     elif command == "resume":
         earlier = given.pop("run")
-        config = runfile.load(None, given)
+        config = runfile.load(None, {**given, "max_cost": None})  # the run may have a price
     elif earlier := given.pop("resume", None):
-        given.pop("retry_failed", None)
         new_limits(**given)
         config = TrainConfig(tracking_uri=given["options"].get("tracking_uri"))
     else:

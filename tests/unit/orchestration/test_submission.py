@@ -85,6 +85,13 @@ def test_mistakes_are_found_before_anything_is_sent(
     assert sentence in said
 
 
+def test_what_only_the_job_can_check_is_left_to_it() -> None:
+    """Whether the sweep has failed runs, or the run a price."""
+    assert cluster.read(["sweep", "--resume", "s", "--retry-failed"], None).words[-1] == "--retry-failed"
+    assert cluster.read(["sweep", "--grid", "batch_size=16", "--retry-failed"], "s").name == "s"
+    assert cluster.read(["resume", "run", "--max-cost", "5"], None).name == "resume-run"
+
+
 @pytest.mark.parametrize("words", [["train", "--weights", "a.pt"], ["sweep", "--grid", "weights=None,a.pt", *DIGITS]])
 def test_a_file_of_weights_is_absolute_and_a_run_is_not_taken_for_one(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
