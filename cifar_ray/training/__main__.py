@@ -9,6 +9,7 @@ torchrun starts. Checkpoints go to ``--storage``, and the same command continues
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -134,7 +135,7 @@ def _encoding(config: ResolvedConfig, folder: Path, rank: int, world_size: int) 
 def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[int, ...]:
     """The GPUs of this worker: each worker of the node has as many, or none has any."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    each = int(config.gpus_per_worker)
+    each = math.ceil(config.gpus_per_worker)
     needed = local_world_size * each
     if config.device != "cpu" and count >= needed:
         return tuple(range(local_rank * each, (local_rank + 1) * each))
