@@ -110,8 +110,7 @@ class Driver:
                     preparation.bring_nodes(allocator, self._asked())
                     at_once = self._fit_to_cluster()
                     preparation.check_gpus(self._asked())
-                proposed = [trial for trial in self._trials if trial.proposal is not None]
-                self._ready.decide_arithmetic(self._asked(), proposed)
+                self._ready.decide_arithmetic(self._asked(), self._trials)
                 all_trials = preparation.configured([*self._trials, *self._probes])
                 goal = goal_of(self._config, [config for _, config in all_trials])
                 record = open_record()

@@ -11,7 +11,6 @@ import torch
 
 from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError, RunFailedError
-from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
@@ -47,11 +46,9 @@ def decide(
 def earlier(trials: Sequence[PlannedTrial]) -> dict[Any, arithmetic.Choice]:
     """What an earlier driver has decided, for :func:`decide`: what its trials compute with."""
     return {
-        _kind(trial.config, trial.decided.device): arithmetic.Choice(
-            trial.decided.precision, trial.decided.convolutions or USUAL
-        )
+        _kind(trial.config, of.device): arithmetic.Choice(of.precision, of.convolutions)
         for trial in trials
-        if trial.config is not None
+        if trial.config is not None and (of := trial.decided).convolutions is not None and of.precision != "auto"
     }
 
 
