@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cifar_ray.config import schema, topology
@@ -38,11 +38,8 @@ class Decided:
     @classmethod
     def asked(cls, config: TrainConfig, before: Decided | None = None) -> Decided:
         """What a config alone decides; of a run that goes on, with the facts of its data and weights ``before``."""
-        made = cls(config.topology, config.device, config.cpus_per_worker, config.precision, config.convolutions)
-        if before is None:
-            return made
-        counts, digest = before.class_weights_counts, before.weights_digest
-        return replace(made, images=before.images, class_weights_counts=counts, weights_digest=digest)
+        more = () if before is None else (before.images, before.class_weights_counts, before.weights_digest)
+        return cls(config.topology, config.device, config.cpus_per_worker, config.precision, config.convolutions, *more)
 
     @classmethod
     def from_mapping(cls, values: Any) -> Decided:

@@ -31,10 +31,7 @@ from cifar_ray.config.schema import STRICT, Count, Number, Positive, Whole, fits
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
-OWN = (
-    *("address", "local_nodes", "price"),
-    *("data_dir", "tracking_uri", "storage", "verbose"),
-)
+OWN = ("address", "local_nodes", "price", "data_dir", "tracking_uri", "storage", "verbose")
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
 
 _MOST_RUNS = 10_000

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_args
 
 from cifar_ray.config import keywords
+from cifar_ray.config.model import ModelName
 from cifar_ray.config.option import is_own
 
 if TYPE_CHECKING:
@@ -18,47 +20,8 @@ if TYPE_CHECKING:
 
 @functools.cache
 def registry() -> dict[str, Architecture]:
-    """The entry of every name; this loads torch."""
-    from cifar_ray.models import (
-        lstm,
-        mlp,
-        resnet,
-        resnet50,
-        segnet,
-        simple_cnn,
-        speednet,
-        text_network,
-        text_transformer,
-        textcnn,
-        unet,
-        vgg11,
-        vit,
-    )
-    from cifar_ray.models.architecture import Architecture, whole
-
-    return {
-        "simple_cnn": Architecture(simple_cnn.build, simple_cnn.RECIPES),
-        "resnet": Architecture(resnet.build, resnet.RECIPES),
-        "resnet18": Architecture(resnet.build_resnet18, resnet.RECIPES),
-        "resnet50": Architecture(resnet50.build, resnet50.RECIPES, resnet50.layers),
-        "vgg11": Architecture(vgg11.build, vgg11.RECIPES),
-        "speednet": Architecture(
-            speednet.build,
-            speednet.RECIPES,
-            prepare=speednet.whiten,
-            adapt=speednet.mirrored,
-            variation=speednet.VARIATION,
-        ),
-        "vit": Architecture(vit.build, vit.RECIPES, vit.layers),
-        "unet": Architecture(unet.build, unet.RECIPES, whole("unet"), has_masks=True),
-        "segnet": Architecture(segnet.build, segnet.RECIPES, whole("segnet"), has_masks=True),
-        "textcnn": Architecture(textcnn.build, textcnn.RECIPES, text_network.layers, inputs="tokens"),
-        "lstm": Architecture(lstm.build, lstm.RECIPES, text_network.layers, inputs="tokens"),
-        "text_transformer": Architecture(
-            text_transformer.build, text_transformer.RECIPES, text_network.layers, inputs="tokens"
-        ),
-        "mlp": Architecture(mlp.build, mlp.RECIPES, inputs="features"),
-    }
+    """Every name of ``ModelName`` with the ``MODEL`` of the file of that name; this loads torch."""
+    return {name: import_module(f"cifar_ray.models.{name}").MODEL for name in get_args(ModelName)}
 
 
 def of(model: str) -> Architecture:

@@ -62,16 +62,10 @@ class Architecture:
     inputs: Inputs = "images"
 
 
-def whole(name: str) -> Callable[[Any], list[nn.Module]]:
-    """What refuses to take the model ``name`` apart: its later layers use what several earlier ones gave."""
-
-    def refuse(model: nn.Module) -> list[nn.Module]:
-        raise ConfigError(
-            "strategy",
-            f"must keep the model whole for --model {name}, whose decoder uses the output of every encoder level",
-        )
-
-    return refuse
+def whole(model: nn.Module) -> list[nn.Module]:
+    """Refuse to take apart a model whose later layers use what several earlier ones gave."""
+    rule = f"must keep the model whole for --model {type(model).__name__.lower()}"
+    raise ConfigError("strategy", f"{rule}, whose decoder uses the output of every encoder level")
 
 
 def initialise(network: nn.Module) -> None:

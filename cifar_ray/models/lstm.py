@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from cifar_ray.config.schema import Count, Share
-from cifar_ray.models.architecture import Recipe
-from cifar_ray.models.text_network import TextNetwork
+from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.models.text_network import TextNetwork, layers
 
 RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
 
@@ -73,3 +73,6 @@ def build(
         [BothWays(size, hidden, dropout) for size in sizes[:-1]],
         nn.Sequential(nn.Dropout(dropout), nn.Linear(sizes[-1], classes)),
     )
+
+
+MODEL = Architecture(build, RECIPES, layers, inputs="tokens")

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from cifar_ray.config.schema import Count, Share, Whole
-from cifar_ray.models.architecture import Recipe
+from cifar_ray.models.architecture import Architecture, Recipe
 
 RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
 
@@ -36,3 +36,6 @@ def build(
             layers.append(nn.Dropout(dropout))
         size = width
     return nn.Sequential(*layers, nn.Linear(size, classes))
+
+
+MODEL = Architecture(build, RECIPES, inputs="features")

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from cifar_ray.config.schema import Count, Counts
-from cifar_ray.models.architecture import Recipe
+from cifar_ray.models.architecture import Architecture, Recipe
 
 RECIPES = (
     Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0),
@@ -73,6 +73,4 @@ def build(
     return network
 
 
-def build_resnet18(image_size: int, channels: int, classes: int) -> nn.Module:
-    """ResNet-18 for small images: blocks 2 2 2 2, width 64."""
-    return build(image_size, channels, classes, blocks=(2, 2, 2, 2), width=64)
+MODEL = Architecture(build, RECIPES)

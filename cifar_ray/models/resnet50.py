@@ -15,10 +15,7 @@ from pydantic import Field
 from torch import nn
 
 from cifar_ray.models import pointwise
-from cifar_ray.models.architecture import Recipe
-
-RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),)
-
+from cifar_ray.models.architecture import Architecture, Recipe
 
 Stem = Annotated[
     Literal["imagenet", "cifar"],
@@ -49,3 +46,6 @@ def layers(network: Any) -> list[nn.Module]:
     blocks = [block for stage in stages for block in stage]
     stem = [network.conv1, network.bn1, network.relu, network.maxpool]
     return [*stem, *blocks, network.avgpool, nn.Flatten(), network.fc]
+
+
+MODEL = Architecture(build, (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),), layers)

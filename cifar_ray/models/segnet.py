@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.schema import Count, Counts
-from cifar_ray.models.architecture import Recipe, initialise
+from cifar_ray.models.architecture import Architecture, Recipe, initialise, whole
 
 RECIPES = (
     Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=16),
@@ -83,3 +83,6 @@ def build(
 ) -> nn.Module:
     """The network, whose keywords are its options."""
     return SegNet(channels, classes, blocks, width)
+
+
+MODEL = Architecture(build, RECIPES, whole, has_masks=True)

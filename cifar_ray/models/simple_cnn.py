@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.models.architecture import Recipe
+from cifar_ray.models.architecture import Architecture, Recipe
 
 RECIPES = (
     Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=0.5),
@@ -32,3 +32,6 @@ def build(image_size: int, channels: int, classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(32, classes),
     )
+
+
+MODEL = Architecture(build, RECIPES)

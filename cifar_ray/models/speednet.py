@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import DatasetSpec
 from cifar_ray.data.augment import Variation
-from cifar_ray.models.architecture import Recipe
+from cifar_ray.models.architecture import Architecture, Recipe
 
 RECIPES = (
     Recipe(
@@ -127,3 +127,6 @@ def whiten(network: nn.Module, images: Tensor) -> None:
     variances, directions = torch.linalg.eigh(total / count)
     filters = (directions / (variances + _EPSILON).sqrt()).T.reshape(size, *stem.weight.shape[1:])
     stem.weight.copy_(torch.cat([filters, -filters]))
+
+
+MODEL = Architecture(build, RECIPES, prepare=whiten, adapt=mirrored, variation=VARIATION)

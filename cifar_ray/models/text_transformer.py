@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.models.architecture import Recipe
-from cifar_ray.models.text_network import TextNetwork
+from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.models.text_network import TextNetwork, layers
 from cifar_ray.models.vit import Block, Depth, Dim, Dropout, Heads, MlpRatio, check_heads
 
 RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=32),)
@@ -69,3 +69,6 @@ def build(
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
     return model
+
+
+MODEL = Architecture(build, RECIPES, layers, inputs="tokens")

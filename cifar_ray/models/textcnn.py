@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.schema import Count, Counts, Share
-from cifar_ray.models.architecture import Recipe
-from cifar_ray.models.text_network import TextNetwork
+from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.models.text_network import TextNetwork, layers
 
 RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
 
@@ -52,3 +52,6 @@ def build(
         [Windows(dim, filters, widths)],
         nn.Sequential(nn.Dropout(dropout), nn.Linear(filters * len(widths), classes)),
     )
+
+
+MODEL = Architecture(build, RECIPES, layers, inputs="tokens")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.schema import Count
-from cifar_ray.models.architecture import Recipe, initialise
+from cifar_ray.models.architecture import Architecture, Recipe, initialise, whole
 
 RECIPES = (
     Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=16),
@@ -88,3 +88,6 @@ Norm = Annotated[
 def build(image_size: int, channels: int, classes: int, *, width: Width = 16, norm: Norm = "batch") -> nn.Module:
     """The network, whose keywords are its options."""
     return UNet(channels, classes, width, norm == "batch")
+
+
+MODEL = Architecture(build, RECIPES, whole, has_masks=True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.models.architecture import Recipe
-
-RECIPES = (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),)
+from cifar_ray.models.architecture import Architecture, Recipe
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
@@ -32,3 +30,6 @@ def build(image_size: int, channels: int, classes: int) -> nn.Module:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(module.bias)  # type: ignore[arg-type]
     return network
+
+
+MODEL = Architecture(build, (Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=1.0),))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.schema import Count, Share
-from cifar_ray.models.architecture import Recipe
+from cifar_ray.models.architecture import Architecture, Recipe
 
 RECIPES = (Recipe(optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=1.0, label_smoothing=0.1),)
 
@@ -186,3 +186,6 @@ def layers(model: VisionTransformer) -> list[nn.Module]:
         model.embed, patchify=model.patchify, cls=model.cls, positions=model.positions, dropout=model.dropout
     )
     return [embedding, *model.blocks, Method(model.read, norm=model.norm, head=model.head)]
+
+
+MODEL = Architecture(build, RECIPES, layers)

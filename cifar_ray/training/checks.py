@@ -119,9 +119,3 @@ def fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
         )
     if is_own(config.model):
         own_models.check_float32(config, spec, "precision", "fp16")
-
-
-def compiled(config: ResolvedConfig) -> None:
-    """Refuse what a compiled pass has nothing of."""
-    if config.sync_batchnorm:
-        raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")

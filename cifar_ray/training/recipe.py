@@ -90,8 +90,8 @@ def _check(config: ResolvedConfig, spec: DatasetSpec, batch_option: str) -> None
         own_models.check_strategy(config, spec, strategy.cannot)
     if config.precision == "fp16":
         checks.fp16(config, spec)
-    if config.compile:
-        checks.compiled(config)
+    if config.compile and config.sync_batchnorm:
+        raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
     if config.elastic is not None and not strategy.synchronous:
         raise ConfigError(
             "elastic",

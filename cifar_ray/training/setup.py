@@ -111,8 +111,7 @@ def prepare(
             weights to start from are damaged.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
-    share = max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
-    cpus = decided.cpus_per_worker or share
+    cpus = decided.cpus_per_worker or max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
     decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
     recipe.check_place(config, decided)
     hardware.set_threads(cpus)
