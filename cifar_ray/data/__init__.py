@@ -37,7 +37,7 @@ SOURCES: dict[str, type[Source]] = {
 }
 """What reads a data set, by its name or what that begins with; any other is a function, MODULE:FUNCTION."""
 
-_AT_ONCE = 4  # data sets that have been looked at and not been read yet: a sweep may have several
+_AT_ONCE = 8  # data sets that have been looked at and not been read yet: a sweep may have several, each in two splits
 
 
 def _source(config: TrainConfig) -> Source:

@@ -64,7 +64,7 @@ class Coco(Files):
     def _newest(self) -> str:
         """The end of the names of the newest annotations, such as ``2017``."""
         train, val = (
-            {file.stem.removeprefix(f"instances_{part}") for file in self.root.glob(f"annotations/instances_{part}*")}
+            {at.stem.removeprefix(f"instances_{part}") for at in self.root.glob(f"annotations/instances_{part}*.json")}
             for part in ("train", "val")
         )
         if not train & val:
