@@ -30,7 +30,7 @@ def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options
     """
     early.check_studies(sweeps, options.get("tracking_uri"))
     with output.progress(json), early.loading("reading runs"):
-        made = reports.report(*sweeps, out=out if json else out or "report", **options)
+        made = reports.report(*sweeps, out="report" if out is None and not json else out, **options)
     if json:
         output.show(data.whole(made), as_json=True)
         return 0

@@ -28,21 +28,21 @@ __all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "look",
 
 SOURCES: dict[str, type[Source]] = {
     **dict.fromkeys(SPECS, Published),
-    "torchvision": Torchvision,
-    "folder": Folder,
-    "masks": Masks,
-    "coco": Coco,
-    "text": Texts,
-    "table": Table,
+    "torchvision:": Torchvision,
+    "folder:": Folder,
+    "masks:": Masks,
+    "coco:": Coco,
+    "text:": Texts,
+    "table:": Table,
 }
-"""What reads a data set, by its name or what precedes the colon in it; any other is a function, MODULE:FUNCTION."""
+"""What reads a data set, by its name or what that begins with; any other is a function, MODULE:FUNCTION."""
 
-_AT_ONCE = 4  # data sets that have been looked at and not been read yet: a sweep may have several
+_AT_ONCE = 8  # data sets that have been looked at and not been read yet: a sweep may have several, each in two splits
 
 
 def _source(config: TrainConfig) -> Source:
     """What reads the data set of a config."""
-    return SOURCES.get(config.dataset.partition(":")[0], Function).of(config)
+    return SOURCES.get("".join(config.dataset.partition(":")[:2]), Function).of(config)
 
 
 @functools.lru_cache(maxsize=_AT_ONCE)

@@ -41,9 +41,7 @@ class Coco(Files):
             where = f"{train.file} and {val.file}"
             raise unusable(f"must have the same categories in {where}; {odd[0][0]}, {odd[0][1]}, is in one only")
         parts = {part: Part(each.samples, np.zeros(len(each.samples), np.int64), each) for part, each in of.items()}
-        if missing := next(
-            (path for each in of.values() for path, _ in each.samples if not Path(path).is_file()), None
-        ):
+        if missing := next((at for each in of.values() for at, _ in each.samples if not Path(at).is_file()), None):
             raise unusable(f"must have every image that its annotations name, and there is no {missing}")
         words = f"val{year}/ is the test set, since COCO's test images have no annotations"
         return Found((BACKGROUND, *train.categories.values()), parts, Segmentation.target, left_out=words)
@@ -64,7 +62,7 @@ class Coco(Files):
     def _newest(self) -> str:
         """The end of the names of the newest annotations, such as ``2017``."""
         train, val = (
-            {file.stem.removeprefix(f"instances_{part}") for file in self.root.glob(f"annotations/instances_{part}*")}
+            {at.stem.removeprefix(f"instances_{part}") for at in self.root.glob(f"annotations/instances_{part}*.json")}
             for part in ("train", "val")
         )
         if not train & val:

@@ -48,7 +48,8 @@ class Table(Files):
         columns = [*frames["train"].columns]
         targets, features = self._chosen(paths["train"], columns)
         learned = [numbers(frames[part], targets, path) for part, path in paths.items()]
-        unused = [column for column in columns if column not in {*features, *targets, self.image_column}]
+        used = {*features, *targets, self.image_column}
+        unused = [column for column in columns if column not in used]
         given: Sequence[Any]
         if self.image_column is None:
             advice = " (--features names those to use)"

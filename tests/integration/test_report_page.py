@@ -64,7 +64,7 @@ def report() -> Report:
     ]
     table = Table("times", "Times (s)", ["Configuration", "Time (s)", "Words"], rows)
     wide = Table("wide", "Wide", [f"a long heading {n}" for n in range(20)], [(LONG, [Entry(LONG, note=LONG)] * 19)])
-    runs = Table("runs", "Runs", ["Run", "Command"], [("one", [Entry(f"cifar-ray train --experiment {LONG}")])])
+    runs = Table("runs", "Runs", ["Run", "Command"], [("one", [Entry(f"cifar-ray train --run-name {LONG}")])])
     study = type(study)(LONG, study.trials, f"file:///{LONG}", f"cifar-ray sweep --name {LONG}", study.hold, study.axes)
     sections = [Section(LONG, [table, wide], notes=[LONG])]
     whole = reports.build(study)

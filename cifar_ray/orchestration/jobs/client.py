@@ -115,6 +115,7 @@ def submit(asked: Submission, address: str | None, working_dir: str | None, wait
         command_line.SUBMITTED_WITH: __version__,
         command_line.SUBMITTED_BY: _user(),
         _STOP_WAIT: os.environ.get(_STOP_WAIT, _STOP_WAIT_S),
+        **{name: os.environ[name] for name in ("MLFLOW_EXPERIMENT_NAME",) if name in os.environ},
     }
     typed = shlex.join(["cifar-ray", *asked.words])
     server.ask(

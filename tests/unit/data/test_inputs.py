@@ -75,6 +75,14 @@ def test_what_a_function_returns_tells_the_kind() -> None:
     assert 1 <= words.spec.example(50).min() <= words.spec.example(50).max() < 9
 
 
+def test_a_function_may_lie_in_a_module_that_is_named_as_a_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mnist.py").write_text(f"from {OWN} import rows\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert data.look(TrainConfig(dataset="mnist:rows", model=f"{OWN}:linear")).classes == 3
+
+
 def test_features_are_standardised_by_the_training_rows_alone() -> None:
     asked = resolved(ROWS, val_share=0.2)
     dataset = data.read(asked)

@@ -62,7 +62,7 @@ def report() -> Report:
         ("2x2", [Entry("3.00", 3.0, n=2, best=True, note="global batch 64"), Entry("", note="failed: out of memory")]),
     ]
     times = Table("times", "Training time", ["Configuration", "batch 16", "batch 64"], rows, ["Of training alone."])
-    run = [Entry("b" * 32, link="http://mlflow:5000/#/runs/b"), Entry("cifar-ray train --experiment 'a b'")]
+    run = [Entry("b" * 32, link="http://mlflow:5000/#/runs/b"), Entry("cifar-ray train --run-name 'a b'")]
     charts = [Chart(key, f"{key} chart", "What it shows.", draw) for key in ("first", "second", "third")]
     return Report(
         study=Study(f"grid {EVIL}", [], "file:///store", "cifar-ray sweep --name grid"),
@@ -152,7 +152,7 @@ def test_equal_notes_share_a_footnote(page: Page) -> None:
 
 
 def test_commands_are_code_with_a_button(page: Page) -> None:
-    assert page.words["code"] == ["cifar-ray sweep --name grid", "cifar-ray train --experiment 'a b'"]
+    assert page.words["code"] == ["cifar-ray sweep --name grid", "cifar-ray train --run-name 'a b'"]
     assert page.words["button"].count("copy") == 2
 
 
