@@ -28,6 +28,7 @@ from cifar_ray.tracking.study import (
     BOUND_TAG,
     CHOSEN_BY_TAG,
     HARDWARE_TAG,
+    MEASURE_TAG,
     MEASURED,
     STOPPED_BY_TAG,
     THREADS_TAG,
@@ -104,6 +105,8 @@ class RunRecord(Record):
             experiment = experiment or store.experiment_id(client, name_of_own)
             note = {store.NOTE_TAG: origin.note(config, decided)}
             every = {**known, **note, **origin.run_tags(config, decided), **(tags or {})}
+            if 0 < decided.gpus(config) < 1:  # others on the GPU may take their share of the time
+                every[MEASURE_TAG] = "accuracy"
             try:
                 run = client.create_run(experiment, start_time=round(1000 * begun), tags=every, run_name=name)
             except MlflowException:

@@ -25,7 +25,7 @@ STOPPED_TAG = "cifar_ray.stopped"
 """Tag of a run that the sweep's scheduler has stopped; it is not to go on."""
 
 MEASURE_TAG = "cifar_ray.measure"
-"""Tag of a sweep's run: what it was made for, as ``--measure`` has it."""
+"""Tag of a run: what it was made for, as a sweep's ``--measure`` has it."""
 
 CHOSEN_BY_TAG, CHOSEN_BY_NOTHING = "cifar_ray.chosen_by", "nothing"
 """Tag of a run: whose figure chose its best checkpoint, ``val`` or ``test``; and its value where none was."""

@@ -77,6 +77,7 @@ def test_flags_exist(page: Path) -> None:
     owners += [("strategy_options", strategies.named(name), strategies.CONTEXT) for name in strategies.NAMES]
     known |= {errors.flag_of(f"{key}.{one.name}") for key, of, taken in owners for one in keywords.of(of, taken) or ()}
     known |= {"--comm-hook"} if page.name == "performance.md" else set()  # measurements name those of their commits
+    known |= {"--model-options.hidden", "--strategy-options.kind"} if page.name == "architecture.md" else set()
     known |= {"--help", "--help-all", "--no-compile"}
     known |= {"--no-augment"}  # it is gone, as CHANGELOG.md says
     others = {"--extra", "--universal", "--python-version", "--no-header", "--no-annotate"}  # uv's

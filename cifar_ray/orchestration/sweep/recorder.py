@@ -188,8 +188,7 @@ class SweepRecorder:
         assert trial.folder is not None
         if trial.run_id:
             return RunRecord.reopen(self.client, trial.config, trial.decided, trial.run_id)
-        measure = "accuracy" if 0 < trial.decided.gpus(trial.config) < 1 else self.config.measure
-        tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: measure}
+        tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: self.config.measure}
         dataset, folder = self.datasets[trial.decided.dataset_key(trial.config)], trial.folder
         named = (trial.cell.name, folder.key, folder.address)
         home, run = self.record.experiment_id, (trial.config, trial.decided)

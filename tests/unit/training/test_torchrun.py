@@ -130,6 +130,12 @@ def test_every_worker_of_a_node_has_a_gpu_or_none_has(
         assert torchrun._gpus(config, 1, 2) == found
 
 
+def test_a_worker_with_a_part_of_a_gpu_computes_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert torchrun._gpus(TrainConfig(gpus_per_worker=0.25), 0, 1) == (0,)
+
+
 def test_rank_0_alone_prints(capsys: pytest.CaptureFixture[str]) -> None:
     row = Row("iteration", 3, 0, {"train/loss": 0.5})
     for rank in (0, 1):
