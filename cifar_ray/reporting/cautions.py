@@ -194,7 +194,7 @@ def _mixed(finished: list[Trial]) -> Iterator[str]:
 
 
 def _impossible(runs: Runs) -> list[str]:
-    """What of these runs' own figures cannot be right."""
+    """Figures of these runs that cannot be right."""
     shares = [figure for figure in runs.task.spec.figures if figure is runs.task.spec.primary or figure.macro]
     claims = []
     for trial in (trial for trial in runs.study.trials if trial.finished):

@@ -236,7 +236,7 @@ class Runs:
 
 
 def setting(trial: Trial, name: str) -> str:
-    """What may tell configurations apart: a parameter, or the hardware, of which what is learned does not depend."""
+    """What may tell configurations apart: a parameter, or the hardware, which matters to times alone."""
     if not trial.timed and name in (HARDWARE, "cpus_per_worker", "gpus_per_worker"):
         return ""
     return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")

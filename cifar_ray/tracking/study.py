@@ -266,7 +266,7 @@ class Study:
         page: address of that run's page, when the store is a server that has pages.
         status: of the sweep: FINISHED, FAILED, KILLED or RUNNING.
         metrics: the sweep's own figures: ``sweep/wall_s`` and seconds by phase, summed over the trials.
-        cautions: sentences on what of it could not be read.
+        cautions: sentences on parts that could not be read.
         search: how it has searched; None of a plain grid, and of several sweeps together.
     """
 

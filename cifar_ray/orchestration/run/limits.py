@@ -122,7 +122,7 @@ def recorded(folder: Folder) -> Spent:
     """What a run had used when its last driver wrote it into its folder."""
     try:
         return Spent(**json.loads(folder.read(_FILE)))
-    except (OSError, TypeError, ValueError):  # nothing was trained yet, or an earlier version has
+    except (OSError, TypeError, ValueError):  # nothing was trained yet, or the file is damaged
         return Spent()
 
 
