@@ -12,10 +12,13 @@ from cifar_ray import Callback, TrainConfig, train
 class WeightsAndBiases(Callback):
     """Sends every epoch's figures, and the losses of its steps, under their names in MLflow."""
 
+    def __init__(self, config):
+        self._config = config
+
     def started(self, event):
         """Again after a restart of the workers, in the same run."""
         if wandb.run is None:
-            wandb.init(project="cifar_ray", config=vars(event.config))
+            wandb.init(project="cifar_ray", config={**vars(self._config), **vars(event.decided)})
 
     def iteration(self, row):
         """Steps are those of the optimizer; epochs go beside them, as W&B has one axis."""
@@ -31,4 +34,5 @@ class WeightsAndBiases(Callback):
 
 
 if __name__ == "__main__":  # Ray's workers import this file
-    train(TrainConfig(dataset="digits", model="simple_cnn", epochs=5), callbacks=[WeightsAndBiases()])
+    asked = TrainConfig(dataset="digits", model="simple_cnn", epochs=5)
+    train(asked, callbacks=[WeightsAndBiases(asked)])

@@ -80,13 +80,14 @@ trials = planner.planned(config)
 store = SimpleNamespace(tracking_uri="sqlite:///x")
 planned = driver.Driver(config, storage.at(str(Path.cwd() / "grid")), store, trials, 0.0)
 print(f"at once: {planned._fit_to_cluster()}")
-print(f"each: {trials[0].config.cpus_reserved} CPU, {trials[0].config.gpus_reserved} GPU")
+sizes = [(trial.decided.cpus, trial.decided.gpus(trial.config)) for trial in trials]
+print("each: {} CPU, {} GPU".format(*sizes[0]))
 planned._announce(4)
 
 alone.LoneWorker = Meets
 meeting = ray.remote(Meeting).options(num_cpus=0).remote()
 placed = [
-    threading.Thread(target=alone.fit, args=[trial.config, None, 120.0, meeting]) for trial in trials[:4]
+    threading.Thread(target=alone.fit, args=[*size, None, 120.0, meeting]) for size in sizes[:4]
 ]
 for thread in placed:
     thread.start()
