@@ -179,7 +179,7 @@ def test_runs_of_a_sweep_start_from_weights(resident: Person) -> None:
     assert done.stdout.count("start.pt: 100.0% of the parameters") == 1
     folder = resident.home / ".cifar_ray" / "runs" / "starts"
     cells = json.loads((folder / "cells.json").read_text())
-    digests = [cell["config"].get("weights_digest") for cell in cells]
+    digests = [cell["decided"]["weights_digest"] for cell in cells]
     assert sorted(digests, key=str) == [*[initial_weights.pack(state)[1]] * 2, None, None]
     assert len([*folder.rglob("initial-*.safetensors")]) == 1
     shutil.rmtree(folder)
