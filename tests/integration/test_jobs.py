@@ -257,7 +257,7 @@ def test_other_versions(resident: Person, cluster: Cluster, work: Path, tmp_path
     sentence = f"has Ray {ray.__version__}, and this machine 2.59.0; install the same on both"
     joining = resident.refused(*DIGITS, "--address", f"127.0.0.1:{cluster.port}", **older)
     assert joining == f"the Ray cluster at 127.0.0.1:{cluster.port} {sentence}"
-    newer = pretending(tmp_path, "import cifar_ray\ncifar_ray.__version__ = '9.9.9'\n")
+    newer = pretending(tmp_path, "from cifar_ray import _version\n_version.__version__ = '9.9.9'\n")
     submit = ["submit", "--working-dir", str(work), "--name", "other", "--wait", "--", *DIGITS]
     done = resident.runs(*submit, **newer)
     assert done.returncode == 2
