@@ -19,8 +19,8 @@ STEPS = 40
 """Of each run, at least."""
 
 _MOST = 4  # sizes for each number of workers on a node; between them lie straight lines
-# Options that no short run has: those of the strategy, and what may not fit one epoch and changes no step's time.
-_OF_TRAINING = ("strategy", "strategy_options", "bucket_cap_mb", "warmup_epochs")
+# Options that no short run has: those of the strategy, those that it has its own of, and what may not fit one epoch.
+_OF_TRAINING = ("strategy", "strategy_options", "bucket_cap_mb", "global_batch_size", "epochs", "warmup_epochs")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def test_a_plan_without_runs_trains_short_ones_that_it_can_be_made_from_again(re
     assert rows[0]["measured_s"] > 0
     assert rows[1]["measured_s"] is None, "nothing here has two nodes"
     assert any("Exchanges cost the workers themselves" in note for note in planned["notes"])
-    repeated = "cifar-ray plan --from sizes --strategy ddp --global-batch-size 64 --epochs 2 --json --model simple_cnn"
+    repeated = "cifar-ray plan --from sizes --strategy ddp --global-batch-size 64 --epochs 2 --nodes 1,2,4 --workers 1"
     assert repeated in planned["notes"][-1]
 
     again = json.loads(resident.succeeds("plan", "--from", "sizes", *TRAINING, *PLAN).stdout)["plan"]["rows"]

@@ -104,9 +104,9 @@ def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_p
 
 def test_the_sweep_hides_no_exchange_and_keeps_the_options_of_the_runs() -> None:
     train = {"dataset": "digits", "bucket_cap_mb": "5", "warmup_epochs": "5", "lr": "0.05", "strategy": "ddp"}
-    train["strategy_options"] = {"comm_hook": "fp16"}
+    train |= {"strategy_options": {"comm_hook": "fp16"}, "global_batch_size": "64", "epochs": "9"}  # what is planned
     made = probing.sweep("sizes", train, [{"topology": ["1x2"], "batch_size": [16], "epochs": [1]}])
     assert (made.measure, made.held, made.max_concurrent) == ("times", "batch", 1)
     assert "warmup_epochs" not in made.train, "five of them are more than a short run has"
     assert made.train["lr"] == 0.05
-    assert {"strategy", "strategy_options", "bucket_cap_mb"}.isdisjoint(made.train), "each run has its own strategy"
+    assert made.train.keys() == {"dataset", "lr"}, "each run has a strategy, a batch and epochs of its own"
