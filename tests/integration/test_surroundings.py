@@ -96,12 +96,6 @@ def test_a_module_that_sets_mlflow_warnings_and_the_folder_for_itself_does_not_c
 
 
 LIBRARIES = ("code", "numbers", "pandas", "random", "ray", "statistics", "torch", "torchmetrics", "yaml")
-OWN_RAY = """
-import ray
-ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-from cifar_ray import TrainConfig, train
-train(TrainConfig(dataset="digits", model="simple_cnn", epochs=1, steps_per_epoch=2))
-"""
 
 
 def named_like_libraries(folder: Path) -> None:
@@ -124,21 +118,6 @@ def test_under_uv_run_workers_start_as_without_it(person: Person) -> None:
     words = ["bash", "-c", 'exec -a uv bash run "$@"', "bash", *person.command("train", *SHORT)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_a_file_that_hides_a_library_from_the_workers_of_a_ray_that_is_there_is_named(person: Person) -> None:
-    named_like_libraries(person.home)
-    (person.home / "pandas.py").unlink()
-    (person.home / "scripts").mkdir()
-    (person.home / "scripts" / "script.py").write_text(OWN_RAY)
-    words = [sys.executable, "scripts/script.py"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=300, env=person.environment, cwd=person.home, check=False
-    )
-    # Ray's workers have imported code, numbers, random and ray before the working folder is on their path.
-    assert "ConfigError: statistics.py in the working folder" in done.stderr.splitlines()[-1]
-    assert "Ray" not in done.stdout
 
 
 @pytest.mark.slow
