@@ -102,7 +102,7 @@ def _run(name: str, words: Sequence[str]) -> int:
 def _ended(error: BaseException) -> int:
     """Say why a command has ended, and return its exit status."""
     status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has gone; so shall the rest of the output
+    if isinstance(error, BrokenPipeError):  # the reader, such as `head`, is gone: drop the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif isinstance(error, InterruptedRunError):
         print(error, file=sys.stderr)

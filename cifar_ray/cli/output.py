@@ -1,24 +1,19 @@
-"""A command's result: as words, as one JSON document, or as one line; and its progress beside it."""
+"""A command's result, as words or as one JSON document, and its progress beside it."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
 from pydantic_core import to_jsonable_python
 
 
-@contextmanager
-def progress(as_json: bool) -> Iterator[None]:
+def progress(as_json: bool) -> AbstractContextManager[object]:
     """Context manager: what is printed goes to standard error with --json."""
-    if as_json:
-        with redirect_stdout(sys.stderr):
-            yield
-    else:
-        yield
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def show(result: object, as_json: bool, words: Callable[[], object] | None = None) -> None:

@@ -49,8 +49,7 @@ def train(*, json: AsJson = False, **run: Any) -> int:
         for note in recipe.notes(resolved, config):
             Console().line(note)
         result = driver.train(resolved, begun=IMPORTED_AT)
-    if json:
-        output.show(result, json)
+    output.show(result, json)
     return 0
 
 

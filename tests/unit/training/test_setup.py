@@ -17,6 +17,12 @@ from cifar_ray.training.observer import Launch
 from tests.support.helpers import resolved
 
 
+def prepare(model: str, dataset: Dataset, folder: Path) -> setup.TrainingState:
+    """What a run of ``model`` on digits starts from."""
+    config = resolved({"dataset": "digits", "model": model, "precision": "fp32"}, global_batch_size=32)
+    return setup.prepare(config, Decided.asked(config), dataset, folder, Worker(), Launch(0.0, 0.0))
+
+
 @pytest.mark.parametrize("synchronised", [True, False])
 def test_every_batch_norm_is_synchronised_when_asked_for(
     synchronised: bool, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,15 +59,7 @@ def test_images_vary_as_the_models_recipe_says(
 
     monkeypatch.setattr(augment, "crop_and_flip", crop_and_flip)
     for model, variation in (("speednet", augment.Variation(2, True, True)), ("resnet", augment.USUAL)):
-        usual = {"dataset": "digits", "model": model, "precision": "fp32"}
-        setup.prepare(
-            resolved(usual, global_batch_size=32),
-            Decided.asked(resolved(usual, global_batch_size=32)),
-            digits,
-            tmp_path,
-            Worker(),
-            Launch(0.0, 0.0),
-        )  # type: ignore[arg-type]
+        prepare(model, digits, tmp_path)
         assert seen.pop() == variation
 
 
@@ -83,15 +81,7 @@ def test_passes_that_only_set_up_change_no_buffer(
     digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup.models, "build", lambda config, spec: Counts())
-    usual = {"dataset": "digits", "model": "simple_cnn", "precision": "fp32"}
-    job = setup.prepare(
-        resolved(usual, global_batch_size=32),
-        Decided.asked(resolved(usual, global_batch_size=32)),
-        digits,
-        tmp_path,
-        Worker(),
-        Launch(0.0, 0.0),
-    )  # type: ignore[arg-type]
+    job = prepare("simple_cnn", digits, tmp_path)
     assert job.model.passes == 0
     job.strategy.gradients(job.loader.micro_batches(0, 0))
     assert job.model.passes == 1
