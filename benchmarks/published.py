@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import record
 
 from cifar_ray.config import yaml
-from cifar_ray.config.sections import Images
 from cifar_ray.config.topology import Topology, parse
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.planning import link as links

@@ -25,13 +25,14 @@ def models(pattern: str | None = None) -> int:
         pattern: Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: the names of all.
     """
     with early.loading("loading PyTorch"):
+        from cifar_ray.data import modality
         from cifar_ray.models import libraries, registry
         from cifar_ray.tasks import imports
 
     if pattern is not None and (pattern in registry() or is_function(pattern)):
         entry = registry().get(pattern)
         build = entry.build if entry else imports.load(pattern, "model")
-        options = keywords.of(build, 2 if entry and entry.inputs == "features" else 3) or []
+        options = keywords.of(build, len(modality.KINDS[entry.inputs if entry else "images"].arguments)) or []
         print(flags.listed("model_options", pattern, options))
         return 0
     names = [*typing.get_args(ModelName)]

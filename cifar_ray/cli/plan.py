@@ -158,7 +158,7 @@ def _train(
             planned = recipe.resolve(asked)
         if has := exchange.unknown(planned):
             raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
-        images = data.spec(planned).train_size
+        images = data.facts(planned).train_size
         from cifar_ray.orchestration.run import machine
         from cifar_ray.orchestration.sweep import runner
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cifar_ray.config import schema, topology
-from cifar_ray.config.sections import Images
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import TrainConfig
 
@@ -21,8 +21,7 @@ class Decided:
         cpus_per_worker: CPUs that each worker reserves, and its threads; None until nodes are chosen.
         precision: ``fp32``, ``bf16`` or ``fp16``; ``auto`` until a worker has measured, once in a run.
         convolutions: how they are computed; None until then.
-        images: contents of a data set of the user's own that has been read.
-        class_weights_counts: training samples of each class, from which class weights follow.
+        data: the facts of the data set, once it has been read.
         weights_digest: SHA-256 of the weights to start from, as a safetensors file: of a run's, that of its checkpoint.
     """
 
@@ -31,14 +30,13 @@ class Decided:
     cpus_per_worker: int | None = None
     precision: str = "auto"
     convolutions: str | None = None
-    images: Images | None = None
-    class_weights_counts: tuple[int, ...] | None = None
+    data: Facts | None = None
     weights_digest: str | None = None
 
     @classmethod
     def asked(cls, config: TrainConfig, before: Decided | None = None) -> Decided:
         """What a config alone decides; of a run that goes on, with the facts of its data and weights ``before``."""
-        more = () if before is None else (before.images, before.class_weights_counts, before.weights_digest)
+        more = () if before is None else (before.data, before.weights_digest)
         return cls(config.topology, config.device, config.cpus_per_worker, config.precision, config.convolutions, *more)
 
     @classmethod
@@ -71,12 +69,12 @@ class Decided:
         """CPUs of each worker; until nodes are chosen, the least that it needs."""
         return self.cpus_per_worker or 1
 
+    @property
+    def facts(self) -> Facts:
+        """Those of the data set, which has been read."""
+        assert self.data is not None
+        return self.data
+
     def gpus(self, config: TrainConfig) -> float:
         """GPUs of each worker; a part of one means that other runs share it."""
         return config.gpus_per_worker if self.device == "cuda" else 0
-
-    def dataset_key(self, config: TrainConfig) -> str:
-        """What tells the data set from others, once it has been read: folders may be read in several sizes."""
-        if self.images is not None and self.images.digest:
-            return self.images.digest
-        return f"{config.dataset} {config.val_share}" if config.val_share else config.dataset

@@ -11,7 +11,7 @@ from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import USUAL
-from cifar_ray.config.option import choices, left_out
+from cifar_ray.config.option import choices, is_own, left_out
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 
 VERSION = 2
@@ -31,6 +31,9 @@ changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and
 _OF_TABLES = ("target", "features", "image_column")
 OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
+
+_OF_OWN_DATA = ("digest", "num_classes", "train_size", "val_size", "test_size", "test_copies", "val_copies")
+"""Facts of data of the user's own that are parameters in MLflow."""
 
 _DECIDED = "decided"
 """Key of a run's file under which is what was decided of the run. Whoever starts another from the file decides anew."""
@@ -144,24 +147,23 @@ def _own(config: TrainConfig) -> dict[str, Any]:
 def to_yaml(config: TrainConfig, decided: Decided | None = None) -> str:
     """The config as a YAML file that starts the same run again, and what was decided of this one.
 
-    The run's name is left out, since every run has its own, and so are the options of other data sets and what was
-    found in the user's own.
+    The run's name is left out, since every run has its own, and so are the options of other data sets.
     """
     from cifar_ray.config import yaml
 
-    values = {name: value for name, value in _own(config).items() if name not in ("run_name", "images")}
+    values = {name: value for name, value in _own(config).items() if name != "run_name"}
     return yaml.dump(values if decided is None else {**values, _DECIDED: decided.to_mapping()})
 
 
 def params(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
     """The choices of a resolved config, and what was decided, as flat MLflow parameters, with the sizes that follow."""
     values = {name: value for name, value in _own(config).items() if name not in KEPT}
-    found = {name: value for name, value in decided.to_mapping().items() if value is not None}
+    found = {name: value for name, value in vars(decided).items() if name != "data" and value is not None}
     flat = schema.flatten({**values, **found})
     if flat["convolutions"] == USUAL:
         del flat["convolutions"]
-    if config.images.inputs != "images":  # of each feature, which may be more than MLflow takes
-        flat |= dict.fromkeys(("images.features", "images.mean", "images.std"))
+    if decided.data is not None and is_own(config.dataset):  # others are known by their names
+        flat |= {f"data.{name}": getattr(decided.data, name) for name in _OF_OWN_DATA}
     flat["world_size"] = decided.world_size
     flat["nodes"] = decided.placement.nodes
     flat["workers_per_node"] = decided.placement.workers_per_node

@@ -28,14 +28,11 @@ from cifar_ray.config.option import (
     library_of,
     option,
 )
-from cifar_ray.config.schema import STRICT, Columns, Count, Numbers, Positive, Share, Whole, fits, plainly
+from cifar_ray.config.schema import STRICT, Columns, Count, Positive, Share, Whole, fits, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
-Inputs = Literal["images", "features", "tokens"]
-"""What a model is given of a sample; see ``cifar_ray.data.datasets.INPUTS``."""
-
 AugmentName = Literal["none", "crop", "crop_flip", "resized_crop", "randaugment", "trivialaugment", "mixup", "cutmix"]
 WhichCheckpoint = Literal["last", "best"]
 Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
@@ -81,60 +78,6 @@ Name = Annotated[str, AfterValidator(_name)]
 DatasetText = Annotated[str, AfterValidator(_dataset), DatasetName]
 TopologyText = Annotated[str, fits(parse_topology)]
 RangeText = Annotated[str, fits(parse_range)]
-
-
-@plainly
-@dataclass(frozen=True, config=STRICT)
-class Images:
-    """Contents of a data set of your own. Recorded; a run continues with the same images only."""
-
-    classes: Whole = 0
-    """Classes."""
-
-    train: Whole = 0
-    """Training images."""
-
-    test: Whole = 0
-    """Test images."""
-
-    side: Whole = 0
-    """Side of an image in pixels."""
-
-    mean: Numbers = ()
-    """Mean of the training pixels per channel, on a scale of 0 to 1; known once they have been read."""
-
-    std: Numbers = ()
-    """Standard deviation of the training pixels per channel, on the same scale; known once they have been read."""
-
-    digest: str | None = None
-    """First 16 hex digits of the SHA-256 over all images and labels; known once they have been read."""
-
-    val: Whole = 0
-    """Validation images."""
-
-    inputs: Inputs = "images"
-    """What the model is given of a sample."""
-
-    length: Whole = 0
-    """Numbers in a row of features, or tokens in a text."""
-
-    vocabulary: Whole = 0
-    """Number above every token."""
-
-    features: Columns = ()
-    """Names of the features, where they have any."""
-
-    target_mean: Numbers = ()
-    """Mean of each target of a regression over the training samples."""
-
-    target_std: Numbers = ()
-    """Standard deviation of each target over the training samples."""
-
-    test_copies: Whole = 0
-    """Test samples that a model cannot tell from training or validation samples."""
-
-    val_copies: Whole = 0
-    """Validation samples that a model cannot tell from training samples."""
 
 
 @plainly
@@ -192,9 +135,6 @@ class Data:
     For data sets larger than memory."""
 
     text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
-
-    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, OWN)}, recorded=True)
-    """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of

@@ -85,11 +85,6 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
         return self.model, *options, f"{self.model_source} {self.weights}"
 
     @property
-    def validated(self) -> bool:
-        """Whether there are validation images, once a data set of the user's own has been looked at."""
-        return bool(self.val_share or self.images.val)
-
-    @property
     def keeps_best(self) -> bool:
         """Whether the best of its checkpoints is asked for."""
         return self.log_models in ("best", "all")

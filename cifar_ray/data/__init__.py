@@ -6,14 +6,15 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from cifar_ray.config import files
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import is_folder, is_own, path_of
-from cifar_ray.config.sections import Images
+from cifar_ray.config.runfile import OF_DATA
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import arrays
 from cifar_ray.data.coco import Coco
-from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, Split, folder, unusable
+from cifar_ray.data.datasets import SPECS, Dataset, Split, folder, unusable
 from cifar_ray.data.decoded import Progress
 from cifar_ray.data.folders import Folder
 from cifar_ray.data.function import Function
@@ -24,7 +25,7 @@ from cifar_ray.data.tables import Table
 from cifar_ray.data.texts import Texts
 from cifar_ray.data.torchvision_images import Torchvision
 
-__all__ = ["SPECS", "Dataset", "DatasetSpec", "Split", "folder", "load", "look", "present", "read", "spec"]
+__all__ = ["SPECS", "Dataset", "Facts", "Split", "facts", "folder", "keep", "load", "look", "present", "read"]
 
 SOURCES: dict[str, type[Source]] = {
     **dict.fromkeys(SPECS, Published),
@@ -66,13 +67,40 @@ def find(config: TrainConfig) -> Found:
         return _split(of, of.stamp(), config.dataset, config.test_share, config.val_share or 0.0)
 
 
-def look(config: TrainConfig) -> Images:
-    """The facts of a data set of the user's own, as far as they are known without decoding an image.
+def look(config: TrainConfig) -> Facts:
+    """The facts of a data set as far as they are known without decoding an image, or without reading one of this
+    package, of which validation takes a share that is known to a few images until then.
 
     Raises:
         ConfigError: as :func:`find`.
     """
-    return _source(config).look(config, find(config))
+    if is_own(config.dataset):
+        return keep(config, _source(config).look(config, find(config)))
+    known = SPECS[config.dataset]
+    kept = round(known.train_size * (config.val_share or 0.0))
+    return keep(config, dataclasses.replace(known, train_size=known.train_size - kept, val_size=kept))
+
+
+_known: dict[tuple[Any, ...], Facts] = {}
+
+
+def keep(config: TrainConfig, facts: Facts) -> Facts:
+    """Have these be the facts of the config's data set in this process: a worker is given them with the data."""
+    _known[_key(config)] = facts
+    return facts
+
+
+def _key(config: TrainConfig) -> tuple[Any, ...]:
+    return tuple(getattr(config, name) for name in (*OF_DATA, "data_dir"))
+
+
+def facts(config: TrainConfig) -> Facts:
+    """The facts of a resolved config's data set, which has been read or looked at, or is looked at now.
+
+    Raises:
+        ConfigError: as :func:`find`.
+    """
+    return _known.get(_key(config)) or look(config)
 
 
 def absolute(dataset: str) -> str:
@@ -86,23 +114,10 @@ def absolute(dataset: str) -> str:
     return f"{dataset.partition(':')[0]}:{files.absolute('dataset', path_of(dataset))}"
 
 
-def spec(config: TrainConfig, images: Images | None = None) -> DatasetSpec:
-    """The facts of a resolved config's data set; of one of the user's own, ``images`` once it has been read.
-
-    Until then, they are what a first look has found. How many images validation takes from one of this package is known
-    to a few images until it has been read.
-    """
-    if is_own(config.dataset):
-        return arrays.spec(config.dataset, images or config.images)
-    spec = SPECS[config.dataset]
-    kept = round(spec.train_size * (config.val_share or 0.0))
-    return dataclasses.replace(spec, train_size=spec.train_size - kept, val_size=kept)
-
-
-def steps_per_epoch(config: ResolvedConfig, images: Images | None = None) -> int:
-    """Optimizer steps in an epoch; arguments as of :func:`spec`."""
+def steps_per_epoch(config: ResolvedConfig) -> int:
+    """Optimizer steps in an epoch."""
     # As order.steps_per_epoch has it, which is not imported here: it would bring torch to every command.
-    return config.steps_per_epoch or spec(config, images).train_size // config.global_batch_size
+    return config.steps_per_epoch or facts(config).train_size // config.global_batch_size
 
 
 def read(config: TrainConfig, progress: Progress = lambda done, total: None, encoding: str = "") -> Dataset:
@@ -121,7 +136,9 @@ def read(config: TrainConfig, progress: Progress = lambda done, total: None, enc
     try:
         found = find(config)
         with _reading(config.dataset):
-            return _source(config).load(config, found, progress, encoding)
+            dataset = _source(config).load(config, found, progress, encoding)
+        keep(config, dataset.spec)
+        return dataset
     finally:  # what was found takes as much memory as what is read
         _listed.cache_clear()
         _split.cache_clear()

@@ -1,15 +1,14 @@
-"""Variation and normalisation of images: batched tensor code on the device that trains."""
+"""Variation of images: batched tensor code on the device that trains."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from cifar_ray.data import order
-from cifar_ray.data.datasets import DatasetSpec
 
 
 @dataclass(frozen=True)
@@ -82,58 +81,3 @@ def draws(samples: Tensor, seed: int, epoch: int, variation: Variation = USUAL) 
         third = (order.hash64(seed, 0, samples) >> 2 * _BITS) + epoch
     places = 2 * variation.padding + 1
     return first % places, second % places, (third & 1).bool()
-
-
-def normaliser(spec: DatasetSpec) -> nn.Module:
-    """What makes of a data set's inputs what its models take, as :data:`~cifar_ray.data.datasets.INPUTS` says."""
-    if spec.inputs == "images":
-        return Normalise(spec)
-    return Standardise(spec) if spec.inputs == "features" else Tokens()
-
-
-class Standardise(nn.Module):
-    """Features with zero mean and unit variance over the training rows, 0 where they are all the same there.
-
-    Maps float32 or float64 (B, length) to float32: only what is standardised in float64 keeps times and ids apart.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, spec: DatasetSpec) -> None:
-        super().__init__()
-        mean, std = (torch.tensor(part, dtype=torch.float64) for part in (spec.mean, spec.std))
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", torch.where(std > 0, std, torch.inf), persistent=False)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return ((rows - self.mean) / self.std).float()
-
-
-class Tokens(nn.Module):
-    """Tokens as an embedding takes them: int64 (B, length)."""
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return rows.long()
-
-
-class Normalise(nn.Module):
-    """Pixels as the models get them: zero mean and unit variance over the training images.
-
-    Maps uint8 (B, H, W, C) to float32 (B, C, H, W) in channels-last memory order.
-    """
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, spec: DatasetSpec) -> None:
-        super().__init__()
-        mean, std = torch.tensor(spec.mean), torch.tensor(spec.std)
-        # One value for each number of an image: broadcasting over 3 channels takes 9 times as long on a CPU.
-        pixels = spec.image_size**2
-        self.register_buffer("scale", (1 / (255 * std)).repeat(pixels), persistent=False)
-        self.register_buffer("shift", (-mean / std).repeat(pixels), persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        flat = images.flatten(1).float().mul_(self.scale).add_(self.shift)
-        return flat.view(images.shape).permute(0, 3, 1, 2)

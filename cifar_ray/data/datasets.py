@@ -10,7 +10,7 @@ import mmap
 import os
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from cifar_ray.config import files
-from cifar_ray.config.errors import ConfigError, some
-from cifar_ray.config.sections import Inputs
-from cifar_ray.tasks.spec import IGNORED
+from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.facts import Facts, Inputs
 
 if TYPE_CHECKING:
     import torch
@@ -43,103 +42,18 @@ INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 BORDERED_SIDE = 32
 """Side of an image in MNIST's format once it has its border."""
 
-_ABOUT_EQUAL = 1.25
-"""How many times as many images as another a class may have to count as equal; in MNIST it is 1.24."""
-
 
 def unusable(problem: str) -> ConfigError:
     """The error about a data set that cannot be learned from: what it must have, and what it has."""
     return ConfigError("dataset", problem)
 
 
-@dataclass(frozen=True)
-class DatasetSpec:
-    """Facts about a data set that hold before it is read.
-
-    Attributes:
-        name: its name on the command line.
-        num_classes: numbers that a model gives for a sample: labels run from 0 to ``num_classes - 1``.
-        train_size: training samples.
-        test_size: test samples.
-        val_size: validation samples.
-        inputs: what the model is given of a sample; see :data:`INPUTS`. What follows of images is only of them.
-        length: numbers in a row of features, or tokens in a text; 0 of images.
-        vocabulary: above every token; 0 of others.
-        features: names of the features, in their order.
-        target_mean: mean of each target of a regression over the training samples.
-        target_std: standard deviation of each target over the training samples.
-        test_copies: test samples that a model cannot tell from training or validation samples.
-        val_copies: validation samples that a model cannot tell from training samples.
-        mean: mean of the training pixels per channel, on a scale of 0 to 1; or of each feature.
-        std: standard deviation of the training pixels per channel, on the same scale; or of each feature.
-        flip: whether a mirrored image still shows its class.
-        native_size: side of an image in pixels, as published.
-        grey: whether the published images have one channel.
-        image_size: side of an image in pixels, as the models get it.
-        channels: channels of an image, as the models get it.
-        crop: whether what is cut off of an image that is no square is the margin, and not its shape.
-    """
-
-    name: str
-    num_classes: int
-    train_size: int
-    test_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    flip: bool
-    native_size: int = 32
-    grey: bool = False
-    image_size: int = 32
-    channels: int = 3
-    crop: bool = False
-    val_size: int = 0
-    inputs: Inputs = "images"
-    length: int = 0
-    vocabulary: int = 0
-    features: tuple[str, ...] = ()
-    target_mean: tuple[float, ...] = ()
-    target_std: tuple[float, ...] = ()
-    test_copies: int = 0
-    val_copies: int = 0
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of what a model takes of one sample: (C, H, W), or (length,)."""
-        return (self.channels, self.image_size, self.image_size) if self.inputs == "images" else (self.length,)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """What a function that builds a model is given, in this order, by the names of its arguments."""
-        classes = {"classes": self.num_classes}
-        if self.inputs == "images":
-            return {"image_size": self.image_size, "channels": self.channels, **classes}
-        if self.inputs == "features":
-            return {"features": self.length, **classes}
-        return {"vocabulary": self.vocabulary, "length": self.length, **classes}
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """The names of the features; their numbers where they have none."""
-        return self.features or tuple(map(str, range(self.length)))
-
-    def example(self, count: int, device: torch.device | str | None = None) -> torch.Tensor:
-        """So many samples of noise, as a model takes them: (count, ``*input_shape``).
-
-        They are drawn from torch's generator.
-        """
-        import torch
-
-        shape = (count, *self.input_shape)
-        if self.inputs == "tokens":
-            return torch.randint(1, self.vocabulary, shape, device=device)
-        return torch.rand(shape, device=device)
-
-    def normalised(self, by: str) -> DatasetSpec:
-        """The same, where pixels are normalised as a config's ``normalise`` says."""
-        if by == "dataset" or self.inputs != "images":
-            return self
-        mean, std = CONSTANTS[by]
-        return replace(self, mean=mean, std=std)
+def normalised(facts: Facts, by: str) -> Facts:
+    """The same, where pixels are normalised as a config's ``normalise`` says."""
+    if by not in CONSTANTS:
+        return facts
+    mean, std = CONSTANTS[by]
+    return replace(facts, mean=mean, std=std)
 
 
 @dataclass(frozen=True)
@@ -196,89 +110,36 @@ class Dataset:
     """A data set in memory.
 
     Attributes:
-        spec: its fixed facts.
+        name: what ``--dataset`` calls it.
+        spec: its facts.
         train: training samples.
         test: test samples.
-        class_names: one for each number that a model gives for a sample, such as its labels.
-        digest: first 16 hex digits of the SHA-256 over all columns.
         encoding: what made numbers of what people have, as JSON: of texts, their tokenizer; empty of others.
         left_out: what was found beside the images and is not used, or otherwise than its name says, in words.
         val: validation samples; None without.
     """
 
-    spec: DatasetSpec
+    name: str
+    spec: Facts
     train: Split
     test: Split
-    class_names: tuple[str, ...]
-    digest: str
     left_out: str = ""
     val: Split | None = None
     encoding: str = ""
 
-    def contents(self, names: str, unit: str = "images") -> str:
-        """``4 classes, 960 training and 240 test images; 124 files left out (.heic 120, .txt 4)``.
-
-        ``names``: of what a task has numbers, ``classes`` or ``values``; ``unit``: its word for samples.
-        """
-        spec = self.spec
-        learned = f"{spec.train_size:,} training" + (f", {spec.val_size:,} validation" if spec.val_size else "")
-        number = f"{spec.num_classes:,} {names if spec.num_classes > 1 else names[:-1]}"
-        counts = f"{number}, {learned} and {spec.test_size:,} test {unit}"
-        return "; ".join(filter(None, (counts, self._not_counted, self.left_out)))
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One for each number that a model gives for a sample, such as its labels."""
+        return self.spec.names
 
     @property
-    def _not_counted(self) -> str:
-        """``5.1 % of training and 4.9 % of test pixels do not count``; empty where all do."""
-        masks = [split.columns.get("masks", np.empty(0)) for split in (self.train, self.test)]
-        ignored = [sum(np.count_nonzero(mask == IGNORED) for mask in each) for each in masks]
-        if not any(ignored):
-            return ""
-        train, test = (f"{100 * count / each.size:.1f} %" for count, each in zip(ignored, masks))
-        return f"{train} of training and {test} of test pixels do not count"
-
-    def caution(self, unit: str = "images") -> str:
-        """How many test and validation samples are copies, which flatter the figures; empty where none is."""
-        spec, said = self.spec, []
-        if spec.test_copies:
-            others = f"training{' or validation' * bool(spec.val_size)} {unit}"
-            said.append(f"{spec.test_copies:,} of {spec.test_size:,} test {unit} are copies of {others}")
-        if spec.val_copies:
-            said.append(f"{spec.val_copies:,} of {spec.val_size:,} validation {unit} are copies of training {unit}")
-        return f"caution: as the model gets them, {' and '.join(said)}" if said else ""
-
-    @property
-    def class_counts(self) -> tuple[int, ...]:
-        """Training images of each class, or pixels of masks; empty where a task of your own learns other things."""
-        if (masks := self.train.columns.get("masks")) is not None and masks.dtype == np.uint8:
-            parts = np.array_split(masks, max(len(masks) // 256, 1))
-            pixels = sum(np.bincount(part.ravel(), minlength=256) for part in parts)
-            return tuple(np.asarray(pixels)[: len(self.class_names)].tolist())
-        labels = self.train.columns.get("labels")
-        if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
-            return ()
-        counts = np.bincount(labels, minlength=len(self.class_names))
-        return tuple(counts.tolist()) if len(counts) == len(self.class_names) else ()
-
-    def imbalance(self) -> Iterator[str]:
-        """``training images by class: 2.1 % (61, cat) to 41.0 % (1,204, dog)``, unless they are about equal.
-
-        A second line is a caution that names classes without any.
-        """
-        unit = "pixels" if "masks" in self.train.columns else "images" if self.spec.inputs == "images" else "samples"
-        counts = dict(zip(self.class_names, self.class_counts))
-        if not counts or max(counts.values()) <= _ABOUT_EQUAL * min(counts.values()):
-            return
-        extremes = (
-            f"{100 * counts[name] / sum(counts.values()):.1f} % ({counts[name]:,}, {name})"
-            for name in (min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__))
-        )
-        yield f"training {unit} by class: {' to '.join(extremes)}"
-        if empty := [name for name, count in counts.items() if not count]:
-            yield f"caution: there are no training {unit} of {some(empty)}"
+    def digest(self) -> str:
+        """First 16 hex digits of the SHA-256 over all columns."""
+        return self.spec.digest
 
     def normalised(self, by: str) -> Dataset:
-        """The same samples, with the facts of :meth:`DatasetSpec.normalised`."""
-        return replace(self, spec=self.spec.normalised(by))
+        """The same samples, with the facts of :func:`normalised`."""
+        return replace(self, spec=normalised(self.spec, by))
 
     def tested_on(self, count: int | None) -> Dataset:
         """The same with that many of the test samples, spread evenly over all; with all of them when it is None."""
@@ -295,15 +156,15 @@ def _mapped(path: str, others: Mapping[str, np.ndarray]) -> Split:
         raise ConfigError("stream", f"needs a --data-dir that all nodes share, and {problem}") from None
 
 
-SPECS: dict[str, DatasetSpec] = {
-    spec.name: spec
-    for spec in (
-        DatasetSpec("cifar10", 10, 50_000, 10_000, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), True),
-        DatasetSpec("cifar100", 100, 50_000, 10_000, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), True),
-        DatasetSpec("mnist", 10, 60_000, 10_000, (0.1000,) * 3, (0.2752,) * 3, False, 28, True),
-        DatasetSpec("digits", 10, 1_437, 360, (0.3053,) * 3, (0.3760,) * 3, False, 8, True),
-    )
+_GREY: dict[str, Any] = {"flip": False, "grey": True}
+
+SPECS: dict[str, Facts] = {
+    "cifar10": Facts(10, 50_000, 10_000, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+    "cifar100": Facts(100, 50_000, 10_000, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+    "mnist": Facts(10, 60_000, 10_000, mean=(0.1000,) * 3, std=(0.2752,) * 3, native_size=28, **_GREY),
+    "digits": Facts(10, 1_437, 360, mean=(0.3053,) * 3, std=(0.3760,) * 3, native_size=8, **_GREY),
 }
+"""The facts of this package's data sets that hold before they are read."""
 
 
 def folder(data_dir: str | None) -> Path:
@@ -312,7 +173,7 @@ def folder(data_dir: str | None) -> Path:
     return files.absolute("data_dir", chosen)
 
 
-def to_model_size(spec: DatasetSpec, images: Any) -> np.ndarray:
+def to_model_size(spec: Facts, images: Any) -> np.ndarray:
     """Published images as the models get them.
 
     8x8 images are enlarged, each pixel to 4x4; 28x28 ones get a border of 2 zeros; grey ones get three
@@ -330,7 +191,7 @@ def to_model_size(spec: DatasetSpec, images: Any) -> np.ndarray:
     array = array.repeat(scale, axis=1).repeat(scale, axis=2)
     border = (spec.image_size - array.shape[1]) // 2
     if spec.grey:
-        array = np.repeat(array[..., None], spec.channels, axis=3)
+        array = np.repeat(array[..., None], 3, axis=3)
     return np.ascontiguousarray(np.pad(array, ((0, 0), (border, border), (border, border), (0, 0))))
 
 

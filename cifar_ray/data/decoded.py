@@ -20,8 +20,8 @@ from filelock import FileLock
 
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import path_of
-from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, cgroups, imagefiles
 from cifar_ray.data.datasets import Dataset, Split, folder
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with the number of images or texts that have been read, and that of all."""
 
-_LAYOUT = 4  # of the decoded files; it changes when older ones would mean something else
+_LAYOUT = 5  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
 _DECODED = re.compile(r"-[0-9a-f]{16}$")
 _UNUSED_S = 30 * 86400
@@ -77,12 +77,12 @@ def provide(config: TrainConfig, source: Source, found: Found, progress: Progres
         ) from None
     try:
         splits = {name: _kept(kept, name, config.stream, found.column) for name in found.parts}
-        facts = schema.build(Images, json.loads((kept / "facts.json").read_text()))
+        facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
     except (OSError, ValueError, EOFError):
         raise ConfigError(
             "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
         ) from None
-    return arrays.made(config.dataset, splits, found.classes, facts)
+    return arrays.made(config.dataset, splits, facts)
 
 
 def _remove_unused(home: Path) -> None:
@@ -138,7 +138,7 @@ def _decode(source: Source, found: Found, config: TrainConfig, kept: Path, progr
             np.save(partial / f"{half}_{found.column}.npy", targets)
         imagefiles.refuse(unreadable, total)
         splits = {half: _kept(partial, half, True, found.column) for half in found.parts}
-        facts = arrays.facts_of(splits, len(found.classes))
+        facts = arrays.facts_of(config.dataset, splits, found.classes)
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)
     except BaseException:

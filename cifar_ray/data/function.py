@@ -15,7 +15,7 @@ import numpy as np
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import ConfigError, brief
-from cifar_ray.config.sections import Inputs
+from cifar_ray.config.facts import Inputs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data.datasets import DatasetSpec, to_model_size
+from cifar_ray.config.facts import Facts
+from cifar_ray.data.datasets import to_model_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +113,7 @@ def upright(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def batch(spec: DatasetSpec, images: Sequence[Image.Image]) -> Tensor:
+def batch(spec: Facts, images: Sequence[Image.Image]) -> Tensor:
     """Images as the input of a model of that data set: scaled to its images' size, and made grey if they are.
 
     Returns:

@@ -13,19 +13,13 @@ from torch import Tensor
 from cifar_ray import tasks
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import SIZED, chosen
 from cifar_ray.config.sections import MIXING
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import augment, mixing, order, policies, tokens
-from cifar_ray.data.datasets import Dataset, DatasetSpec, Split, as_tensor
+from cifar_ray.data import augment, mixing, modality, order, policies, tokens
+from cifar_ray.data.datasets import Dataset, Split, as_tensor
 from cifar_ray.tasks.spec import IGNORED
-
-EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
-"""Test samples per forward pass, by kind of device; of images larger than 64x64 pixels, as many as have together as
-many pixels. But for rounding it has no effect on the metrics. On a CPU, float32 is slower where what the layers of more
-images hand on leaves the cache: ResNet on one thread of an AMD EPYC took 0.9 CPU seconds for 2,560 images with 128 at
-once, 1.3 with 256, 1.9 with 512 (medians, n = 3)."""
-_USUAL_SIDE = 64
 
 AHEAD = 1024
 """Images that are gathered, cropped and mirrored together, those of several steps where a step has fewer: the dozens of
@@ -108,12 +102,13 @@ class TrainLoader:
         self._shard = data_shard
         self._variation = variation
         self._device = device
-        self._normalise = augment.normaliser(dataset.spec).to(device)
-        task = tasks.build(config, decided)
+        self._normalise = modality.of(dataset.spec).normaliser().to(device)
+        task = tasks.build(config, dataset.spec)
         inputs, targets = as_tensor(dataset.train.inputs), as_tensor(dataset.train[task.target])
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
-        self._inputs, self._targets = inputs if self._reader else _moved(inputs, device, config), targets.to(device)
+        self._inputs = inputs if self._reader else _moved(inputs, device, config, dataset.spec)
+        self._targets = targets.to(device)
         self._task, self._has_masks = task, task.spec.answer == "masks"
         counts = None if self._has_masks else task.counts(targets)
         self._counts = None if counts is None else counts.to(device)
@@ -252,7 +247,7 @@ class TrainLoader:
         return Texts(mean, 1 - mean * batch / computed.item())
 
 
-def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:
+def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig, facts: Facts) -> Tensor:
     """The training inputs on ``device``; a ConfigError names what helps where a GPU has no room for them."""
     try:
         return inputs.to(device)
@@ -260,33 +255,25 @@ def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tens
         left, total = torch.cuda.mem_get_info(device)
         allowed = torch.cuda.get_per_process_memory_fraction(device) * total  # less where runs share the GPU
         free, needed = min(left, allowed) / 1e9, inputs.nbytes / 1e9
-    if chosen(config.dataset) in SIZED and config.images.inputs == "images":
-        raise ConfigError(
-            "stream",
-            f"is needed: the training images take {needed:.1f} GB, and the GPU has {free:.1f} GB free; with it they "
-            "stay on disk",
-        )
+    remedy = ", come with --stream," if chosen(config.dataset) in SIZED and modality.of(facts).varies else ""
     raise ConfigError(
         "dataset",
-        f"must be smaller, or train with --device cpu: its training {tasks.spec(config).unit} take {needed:.1f} GB, "
-        f"and the GPU has {free:.1f} GB free",
+        f"must be smaller{remedy} or train with --device cpu: its training {tasks.spec(config, facts).unit} take "
+        f"{needed:.1f} GB, and the GPU has {free:.1f} GB free",
     )
 
 
 def evaluation_batches(
-    split: Split, target: str, spec: DatasetSpec, rank: int, world_size: int, device: torch.device
+    split: Split, target: str, facts: Facts, rank: int, world_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """This rank's share of ``split``: every sample is on exactly one rank, at any world size.
 
     Yields:
         Inputs as the model takes them (B, ...) and rows of the column ``target``, on ``device``.
     """
-    inputs, targets = as_tensor(split.inputs), as_tensor(split[target])
-    normalise = augment.normaliser(spec).to(device)
+    inputs, targets, kind = as_tensor(split.inputs), as_tensor(split[target]), modality.of(facts)
+    normalise, size = kind.normaliser().to(device), kind.at_once(device)
     mine = order.evaluation_range(len(targets), rank, world_size)
-    share = min(1.0, (_USUAL_SIDE / spec.image_size) ** 2) if spec.inputs == "images" else 1.0
-    size = max(int(EVALUATION_BATCH[device.type] * share), 1)
     for start in range(mine.start, mine.stop, size):
         part = slice(start, min(start + size, mine.stop))
-        shown = as_tensor(tokens.cut(split.inputs[part])) if spec.inputs == "tokens" else inputs[part]
-        yield normalise(shown.to(device)), targets[part].to(device)
+        yield normalise(kind.shown(inputs[part]).to(device)), targets[part].to(device)

@@ -9,9 +9,10 @@ import numpy as np
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import torchvision_images
-from cifar_ray.data.datasets import SPECS, Dataset, DatasetSpec, digest, folder, to_model_size, unusable
+from cifar_ray.data import arrays, torchvision_images
+from cifar_ray.data.datasets import SPECS, Dataset, digest, folder, to_model_size, unusable
 from cifar_ray.data.decoded import Progress
 from cifar_ray.data.source import PARTS, Found, Part, Source
 
@@ -55,11 +56,16 @@ class Published(Source):
         return Found(tuple(map(str, readers["train"].classes)), parts)
 
     def load(self, config: TrainConfig, found: Found, progress: Progress, encoding: str) -> Dataset:
-        splits = found.splits
-        val = splits.get("val")
-        spec = replace(SPECS[self.name], train_size=len(splits["train"]), val_size=len(val or ()))
-        of_all = digest(*(splits[part] for part in PARTS if part in splits))
-        return Dataset(spec, splits["train"], splits["test"], found.classes, of_all, val=val)
+        splits, names = found.splits, found.classes
+        facts = replace(
+            SPECS[self.name],
+            train_size=len(splits["train"]),
+            val_size=len(splits.get("val", ())),
+            names=names,
+            class_counts=arrays.class_counts(splits["train"], len(names)),
+            digest=digest(*(splits[part] for part in PARTS if part in splits)),
+        )
+        return arrays.made(self.name, splits, facts)
 
 
 def present(name: str, data_dir: str | None = None) -> bool:
@@ -67,7 +73,7 @@ def present(name: str, data_dir: str | None = None) -> bool:
     return name == "digits" or (folder(data_dir) / _FOLDERS[name]).is_dir()
 
 
-def _digits(spec: DatasetSpec) -> Found:
+def _digits(spec: Facts) -> Found:
     """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
     try:
         from sklearn.datasets import load_digits

@@ -18,8 +18,8 @@ import numpy as np
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, one_of
+from cifar_ray.config.facts import Facts, Inputs
 from cifar_ray.config.option import path_of
-from cifar_ray.config.sections import Images, Inputs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, decoded, imagefiles, validation
 from cifar_ray.data.datasets import Dataset, Split, unusable
@@ -87,9 +87,9 @@ class Found:
         }
 
     @functools.cached_property
-    def facts(self) -> Images:
+    def facts(self) -> Facts:
         """The facts of what has been read."""
-        return arrays.facts_of(self.splits, len(self.classes), self.features)
+        return arrays.facts_of("", self.splits, self.classes, self.features)
 
 
 class Source(abc.ABC):
@@ -141,12 +141,12 @@ class Source(abc.ABC):
     def check(self, found: Found) -> None:  # noqa: B027
         """Refuse parts that cannot be learned from, once samples are kept for the test and for validation."""
 
-    def look(self, config: TrainConfig, found: Found) -> Images:
+    def look(self, config: TrainConfig, found: Found) -> Facts:
         """The facts, as far as they are known without decoding an image."""
         if found.is_read:
             return found.facts
-        sizes = {name: len(part) for name, part in found.parts.items()}
-        facts = Images(len(found.classes), sizes["train"], sizes["test"], config.image_size, val=sizes.get("val", 0))
+        train, test, val = (len(found.parts.get(name, ())) for name in PARTS)
+        facts = Facts(len(found.classes), train, test, val, **arrays.of_images(config.dataset, config.image_size))
         if found.column != Regression.target:
             return facts
         mean, std = arrays.standard(found.parts["train"].targets)
@@ -155,7 +155,7 @@ class Source(abc.ABC):
     def load(self, config: TrainConfig, found: Found, progress: Progress, encoding: str) -> Dataset:
         """Read the data set; image files are decoded when they have not been, or have changed."""
         if found.is_read:
-            made = arrays.made(config.dataset, found.splits, found.classes, found.facts)
+            made = arrays.made(config.dataset, found.splits, found.facts)
         else:
             made = decoded.provide(config, self, found, progress)
         return replace(made, left_out="; ".join(filter(None, (found.left_out, made.left_out))))

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from cifar_ray.config.errors import ConfigError, brief, counted, first_line, some
-from cifar_ray.config.sections import Images
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, decoded, tables, tokens
 from cifar_ray.data.datasets import Dataset, Split, unusable
-from cifar_ray.data.source import Files, Found, Part
+from cifar_ray.data.source import PARTS, Files, Found, Part
 
 SUFFIXES = (".csv", ".jsonl")
 """Ends of the names of files of texts."""
@@ -55,10 +55,10 @@ class Texts(Files):
     def contents(self, part: Part) -> Sequence[Hashable]:
         return [unicodedata.normalize("NFC", text).strip().lower() for text in part.samples]  # as the model sees them
 
-    def look(self, config: TrainConfig, found: Found) -> Images:
-        options = config.text
-        facts = super().look(config, found)
-        return replace(facts, side=0, inputs="tokens", length=options.max_length, vocabulary=options.vocabulary)
+    def look(self, config: TrainConfig, found: Found) -> Facts:
+        train, test, val = (len(found.parts.get(name, ())) for name in PARTS)
+        shape, vocabulary = (config.text.max_length,), config.text.vocabulary
+        return Facts(len(found.classes), train, test, val, "tokens", shape, vocabulary=vocabulary)
 
     def load(self, config: TrainConfig, found: Found, progress: decoded.Progress, encoding: str) -> Dataset:
         """The texts as tokens, by the tokenizer ``encoding`` or one that the training texts give.
@@ -74,10 +74,10 @@ class Texts(Files):
             rows, longer = tokens.encode(encoding, [*part.samples], length, progress)
             splits[name] = Split({"tokens": rows, "labels": part.targets})
             cut += longer
-        facts = arrays.facts_of(splits, len(found.classes))
+        facts = arrays.facts_of(config.dataset, splits, found.classes)
         digest = hashlib.sha256(f"{facts.digest} {encoding}".encode()).hexdigest()[:16]
         facts = replace(facts, vocabulary=config.text.vocabulary, digest=digest)
-        made = arrays.made(config.dataset, splits, found.classes, facts)
+        made = arrays.made(config.dataset, splits, facts)
         words = f"{counted(cut, 'text')} longer than {length:,} tokens, cut there" if cut else ""
         return replace(made, left_out=words, encoding=encoding)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cifar_ray.config.train import ResolvedConfig, TrainConfig
-    from cifar_ray.data import DatasetSpec
+    from cifar_ray.data import Facts
     from cifar_ray.models.architecture import Architecture, Recipe
 
 
@@ -33,37 +33,43 @@ def of(model: str) -> Architecture:
     return registry()[model]
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+def build(config: TrainConfig, spec: Facts) -> nn.Module:
     """The configured model with fresh weights from torch's global generator.
 
     It maps a batch of inputs, such as float32 images (B, C, H, W), to float numbers (B, num_classes), or for masks (B,
     num_classes, H, W).
     """
+    from cifar_ray.data import modality
+
     if is_own(config.model):
         from cifar_ray.models import own
 
         return own.build(config, spec)
     entry = of(config.model)
-    network = entry.build(*spec.sizes.values(), **config.model_options)
+    network = entry.build(*modality.of(spec).sizes, **config.model_options)
     return network if entry.adapt is None else entry.adapt(network, config, spec)
 
 
-def complete(config: TrainConfig, spec: DatasetSpec) -> dict[str, Any]:
+def complete(config: TrainConfig, spec: Facts) -> dict[str, Any]:
     """The model's options: those that are given, checked, and the defaults of the others.
 
     Raises:
         ConfigError: naming an option that the model does not have, or a value that it cannot have.
     """
+    from cifar_ray.data import modality
+
     if is_own(config.model):
         from cifar_ray.models import own
 
         function = own.function(config, spec)
     else:
         function = of(config.model).build
-    return keywords.complete("model_options", config.model, function, len(spec.sizes), config.model_options)
+    return keywords.complete(
+        "model_options", config.model, function, len(modality.of(spec).sizes), config.model_options
+    )
 
 
-def outline(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+def outline(config: TrainConfig, spec: Facts) -> nn.Module:
     """The configured model for a look at its shapes; torch's generator is left as it was.
 
     It is on the meta device, where it takes no memory; a user's own, whose function may compute, is on the CPU.

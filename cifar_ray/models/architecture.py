@@ -9,9 +9,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sections import Inputs
+from cifar_ray.config.facts import Inputs
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.data import Facts
 from cifar_ray.data.augment import USUAL, Variation
 
 
@@ -56,7 +56,7 @@ class Architecture:
     recipes: tuple[Recipe, ...]
     layers: Callable[[Any], list[nn.Module]] = list
     prepare: Callable[[nn.Module, Tensor], None] | None = None
-    adapt: Callable[[nn.Module, TrainConfig, DatasetSpec], nn.Module] | None = None
+    adapt: Callable[[nn.Module, TrainConfig, Facts], nn.Module] | None = None
     variation: Variation = USUAL
     has_masks: bool = False
     inputs: Inputs = "images"

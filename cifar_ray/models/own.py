@@ -24,7 +24,7 @@ from cifar_ray.config import option
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import SIZED, is_function, library_of
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.data import Facts, modality
 from cifar_ray.models import libraries
 from cifar_ray.models.architecture import Architecture, Recipe
 from cifar_ray.tasks import imports
@@ -53,7 +53,7 @@ def architecture(path: str) -> Architecture:
     return Architecture(build, RECIPES, functools.partial(_layers, path))
 
 
-def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+def build(config: TrainConfig, spec: Facts) -> nn.Module:
     """What the user's function, or a library's, returns for the data set.
 
     Raises:
@@ -62,7 +62,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     """
     builder = function(config, spec)
     with imports.calling(config.model, "model", "must build a model"):
-        model = builder(*spec.sizes.values(), **config.model_options)
+        model = builder(*modality.of(spec).sizes, **config.model_options)
     if not isinstance(model, nn.Module):
         raise ConfigError("model", f"must return an nn.Module, and {config.model} returns {brief(model)}")
     if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
@@ -73,7 +73,7 @@ def build(config: TrainConfig, spec: DatasetSpec) -> nn.Module:
     return model
 
 
-def function(config: TrainConfig, spec: DatasetSpec) -> Callable[..., Any]:
+def function(config: TrainConfig, spec: Facts) -> Callable[..., Any]:
     """The user's function, or a library's, that builds the model for the data set's sizes.
 
     Raises:
@@ -82,9 +82,9 @@ def function(config: TrainConfig, spec: DatasetSpec) -> Callable[..., Any]:
     if library_of(config.model):
         return libraries.builder(config.model)
     imports.check_source(config, "model")
-    builder, names = imports.load(config.model, "model"), ", ".join(spec.sizes)
+    builder, names = imports.load(config.model, "model"), ", ".join(modality.of(spec).arguments)
     try:
-        inspect.signature(builder).bind_partial(*spec.sizes.values())
+        inspect.signature(builder).bind_partial(*modality.of(spec).sizes)
     except ValueError:  # a callable without a signature
         pass
     except TypeError:
@@ -97,7 +97,7 @@ def function(config: TrainConfig, spec: DatasetSpec) -> Callable[..., Any]:
     return builder
 
 
-def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> None:
+def check(config: TrainConfig, spec: Facts, wanted: tuple[int, ...]) -> None:
     """Build the model and try it on two samples, once in a process; torch's generator is left as it was.
 
     Raises:
@@ -108,7 +108,7 @@ def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> No
     key = _key(config, spec)
     if key in _checked:
         return
-    shape = ", ".join(map(str, spec.input_shape))
+    shape = ", ".join(map(str, spec.shape))
     rule = f"must give float logits (B, {', '.join(map(str, wanted))}) for {spec.inputs} (B, {shape})"
     if library_of(config.model) and option.chosen(config.dataset) in SIZED:
         rule += ", whose side is --image-size"
@@ -120,8 +120,8 @@ def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> No
             raise ConfigError("model", f"must keep its state in buffers (register_buffer); {config.model} has {extra}")
         with imports.calling(config.model, "model", rule):
             with torch.no_grad():
-                outputs = [model.eval()(spec.example(2))]
-            outputs.append(model.train()(spec.example(2)))
+                outputs = [model.eval()(modality.of(spec).example(2))]
+            outputs.append(model.train()(modality.of(spec).example(2)))
             for logits in outputs:
                 is_float = isinstance(logits, Tensor) and logits.is_floating_point()
                 if not is_float or logits.shape != (2, *wanted):
@@ -130,11 +130,11 @@ def check(config: TrainConfig, spec: DatasetSpec, wanted: tuple[int, ...]) -> No
             _checked[key] = _traits(model, spec)
 
 
-def _key(config: TrainConfig, spec: DatasetSpec) -> tuple[object, ...]:
+def _key(config: TrainConfig, spec: Facts) -> tuple[object, ...]:
     return (config.model, config.model_source, config.task, spec, *sorted(config.model_options.items()))
 
 
-def check_strategy(config: TrainConfig, spec: DatasetSpec, cannot: frozenset[str]) -> None:
+def check_strategy(config: TrainConfig, spec: Facts, cannot: frozenset[str]) -> None:
     """Refuse a model that :func:`check` has accepted, with one of :data:`TRAITS` that the strategy ``cannot`` train."""
     for trait, name in _checked[_key(config, spec)].items():
         if trait in cannot:
@@ -143,20 +143,20 @@ def check_strategy(config: TrainConfig, spec: DatasetSpec, cannot: frozenset[str
             )
 
 
-def check_float32(config: TrainConfig, spec: DatasetSpec, field: str, value: str) -> None:
+def check_float32(config: TrainConfig, spec: Facts, field: str, value: str) -> None:
     """Refuse ``value`` for a model that :func:`check` has accepted and that has a parameter of another type."""
     if name := _checked[_key(config, spec)].get("dtype"):
         raise ConfigError(field, f"must be other than {value} for {config.model}, {TRAITS['dtype'].format(name)}")
 
 
-def _traits(model: nn.Module, spec: DatasetSpec) -> dict[str, str]:
+def _traits(model: nn.Module, spec: Facts) -> dict[str, str]:
     """Those of :data:`TRAITS` that a training pass shows, with the name of the first parameter, buffer or layer."""
     norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     passes: Counter[str] = Counter()
     for name, norm in norms.items():
         norm.register_forward_hook(lambda *_, name=name: passes.update([name]))
     before = {name: buffer.clone() for name, buffer in model.named_buffers() if name.rpartition(".")[0] not in norms}
-    model.train()(spec.example(2)).sum().backward()
+    model.train()(modality.of(spec).example(2)).sum().backward()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found = {
         "scalar": [name for name, parameter in parameters.items() if parameter.ndim == 0],
@@ -170,7 +170,7 @@ def _traits(model: nn.Module, spec: DatasetSpec) -> dict[str, str]:
     return {trait: names[0] for trait, names in found.items() if names}
 
 
-def check_layers(config: TrainConfig, spec: DatasetSpec, units: Callable[[nn.Module], list[nn.Module]]) -> None:
+def check_layers(config: TrainConfig, spec: Facts, units: Callable[[nn.Module], list[nn.Module]]) -> None:
     """Refuse a model whose ``units``, one after the other, are not its forward pass to the last bit, or share weights.
 
     Once in a process, in training mode.
@@ -183,7 +183,7 @@ def check_layers(config: TrainConfig, spec: DatasetSpec, units: Callable[[nn.Mod
     rule = f"must be other than {config.strategy} for {config.model},"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = build(config, spec).train()
-        whole, made, inputs, results = copy.deepcopy(model), units(model), spec.example(4), []
+        whole, made, inputs, results = copy.deepcopy(model), units(model), modality.of(spec).example(4), []
         held = [id(parameter) for unit in made for parameter in unit.parameters()]
         if len(held) > len({*held}):
             raise ConfigError("strategy", f"{rule} two of whose layers share weights that two stages would each train")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.data import Facts
 from cifar_ray.data.augment import Variation
 from cifar_ray.models.architecture import Architecture, Recipe
 
@@ -85,7 +85,7 @@ def build(image_size: int, channels: int, classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.MaxPool2d(3), nn.Flatten(), head, Scale(1 / 9))
 
 
-def mirrored(network: nn.Module, config: TrainConfig, spec: DatasetSpec) -> nn.Module:
+def mirrored(network: nn.Module, config: TrainConfig, spec: Facts) -> nn.Module:
     """The network, with the mean over an image and its mirror image where training images are mirrored."""
     is_mirrored = spec.flip and config.augment not in ("none", "crop")
     return Mirrored(*network.children()) if is_mirrored else network

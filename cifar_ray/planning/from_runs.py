@@ -144,7 +144,8 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
 
     sent = Exchange.of(config, Gradients(readiness.sizes, readiness.ready), readiness.buffer_bytes, device)
     test_images = int(trial.params.get("test_images", "0") or 0)
-    evaluated = data.spec(config).test_size / test_images if test_images and not config.validated else 1.0
+    facts = data.facts(config)
+    evaluated = facts.test_size / test_images if test_images and not facts.val_size else 1.0
     return Work(
         config.global_batch_size,
         config.accumulate,

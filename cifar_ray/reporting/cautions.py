@@ -114,9 +114,9 @@ def _copied(runs: Runs, finished: list[Trial]) -> Iterator[str]:
     """Samples that are equal, as the model gets them, in two parts of the data."""
     unit = runs.task.spec.unit
     for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
-        names = f"images.{part}_copies", f"images.{part}"
+        names = f"data.{part}_copies", f"data.{part}_size"
         for (copies, size), count in Counter(tuple(map(trial.params.get, names)) for trial in finished).items():
-            if copies is not None:
+            if copies not in (None, "0"):
                 yield (
                     f"In {count} of {len(finished)} finished runs, {copies} of {size} {name} {unit} are copies of "
                     f"{others} {unit}: their figures may be too good."

@@ -46,7 +46,7 @@ _TOLD = {*PLACED, "seed", "device"}
 _ASIDE = {
     *_TOLD,
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
-    *("keep_checkpoints", "max_failures", "log_models", "convolutions", "class_weights_counts"),
+    *("keep_checkpoints", "max_failures", "log_models", "convolutions"),
 }
 _T = TypeVar("_T")
 _OF_FIRST = (*PLACED, "nodes", "world_size", "strategy")

@@ -26,9 +26,9 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import DatasetSpec, imagefiles, tokens
+from cifar_ray.data import Facts, imagefiles, tokens
 from cifar_ray.orchestration.run import given, results
-from cifar_ray.tasks import SUBSETS, TaskSpec, choosing
+from cifar_ray.tasks import SUBSETS, TaskSpec
 from cifar_ray.training import predictor
 
 MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
@@ -51,7 +51,7 @@ def of_run(
     """
     checkpoint = results.find_checkpoint(run, which, tracking_uri, note)
     snapshot, task = checkpoint.snapshot, checkpoint.snapshot.task
-    measured = choosing.measured(snapshot.config)
+    measured = snapshot.spec.measured
     about = {
         "run": checkpoint.run.name,
         "run_id": checkpoint.run.run_id,
@@ -75,7 +75,7 @@ def of_run(
 
 
 def build(
-    about: dict[str, Any], task: TaskSpec, spec: DatasetSpec, model: Callable[[Tensor], Tensor], encoding: str = ""
+    about: dict[str, Any], task: TaskSpec, spec: Facts, model: Callable[[Tensor], Tensor], encoding: str = ""
 ) -> FastAPI:
     """The application for a model that maps inputs as data sets have them, such as images, to its task's answers.
 
@@ -156,7 +156,7 @@ async def _error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": sentences.get(error.status_code, error.detail)}, error.status_code, headers)
 
 
-def _decode(spec: DatasetSpec, body: bytes) -> tuple[Tensor, tuple[int, int]]:
+def _decode(spec: Facts, body: bytes) -> tuple[Tensor, tuple[int, int]]:
     """An image as the model gets it, with its own width and height."""
     if not body:
         raise HTTPException(400, "the body is empty; send an image: curl --data-binary @IMAGE")
@@ -167,7 +167,7 @@ def _decode(spec: DatasetSpec, body: bytes) -> tuple[Tensor, tuple[int, int]]:
         raise HTTPException(400, f"cannot read the image: {error}") from None
 
 
-def _encode(spec: DatasetSpec, encoding: str, body: bytes, is_json: bool) -> Tensor:
+def _encode(spec: Facts, encoding: str, body: bytes, is_json: bool) -> Tensor:
     """A text as the model gets it: plain, or the value of ``text`` in a JSON object."""
     try:
         text = body.decode()

@@ -69,7 +69,7 @@ class ParameterServing(Asynchronous):
             )
         if servers == 1 and not is_own(config.model):
             return
-        parameters = list(models.outline(config, data.spec(config)).parameters())
+        parameters = list(models.outline(config, data.facts(config)).parameters())
         if is_own(config.model) and not all(parameter.requires_grad for parameter in parameters):
             raise ConfigError("strategy", f"must be another for {config.model}, some of whose weights do not learn")
         most = len(parameters)

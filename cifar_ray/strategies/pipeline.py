@@ -24,6 +24,7 @@ from cifar_ray.config.model import USUAL
 from cifar_ray.config.option import is_own
 from cifar_ray.config.schema import Count
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import modality
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.models import convolution
 from cifar_ray.models import own as own_models
@@ -105,7 +106,7 @@ class Pipeline(Base):
                 f"must have at least 2 workers for --strategy {config.strategy}, got {decided.topology}: a pipeline of "
                 "one stage is plain training, --strategy ddp",
             )
-        model = models.outline(config, data.spec(config))
+        model = models.outline(config, data.facts(config))
         if not all(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError(  # PyTorch's stages differentiate by every parameter
                 "strategy",
@@ -113,7 +114,7 @@ class Pipeline(Base):
                 f"got {config.strategy}",
             )
         if is_own(config.model):
-            own_models.check_layers(config, data.spec(config), lambda made: stages.units(models.layers(config, made)))
+            own_models.check_layers(config, data.facts(config), lambda made: stages.units(models.layers(config, made)))
         most = len(stages.units(models.layers(config, model)))
         if workers > most:
             raise ConfigError(
@@ -218,7 +219,7 @@ class Pipeline(Base):
     def _example(self, device: torch.device | str) -> Tensor:
         """One micro-batch of noise, as the loader gives them."""
         config = self.context.config
-        return convolution.laid_out(data.spec(config).example(self.at_once(config), device), USUAL)
+        return convolution.laid_out(modality.of(data.facts(config)).example(self.at_once(config), device), USUAL)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         context = self.context

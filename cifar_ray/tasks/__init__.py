@@ -18,7 +18,7 @@ from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, from_mapping, measured_on
 
 if TYPE_CHECKING:
-    from cifar_ray.config.decided import Decided
+    from cifar_ray.config.facts import Facts
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.tasks.protocol import Task
 
@@ -80,21 +80,21 @@ def column(config: TrainConfig) -> str:
     return _named(usual(config)).target
 
 
-def build(config: TrainConfig, decided: Decided | None = None) -> Task:
-    """A config's task, ready for use."""
-    task, facts = of(config)(config, decided), spec(config)
-    if task.spec != facts:
-        vars(task)["spec"] = facts
+def build(config: TrainConfig, facts: Facts) -> Task:
+    """A config's task, ready for use on a data set with these facts."""
+    task, known = of(config)(config, facts), spec(config, facts)
+    if task.spec != known:
+        vars(task)["spec"] = known
     return task
 
 
-def spec(config: TrainConfig) -> TaskSpec:
+def spec(config: TrainConfig, data: Facts) -> TaskSpec:
     """The facts of a config's task, which counts images unless it says otherwise or the data set has none.
 
     Raises:
         ConfigError: as :func:`of`.
     """
-    facts, unit = of(config).spec, UNITS[config.images.inputs]
+    facts, unit = of(config).spec, UNITS[data.inputs]
     if facts.unit != "images" or unit == "images":
         return facts
     figures = (dataclasses.replace(each, meaning=each.meaning.replace("images", unit)) for each in facts.figures)

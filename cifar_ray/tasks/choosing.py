@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.spec import Figure, Subset, TaskSpec
 
@@ -35,25 +36,21 @@ class Objective:
         return self.figure.on(self.subset)
 
 
-def measured(config: TrainConfig) -> Subset:
-    """The samples that a run is measured on after every epoch; the test is measured at the end in any case."""
-    return "val" if config.validated else "test"
+def objective(task: TaskSpec, facts: Facts) -> Objective | None:
+    """What chooses among the epochs of a run on such data, and between it and other runs; None when nothing may."""
+    return Objective(task.primary, "val") if facts.val_size else None
 
 
-def objective(config: TrainConfig, task: TaskSpec) -> Objective | None:
-    """What chooses among the epochs of a resolved config, and between it and other runs; None when nothing may."""
-    return Objective(task.primary, "val") if config.validated else None
-
-
-def is_exhausted(config: TrainConfig, task: TaskSpec, epochs: Sequence[Mapping[str, float]]) -> bool:
+def is_exhausted(config: TrainConfig, task: TaskSpec, facts: Facts, epochs: Sequence[Mapping[str, float]]) -> bool:
     """Whether the last ``--patience`` epochs have each been no better than the best one before them.
 
     Args:
         config: resolved.
         task: says which figure counts.
+        facts: of the data set.
         epochs: the metrics of each epoch so far, from the first; a figure that is NaN is no better than any.
     """
-    chooser = objective(config, task)
+    chooser = objective(task, facts)
     if config.patience is None or chooser is None or len(epochs) <= config.patience:
         return False
     ranks = [chooser.figure.rank(metrics.get(chooser.metric, math.nan)) for metrics in epochs]

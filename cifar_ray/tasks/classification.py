@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # reading the facts needs no torch
     import torch
     from torch import Tensor
 
-    from cifar_ray.config.decided import Decided
+    from cifar_ray.config.facts import Facts
     from cifar_ray.config.train import TrainConfig
 
 SPEC = TaskSpec(
@@ -47,9 +47,9 @@ ONE = 2**20
 class Classes:
     """What tasks of classes have in common: label smoothing, and weights of classes."""
 
-    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
+    def __init__(self, config: TrainConfig, facts: Facts | None = None) -> None:
         self._smoothing = config.label_smoothing or 0.0
-        self._weights = _balanced(decided.class_weights_counts if decided else None)
+        self._weights = _balanced(facts.class_counts if facts and config.class_weights != "none" else ())
         self._tensors: dict[torch.device, Tensor] = {}  # a copy in every step would have the host wait for a GPU
 
     def _weighted(self, targets: Tensor) -> Tensor:
@@ -179,10 +179,10 @@ class Classification(Classes):
         return outputs.float().softmax(1)
 
 
-def _balanced(counts: Sequence[int] | None) -> list[int]:
+def _balanced(counts: Sequence[int]) -> list[int]:
     """Weights of classes with these training images, in inverse proportion, 0 of one that has none; empty without."""
-    fewest = min(filter(None, counts or ()), default=0)
-    return [max(round(ONE * fewest / count), 1) if count else 0 for count in counts or ()]
+    fewest = min(filter(None, counts), default=0)
+    return [max(round(ONE * fewest / count), 1) if count else 0 for count in counts]
 
 
 TASK = Classification

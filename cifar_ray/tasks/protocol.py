@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from cifar_ray.config.decided import Decided
+    from cifar_ray.config.facts import Facts
     from cifar_ray.config.train import TrainConfig
 
 
@@ -63,8 +63,8 @@ class Task(Protocol):
     target: ClassVar[str]
     rule: ClassVar[str]
 
-    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
-        """Be the task of a run; ``decided`` has the facts of the data, once they have been read."""
+    def __init__(self, config: TrainConfig, facts: Facts | None = None) -> None:
+        """Be the task of a run on a data set, whose facts are whole once it has been read."""
 
     @classmethod
     def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # reading the facts needs no torch
     import torch
     from torch import Tensor
 
-    from cifar_ray.config.decided import Decided
+    from cifar_ray.config.facts import Facts
     from cifar_ray.config.train import TrainConfig
 
 SPEC = TaskSpec(
@@ -42,9 +42,9 @@ class Regression:
     target = "targets"
     rule = "for each a finite number (N,), or several (N, targets), which vary over the training samples"
 
-    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
-        images = (decided and decided.images) or config.images
-        self._standard = (images.target_mean or (0.0,), images.target_std or (1.0,))
+    def __init__(self, config: TrainConfig, facts: Facts | None = None) -> None:
+        mean, std = (facts.target_mean, facts.target_std) if facts else ((), ())
+        self._standard = (mean or (0.0,), std or (1.0,))
         self._tensors: dict[torch.device, tuple[Tensor, Tensor]] = {}  # a copy in every step would wait for a GPU
 
     @classmethod

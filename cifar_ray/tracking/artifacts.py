@@ -222,7 +222,7 @@ def log_model(
                 signature=signature,
                 input_example=pd.DataFrame([taken.example]),
                 pip_requirements=requirements,
-                metadata={"dataset": dataset.spec.name, "dataset_digest": dataset.digest},
+                metadata={"dataset": dataset.name, "dataset_digest": dataset.digest},
             )
             client.log_model_artifacts(logged.model_id, f"{folder}/model")
             status = LoggedModelStatus.READY

@@ -48,8 +48,8 @@ _SPEED: Mapping[str, Callable[[float], str]] = {
 
 def run_tags(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
     """Tags of a run that goes on with this config, and what is decided beside it, on this machine."""
-    spec = tasks.spec(config)
-    task, objective = tasks.to_record(spec), choosing.objective(config, spec)
+    spec = tasks.spec(config, decided.facts)
+    task, objective = tasks.to_record(spec), choosing.objective(spec, decided.facts)
     return {
         "topology": decided.topology,
         "world_size": str(decided.world_size),
@@ -69,7 +69,7 @@ def run_tags(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
 
 def note(config: ResolvedConfig, decided: Decided) -> str:
     """What a run is, in Markdown: MLflow shows it as the run's description."""
-    unit = tasks.spec(config).unit
+    unit = tasks.spec(config, decided.facts).unit
     return (
         f"{config.model} on {config.dataset}: topology {decided.topology}, {config.global_batch_size} {unit} per step "
         f"({config.share(decided.world_size)} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
@@ -125,7 +125,7 @@ def changed_tags(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str,
 
 def dataset_input(dataset: Dataset) -> DatasetInput:
     """The data set as MLflow lists it among a run's inputs."""
-    name = dataset.spec.name
+    name = dataset.name
     source = HTTPDatasetSource(_HOMES[name]) if name in _HOMES else CodeDatasetSource({"cifar_ray.dataset": name})
     meta = MetaDataset(source, name=name, digest=dataset.digest)
     return DatasetInput(DatasetEntity.from_dictionary(meta.to_dict()), [InputTag("mlflow.data.context", "training")])

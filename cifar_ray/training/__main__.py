@@ -122,7 +122,7 @@ def main(words: list[str], begun: float) -> Outcome:
 
 def _encoding(config: ResolvedConfig, folder: Path, rank: int, world_size: int) -> str:
     """The tokenizer that a run of texts goes on with; only rank 0 looks for it."""
-    if data.spec(config).inputs != "tokens":
+    if not data.facts(config).vocabulary:
         return ""
     found = [""]
     if rank == 0 and (newest := checkpoint.latest(folder, config)):

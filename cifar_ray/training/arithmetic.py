@@ -19,6 +19,7 @@ import torch.distributed as dist
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import modality
 from cifar_ray.models import convolution
 from cifar_ray.strategies import compiling
 from cifar_ray.strategies.worker import Worker, autocast
@@ -96,7 +97,7 @@ def undecided(config: ResolvedConfig, device: str, passes: int) -> set[str]:
     if config.strategy == "reproducible":
         return set()
     names = {"precision"} if config.precision == "auto" else set()
-    has_images = data.spec(config).inputs == "images"
+    has_images = modality.of(data.facts(config)).varies
     if has_images and config.convolutions is None and device != "cuda" and not config.compile:
         names |= {"convolutions"} if passes >= LEAST_STEPS else set()
     return names
@@ -123,7 +124,7 @@ def _choose_precision(config: ResolvedConfig, worker: Worker) -> tuple[str, str]
     fp32, bf16 = _mean(seconds, worker)
     if math.isinf(bf16):
         return "fp32", "a GPU here has no bf16 arithmetic; --precision fp16 is for such a one"
-    counted = f"{count} {tasks.spec(config).unit}"
+    counted = f"{count} {tasks.spec(config, data.facts(config)).unit}"
     measured = f"{counted} forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
     return "bf16" if fp32 > MARGIN * bf16 else "fp32", measured
 
@@ -173,10 +174,10 @@ def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list
 
 def timed_pass(config: ResolvedConfig, count: int, convolutions: str, device: torch.device) -> Callable[[str], float]:
     """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds."""
-    spec, layout = data.spec(config), convolution.memory_format(convolutions)
-    model = models.build(config, spec).to(device).to(memory_format=layout).train()
+    facts, layout = data.facts(config), convolution.memory_format(convolutions)
+    model = models.build(config, facts).to(device).to(memory_format=layout).train()
     convolution.install(model, convolutions)
-    inputs = convolution.laid_out(spec.example(count, device), convolutions)
+    inputs = convolution.laid_out(modality.of(facts).example(count, device), convolutions)
     forward = compiling.compiled(model, device) if config.compile else model
 
     def seconds(precision: str) -> float:
@@ -217,13 +218,13 @@ def _choose_convolutions(config: ResolvedConfig, precision: str, worker: Worker)
 
 def ways(config: ResolvedConfig) -> list[str]:
     """The ways to compute convolutions that differ for a model."""
-    spec = data.spec(config)
-    model = models.build(config, spec)
+    facts = data.facts(config)
+    model = models.build(config, facts)
     sides: set[int] = set()
     for layer in convolution.replaceable(model):
         layer.register_forward_hook(lambda layer, _, result: sides.add(max(result.shape[2:])))
     with torch.no_grad():
-        model.eval()(spec.example(2))
+        model.eval()(modality.of(facts).example(2))
     most = {next(most for most in _MOST if side <= most) for side in sides if side <= max(_MOST)}
     # What a pipeline's stages send one another is channels last.
     layouts = (USUAL,) if strategies.of(config).cut else (USUAL, "contiguous")

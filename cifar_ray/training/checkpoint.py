@@ -24,12 +24,12 @@ from pydantic import TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray import data, tasks
+from cifar_ray import tasks
 from cifar_ray.config import errors, option, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.schema import Number
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.data import Facts
 from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
@@ -37,7 +37,7 @@ from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step
 from cifar_ray.training.observer import Row, SavedCheckpoint
 
 _LOCK_WAIT_S = 120.0
-_OF_WEIGHTS = ("precision", "convolutions", "images", "class_weights_counts", "weights_digest")
+_OF_WEIGHTS = ("precision", "convolutions", "data", "weights_digest")
 """What is decided beside the config and decides the weights."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -80,9 +80,9 @@ class Snapshot:
     encoding: str = ""
 
     @property
-    def spec(self) -> DatasetSpec:
+    def spec(self) -> Facts:
         """The facts of the data set that it has learned from."""
-        return data.spec(self.config, self.decided.images)
+        return self.decided.facts
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def _best(readable: Mapping[Path, Manifest]) -> Path | None:
     ranks = {
         path: made.task.primary.rank(made.score)
         for path, made in readable.items()
-        if made.score is not None and choosing.objective(made.config, made.task) is not None
+        if made.score is not None and choosing.objective(made.task, made.decided.facts) is not None
     }
     return max(ranks, key=ranks.__getitem__, default=None)
 
@@ -331,7 +331,7 @@ def _prune(folder: Path, newest: Manifest) -> Path | None:
 
     Later ones than ``newest`` were passed over as damaged and do not count.
     """
-    top = best(folder) if choosing.objective(newest.config, newest.task) is not None else None
+    top = best(folder) if choosing.objective(newest.task, newest.decided.facts) is not None else None
     older = [path for path in every(folder) if step_of(path.name) <= newest.step]
     for path in older[: -newest.config.keep_checkpoints]:
         if path != top:

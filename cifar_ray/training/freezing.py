@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from cifar_ray import models
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import DatasetSpec
+from cifar_ray.data import Facts
 
 _SHOWN = 12
 """Parts of a model that an error names."""
@@ -69,7 +69,7 @@ def freeze(model: nn.Module, config: TrainConfig) -> None:
             module.eval()
 
 
-def check(config: TrainConfig, spec: DatasetSpec) -> None:
+def check(config: TrainConfig, spec: Facts) -> None:
     """Refuse patterns that match no parameter of the model, and such as leave nothing to learn.
 
     Raises:

@@ -21,6 +21,7 @@ from cifar_ray.config import option
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import OWN, is_own
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import modality
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.tasks import LOSS, imports
 from cifar_ray.training import freezing
@@ -82,7 +83,7 @@ def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimi
         _check_course(config.schedule)
     if is_own(config.optimizer):
         with torch.random.fork_rng(devices=[]):
-            model = models.build(config, data.spec(config))
+            model = models.build(config, data.facts(config))
             freezing.freeze(model, config)
             _check_optimizer(config.optimizer, model, make)
     if is_own(config.task):
@@ -121,14 +122,15 @@ def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], to
 
 def _check_task(config: ResolvedConfig) -> None:
     """Train on some samples and evaluate them; labels that have not been read yet are made up."""
-    task, spec, path = tasks.build(config), data.spec(config), config.task
-    shape = task.spec.outputs(spec.num_classes, spec.image_size)
-    targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % spec.num_classes
+    facts, path = data.facts(config), config.task
+    task = tasks.build(config, facts)
+    shape = task.spec.outputs(facts.num_classes, facts.image_size)
+    targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % facts.num_classes
     if option.chosen(config.dataset) == OWN:
         column = as_tensor(data.find(config).parts["train"].targets)
         targets = column[:: max(len(column) // _SAMPLES, 1)][:_SAMPLES]
     size = len(targets)
-    outputs = models.build(config, spec).train()(spec.example(size))
+    outputs = models.build(config, facts).train()(modality.of(facts).example(size))
     with imports.calling(str(path), "task", "must have the methods of cifar_ray.tasks.protocol.Task"):
         counts = task.counts(targets)
         loss = task.loss(outputs, targets, float(size if counts is None else counts.sum().clamp(min=1)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import models, tasks
-from cifar_ray.data import DatasetSpec, augment
+from cifar_ray.data import Facts, datasets, modality
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import checkpoint
 from cifar_ray.training.checkpoint import Snapshot
@@ -23,9 +23,9 @@ class Predictor(nn.Module):
     (B, num_classes).
     """
 
-    def __init__(self, model: nn.Module, spec: DatasetSpec, task: Task) -> None:
+    def __init__(self, model: nn.Module, spec: Facts, task: Task) -> None:
         super().__init__()
-        self.normalise = augment.normaliser(spec)
+        self.normalise = modality.of(spec).normaliser()
         self.model = model
         self._predictions = task.predictions
 
@@ -41,10 +41,6 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     """
     spec = snapshot.spec
     model = models.build(snapshot.config, spec)
-    if len(snapshot.class_names) != spec.num_classes:
-        raise CheckpointError(
-            f"checkpoint {path} does not fit its own config: {spec.name} has other {snapshot.task.names}"
-        )
     try:
         model.load_state_dict(snapshot.weights)
     except RuntimeError as error:
@@ -60,8 +56,8 @@ def of(path: str | Path, snapshot: Snapshot) -> Predictor:
         CheckpointError: when the weights are not those of the config.
     """
     config = snapshot.config
-    task = tasks.build(config, snapshot.decided)
-    return Predictor(restore(path, snapshot), snapshot.spec.normalised(config.normalise), task).eval()
+    task = tasks.build(config, snapshot.spec)
+    return Predictor(restore(path, snapshot), datasets.normalised(snapshot.spec, config.normalise), task).eval()
 
 
 def load(path: Path) -> Predictor:

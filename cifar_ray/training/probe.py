@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cifar_ray import data, models
 from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.data import modality
 from cifar_ray.strategies.gradients import learning
 from cifar_ray.strategies.worker import autocast
 
@@ -39,14 +40,14 @@ def readiness(config: ResolvedConfig, precision: str, samples: int, threads: int
     The loss is the mean square of what the model gives, whose own gradient takes no time beside the model's. The hooks
     are on a model of this function's own, and torch's generator and number of threads stay as they were.
     """
-    spec = data.spec(config)
+    facts = data.facts(config)
     device, before = torch.device("cpu"), torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(threads)
         try:
-            model = models.build(config, spec).to(memory_format=torch.channels_last)
+            model = models.build(config, facts).to(memory_format=torch.channels_last)
             parameters = learning(model)
-            batch = spec.example(samples)
+            batch = modality.of(facts).example(samples)
             if batch.dim() == 4:
                 batch = batch.contiguous(memory_format=torch.channels_last)
             passes = []

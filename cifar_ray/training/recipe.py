@@ -17,7 +17,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset, DatasetSpec, arrays
+from cifar_ray.data import Dataset, Facts, modality
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.tasks import choosing, imports
@@ -43,16 +43,11 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     config = copy.copy(asked)  # a draft, whose values are checked together once all are there
     values = vars(config)
     values |= {name: value for name, value in known.items() if value is not None}
-    looks = is_own(config.dataset) and not asked.images.classes
-    if looks:
-        values["images"] = data.look(config)
+    values["dataset"] = data.absolute(config.dataset)
     values["val_share"] = _val_share(config, chooser)
-    if looks:
-        values["images"] = data.look(config)  # of which validation may have taken some
-        values["dataset"] = data.absolute(config.dataset)
+    spec = data.look(config)
     if config.weights is not None:  # a file; others are names
         values["weights"] = str(files.existing("weights", config.weights) or config.weights)
-    spec = data.spec(config)
     checks.task(config, spec)
     recipe = _recipe(config)
     values["global_batch_size"] = config.global_batch_size or recipe["base_batch"]
@@ -72,12 +67,12 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     return resolved
 
 
-def _check(config: ResolvedConfig, spec: DatasetSpec, batch_option: str) -> None:
+def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     """Refuse a resolved config whose parts do not go together; ``batch_option`` is the option that gave the batch."""
-    outputs = tasks.spec(config).outputs(spec.num_classes, spec.image_size)
+    outputs = tasks.spec(config, spec).outputs(spec.num_classes, spec.image_size)
     if is_own(config.model):
         own_models.check(config, spec, outputs)
-    elif is_own(config.dataset) and spec.inputs == "images":
+    elif is_own(config.dataset) and modality.of(spec).varies:
         checks.side(config, spec)
     else:
         models.outline(config, spec)  # refuses options that do not go together
@@ -133,7 +128,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
-    has_own = config.images.val > 0 and not config.val_share
+    has_own = not config.val_share and data.look(config).val_size > 0
     if has_own and config.val_share == 0:
         raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
     if has_own or not chooser:
@@ -146,9 +141,10 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
 def notes(config: TrainConfig, asked: TrainConfig) -> Iterator[str]:
     """Notes on what a resolved config has that nobody asked for, or can hardly want."""
     if config.val_share is not None and asked.val_share is None:
+        unit = tasks.spec(config, data.facts(config)).unit
         yield (
-            f"note: {config.val_share:.0%} of the training {tasks.spec(config).unit} are kept for validation, since "
-            "something is chosen (--val-share sets the share)"
+            f"note: {config.val_share:.0%} of the training {unit} are kept for validation, since something is chosen "
+            "(--val-share sets the share)"
         )
     if config.freeze and config.weights is None and not is_function(config.model):  # one's own may read weights
         yield "note: --freeze keeps random weights as they are: --weights says which weights to start from"
@@ -158,7 +154,7 @@ _OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",)}
 """Options that are for images alone -> the values that they may have with other inputs."""
 
 
-def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
+def _augment(config: TrainConfig, spec: Facts) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
     has_classes = task.spec.names == "classes"
@@ -166,7 +162,7 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
         raise ConfigError("class_weights", f"is for tasks of classes, and the task is {config.task or task.spec.name}")
     if config.label_smoothing and not (is_own(config.task) or has_classes):
         raise ConfigError("label_smoothing", f"is for tasks of classes, and the task is {task.spec.name}")
-    if spec.inputs != "images":
+    if not modality.of(spec).varies:
         if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
             raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
         return "none"
@@ -177,7 +173,7 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
         others = errors.one_of([name for name in names if name != "crop_flip"])
         raise ConfigError(
             "augment",
-            f"must be {others} for {spec.name}, whose classes a mirror image does not show, got crop_flip",
+            f"must be {others} for {config.dataset}, whose classes a mirror image does not show, got crop_flip",
         )
     if config.class_weights != "none" and chosen in MIXING:
         raise ConfigError("class_weights", f"must be left out with --augment {chosen}, whose images are of two classes")
@@ -236,29 +232,20 @@ def command(config: ResolvedConfig, **changes: Any) -> str:
 
 
 def settle(config: ResolvedConfig, decided: Decided, dataset: Dataset) -> Decided:
-    """What is ``decided``, with the facts of a data set that has been read, as far as the run depends on them.
+    """What is ``decided``, with the facts of the data set, which has been read.
 
     Raises:
         ConfigError: when these are not the samples that the run began with, or validation has left too few.
     """
-    checks.sizes(config, dataset.spec)
-    images = arrays.described(dataset) if is_own(config.dataset) else None
-    if images is not None and decided.images is not None and decided.images.digest != images.digest:
+    facts = data.keep(config, dataset.spec)
+    checks.sizes(config, facts)
+    if decided.data is not None and decided.data.digest != facts.digest:
         raise ConfigError(
             "dataset",
-            f"must have the {tasks.spec(config).unit} that the run began with, and those of {config.dataset} have "
-            "changed since; undo that, or begin a new run",
+            f"must have the {tasks.spec(config, facts).unit} that the run began with, and those of {config.dataset} "
+            "have changed since; undo that, or begin a new run",
         )
-    counts = _class_counts(config, dataset) if config.class_weights != "none" else None
-    if decided.class_weights_counts not in (None, counts):
-        raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
-    return dataclasses.replace(decided, images=images, class_weights_counts=counts)
-
-
-def _class_counts(config: ResolvedConfig, dataset: Dataset) -> tuple[int, ...]:
-    """The training samples of each class, from which class weights follow."""
-    counts = dataset.class_counts
-    if empty := [label for label, count in enumerate(counts) if not count]:
-        missing = dataset.class_names[empty[0]]
-        raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {missing} has none")
-    return counts
+    empty = [name for name, count in zip(facts.names, facts.class_counts) if not count]
+    if config.class_weights != "none" and empty:
+        raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {empty[0]} has none")
+    return dataclasses.replace(decided, data=facts)

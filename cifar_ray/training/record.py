@@ -55,7 +55,7 @@ def epochs_left(state: TrainingState) -> Iterator[int]:
     for epoch in range(state.step // steps, state.config.epochs):
         within = state.step % steps != 0  # a checkpoint within an epoch, from which the run goes on to its end
         rows = [row.metrics for row in state.history if row.kind == "epoch"]
-        if not within and choosing.is_exhausted(state.config, state.task.spec, rows):
+        if not within and choosing.is_exhausted(state.config, state.task.spec, state.decided.facts, rows):
             return
         yield epoch
 
@@ -154,7 +154,7 @@ def finish_epoch(
     epoch_s = state.clock.seconds["training"] - earlier
     loss = _sum_losses(state) / (steps * state.worker.world_size)
     state.epoch_loss.zero_()
-    measured = choosing.measured(state.config)
+    measured = state.decided.facts.measured
     metrics = {**{f"{measured}/{name}": value for name, value in evaluation.metrics.items()}, **by_rank}
     metrics["train/epoch_loss"] = loss
     metrics["epoch_s"] = epoch_s
@@ -210,7 +210,7 @@ def _choice(state: TrainingState) -> tuple[Path | None, str]:
 
     A damaged one does not make the next best the chosen one, as :func:`checkpoint.best` would.
     """
-    chooser = choosing.objective(state.config, state.task.spec)
+    chooser = choosing.objective(state.task.spec, state.decided.facts)
     if chooser is None or (best := checkpoint.best(state.folder)) is None:
         return None, ""
     rows = [row for row in state.history if row.kind == "epoch"]
@@ -283,7 +283,7 @@ def _chosen(state: TrainingState, tested: Tested, epochs: Sequence[Row]) -> dict
 
     These are its epoch, its test figures, and the validation figure that chose it.
     """
-    task, validated = state.task.spec, state.config.validated
+    task, validated = state.task.spec, state.decided.facts.val_size > 0
     metrics = {task.counted_on("val"): float(state.evaluator.count)} if validated else {}
     if tested.chosen is None:
         return metrics

@@ -17,13 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cifar_ray import data, models, strategies, tasks
+from cifar_ray import models, strategies, tasks
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset, DatasetSpec
-from cifar_ray.data.augment import normaliser
+from cifar_ray.data import Dataset, Facts, modality
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.models import convolution
@@ -134,7 +133,7 @@ def prepare(
             model, decided.weights_digest, _everywhere(initial() if worker.rank == 0 else None, worker)
         )
     clock = Clock(worker.device, launch.begun)
-    task = tasks.build(config, decided)
+    task = tasks.build(config, dataset.spec)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     strategy = _strategy(config, decided, worker, model, task, clock, server)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
@@ -152,7 +151,7 @@ def prepare(
         task=task,
         strategy=strategy,
         loader=loader,
-        evaluator=Evaluator(dataset, worker, task, "val") if config.validated else tester,
+        evaluator=Evaluator(dataset, worker, task, "val") if dataset.spec.val_size else tester,
         tester=tester,
         clock=clock,
         class_names=dataset.class_names,
@@ -185,7 +184,7 @@ def unfreeze(state: TrainingState, epoch: int) -> None:
         kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
         del state.model, state.strategy
         gc.collect()  # a GPU may have no room for two
-        state.model = _model(config, decided, data.spec(config, decided.images), worker, frozen=False)
+        state.model = _model(config, decided, decided.facts, worker, frozen=False)
         state.strategy = _strategy(config, decided, worker, state.model, state.task, state.clock)
         with compiling.refusing(config):
             _warm_up(state.strategy, state.loader, weights, config.compile)
@@ -194,7 +193,7 @@ def unfreeze(state: TrainingState, epoch: int) -> None:
     state.frozen = False
 
 
-def _model(config: ResolvedConfig, decided: Decided, spec: DatasetSpec, worker: Worker, frozen: bool) -> nn.Module:
+def _model(config: ResolvedConfig, decided: Decided, spec: Facts, worker: Worker, frozen: bool) -> nn.Module:
     """The configured model with fresh weights on this worker's device; ``frozen`` as ``--freeze`` says, or not."""
     torch.manual_seed(config.seed)
     model = models.build(config, spec)
@@ -253,7 +252,7 @@ def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset,
         return
     if worker.rank == 0:
         inputs = as_tensor(dataset.train.inputs)
-        set_weights(model, normaliser(dataset.spec)(inputs[:_PREPARING_SAMPLES]).to(worker.device))
+        set_weights(model, modality.of(dataset.spec).normaliser()(inputs[:_PREPARING_SAMPLES]).to(worker.device))
     if worker.world_size > 1:
         for parameter in model.parameters():
             dist.broadcast(parameter.detach(), src=0)

@@ -169,7 +169,7 @@ def checkpoint_bytes(config: TrainConfig) -> int:
     """Size of a checkpoint on a disk: weights, buffers and the optimizer's moments."""
     from cifar_ray import data, models
 
-    model = models.outline(config, data.spec(config))
+    model = models.outline(config, data.facts(config))
     whole = sum(tensor.nbytes for tensor in model.state_dict().values())
     learned = sum(parameter.nbytes for parameter in model.parameters())
     moments = 2 if config.optimizer == "adamw" else int(bool(config.momentum))

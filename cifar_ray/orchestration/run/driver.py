@@ -21,6 +21,7 @@ from cifar_ray.config.limits import PATIENCE
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.display.dataset import lines as dataset_lines
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
@@ -33,7 +34,7 @@ from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
-from cifar_ray.tasks import choosing, imports
+from cifar_ray.tasks import imports
 from cifar_ray.tracking import store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord
@@ -168,9 +169,9 @@ def resume(
             kept, newest = checkpoint.existing(path), found[1] if found else None
         limits.refuse_reached(config, folder.folder)
         if known.stopped_by == PATIENCE:
-            limits.refuse_exhausted(config, tasks.spec(config), newest.history if newest else (), folder.name)
+            limits.refuse_exhausted(config, newest.history if newest else (), folder.name)
         encoding = newest.encoding if newest else ""
-        if newest is None and config.weights is not None and data.spec(config).inputs == "tokens":
+        if newest is None and config.weights is not None and data.facts(config).vocabulary:
             _, digest, encoding = given_weights.find(config, uri, console.line)
             if before is not None and before.weights_digest not in (None, digest):
                 rule = "must be those that the run began with"
@@ -296,12 +297,7 @@ def _read(
     else:
         with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.read(config)
-    if is_own(config.dataset):
-        task = tasks.spec(config)
-        console.line(dataset.contents(task.names, task.unit))
-        if caution := dataset.caution(task.unit):
-            console.line(caution)
-    for line in dataset.imbalance():
+    for line in dataset_lines(dataset, tasks.spec(config, dataset.spec)):
         console.line(line)
     return recipe.settle(config, decided, dataset), dataset, time.perf_counter() - begin
 
@@ -315,6 +311,6 @@ def _moved(folder: RunFolder, changes: Mapping[str, Any]) -> tuple[ResolvedConfi
     price = {"price": cost.word(changes["price"])} if "price" in changes else {}
     asked, before = folder.asked({**changes, **fixed, **price})
     config = recipe.resolve(asked)
-    if "patience" in changes and choosing.objective(config, tasks.spec(config)) is None:
+    if "patience" in changes and not data.facts(config).val_size:
         raise ConfigError("patience", "needs validation images (--val-share), and the run was trained without them")
     return config, before

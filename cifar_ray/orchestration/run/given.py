@@ -11,7 +11,7 @@ import numpy as np
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, brief, one_of
-from cifar_ray.data import DatasetSpec, folders, imagefiles, tables, texts, tokens
+from cifar_ray.data import Facts, folders, imagefiles, tables, texts, tokens
 
 _LINES = ".txt"
 _OF_TEXTS = (*texts.SUFFIXES, _LINES)
@@ -92,7 +92,7 @@ def sentences(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
     return found
 
 
-def features(path: Path, spec: DatasetSpec) -> np.ndarray:
+def features(path: Path, spec: Facts) -> np.ndarray:
     """The features of a CSV file's rows, by their names: float64 (N, length). Other columns do not matter.
 
     Raises:
@@ -106,7 +106,7 @@ def features(path: Path, spec: DatasetSpec) -> np.ndarray:
         raise ConfigError("", f"a table {error.problem}") from None
 
 
-def features_from_json(body: bytes, spec: DatasetSpec) -> tuple[np.ndarray, bool]:
+def features_from_json(body: bytes, spec: Facts) -> tuple[np.ndarray, bool]:
     """The features, float64 (N, length), of a JSON object of numbers by name, or of a list of such; whether it is one.
 
     Raises:

@@ -39,7 +39,7 @@ def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tup
         ConfigError: when there are no such weights, or they are another model's.
     """
     weights, encoding = _read(config, store, note)
-    model = models.outline(config, data.spec(config))
+    model = models.outline(config, data.facts(config))
     weights = initial_weights.named_alike(weights, model)
     content, digest = initial_weights.pack(weights)
     note(initial_weights.compared(model, weights, config))
@@ -57,10 +57,10 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
         return initial_weights.read(path), ""
     known = libraries.weights(model) if library_of(model) else ()
     if text in known:
-        spec = data.spec(config)
+        spec = data.facts(config)
         if difference := _other_pixels(config, text):
             note(difference)
-        return libraries.fetch(model, text, spec.image_size, spec.channels, config.model_options), ""
+        return libraries.fetch(model, text, spec.image_size, spec.shape[0], config.model_options), ""
     try:
         which: WhichCheckpoint = "best" if text.endswith(_BEST) else "last"
         source = results.find_checkpoint(text.removesuffix(_BEST), which, store, note)
@@ -74,7 +74,7 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
 
 def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
     """The tokenizer of the run whose weights a run of texts starts from; empty of other data."""
-    if not theirs.encoding or data.spec(config).inputs != "tokens":
+    if not theirs.encoding or not data.facts(config).vocabulary:
         return ""
     if theirs.config.text != config.text:
         rule = "must be those of a run with the same --text options, whose tokenizer is taken"
@@ -105,7 +105,7 @@ def _other_data(config: ResolvedConfig, theirs: Snapshot) -> Iterator[str]:
             f"weights of {config.weights}: may have been trained on images that this run keeps for validation, so "
             "that validation figures may be too good"
         )
-    if is_other and len(theirs.class_names) == data.spec(config).num_classes:
+    if is_other and len(theirs.class_names) == data.facts(config).num_classes:
         yield (
             f"weights of {config.weights}: the head is kept, though it was trained for the "
             f"{len(theirs.class_names)} classes of {theirs.config.dataset_name}"

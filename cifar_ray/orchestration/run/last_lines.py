@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from cifar_ray import data
 from cifar_ray.config import errors, limits
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.tasks import choosing
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import uri
 from cifar_ray.tracking.run import RunRecord
@@ -48,7 +48,7 @@ class LastLines:
     def exhausted(self, outcome: Outcome) -> str:
         """Of a run that its patience has ended, with the epoch that was the best."""
         best = int(outcome.metrics.get(CHOSEN_EPOCH, 0))
-        metric = self.record.task.primary.on(choosing.measured(self.config))
+        metric = self.record.task.primary.on(data.facts(self.config).measured)
         since = f", {metric} was best after epoch {best}" if best else ""
         after = f"after epoch {outcome.epochs} of {self.config.epochs}"
         more = f"`{self.command} {errors.flag_of(outcome.stopped_by)} MORE` goes on"

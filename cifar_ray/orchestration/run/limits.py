@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
+from cifar_ray import data, tasks
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -15,7 +16,6 @@ from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.storage import Folder
 from cifar_ray.tasks import choosing
-from cifar_ray.tasks.spec import TaskSpec
 from cifar_ray.training.observer import Row
 
 _FILE = "spent.json"
@@ -152,15 +152,17 @@ def refuse_reached(config: TrainConfig, folder: Folder) -> None:
         raise ConfigError(key, f"must be more than the {used} of run {folder.name} so far, got {getattr(config, key)}")
 
 
-def refuse_exhausted(config: TrainConfig, task: TaskSpec, history: Sequence[Row], name: str) -> None:
+def refuse_exhausted(config: TrainConfig, history: Sequence[Row], name: str) -> None:
     """Refuse to go on with a run that ``--patience`` has ended, unless it is larger now.
 
     Raises:
         ConfigError: naming the option.
     """
     epochs = [row.metrics for row in history if row.kind == "epoch"]
-    if choosing.is_exhausted(config, task, epochs):
-        metric = task.primary.on(choosing.measured(config))
+    facts = data.facts(config)
+    task = tasks.spec(config, facts)
+    if choosing.is_exhausted(config, task, facts, epochs):
+        metric = task.primary.on(facts.measured)
         raise ConfigError(
             "patience",
             f"must be more than the epochs without a better {metric} after which run {name} has ended, "

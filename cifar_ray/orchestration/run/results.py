@@ -16,10 +16,10 @@ from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, DatasetSpec, imagefiles, masks, tokens
+from cifar_ray.data import Dataset, Facts, imagefiles, masks, tokens
 from cifar_ray.orchestration.run import checkpoints, given, run_folder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.tasks import TaskSpec, choosing
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
@@ -179,12 +179,13 @@ def evaluate(
     config = snapshot.config
     if data_dir is not None:
         config = runfile.resolved_from_mapping({**runfile.to_mapping(config), "data_dir": data_dir})
-    dataset = data.read(config, encoding=snapshot.encoding).normalised(config.normalise)
+    dataset = data.read(config, encoding=snapshot.encoding)
     recipe.settle(config, snapshot.decided, dataset)  # refuses others than it learned with
+    dataset = dataset.normalised(config.normalise)
     hardware.set_threads(hardware.allowed_cpus())
-    evaluation = _evaluation(dataset, tasks.build(config, snapshot.decided), model, device, note)
+    evaluation = _evaluation(dataset, tasks.build(config, snapshot.spec), model, device, note)
     score, task = snapshot.score, tasks.to_record(snapshot.task)
-    on = choosing.measured(config)
+    on = snapshot.spec.measured
     counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
     recorded = (score, None if score is None else counted)
     return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, *recorded, task, on)
@@ -310,7 +311,7 @@ def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Ten
 
 
 def _of_rows(
-    model: nn.Module, spec: DatasetSpec, task: TaskSpec, names: Sequence[str], path: Path, top: int | None
+    model: nn.Module, spec: Facts, task: TaskSpec, names: Sequence[str], path: Path, top: int | None
 ) -> Iterator[Prediction]:
     features = torch.from_numpy(given.features(path, spec))
     with torch.inference_mode():
@@ -331,7 +332,7 @@ def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int,
 
 
 def pixels(
-    spec: DatasetSpec, paths: Sequence[Path], required: Collection[Path], note: Note
+    spec: Facts, paths: Sequence[Path], required: Collection[Path], note: Note
 ) -> tuple[list[Path], Tensor, list[tuple[int, int]]]:
     """Read image files as the input of a model of that data set.
 
@@ -358,6 +359,6 @@ def pixels(
     return readable, torch.cat(scaled) if scaled else torch.empty(0), sizes
 
 
-def _scaled(spec: DatasetSpec, path: Path) -> tuple[Tensor, tuple[int, int]]:
+def _scaled(spec: Facts, path: Path) -> tuple[Tensor, tuple[int, int]]:
     image = imagefiles.read(path)
     return imagefiles.batch(spec, [image]), image.size

@@ -125,8 +125,9 @@ def _as_planned(run: Trial, config: ResolvedConfig) -> Trial:
         if recorded := [metrics[name] for phase in _ONCE if (name := f"time/{phase}_s") in metrics]:
             once.append(sum(recorded))
         metrics |= {"time/startup_s": max(min(once), 0.0), "time/data_s": 0.0, "time/other_s": 0.0}
-    if not config.validated and "time/evaluation_s" in metrics:  # validation images are all measured
-        whole = data.spec(config).test_size
+    facts = data.facts(config)
+    if not facts.val_size and "time/evaluation_s" in metrics:  # validation images are all measured
+        whole = facts.test_size
         metrics["time/evaluation_s"] *= (config.test_images or whole) / int(params.get("test_images", whole))
     params.pop("test_images", None)
     return replace(run, metrics=metrics, params=params)
@@ -144,9 +145,10 @@ def _exchange(config: ResolvedConfig, known: measured.Measured) -> Exchange:
 
 def _sizes(config: ResolvedConfig) -> tuple[tuple[int, ...], int]:
     """Bytes of each gradient, in the order of a backward pass, and of the model's buffers; looked at once."""
-    key = (*config.model_key, config.dataset, str(config.images), str(config.image_size))
+    facts = data.facts(config)
+    key = (*config.model_key, str(facts.num_classes), str(facts.shape), str(facts.vocabulary))
     if key not in _outlined:  # it may call the user's own function, which may be slow
-        outline = models.outline(config, data.spec(config))
+        outline = models.outline(config, facts)
         sizes = tuple(parameter.nbytes for parameter in reversed(learning(outline)))
         _outlined[key] = sizes, sum(buffer.nbytes for buffer in outline.buffers() if buffer.is_floating_point())
     return _outlined[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cifar_ray import tasks
+from cifar_ray import data, tasks
 from cifar_ray.config import errors
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
@@ -55,13 +55,13 @@ def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
     Returns:
         None when the sweep is no search, or runs learn different tasks, whose figures do not compare.
     """
-    learned = {tasks.spec(config) for config in configs}
+    learned = {tasks.spec(config, data.facts(config)) for config in configs}
     if not sweep.is_search or len(learned) != 1:
         return None
     (task,) = learned
     if sweep.objective is not None:
         return Goal(*sweeps.parse_objective(sweep.objective), task)
-    objective = choosing.objective(configs[0], task)
+    objective = choosing.objective(task, data.facts(configs[0]))
     return Goal(task.primary.metric if objective is None else objective.metric, task.primary.better, task)
 
 

@@ -97,7 +97,7 @@ class PlannedTrial:
     def task(self) -> TaskSpec:
         """What it learns; it can run."""
         assert self.config is not None
-        return tasks.spec(self.config)
+        return tasks.spec(self.config, data.facts(self.config))
 
     def result(self, score: float) -> str:
         """Its result in words, once it has finished with that primary figure."""
@@ -170,4 +170,4 @@ class PlannedTrial:
         self.state = boards.STOPPED if known.stopped else boards.WAITING if known.left else ended
         self.completed = self.state == boards.FINISHED
         if self.completed and self.config is not None:
-            self.score, self.epoch = known.score, known.steps // data.steps_per_epoch(self.config, self.decided.images)
+            self.score, self.epoch = known.score, known.steps // data.steps_per_epoch(self.config)

@@ -28,7 +28,7 @@ from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import choosing, imports
+from cifar_ray.tasks import imports
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.tracking.store import Client, connect
@@ -182,7 +182,7 @@ def refuse(config: SweepConfig, trials: Sequence[PlannedTrial]) -> None:
 
 
 def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> None:
-    learned = {tasks.spec(run) for run in runs}
+    learned = {tasks.spec(run, data.facts(run)) for run in runs}
     comparing = {
         "objective": "must not be given" * (config.objective is not None),
         "scheduler": "must be none" * (config.scheduler != "none"),
@@ -193,8 +193,8 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
             names = ", ".join(sorted(task.name for task in learned))
             raise ConfigError(key, f"{problem} where runs learn different tasks, here {names}")
     if goal := goal_of(config, runs):
-        has_optional = any(tasks.has_optional(goal.task, data.spec(run).num_classes) for run in runs)
-        check_goal(goal, config, choosing.measured(runs[0]), has_optional)
+        has_optional = any(tasks.has_optional(goal.task, data.facts(run).num_classes) for run in runs)
+        check_goal(goal, config, data.facts(runs[0]).measured, has_optional)
     if config.scheduler == "none":
         return
     longest = max((run.epochs for run in runs), default=math.inf)

@@ -17,6 +17,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.display.dataset import lines as dataset_lines
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
@@ -32,7 +33,7 @@ class Preparation:
     """Prepares trials in place: those that a sweep begins with, and each that is proposed later, alike.
 
     Attributes:
-        datasets: the data sets read so far, by ``dataset_key``.
+        datasets: the data sets read so far, by their digests.
         weights: what runs start from, by digest.
     """
 
@@ -58,23 +59,17 @@ class Preparation:
                 present = is_own(name) or data.present(name, self._base.data_dir)
                 self._board.doing(f"{'reading' if present else 'downloading'} {name}")
                 self._read[which] = data.read(config, partial(self._board.decoding, name))
-                if is_own(name):
-                    task = tasks.spec(config)
-                    contents = self._read[which].contents(task.names, task.unit)
-                    self._board.line(f"{config.dataset_name}: {contents}")
-                    if caution := self._read[which].caution(task.unit):
-                        self._board.line(f"{config.dataset_name}: {caution}")
-                for line in self._read[which].imbalance():
+                for line in dataset_lines(self._read[which], tasks.spec(config, self._read[which].spec)):
                     self._board.line(f"{config.dataset_name}: {line}")
             trial.decided = recipe.settle(config, trial.decided, self._read[which])
-            self.datasets[trial.decided.dataset_key(config)] = self._read[which]
+            self.datasets[trial.decided.facts.digest] = self._read[which]
 
     def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
         """Read the weights that trials start from, each once; those without weights keep no config."""
         for trial, config in configured(trials):
             if config.weights is None or trial.folder is not None:  # it has begun, and its checkpoints have them
                 continue
-            key = trial.decided.dataset_key(config)
+            key = trial.decided.facts.digest
             which = (config.weights, key, *config.model_key)
             if which not in self._weights:
                 self._weights[which] = self._find_weights(config, key, store)

@@ -59,7 +59,7 @@ class SweepRecorder:
     Attributes:
         trials: all of its trials, by index.
         record: the sweep's own MLflow run.
-        datasets: data sets by ``dataset_key``.
+        datasets: data sets by their digests.
         begun: ``time.time()`` from which wall time is counted.
         at_once: trials at a time.
         too_large: index of a trial -> why it has not begun: the cluster has lost nodes. Such trials stay waiting.
@@ -176,7 +176,7 @@ class SweepRecorder:
         assert record is not None
         assert trial.config is not None
         assert trial.folder is not None
-        dataset, view = self.datasets[trial.decided.dataset_key(trial.config)], RunView(self.board, trial.index)
+        dataset, view = self.datasets[trial.decided.facts.digest], RunView(self.board, trial.index)
         run = (trial.config, trial.decided, dataset, trial.folder)
         trial.session = RunSession(*run, record, view, trial.unused_gpus)
         trial.opening, held, trial.held = None, trial.held, []
@@ -189,7 +189,7 @@ class SweepRecorder:
         if trial.run_id:
             return RunRecord.reopen(self.client, trial.config, trial.decided, trial.run_id)
         tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: self.config.measure}
-        dataset, folder = self.datasets[trial.decided.dataset_key(trial.config)], trial.folder
+        dataset, folder = self.datasets[trial.decided.facts.digest], trial.folder
         named = (trial.cell.name, folder.key, folder.address)
         home, run = self.record.experiment_id, (trial.config, trial.decided)
         return RunRecord.create(self.client, *run, *named, dataset, begun, tags, home)

@@ -98,7 +98,7 @@ class SweepTrial(ray.tune.Trainable):
     """
 
     def setup(self, config: dict[str, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox) -> None:
-        """Begin the run of ``config["trial"]`` on one of these data sets in Ray's object store, by ``dataset_key``."""
+        """Begin the run of ``config["trial"]`` on one of these data sets in Ray's object store, by their digests."""
         self._datasets, self._mailbox = datasets, mailbox
         self._runs_mailbox: Mailbox | None = None
         self.reset_config(config)
@@ -151,7 +151,7 @@ class SweepTrial(ray.tune.Trainable):
         try:
             chosen = allocation.at_topology(spec.config, spec.decided)
             handle(TrialStarted(begun))
-            dataset = self._datasets[spec.decided.dataset_key(spec.config)]
+            dataset = self._datasets[spec.decided.facts.digest]
             with NodeAllocator(lambda *_: None, check) as allocator:
                 # One that a run has used to its end serves the next; one that has failed may leave events behind.
                 inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None

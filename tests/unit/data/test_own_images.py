@@ -23,7 +23,6 @@ from cifar_ray import data
 from cifar_ray.config import errors, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, loader
 from cifar_ray.orchestration.run import results

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS, DatasetSpec
+from cifar_ray.data import SPECS, Facts
 from cifar_ray.models.lstm import BothWays
 from cifar_ray.models.text_network import positions
 
@@ -23,7 +23,7 @@ SMALL: dict[str, dict[str, object]] = {
 }
 
 
-def build(name: str, spec: DatasetSpec = SPEC, **options: object) -> tuple[TrainConfig, nn.Module]:
+def build(name: str, spec: Facts = SPEC, **options: object) -> tuple[TrainConfig, nn.Module]:
     torch.manual_seed(0)
     config = TrainConfig(model=name, model_options=SMALL[name] | options)  # type: ignore[arg-type]
     return config, models.build(config, spec)

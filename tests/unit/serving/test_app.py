@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cifar_ray import tasks
 from cifar_ray.config.sections import TextOptions
-from cifar_ray.data import SPECS, DatasetSpec, tokens
+from cifar_ray.data import SPECS, Facts, tokens
 from cifar_ray.serving import app as apps
 from cifar_ray.serving.app import Bodies
 from cifar_ray.tasks import regression, segmentation
@@ -269,7 +269,7 @@ def test_a_body_that_is_no_text_is_refused(reader: FastAPI, body: bytes, kind: b
 
 @pytest.fixture
 def of_rows() -> FastAPI:
-    spec = DatasetSpec("t", 1, 9, 9, (), (), False, inputs="features", length=2, features=("age", "bmi"))
+    spec = Facts("t", 1, 9, 9, (), (), False, inputs="features", length=2, features=("age", "bmi"))
 
     def model(rows: torch.Tensor) -> torch.Tensor:
         total = rows.sum(1, keepdim=True)

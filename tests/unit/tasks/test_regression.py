@@ -16,7 +16,6 @@ from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.regression import Regression
 from cifar_ray.training import checkpoint, predictor, recipe

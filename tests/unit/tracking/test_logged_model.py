@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cifar_ray.data import SPECS, DatasetSpec, imagefiles, masks
+from cifar_ray.data import SPECS, Facts, imagefiles, masks
 from cifar_ray.tracking import logged_model
 from tests.support.helpers import png
 
-FOLDER = DatasetSpec("folder", 3, 9, 3, (0.5,) * 3, (0.5,) * 3, True, native_size=40, image_size=40, crop=True)
+FOLDER = Facts("folder", 3, 9, 3, (0.5,) * 3, (0.5,) * 3, True, native_size=40, image_size=40, crop=True)
 SHADES = np.random.default_rng(0).integers(0, 256, (53, 37, 3), dtype=np.uint8)
 
 
@@ -40,7 +40,7 @@ FILES = {
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), FOLDER], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
-def test_it_prepares_an_image_as_predict_does(file: bytes, spec: DatasetSpec) -> None:
+def test_it_prepares_an_image_as_predict_does(file: bytes, spec: Facts) -> None:
     model = logged_model.LoggedModel()
     model.config = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
     (expected,) = imagefiles.batch(spec, [imagefiles.read(io.BytesIO(file))]).numpy()
