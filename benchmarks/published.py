@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 
 import record
 
+from cifar_ray import data
 from cifar_ray.config import yaml
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.topology import Topology, parse
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.planning import link as links
@@ -62,10 +64,12 @@ class Compared(NamedTuple):
 @cache
 def gradients(name: str, side: int = 0) -> Gradients:
     """The gradients of a network of torchvision for 1,000 classes, or of one of this package for CIFAR-10."""
-    images = Images(classes=1000, train=1_281_167, test=50_000, side=side)
-    of_imagenet = {"model": f"torchvision:{name}", "dataset": "folder:imagenet", "images": images}
-    config = TrainConfig(**(of_imagenet if side else {"model": name}))
-    ready = probe.readiness(recipe.resolve(config), "fp32", 16, 1)
+    config = TrainConfig(dataset="folder:imagenet", model=f"torchvision:{name}")
+    if side:
+        data.keep(config, Facts(1000, 1_281_167, 50_000, shape=(3, side, side)))
+    else:
+        config = recipe.resolve(TrainConfig(model=name))
+    ready = probe.readiness(config, "fp32", 16, 1)
     return Gradients(ready.sizes, ready.ready)
 
 

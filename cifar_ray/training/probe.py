@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cifar_ray import data, models
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import modality
 from cifar_ray.strategies.gradients import learning
 from cifar_ray.strategies.worker import autocast
@@ -34,7 +34,7 @@ class Readiness:
     buffer_bytes: int
 
 
-def readiness(config: ResolvedConfig, precision: str, samples: int, threads: int) -> Readiness:
+def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -> Readiness:
     """Measure backward passes of so many samples of noise on the CPU, after one that does not count.
 
     The loss is the mean square of what the model gives, whose own gradient takes no time beside the model's. The hooks

@@ -128,9 +128,9 @@ def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine
         "lr": "0.001",
         "dataset": f"folder:{person.home}/images",
     }
-    known |= {"images.classes": "10", "images.train": "1437", "images.test": "360", "image_size": "32"}
+    known |= {"data.num_classes": "10", "data.train_size": "1437", "data.test_size": "360", "image_size": "32"}
     assert known.items() <= killed.params.items()
-    assert re.fullmatch("[0-9a-f]{16}", killed.params["images.digest"])
+    assert re.fullmatch("[0-9a-f]{16}", killed.params["data.digest"])
     assert re.fullmatch("[0-9a-f]{64}", killed.params["model_source"])
     assert "test accuracy" in person.succeeds("evaluate", "killed").stdout
     mine.unlink()

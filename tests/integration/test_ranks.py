@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data, models, tasks
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import manifest
 from cifar_ray.training.evaluate import Evaluator
@@ -47,7 +46,7 @@ def test_an_evaluation_counts_exactly_10000_images_at_any_world_size() -> None:
     reference = None
     for world_size in (1, 2, 3):
         for evaluation in on_threads(
-            world_size, lambda worker: Evaluator(dataset, worker, tasks.build(wanted, Decided.asked(wanted)))(model)
+            world_size, lambda worker: Evaluator(dataset, worker, tasks.build(wanted, dataset.spec))(model)
         ):
             assert evaluation.images == 10_000
             assert [sum(row) for row in evaluation.confusion] == [1000] * 10

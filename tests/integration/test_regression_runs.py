@@ -39,7 +39,7 @@ def test_the_commands_of_the_page_train_a_model_that_predicts_numbers(
     run = person.run_named("first")
     assert run.data.metrics["best/r2"] >= run.data.metrics["val/r2"]
     assert {"chosen/test/r2", "chosen/test/mae", "test/rows", "rows_per_s"} <= run.data.metrics.keys()
-    assert "images.mean" not in run.data.params
+    assert "data.mean" not in run.data.params
 
     table = pd.read_csv(person.home / "diabetes/test.csv")
     rows = list(csv.DictReader((person.home / "answers.csv").open()))

@@ -30,7 +30,6 @@ from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, order
-from cifar_ray.data.augment import normaliser
 from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
@@ -597,7 +596,7 @@ def plain_losses(
     losses = []
     for step in range(steps):
         samples = order.global_batch(order.permutation(0, 0, len(targets)), step, asked.global_batch_size)
-        loss = loss_of(model(normaliser(dataset.spec)(inputs[samples])), targets[samples])
+        loss = loss_of(model(modality.of(dataset.spec).normaliser()(inputs[samples])), targets[samples])
         descent.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         descent.step()

@@ -48,8 +48,12 @@ def of(root: Path, **values: object) -> ResolvedConfig:
 def test_a_set_in_cocos_layout_is_read_as_images_with_masks(root: Path) -> None:
     config = of(root)
     dataset = data.read(config)
-    assert (tasks.spec(config).name, config.dataset_name, dataset.class_names) == ("segmentation", "coco", NAMES)
-    assert (len(dataset.train), len(dataset.test), config.images.classes) == (12, 4, 4)
+    assert (tasks.spec(config, data.facts(config)).name, config.dataset_name, dataset.class_names) == (
+        "segmentation",
+        "coco",
+        NAMES,
+    )
+    assert (len(dataset.train), len(dataset.test), data.facts(config).num_classes) == (12, 4, 4)
     assert dataset.left_out == "val2017/ is the test set, since COCO's test images have no annotations"
     for number, colour in enumerate(coco.COLOURS.values(), 1):  # the categories by their numbers
         learned = (dataset.train.images == colour).all(-1)
@@ -59,7 +63,7 @@ def test_a_set_in_cocos_layout_is_read_as_images_with_masks(root: Path) -> None:
     crowd = (dataset.train.images == coco.CROWD).all(-1)
     assert (dataset.train["masks"][crowd] == 255).all()
     assert (dataset.train["masks"] == 255).sum() == pytest.approx(crowd.sum(), rel=0.2)
-    assert data.spec(config, recipe.settle(config, Decided.asked(config), dataset).images) == dataset.spec
+    assert recipe.settle(config, Decided.asked(config), dataset).data == dataset.spec
 
 
 def test_a_pixel_has_the_class_of_the_smallest_instance_there(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from cifar_ray.config import flags, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import augment
 from cifar_ray.orchestration.run import given
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
@@ -60,9 +59,9 @@ def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
     assert dataset.contents("values", "rows") == (
         "1 value, 80 training and 20 test rows; without variation in training, and 0 everywhere: sex"
     )
-    assert data.spec(asked) == dataset.spec
+    assert data.facts(asked) == dataset.spec
     params = runfile.params(asked, Decided.asked(asked))  # type: ignore[arg-type]
-    assert (params["target"], params["model_options.width"], "images.mean" in params) == ("['y']", "128", False)
+    assert (params["target"], params["model_options.width"], "data.mean" in params) == ("['y']", "128", False)
     assert f"--dataset table:{folder}" in recipe.command(asked)  # type: ignore[arg-type]
     assert "--target y" in recipe.command(asked)  # type: ignore[arg-type]
 
@@ -88,7 +87,7 @@ def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_p
     answers = learned(torch.from_numpy(rows_given)).detach()
     assert len(answers.unique()) == 60
     assert answers.numpy() == pytest.approx(dataset.train["targets"], rel=0, abs=20)
-    shown = {tasks.spec(asked).answer_text(answer) for answer in answers.flatten().tolist()}
+    shown = {tasks.spec(asked, data.facts(asked)).answer_text(answer) for answer in answers.flatten().tolist()}
     assert len(shown) > 30
     body = json.dumps([dict(zip(dataset.spec.features, [*map(int, row[:2]), row[2]])) for row in rows_given])
     assert np.array_equal(given.features_from_json(body.encode(), dataset.spec)[0], rows_given)
@@ -109,7 +108,7 @@ def test_a_feature_without_variation_in_training_is_0_everywhere(tmp_path: Path)
     written(tmp_path, a=range(40), stamp=0.1, y=range(40))
     pd.DataFrame({"a": range(20), "stamp": 86_400.0, "y": range(20)}).to_csv(tmp_path / "test.csv", index=False)
     dataset = data.read(resolved(USUAL, dataset=f"table:{tmp_path}"))
-    shown = augment.normaliser(dataset.spec)(torch.from_numpy(dataset.test.inputs))
+    shown = modality.of(dataset.spec).normaliser()(torch.from_numpy(dataset.test.inputs))
     assert shown[:, 1].tolist() == [0.0] * 20
     assert dataset.left_out == "without variation in training, and 0 everywhere: stamp"
 
@@ -129,7 +128,7 @@ def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -
         assert kept.images is not None
         assert kept.images.features == ("b, in m", "a", "b")
     (tmp_path / "given.csv").write_text('b,name,a,"b, in m"\n1,y,2,3\n')
-    assert given.features(tmp_path / "given.csv", data.spec(asked, kept.images)).tolist() == [[3, 2, 1]]
+    assert given.features(tmp_path / "given.csv", kept.data).tolist() == [[3, 2, 1]]
 
 
 def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Pat
 def test_a_validation_file_is_measured_after_every_epoch(folder: Path, tmp_path: Path) -> None:
     rows(10, 2).to_csv(folder / "val.csv", index=False)
     asked = resolved(USUAL, dataset=f"table:{folder}", epochs=2)
-    assert (asked.validated, asked.images.val) == (True, 10)
+    assert (asked.validated, data.facts(asked).val_size) == (True, 10)
     outcome = train_here(asked, data.read(asked), tmp_path / "run")
     assert {"val/r2", "test/r2", "best/r2"} <= outcome.metrics.keys()
     with pytest.raises(ConfigError, match=r"val_share is for data without validation samples, and table:.* has some"):
@@ -300,7 +299,7 @@ def test_quotes_blank_lines_and_marks_of_editors_are_read(tmp_path: Path) -> Non
 
 
 def test_a_model_of_rows_without_names_answers_for_columns_by_their_numbers(tmp_path: Path) -> None:
-    spec = replace(data.spec(resolved({**USUAL, "dataset": "digits", "model": "simple_cnn", "target": ()})), length=2)
+    spec = replace(data.facts(resolved({**USUAL, "dataset": "digits", "model": "simple_cnn", "target": ()})), length=2)
     path = tmp_path / "rows.csv"
     path.write_text("1,0\n5,6\n")
     assert given.features(path, spec).tolist() == [[6, 5]]

@@ -175,7 +175,7 @@ def mixed() -> object:
 
 def test_a_model_of_images_is_built_for_their_side_and_channels() -> None:
     config = resolved({**USUAL, "dataset": "digits", "model": "simple_cnn"})
-    spec = data.spec(config)
+    spec = data.facts(config)
     assert spec.sizes == {"image_size": 32, "channels": 3, "classes": 10}
     assert models.build(config, spec)(spec.example(2)).shape == (2, 10)
 

@@ -66,13 +66,18 @@ def of(root: Path, **values: object) -> ResolvedConfig:
 def test_images_and_masks_are_paired_by_name(root: Path) -> None:
     config = of(root)
     dataset = data.read(config)
-    assert (dataset.class_names, config.images.classes, len(dataset.train), len(dataset.test)) == (NAMES, 3, 24, 8)
+    assert (dataset.class_names, data.facts(config).num_classes, len(dataset.train), len(dataset.test)) == (
+        NAMES,
+        3,
+        24,
+        8,
+    )
     (counts,) = {tuple(dataset.train["masks"].shape)}
     assert counts == (24, SIDE, SIDE)
     valid = dataset.train["masks"] != 255
     assert np.array_equal(dataset.train.images[..., 0][valid], 80 * dataset.train["masks"][valid])
     assert dataset.class_counts == tuple(int((dataset.train["masks"] == label).sum()) for label in range(3))
-    assert data.spec(config, recipe.settle(config, Decided.asked(config), dataset).images) == dataset.spec
+    assert recipe.settle(config, Decided.asked(config), dataset).data == dataset.spec
 
 
 def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(root: Path) -> None:
@@ -92,7 +97,7 @@ def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -
         write(mask, np.pad(np.full((8, 8), 255, np.uint8), 4))
     (root / "classes.txt").write_text("ground\nthing\nother")
     dataset = data.read(of(root))
-    assert dataset.contents("classes") == (
+    assert contents(dataset) == (
         "3 classes, 24 training and 8 test images; 25.0 % of training and 25.0 % of test pixels do not count"
     )
     by_class = "training pixels by class: 0.0 % (0, thing) to 100.0 % (4,608, ground)"

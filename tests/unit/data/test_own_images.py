@@ -65,7 +65,11 @@ def test_a_folder_gives_what_torchvisions_reader_gives(root: Path) -> None:
     assert all(
         np.array_equal(np.asarray(image), ours) for (image, _), ours in zip(theirs, found.train.images, strict=True)
     )
-    assert (config.images.classes, config.images.train, config.images.test) == (10, 100, 100)
+    assert (data.facts(config).num_classes, data.facts(config).train_size, data.facts(config).test_size) == (
+        10,
+        100,
+        100,
+    )
     pixels = found.train.images.reshape(-1, 3) / 255
     assert np.allclose(found.spec.mean, pixels.mean(0), atol=1e-4)
     assert np.allclose(found.spec.std, pixels.std(0), atol=1e-4)
@@ -124,11 +128,11 @@ def test_what_was_found_is_part_of_the_run(root: Path) -> None:
     dataset = data.read(config)
     found = recipe.settle(config, Decided.asked(config), dataset)
     assert found.images == Images(10, 100, 100, 32, dataset.spec.mean, dataset.spec.std, dataset.digest)
-    assert data.spec(config, found.images) == dataset.spec
+    assert found.data == dataset.spec
     shutil.rmtree(root)  # workers, predictions and the server need no folder
     assert runfile.resolved_from_mapping(runfile.to_mapping(config)) == config
     assert Decided.from_mapping(found.to_mapping()) == found
-    assert runfile.params(config, found)["images.digest"] == dataset.digest
+    assert runfile.params(config, found)["data.digest"] == dataset.digest
     shown = recipe.command(config)
     assert f"--dataset folder:{root}" in shown
     assert "images." not in shown
@@ -467,7 +471,7 @@ def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str])
     dataset = data.read(config)
     assert dataset.class_names == ("cat", "dog", "owl")
     assert (dataset.train.images.shape, dataset.test.images.shape) == ((12, 16, 16, 3), (6, 16, 16, 3))
-    assert (config.images.side, config.dataset_name.partition(".")[2]) == (16, "load")
+    assert (data.facts(config).image_size, config.dataset_name.partition(".")[2]) == (16, "load")
     assert data.read(of(arrays("half(12), half(6)"))).class_names == ("0", "1", "2")
 
 

@@ -61,7 +61,7 @@ def test_the_table_fits_the_classes_of_torchvision() -> None:
 def test_mnists_format_is_read_with_its_border_and_its_classes(tmp_path: Path) -> None:
     fashion(tmp_path)
     config = of("FashionMNIST", tmp_path)
-    assert (config.images.classes, config.images.train, config.images.test) == (10, 40, 20)
+    assert (data.facts(config).num_classes, data.facts(config).train_size, data.facts(config).test_size) == (10, 40, 20)
     found = data.read(config)
     assert found.class_names[:2] == ("T-shirt/top", "Trouser")
     assert found.test["labels"].tolist() == [*range(10)] * 2
@@ -76,7 +76,7 @@ def test_what_was_found_is_part_of_the_run(tmp_path: Path) -> None:
     fashion(tmp_path)
     config = of("FashionMNIST", tmp_path)
     held = recipe.settle(config, Decided.asked(config), data.read(config))
-    assert held.images.digest == data.read(config).digest
+    assert held.data.digest == data.read(config).digest
     assert "--dataset torchvision:FashionMNIST" in recipe.command(config)
     shutil.copytree(tmp_path / "FashionMNIST", tmp_path / "KMNIST")
     assert of("KMNIST", tmp_path).augment == "crop"
@@ -90,7 +90,12 @@ def test_validation_images_are_those_of_the_same_share_at_any_size_and_on_disk(t
     whole = data.read(of("FashionMNIST", tmp_path))
     cut = data.read(config := of("FashionMNIST", tmp_path, val_share=0.25))
     assert cut.val is not None
-    assert (len(cut.train), len(cut.val), config.images.train, config.images.val) == (30, 10, 30, 10)
+    assert (len(cut.train), len(cut.val), data.facts(config).train_size, data.facts(config).val_size) == (
+        30,
+        10,
+        30,
+        10,
+    )
     assert {image.tobytes() for image in (*cut.train.images, *cut.val.images)} == {
         image.tobytes() for image in whole.train.images
     }

@@ -63,9 +63,9 @@ def test_it_is_that_share_of_each_class_and_the_rest_is_trained_on(digits: Datas
     assert (found.spec.train_size, found.spec.val_size) == (len(found.train), len(found.val))
     assert rows_of(found.test) == rows_of(digits.test)
     assert found.digest != digits.digest
-    assert abs(data.spec(config).train_size - found.spec.train_size) <= 10
-    assert " training, " in found.contents("classes")
-    assert f" {len(found.val):,} validation and 360 test images" in found.contents("classes")
+    assert abs(data.facts(config).train_size - found.spec.train_size) <= 10
+    assert " training, " in contents(found)
+    assert f" {len(found.val):,} validation and 360 test images" in contents(found)
 
 
 def found(parts: dict[str, Split], names: tuple[str, ...]) -> source.Found:
@@ -137,11 +137,11 @@ def test_a_folder_keeps_files_by_their_relative_paths(root: Path, tmp_path: Path
     config = of(root, val_share=0.2)
     first = data.read(config)
     assert first.val is not None
-    assert (config.images.train, config.images.val) == (len(first.train), len(first.val))
-    assert (config.images.train + config.images.val, config.images.test) == (200, 200)
+    assert (data.facts(config).train_size, data.facts(config).val_size) == (len(first.train), len(first.val))
+    assert (data.facts(config).train_size + data.facts(config).val_size, data.facts(config).test_size) == (200, 200)
     held = recipe.settle(config, Decided.asked(config), first)
-    assert held.images.val == len(first.val)
-    assert runfile.params(config, held)["images.val"] == str(len(first.val))
+    assert held.data.val_size == len(first.val)
+    assert runfile.params(config, held)["data.val_size"] == str(len(first.val))
     shutil.copytree(root, tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "elsewhere" / "test" / "0")
     shutil.copytree(root / "test" / "1", tmp_path / "elsewhere" / "test" / "0")
@@ -176,7 +176,7 @@ def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(ro
         given = data.read(config)
         assert given.caution() == f"{said} and 60 of 60 validation images are copies of training images"
     settled = recipe.settle(config, Decided.asked(config), given)
-    assert runfile.params(config, settled)["images.val_copies"] == "60"
+    assert runfile.params(config, settled)["data.val_copies"] == "60"
 
 
 def test_streamed_images_stay_on_disk(root: Path) -> None:
@@ -200,7 +200,7 @@ def test_val_beside_test_needs_no_share(root: Path) -> None:
     folder_of_digits(root, 300, ("valid",))
     config = of(root)
     found = data.read(config)
-    assert (config.val_share, config.images.val, config.validated) == (None, 300, True)
+    assert (config.val_share, data.facts(config).val_size, config.validated) == (None, 300, True)
     assert found.val is not None
     assert (len(found.train), len(found.val), len(found.test)) == (200, 300, 200)
     assert "not used" not in found.left_out
@@ -220,7 +220,7 @@ def test_val_alone_is_the_test_set_and_that_is_said(root: Path) -> None:
     (root / "test").rename(root / "val")
     found = data.read(of(root))
     assert (found.val, found.digest, before.left_out) == (None, before.digest, "")
-    assert found.contents("classes").endswith(" test images; val/ is the test set, since there is no other")
+    assert contents(found).endswith(" test images; val/ is the test set, since there is no other")
     assert data.read(of(root, val_share=0.1)).val is not None
 
 
@@ -233,8 +233,8 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     config = of(f"{__name__}:some", val_share=0.2)
     found = data.read(config)
     assert found.val is not None
-    assert (config.images.train, config.images.val) == (len(found.train), len(found.val))
-    assert config.images.digest == found.digest
+    assert (data.facts(config).train_size, data.facts(config).val_size) == (len(found.train), len(found.val))
+    assert data.facts(config).digest == found.digest
     assert np.bincount(found.val["labels"], minlength=10).min() >= 1
     assert data.read(of(f"{__name__}:some")).digest != found.digest
     assert recipe.settle(config, Decided.asked(config), found).images == config.images

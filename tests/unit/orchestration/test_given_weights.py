@@ -71,7 +71,7 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
     trial: Any = SimpleNamespace(config=config, decided=Decided.asked(config), folder=None, reason="")
     board: Any = SimpleNamespace(line=print)
     ready = Preparation(config, board)
-    ready.datasets = {trial.decided.dataset_key(config): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
+    ready.datasets = {trial.decided.facts.digest: SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
     ready.read_weights([trial], "store")
     if tokenizer == "theirs":
         assert (ready.weights, trial.decided.weights_digest, trial.reason) == ({"digest": b"weights"}, "digest", "")

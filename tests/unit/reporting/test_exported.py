@@ -229,8 +229,8 @@ def test_accuracies_of_a_part_of_the_test_images_are_said_to_be(measure: str, sa
 
 
 def test_copies_of_training_images_in_the_test_are_said_and_tell_no_runs_apart() -> None:
-    params = {"images.test": "56", "images.test_copies": "42"}
-    runs = study(trial("1x1", params=params), trial("1x1", params={"images.test": "56"}, run_id="b"))
+    params = {"data.test_size": "56", "data.test_copies": "42"}
+    runs = study(trial("1x1", params=params), trial("1x1", params={"data.test_size": "56"}, run_id="b"))
     said = "42 of 56 test images are copies of training or validation images: their figures may be too good."
     assert f"In 1 of 2 finished runs, {said}" in report.build(runs).cautions
     assert len(Runs(runs).configurations) == 1

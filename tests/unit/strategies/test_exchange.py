@@ -176,7 +176,7 @@ def test_local_sgd_averages_after_every_so_many_steps_and_not_between() -> None:
 
 def test_a_rank_without_a_state_for_a_parameter_counts_as_zeros() -> None:
     wanted = config(model="speednet", dataset="cifar10")
-    whole_model = models.build(wanted, data.spec(wanted))
+    whole_model = models.build(wanted, data.facts(wanted))
 
     def one(worker: Worker) -> tuple[list[bool], bool]:
         made = optimizer.build(copy.deepcopy(whole_model), wanted)

@@ -73,9 +73,7 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(tmp_path
 def test_figures_are_those_of_all_workers_together() -> None:
     dataset, model = data.read(config()), models.build(config(), data.read(config()).spec)
     whole, ranks = (
-        on_threads(
-            count, lambda worker: Evaluator(dataset, worker, tasks.build(config(), Decided.asked(config())))(model)
-        )
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(config(), dataset.spec))(model))
         for count in (1, 2)
     )
     for one in ranks:
@@ -100,9 +98,9 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -
     with torch.inference_mode():
         answers = predictor.load(best)(torch.from_numpy(dataset.test.images))
     model = predictor.restore(best, checkpoint.load(best))
-    assert Evaluator(dataset, Worker(), tasks.build(asked, Decided.asked(asked)))(model).metrics[
-        "rmse"
-    ] == pytest.approx(tested)
+    assert Evaluator(dataset, Worker(), tasks.build(asked, dataset.spec))(model).metrics["rmse"] == pytest.approx(
+        tested
+    )
     known = ~torch.from_numpy(dataset.test["ink"]).isnan()
     error = (answers - torch.from_numpy(dataset.test["ink"]))[known].double()
     assert error.square().mean().sqrt().item() == pytest.approx(tested, rel=1e-5)

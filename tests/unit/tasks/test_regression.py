@@ -167,8 +167,8 @@ def test_a_function_may_return_one_target_and_images() -> None:
     one = data.read(resolved(USUAL, dataset=f"{OWN}:one_target"))
     assert (one.class_names, one.train["targets"].shape) == (("target",), (96, 1))
     asked = resolved({**USUAL, "model": "simple_cnn", "model_options": {}}, dataset=f"{OWN}:images")
-    assert (asked.augment, tasks.spec(asked).unit) == ("none", "images")
-    assert models.build(asked, data.spec(asked))(data.spec(asked).example(2)).shape == (2, 1)
+    assert (asked.augment, tasks.spec(asked, data.facts(asked)).unit) == ("none", "images")
+    assert models.build(asked, data.facts(asked))(data.facts(asked).example(2)).shape == (2, 1)
     written = runfile.to_mapping(asked)
     assert written["task"] == "regression"
     assert runfile.to_mapping(resolved(USUAL))["model_options"]["width"] == 8

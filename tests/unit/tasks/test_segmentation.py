@@ -154,7 +154,7 @@ def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> 
     dataset = data.read(asked)
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, Decided.asked(asked)))(model))
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, dataset.spec))(model))
         for count in (1, 2)
     )
     for one in ranks:
@@ -227,7 +227,7 @@ def test_a_function_of_the_users_own_may_return_masks(usual: dict[str, object]) 
     assert runfile.to_mapping(asked)["task"] == "segmentation"
     assert "--task segmentation" in recipe.command(asked)  # type: ignore[arg-type]
     by_data = resolved(usual, task="segmentation")
-    assert (by_data.task, tasks.spec(by_data).name) == (None, "segmentation")
+    assert (by_data.task, tasks.spec(by_data, data.facts(by_data)).name) == (None, "segmentation")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> 
     dataset = data.read(asked)
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, Decided.asked(asked)))(model))
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, dataset.spec))(model))
         for count in (1, 2)
     )
     for one in ranks:
@@ -156,7 +156,7 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     asked = resolved(usual, text={"vocabulary": 400, "max_length": 12})
     dataset = data.read(asked)
     assert dataset.train.inputs.shape == (192, 12)
-    sentence = dataset.contents("classes", tasks.spec(asked).unit)
+    sentence = dataset.contents("classes", tasks.spec(asked, data.facts(asked)).unit)
     assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
     assert sentence.endswith(" texts longer than 12 tokens, cut there")
 
@@ -206,6 +206,6 @@ def test_options_of_texts_are_for_texts() -> None:
 
 def test_top_five_of_two_classes_is_no_figure(usual: dict[str, object]) -> None:
     asked = resolved(usual)
-    task = tasks.spec(asked)
+    task = tasks.spec(asked, data.facts(asked))
     assert task.unit == "texts"
     assert [tasks.has_optional(task, classes) for classes in (2, 21)] == [False, True]

@@ -12,7 +12,6 @@ import pytest
 
 from cifar_ray import data, tasks
 from cifar_ray.config import command_line, flags, runfile
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -62,7 +61,7 @@ def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Pa
     assert best(tmp_path).name == f"step-{4 * epoch:08d}"
     for prefix, path in (("test/", Path(outcome.checkpoint)), ("chosen/test/", best(tmp_path))):
         model = predictor.restore(path, checkpoint.load(path))
-        alone = Evaluator(dataset, Worker(), tasks.build(config, Decided.asked(config)))(model)
+        alone = Evaluator(dataset, Worker(), tasks.build(config, dataset.spec))(model)
         assert {name: metrics[f"{prefix}{name}"] for name in alone.metrics} == alone.metrics
         if prefix == "chosen/test/":
             assert (outcome.confusion, outcome.per_class) == (alone.confusion, alone.per_class)
@@ -111,7 +110,7 @@ def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, t
     dataset = data.read(config)
     ranks = train_on_threads(config, dataset, tmp_path)
     model = predictor.restore(best(tmp_path), checkpoint.load(best(tmp_path)))
-    alone = Evaluator(dataset, Worker(), tasks.build(config, Decided.asked(config)))(model)
+    alone = Evaluator(dataset, Worker(), tasks.build(config, dataset.spec))(model)
     for outcome, _ in ranks:
         assert isinstance(outcome, Outcome)
         assert outcome.metrics["chosen/test/accuracy"] == alone.metrics["accuracy"]
@@ -169,7 +168,7 @@ def test_a_plain_run_chooses_nothing(small: TrainConfig, digits: Dataset, tmp_pa
 
 def test_the_objective_of_ones_own_task_has_its_direction() -> None:
     config = ink(val_share=0.2)
-    objective = choosing.objective(config, tasks.spec(config))
+    objective = choosing.objective(config, tasks.spec(config, data.facts(config)))
     assert objective is not None
     assert (objective.metric, objective.figure.better) == ("val/rmse", "min")
 

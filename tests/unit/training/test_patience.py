@@ -51,7 +51,7 @@ def test_patience_counts_epochs_without_a_better_figure(accuracies: list[float],
 
 def test_the_lowest_figure_of_ones_own_task_is_its_best() -> None:
     config = ink(val_share=0.2, patience=2)
-    task = tasks.spec(config)
+    task = tasks.spec(config, data.facts(config))
     falling, rising = ([{"val/rmse": value} for value in values] for values in ([3.0, 2.0, 1.0], [1.0, 2.0, 3.0]))
     assert not choosing.is_exhausted(config, task, falling)
     assert choosing.is_exhausted(config, task, rising)

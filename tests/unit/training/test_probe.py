@@ -13,7 +13,7 @@ def test_gradients_are_ready_from_the_last_layer_to_the_first() -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", precision="fp32"))
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
     found = probe.readiness(config, "fp32", 4, 1)
-    model = models.outline(config, data.spec(config))
+    model = models.outline(config, data.facts(config))
     sizes = [parameter.nbytes for parameter in model.parameters()]
     assert sorted(found.sizes) == sorted(sizes)
     assert sorted(found.sizes[:2]) == sorted(sizes[-2:])
