@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from PIL import Image
 
-from cifar_ray.data import Dataset, tokens
+from cifar_ray.data import Dataset
 from cifar_ray.data.masks import palette
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.spec import IGNORED
 from cifar_ray.tracking import drawing, mistakes, store
+from cifar_ray.training import samples
 from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
@@ -166,7 +167,8 @@ def log_model(
     known = ((model.tags.get(WHICH_TAG), steps[model.model_id]) for model in logged_models(client, run))
     if (which, epoch) in known:
         return  # a repeated attempt, or a run that was complete before this process
-    taken = _taken(dataset)
+    taken = samples.of(dataset.spec, dataset.encoding)
+    example = taken.given(np.asarray(dataset.test.inputs[0]))
     outputs: dict[str, Any] = dict.fromkeys(dataset.class_names, DataType.double)
     if task.answer == "masks":
         outputs = {"mask": DataType.binary}
@@ -175,12 +177,17 @@ def log_model(
     # MLflow would refuse whole numbers in a column of doubles.
     kinds = {bytes: DataType.binary, str: DataType.string, float: AnyType()}
     signature = ModelSignature(
-        inputs=Schema([ColSpec(kinds[type(value)], column) for column, value in taken.example.items()]),
+        inputs=Schema([ColSpec(kinds[type(value)], column) for column, value in example.items()]),
         outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
-    config = {"inputs": dataset.spec.inputs, "answer": task.answer, "labels": list(dataset.class_names), **taken.config}
+    config = {
+        "inputs": dataset.spec.inputs,
+        "answer": task.answer,
+        "labels": list(dataset.class_names),
+        **taken.settings,
+    }
     inputs = torch.from_numpy(np.resize(dataset.test.inputs[:2], (2, *dataset.test.inputs.shape[1:])))
-    inputs = inputs.double() if dataset.spec.inputs == "features" else inputs  # as the table's model gives them
+    inputs = inputs.double() if inputs.is_floating_point() else inputs  # as the table's model gives them
     requirements = [
         f"{package}=={metadata.version(package).partition('+')[0]}"  # without +cpu, which PyPI does not have
         for package in ("torch", "mlflow", "numpy", taken.package)
@@ -208,9 +215,9 @@ def log_model(
             program = torch.export.export(learned, (inputs,), dynamic_shapes=[batch])
             torch.export.save(program, f"{folder}/network.pt2")
             kept = {"network": f"{folder}/network.pt2"}
-            if taken.tokenizer:
+            if taken.encoding:
                 kept["tokenizer"] = f"{folder}/tokenizer.json"
-                Path(kept["tokenizer"]).write_text(taken.tokenizer, encoding="utf-8")
+                Path(kept["tokenizer"]).write_text(taken.encoding, encoding="utf-8")
             mlflow.pyfunc.save_model(
                 f"{folder}/model",
                 mlflow_model=Model(
@@ -220,7 +227,7 @@ def log_model(
                 artifacts=kept,
                 model_config=config,
                 signature=signature,
-                input_example=pd.DataFrame([taken.example]),
+                input_example=pd.DataFrame([example]),
                 pip_requirements=requirements,
                 metadata={"dataset": dataset.name, "dataset_digest": dataset.digest},
             )
@@ -228,29 +235,6 @@ def log_model(
             status = LoggedModelStatus.READY
         finally:
             client.finalize_logged_model(logged.model_id, status)
-
-
-class _Taken(NamedTuple):
-    """What a logged model takes: its columns with a value of each, and what ``logged_model.py`` needs."""
-
-    example: dict[str, Any]
-    config: dict[str, Any]
-    package: str
-    tokenizer: str = ""
-
-
-def _taken(dataset: Dataset) -> _Taken:
-    spec = dataset.spec
-    if spec.inputs == "tokens":
-        text = tokens.decode(dataset.encoding, dataset.test.inputs[0])
-        return _Taken({"text": text}, {"length": spec.length}, "tokenizers", dataset.encoding)
-    if spec.inputs == "features":
-        row = {name: float(value) for name, value in zip(spec.feature_names, dataset.test.inputs[0])}
-        return _Taken(row, {"features": [*row]}, "pandas")
-    file = io.BytesIO()
-    Image.fromarray(np.array(dataset.test.images[0])).save(file, "png")
-    sizes = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
-    return _Taken({"image": file.getvalue()}, sizes, "pillow")
 
 
 def logged_models(client: MlflowClient, run: Run) -> list[LoggedModel]:

@@ -6,6 +6,7 @@ MLflow, and Pillow for images or tokenizers for texts, and nothing of the progra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -31,47 +32,59 @@ class LoggedModel(PythonModel):
 
     def load_context(self, context: Any) -> None:
         self.config = context.model_config
-        self.device = "cuda" if torch.cuda.is_available() and self.config["inputs"] != "features" else "cpu"
+        # float64, which rows of numbers are standardised in, is slow on a GPU.
+        self.device = "cuda" if torch.cuda.is_available() and "features" not in self.config else "cpu"
         program = torch.export.load(context.artifacts["network"])
         if self.device != "cpu":
             from torch.export.passes import move_to_device_pass
 
             program = move_to_device_pass(program, self.device)
         self.network = program.module()
-        if self.config["inputs"] == "tokens":
+        if "tokenizer" in context.artifacts:
             from tokenizers import Tokenizer
 
             self.tokenizer = Tokenizer.from_file(context.artifacts["tokenizer"])
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        read = {"images": self.images, "tokens": self.tokens, "features": self.rows}[self.config["inputs"]]
+        answer = {"classes": self.classes, "values": self.values, "masks": self.mask}[self.config["answer"]]
         answers: list[dict[str, Any]] = []
         for begin in range(0, len(model_input), AT_ONCE):
-            answers += self.answers(model_input[begin : begin + AT_ONCE])
+            inputs, sizes = read(model_input[begin : begin + AT_ONCE])
+            with torch.no_grad():
+                rows = self.network(torch.from_numpy(inputs).to(self.device)).cpu()
+            answers += map(answer, rows, sizes)
         return pd.DataFrame(answers)
 
-    def answers(self, part: pd.DataFrame) -> list[dict[str, Any]]:
-        """The answer for each row, by column."""
-        images: list[Any] = []
-        if self.config["inputs"] == "images":
-            images = [self.image(file) for file in part["image"]]
-            inputs = np.stack([self.pixels(image) for image in images])
-        elif self.config["inputs"] == "tokens":
-            inputs = self.tokens(list(part["text"]))
-        else:
-            inputs = np.array(part[self.config["features"]], np.float64)
-        with torch.no_grad():
-            rows = self.network(torch.from_numpy(inputs).to(self.device)).cpu()
+    def classes(self, row: torch.Tensor, size: Any) -> dict[str, Any]:
+        """Probabilities by label, and the likeliest one."""
         labels = self.config["labels"]
-        if self.config["answer"] == "values":
-            return [dict(zip(labels, row)) for row in rows.tolist()]
-        if self.config["answer"] == "masks":
-            return [{"mask": self.mask(row.numpy(), image.size)} for row, image in zip(rows, images)]
-        ranked = [{labels[at]: row[at].item() for at in row.argsort(descending=True).tolist()} for row in rows]
-        likeliest = [next(iter(each.items())) for each in ranked]
-        return [
-            {"label": label, "probability": probability, "probabilities": each}
-            for (label, probability), each in zip(likeliest, ranked)
-        ]
+        ranked = {labels[at]: row[at].item() for at in row.argsort(descending=True).tolist()}
+        label, probability = next(iter(ranked.items()))
+        return {"label": label, "probability": probability, "probabilities": ranked}
+
+    def values(self, row: torch.Tensor, size: Any) -> dict[str, Any]:
+        """Values by name."""
+        return dict(zip(self.config["labels"], row.tolist()))
+
+    def mask(self, row: torch.Tensor, size: tuple[int, int]) -> dict[str, Any]:
+        """A mask of an image's centre as a PNG file of that width and height."""
+        from PIL import Image
+
+        side, file, whole = min(size), BytesIO(), Image.new("L", size, 255)
+        centre = Image.fromarray(row.numpy()).resize((side, side), Image.Resampling.NEAREST)
+        whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
+        whole.save(file, "png")
+        return {"mask": file.getvalue()}
+
+    def images(self, part: pd.DataFrame) -> tuple[np.ndarray, Sequence[Any]]:
+        """The network's input for image files, and their widths and heights."""
+        images = [self.image(file) for file in part["image"]]
+        return np.stack([self.pixels(image) for image in images]), [image.size for image in images]
+
+    def rows(self, part: pd.DataFrame) -> tuple[np.ndarray, Sequence[Any]]:
+        """The network's input for rows of numbers."""
+        return np.array(part[self.config["features"]], np.float64), part.index
 
     def image(self, file: bytes) -> Any:
         """An image file as RGB, turned as its EXIF data say."""
@@ -85,16 +98,6 @@ class LoggedModel(PythonModel):
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return image.convert("RGB")
 
-    def mask(self, numbers: np.ndarray, size: tuple[int, int]) -> bytes:
-        """A mask of an image's centre as a PNG file of that width and height."""
-        from PIL import Image
-
-        side, file, whole = min(size), BytesIO(), Image.new("L", size, 255)
-        centre = Image.fromarray(numbers).resize((side, side), Image.Resampling.NEAREST)
-        whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
-        whole.save(file, "png")
-        return file.getvalue()
-
     def pixels(self, image: Any) -> np.ndarray:
         """The network's input for an image: uint8, (side, side, 3)."""
         from PIL import Image, ImageOps
@@ -107,12 +110,12 @@ class LoggedModel(PythonModel):
         border = (side - len(enlarged)) // 2
         return np.pad(enlarged, ((border, border), (border, border), (0, 0)))
 
-    def tokens(self, texts: list[str]) -> np.ndarray:
+    def tokens(self, part: pd.DataFrame) -> tuple[np.ndarray, Sequence[Any]]:
         """The network's input for texts: int32, (N, length), the tokenizer's numbers plus 1, with 0 as padding."""
-        rows = np.zeros((len(texts), self.config["length"]), dtype=np.int32)
-        for row, encoding in zip(rows, self.tokenizer.encode_batch(texts)):
+        rows = np.zeros((len(part), self.config["length"]), dtype=np.int32)
+        for row, encoding in zip(rows, self.tokenizer.encode_batch(list(part["text"]))):
             row[: len(encoding.ids)] = np.array(encoding.ids, dtype=np.int32) + 1
-        return rows
+        return rows, part.index
 
 
 mlflow.models.set_model(LoggedModel())

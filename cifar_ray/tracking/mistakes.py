@@ -7,15 +7,16 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
-from cifar_ray.data import Dataset, tokens
+from cifar_ray.data import Dataset
 from cifar_ray.tracking import drawing
+from cifar_ray.training import samples
 
 if TYPE_CHECKING:  # imports torch
     from cifar_ray.training.mistakes import Mistake
 
-_SIDE = 64  # pixels of an image in a record, at most: pictures are small, and a report reads every run's
 COLUMNS, WIDTH = 8, 1.25
 """Images beside each other, at most, and inches of one."""
 
@@ -23,9 +24,6 @@ WORDS = 0.55
 """Inches of the words above an image, in letters of 8 points."""
 
 _LETTER = 0.075  # inches
-
-_CHARACTERS = 240
-"""Characters of a text in a record, at most."""
 
 Record = Mapping[str, Any]
 """One sample: ``index`` in the test set, ``true`` and ``predicted`` class, ``probability``, and ``png`` in base64 of an
@@ -35,35 +33,22 @@ image, or ``text``, as the model sees it and shortened."""
 def records(mistakes: Sequence[Mistake], tested: Dataset) -> list[Record]:
     """What is kept of mistakes on the test samples of ``tested``, which may be some of all (``--test-images``).
 
-    Nothing is kept of tokens that cannot be read, those of a function of the user's own.
+    Nothing is kept of what cannot be shown: rows of numbers, and tokens of a function of the user's own.
     """
-    if tested.spec.inputs == "tokens" and not tested.encoding:
+    shown, every, some = samples.of(tested.spec, tested.encoding), tested.spec.test_size, len(tested.test)
+    if not shown.is_readable:
         return []
-    every, some = tested.spec.test_size, len(tested.test)
     return [
         {
             "index": mistake.position * every // some,  # as Dataset.tested_on takes them
             "true": tested.class_names[mistake.label],
             "predicted": tested.class_names[mistake.predicted],
             "probability": mistake.probability,
-            **_shown(tested, mistake.position),
+            **drawn,
         }
         for mistake in mistakes
+        if (drawn := shown.drawn(np.asarray(tested.test.inputs[mistake.position])))
     ]
-
-
-def _shown(tested: Dataset, position: int) -> dict[str, str]:
-    if tested.spec.inputs == "tokens":
-        text = tokens.decode(tested.encoding, tested.test.inputs[position])
-        return {"text": _short(" ".join(text.split()), _CHARACTERS)}
-    return {"png": _png(Image.fromarray(tested.test.images[position]))}
-
-
-def _png(image: Image.Image) -> str:
-    image.thumbnail((_SIDE, _SIDE))
-    file = io.BytesIO()
-    image.save(file, "png", optimize=True)
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def grid(count: int, columns: int) -> tuple[int, int]:

@@ -35,7 +35,7 @@ from cifar_ray.tracking.study import (
     TOPOLOGY_TAG,
     task_of,
 )
-from cifar_ray.training import bottleneck
+from cifar_ray.training import bottleneck, samples
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 from cifar_ray.training.rank_times import StepTimes
@@ -299,9 +299,8 @@ class RunRecord(Record):
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
         """Log a checkpoint as a model of the run; arguments as of :func:`artifacts.log_model`."""
         of = (which, load, dataset, self.task, epoch)
-        if dataset.spec.inputs == "tokens" and not dataset.encoding:
-            return
-        self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
+        if samples.of(dataset.spec, dataset.encoding).is_readable:
+            self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""
