@@ -23,7 +23,7 @@ BELOW = {
     "tracking": {"config", "data", "tasks", "training"},
     "reporting": {"config", "tasks", "tracking", "training"},
     "planning": {"config", "data", "reporting", "tracking", "training"},
-    "display": {"config", "strategies", "tasks", "training"},
+    "display": {"config", "data", "strategies", "tasks", "training"},
     "orchestration.cluster": {*DOMAIN, "storage", "tracking"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "reporting", "storage", "tracking"},
     "orchestration.sweep": {
@@ -102,3 +102,31 @@ def test_only_one_room_knows_it(library: str, only: str) -> None:
 
 def test_the_loop_is_short_enough_to_be_read_at_once() -> None:
     assert len((PACKAGE / "training" / "loop.py").read_text().splitlines()) < 80
+
+
+KINDS = {"images", "features", "tokens", "classes", "values", "masks"}
+KIND_OF = {"inputs", "answer", "names", "kind"}
+
+
+def asks_for_a_kind(node: ast.AST) -> bool:
+    """Whether code compares what samples or answers are, in place of asking a modality or a task what to do."""
+    if isinstance(node, ast.match_case):
+        return any(isinstance(part, ast.Constant) and part.value in KINDS for part in ast.walk(node.pattern))
+    if not isinstance(node, ast.Compare):
+        return False
+    sides = [node.left, *node.comparators]
+    constants = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+    named = {getattr(side, "attr", getattr(side, "id", "")) for side in sides}
+    return bool(KINDS & constants and KIND_OF & named)
+
+
+def test_only_data_and_tasks_ask_which_kind_samples_and_answers_are() -> None:
+    asked = [
+        f"{path.relative_to(PACKAGE)}: {ast.unparse(node)}"
+        for path in modules()
+        if room(path) not in ("data", "tasks")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if asks_for_a_kind(node)
+    ]
+    assert asks_for_a_kind(ast.parse("facts.inputs != 'images'", mode="eval").body)
+    assert asked == []
