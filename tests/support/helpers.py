@@ -29,11 +29,13 @@ from torch.profiler import ProfilerActivity, profile
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset, order
+from cifar_ray.data import Dataset, modality, order
 from cifar_ray.data.loader import MicroBatch, TrainLoader
+from cifar_ray.display import dataset as dataset_lines
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks import USUAL, TaskSpec
 from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.training import arithmetic, hardware, manifest, optimizer, recipe, stopping
 from cifar_ray.training.checkpoint import Snapshot
@@ -574,6 +576,11 @@ def _cell(config: TrainConfig, worker: Worker, folder: Path, server: ServerHandl
 def _arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """A model's state; a tensor would cross to another process as memory that both share, while both live."""
     return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+
+
+def contents(dataset: Dataset, task: TaskSpec = USUAL) -> str:
+    """The sentence on what is in a data set."""
+    return next(dataset_lines.lines(dataset, task))
 
 
 def png(pixels: NDArray[Any]) -> bytes:

@@ -19,10 +19,11 @@ from cifar_ray.config import flags, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import modality
 from cifar_ray.orchestration.run import given
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
-from tests.support.helpers import digest, resolved, train_here
+from tests.support.helpers import contents, digest, resolved, train_here
 from tests.support.threads import train_everywhere
 
 USUAL: dict[str, object] = {"target": ("y",), "precision": "fp32", "epochs": 1, "global_batch_size": 16}
@@ -56,7 +57,7 @@ def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
     assert dataset.test["targets"] == pytest.approx(rows(20, 1)[["y"]].to_numpy())
     assert (dataset.spec.std[2], dataset.spec.mean[2]) == (0.0, 1.0)  # a feature that is always the same
     assert dataset.spec.target_std == pytest.approx([rows(80)["y"].std(ddof=0)])
-    assert dataset.contents("values", "rows") == (
+    assert contents(dataset, tasks.spec(asked, dataset.spec)) == (
         "1 value, 80 training and 20 test rows; without variation in training, and 0 everywhere: sex"
     )
     assert data.facts(asked) == dataset.spec
@@ -125,10 +126,9 @@ def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -
         assert (dataset.class_names, dataset.spec.features) == (("median price",), ("b, in m", "a", "b"))
         assert dataset.left_out == "columns not used: name"
         kept = Decided.from_mapping(recipe.settle(asked, Decided.asked(asked), dataset).to_mapping())
-        assert kept.images is not None
-        assert kept.images.features == ("b, in m", "a", "b")
+        assert kept.facts.features == ("b, in m", "a", "b")
     (tmp_path / "given.csv").write_text('b,name,a,"b, in m"\n1,y,2,3\n')
-    assert given.features(tmp_path / "given.csv", kept.data).tolist() == [[3, 2, 1]]
+    assert given.features(tmp_path / "given.csv", kept.facts).tolist() == [[3, 2, 1]]
 
 
 def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Pat
 def test_a_validation_file_is_measured_after_every_epoch(folder: Path, tmp_path: Path) -> None:
     rows(10, 2).to_csv(folder / "val.csv", index=False)
     asked = resolved(USUAL, dataset=f"table:{folder}", epochs=2)
-    assert (asked.validated, data.facts(asked).val_size) == (True, 10)
+    assert data.facts(asked).val_size == 10
     outcome = train_here(asked, data.read(asked), tmp_path / "run")
     assert {"val/r2", "test/r2", "best/r2"} <= outcome.metrics.keys()
     with pytest.raises(ConfigError, match=r"val_share is for data without validation samples, and table:.* has some"):

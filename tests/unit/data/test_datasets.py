@@ -17,10 +17,11 @@ import pytest
 import torch
 from torchvision import datasets as tv
 
-from cifar_ray import data
+from cifar_ray import data, tasks
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.data import SPECS, Dataset, Split
+from cifar_ray.data import SPECS, Dataset, Split, arrays
 from cifar_ray.data import datasets as ours
+from cifar_ray.display.dataset import lines
 
 
 def md5(path: Path) -> str:
@@ -168,21 +169,15 @@ def test_several_processes_that_start_together_download_once(tmp_path: Path, mir
 
 
 def test_classes_of_unequal_size_are_said(digits: Dataset) -> None:
-    assert [*digits.imbalance()] == []
+    assert [*lines(digits, tasks.USUAL)] == ["10 classes, 1,437 training and 360 test images"]
     rows = np.flatnonzero((digits.train["labels"] != 3) | (np.arange(len(digits.train)) < 500))
-    few = dataclasses.replace(digits, train=digits.train.at(rows))
-    threes, most = (few.class_counts[label] for label in (3, np.argmax(few.class_counts)))
-    assert [*few.imbalance()] == [
-        f"training images by class: {100 * threes / len(rows):.1f} % ({threes}, 3) to "
-        f"{100 * most / len(rows):.1f} % ({most}, {np.argmax(few.class_counts)})"
+    labels = digits.train["labels"][rows]
+    counts = arrays.class_counts(Split({"labels": labels}), 10)
+    few = dataclasses.replace(digits, spec=dataclasses.replace(digits.spec, class_counts=counts))
+    assert [*lines(few, tasks.USUAL)][1:] == [
+        f"training images by class: {100 * counts[3] / len(rows):.1f} % ({counts[3]}, 3) to "
+        f"{100 * max(counts) / len(rows):.1f} % ({max(counts)}, {np.argmax(counts)})"
     ]
-    for other in (
-        few.train["labels"][:, None],
-        few.train["labels"] - 1,
-        few.train["labels"] + 1,
-        few.train["labels"] / 2,
-    ):
-        learned = Split({"images": few.train.images, "labels": other})  # of a task of the user's own
-        assert [*dataclasses.replace(few, train=learned).imbalance()] == []
-    ink = Split({"images": few.train.images, "ink": few.train["labels"]})
-    assert [*dataclasses.replace(few, train=ink).imbalance()] == []
+    for other in (labels[:, None], labels - 1, labels + 1, labels / 2):  # of a task of the user's own
+        assert arrays.class_counts(Split({"labels": other}), 10) == ()
+    assert arrays.class_counts(Split({"ink": labels}), 10) == ()

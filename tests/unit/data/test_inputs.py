@@ -17,7 +17,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Split, arrays
+from cifar_ray.data import Split, arrays, modality
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import digest, resolved, train_here
@@ -69,10 +69,11 @@ def test_what_a_function_returns_tells_the_kind() -> None:
     (numbers, words) = (data.read(resolved(usual)) for usual in (ROWS, TEXTS))
     assert (numbers.spec.inputs, numbers.train.kind, numbers.train.inputs.dtype) == ("features", "features", np.float32)
     assert (words.spec.inputs, words.train.kind, words.train.inputs.dtype) == ("tokens", "tokens", np.int32)
-    assert numbers.spec.sizes == {"features": 4, "classes": 3}
-    assert words.spec.sizes == {"vocabulary": 9, "length": 6, "classes": 2}
-    assert (numbers.spec.input_shape, words.spec.example(3).dtype) == ((4,), torch.int64)
-    assert 1 <= words.spec.example(50).min() <= words.spec.example(50).max() < 9
+    assert (modality.of(numbers.spec).arguments, modality.of(numbers.spec).sizes) == (("features", "classes"), (4, 3))
+    of_words = modality.of(words.spec)
+    assert (of_words.arguments, of_words.sizes) == (("vocabulary", "length", "classes"), (9, 6, 2))
+    assert (numbers.spec.shape, of_words.example(3).dtype) == ((4,), torch.int64)
+    assert 1 <= of_words.example(50).min() <= of_words.example(50).max() < 9
 
 
 def test_a_function_may_lie_in_a_module_that_is_named_as_a_data_set(
@@ -80,7 +81,7 @@ def test_a_function_may_lie_in_a_module_that_is_named_as_a_data_set(
 ) -> None:
     (tmp_path / "mnist.py").write_text(f"from {OWN} import rows\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert data.look(TrainConfig(dataset="mnist:rows", model=f"{OWN}:linear")).classes == 3
+    assert data.look(TrainConfig(dataset="mnist:rows", model=f"{OWN}:linear")).num_classes == 3
 
 
 def test_features_are_standardised_by_the_training_rows_alone() -> None:
@@ -92,7 +93,7 @@ def test_features_are_standardised_by_the_training_rows_alone() -> None:
     assert dataset.spec.std[3] == 0.0
     assert dataset.left_out == "without variation in training, and 0 everywhere: 3"
     settled = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
-    assert settled.to_mapping()["images"]["inputs"] == "features"
+    assert settled.to_mapping()["data"]["inputs"] == "features"
 
 
 @KINDS
@@ -176,8 +177,9 @@ def mixed() -> object:
 def test_a_model_of_images_is_built_for_their_side_and_channels() -> None:
     config = resolved({**USUAL, "dataset": "digits", "model": "simple_cnn"})
     spec = data.facts(config)
-    assert spec.sizes == {"image_size": 32, "channels": 3, "classes": 10}
-    assert models.build(config, spec)(spec.example(2)).shape == (2, 10)
+    kind = modality.of(spec)
+    assert (kind.arguments, kind.sizes) == (("image_size", "channels", "classes"), (32, 3, 10))
+    assert models.build(config, spec)(kind.example(2)).shape == (2, 10)
 
 
 def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:

@@ -24,9 +24,11 @@ from cifar_ray.data import imagefiles, masks
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.data.masks import Masks
 from cifar_ray.data.source import Part
+from cifar_ray.display.dataset import lines
 from cifar_ray.orchestration.run import given
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.training import recipe
+from tests.support.helpers import contents
 
 SIDE, NAMES = 16, ("ground", "left", "right")
 
@@ -76,7 +78,7 @@ def test_images_and_masks_are_paired_by_name(root: Path) -> None:
     assert counts == (24, SIDE, SIDE)
     valid = dataset.train["masks"] != 255
     assert np.array_equal(dataset.train.images[..., 0][valid], 80 * dataset.train["masks"][valid])
-    assert dataset.class_counts == tuple(int((dataset.train["masks"] == label).sum()) for label in range(3))
+    assert dataset.spec.class_counts == tuple(int((dataset.train["masks"] == label).sum()) for label in range(3))
     assert recipe.settle(config, Decided.asked(config), dataset).data == dataset.spec
 
 
@@ -101,7 +103,10 @@ def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -
         "3 classes, 24 training and 8 test images; 25.0 % of training and 25.0 % of test pixels do not count"
     )
     by_class = "training pixels by class: 0.0 % (0, thing) to 100.0 % (4,608, ground)"
-    assert [*dataset.imbalance()] == [by_class, "caution: there are no training pixels of thing and other"]
+    assert [*lines(dataset, Segmentation.spec)][1:] == [
+        by_class,
+        "caution: there are no training pixels of thing and other",
+    ]
 
 
 def read(image: Path, mask: Path, side: int) -> np.ndarray:
@@ -173,8 +178,7 @@ def test_class_weights_need_pixels_of_every_class(root: Path) -> None:
     config = of(root, class_weights="balanced")
     dataset = data.read(config)
     weighted = recipe.settle(config, Decided.asked(config), dataset)
-    assert weighted.class_weights_counts == dataset.class_counts
-    loss = Segmentation(config, weighted).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0)
+    loss = Segmentation(config, weighted.facts).loss(torch.zeros(1, 3, 1, 2), torch.tensor([[[0, 255]]]), 1.0)
     assert torch.isfinite(loss)
     (root / "classes.txt").write_text("\n".join([*NAMES, "nowhere"]))
     more = of(root, class_weights="balanced")

@@ -29,6 +29,7 @@ from cifar_ray.orchestration.run import results
 from cifar_ray.serving import app
 from cifar_ray.tracking import logged_model
 from cifar_ray.training import recipe
+from tests.support.helpers import contents
 from tests.support.images import folder_of_digits
 
 COLOURS = np.zeros((4, 8, 8, 3), dtype=np.uint8)
@@ -127,7 +128,6 @@ def test_what_was_found_is_part_of_the_run(root: Path) -> None:
     config = of(root)
     dataset = data.read(config)
     found = recipe.settle(config, Decided.asked(config), dataset)
-    assert found.images == Images(10, 100, 100, 32, dataset.spec.mean, dataset.spec.std, dataset.digest)
     assert found.data == dataset.spec
     shutil.rmtree(root)  # workers, predictions and the server need no folder
     assert runfile.resolved_from_mapping(runfile.to_mapping(config)) == config
@@ -135,7 +135,7 @@ def test_what_was_found_is_part_of_the_run(root: Path) -> None:
     assert runfile.params(config, found)["data.digest"] == dataset.digest
     shown = recipe.command(config)
     assert f"--dataset folder:{root}" in shown
-    assert "images." not in shown
+    assert "digest" not in shown
 
 
 def test_a_share_is_kept_for_the_test_and_is_the_same_in_every_run(tmp_path: Path) -> None:
@@ -241,20 +241,20 @@ def test_folders_that_systems_make_are_no_classes_and_their_files_no_images(root
 
 
 def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_before(root: Path) -> None:
-    contents = "10 classes, 100 training and 100 test images"
-    assert data.read(of(root)).contents("classes") == contents
+    usual = "10 classes, 100 training and 100 test images"
+    assert contents(data.read(of(root))) == usual
     for number in range(12):
         (root / "train" / "3" / f"{number}.HEIC").touch()
     for name in ("4/notes.txt", "5/README", "5/x.\udcff", "4/.DS_Store", "outside.jpg"):
         (root / "test" / name).touch()
     (root / "test" / "6" / "gone.png").symlink_to(root / "nowhere")
     (root / "val").mkdir()
-    sentence = f"{contents}; 17 files left out (.heic 12, .\\xff 1, .txt 1, beside the classes 1, broken links 1, ...)"
+    sentence = f"{usual}; 17 files left out (.heic 12, .\\xff 1, .txt 1, beside the classes 1, broken links 1, ...)"
     for _ in range(2):
-        assert data.read(of(root)).contents("classes") == f"{sentence}; val/ not used"
+        assert contents(data.read(of(root))) == f"{sentence}; val/ not used"
     shutil.rmtree(root / "val")
     shutil.rmtree(root / "test")
-    shared = data.read(of(root, test_share=0.2)).contents("classes")
+    shared = contents(data.read(of(root, test_share=0.2)))
     assert shared == "10 classes, 81 training and 19 test images; 12 files left out (.heic 12)"
 
 
@@ -389,10 +389,10 @@ def test_all_images_that_cannot_be_read_are_named_at_once(root: Path, keeps_its_
 
 
 def test_a_new_image_is_seen_by_the_next_run_of_a_process(root: Path) -> None:
-    before = of(root).images.train
+    before = data.facts(of(root)).train_size
     some = next(root.glob("train/0/*.png"))
     shutil.copy(some, some.with_name("new.png"))
-    assert of(root).images.train == before + 1
+    assert data.facts(of(root)).train_size == before + 1
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_
     found = data.read(config := of("RenderedSST2", tmp_path, **sized))
     same = data.read(recipe.resolve(TrainConfig(dataset=f"folder:{root}", data_dir=str(tmp_path), **sized)))  # type: ignore[arg-type]
     assert (found.digest, found.class_names, found.spec.val_size) == (same.digest, same.class_names, 6)
-    assert config.validated
+    assert data.facts(config).val_size == 6
     sentence = "--val-share is for data without validation samples, and torchvision:RenderedSST2 has some"
     assert refusal("RenderedSST2", tmp_path, val_share=0.1) == sentence
     (root / "test" / "negative" / "1.png").write_bytes(b"no image")

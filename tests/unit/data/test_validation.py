@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cifar_ray import data
+from cifar_ray import data, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, Split, source, validation
 from cifar_ray.data.published import Published
+from cifar_ray.display.dataset import lines
 from cifar_ray.training import recipe
+from tests.support.helpers import contents
 from tests.support.images import folder_of_digits
 
 
@@ -167,14 +169,14 @@ def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(ro
     splits = (shared.train, shared.test, shared.val)
     parts = [{image.tobytes() for image in split.images} for split in splits]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 200
-    assert (sum(map(len, splits)), shared.caution()) == (400, "")
+    assert (sum(map(len, splits)), shared.spec.test_copies, shared.spec.val_copies) == (400, 0, 0)
     folder_of_digits(root, 60, ("val",))  # which are training images
     shutil.copy(next((root / "test").glob("3/*.png")), root / "train" / "3" / "also.png")
     said = "caution: as the model gets them, 1 of 200 test images are copies of training or validation images"
     for stream in (False, True, True):  # of which the last is decoded already
         config = of(root, stream=stream)
         given = data.read(config)
-        assert given.caution() == f"{said} and 60 of 60 validation images are copies of training images"
+        assert [*lines(given, tasks.USUAL)][1] == f"{said} and 60 of 60 validation images are copies of training images"
     settled = recipe.settle(config, Decided.asked(config), given)
     assert runfile.params(config, settled)["data.val_copies"] == "60"
 
@@ -200,11 +202,10 @@ def test_val_beside_test_needs_no_share(root: Path) -> None:
     folder_of_digits(root, 300, ("valid",))
     config = of(root)
     found = data.read(config)
-    assert (config.val_share, data.facts(config).val_size, config.validated) == (None, 300, True)
+    assert (config.val_share, data.facts(config).val_size) == (None, 300)
     assert found.val is not None
     assert (len(found.train), len(found.val), len(found.test)) == (200, 300, 200)
     assert "not used" not in found.left_out
-    assert config.validated
     assert refusal(root, val_share=0.1) == (
         f"--val-share is for data without validation samples, and folder:{root} has some"
     )
@@ -237,7 +238,7 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     assert data.facts(config).digest == found.digest
     assert np.bincount(found.val["labels"], minlength=10).min() >= 1
     assert data.read(of(f"{__name__}:some")).digest != found.digest
-    assert recipe.settle(config, Decided.asked(config), found).images == config.images
+    assert recipe.settle(config, Decided.asked(config), found).data == data.facts(config)
 
 
 def test_what_has_been_read_is_not_kept_beside_it() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS, Facts
+from cifar_ray.data import SPECS, Facts, modality
 from cifar_ray.models.lstm import BothWays
 from cifar_ray.models.text_network import positions
 
@@ -110,7 +110,7 @@ def test_any_number_of_texts_passes_through_the_exported_network(name: str) -> N
 def test_an_outline_takes_texts(name: str) -> None:
     config = TrainConfig(model=name)  # type: ignore[arg-type]
     with torch.device("meta"):
-        assert models.outline(config, SPEC)(SPEC.example(2)).shape == (2, 3)
+        assert models.outline(config, SPEC)(modality.of(SPEC).example(2)).shape == (2, 3)
 
 
 def test_the_networks_have_the_parameters_of_their_descriptions() -> None:

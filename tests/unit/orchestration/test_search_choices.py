@@ -25,7 +25,7 @@ from cifar_ray.orchestration.sweep import planner, tuning
 from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
 from cifar_ray.orchestration.sweep.winner import winner_of
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tasks import LOSS, USUAL, choosing
+from cifar_ray.tasks import LOSS, USUAL
 from tests.support import studies
 from tests.support.helpers import Recorder, train_here
 
@@ -148,7 +148,7 @@ def test_the_winner_is_the_run_that_its_report_names() -> None:
     assert reported == [90.0, 80.0]
     goal = goal_of(sweep, configs_of(sweep))
     assert goal is not None
-    assert choosing.measured(configs_of(sweep)[0]) == "val"
+    assert data.facts(configs_of(sweep)[0]).measured == "val"
     winner = winner_of(goal, trials)
     assert winner is not None
     assert (winner.name, winner.value) == (trials[reported.index(max(reported))].cell.name, 0.9)

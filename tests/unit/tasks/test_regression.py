@@ -14,11 +14,12 @@ from torch.nn import functional as F
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.data import modality
 from cifar_ray.tasks.regression import Regression
-from cifar_ray.training import checkpoint, predictor, recipe
+from cifar_ray.training import checkpoint, predictor
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import digest, plain_losses, resolved, train_here
@@ -93,8 +94,8 @@ def test_figures_are_scikit_learns_and_add_up_over_parts() -> None:
     true = generator.normal(size=(50, 3)) * [1, 1000, 1e-3] + [1e6, 0, 5]
     answers = true + generator.normal(size=true.shape) * [0.5, 300, 1e-3]
     mean, std = true[:20].mean(0), true[:20].std(0)
-    images = Images(target_mean=tuple(mean.tolist()), target_std=tuple(std.tolist()))
-    task = Regression(TrainConfig(dataset=f"{OWN}:arrays", images=images))
+    facts = Facts(3, 20, 50, target_mean=tuple(mean.tolist()), target_std=tuple(std.tolist()))
+    task = Regression(TrainConfig(dataset=f"{OWN}:arrays"), facts)
     outputs, targets = torch.from_numpy((answers - mean) / std), torch.from_numpy(true)
     parts = [task.tally(outputs[at : at + 20], targets[at : at + 20]) for at in range(0, 50, 20)]
     found = task.evaluation({name: sum(part[name] for part in parts) for name in parts[0]}, 50)  # type: ignore[misc]
@@ -123,10 +124,9 @@ def test_targets_that_are_all_alike_have_no_r2(count: int) -> None:
 def test_figures_are_those_of_all_workers_together() -> None:
     asked = resolved(USUAL)
     dataset = data.read(asked)
-    decided = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
     model = models.build(asked, dataset.spec)
     (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, decided))(model))
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, dataset.spec))(model))
         for count in (1, 2)
     )
     for one in ranks:
@@ -143,7 +143,7 @@ def test_a_trained_model_answers_in_the_targets_units(tmp_path: Path) -> None:
     snapshot = checkpoint.load(best)
     assert (snapshot.task.primary.name, snapshot.task.answer, snapshot.task.unit) == ("r2", "values", "rows")
     assert snapshot.class_names == ("price", "size")
-    assert snapshot.config.images.target_mean == pytest.approx(dataset.train["targets"].mean(0))
+    assert snapshot.spec.target_mean == pytest.approx(dataset.train["targets"].mean(0))
     assert snapshot.score == outcome.metrics["best/r2"]
     with torch.inference_mode():
         answers = predictor.load(best)(torch.from_numpy(dataset.test.inputs)).numpy()
@@ -168,7 +168,8 @@ def test_a_function_may_return_one_target_and_images() -> None:
     assert (one.class_names, one.train["targets"].shape) == (("target",), (96, 1))
     asked = resolved({**USUAL, "model": "simple_cnn", "model_options": {}}, dataset=f"{OWN}:images")
     assert (asked.augment, tasks.spec(asked, data.facts(asked)).unit) == ("none", "images")
-    assert models.build(asked, data.facts(asked))(data.facts(asked).example(2)).shape == (2, 1)
+    facts = data.facts(asked)
+    assert models.build(asked, facts)(modality.of(facts).example(2)).shape == (2, 1)
     written = runfile.to_mapping(asked)
     assert written["task"] == "regression"
     assert runfile.to_mapping(resolved(USUAL))["model_options"]["width"] == 8

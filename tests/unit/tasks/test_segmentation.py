@@ -16,8 +16,8 @@ from torchmetrics.functional.segmentation import mean_iou
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config import runfile
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.training import checkpoint, predictor, recipe
@@ -140,7 +140,7 @@ def test_nothing_that_counts_is_no_division_by_zero() -> None:
 
 def test_with_class_weights_each_class_counts_alike_in_the_loss() -> None:
     counts = (900, 90, 10)
-    weighted = Segmentation(TrainConfig(class_weights="balanced"), Decided("1x1", class_weights_counts=counts))
+    weighted = Segmentation(TrainConfig(class_weights="balanced"), Facts(3, 1, 1, class_counts=counts))
     masks = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)]).view(1, 20, 50).byte()
     outputs = torch.randn(1, 3, 20, 50, generator=torch.Generator().manual_seed(0))
     losses = F.cross_entropy(outputs, masks.long(), reduction="none")

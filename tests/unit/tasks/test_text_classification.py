@@ -25,7 +25,7 @@ from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
 from examples.text import make_texts
-from tests.support.helpers import digest, resolved, train_here
+from tests.support.helpers import contents, digest, resolved, train_here
 from tests.support.threads import on_threads, train_everywhere, train_on_threads
 
 USUAL: dict[str, object] = {
@@ -156,7 +156,7 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     asked = resolved(usual, text={"vocabulary": 400, "max_length": 12})
     dataset = data.read(asked)
     assert dataset.train.inputs.shape == (192, 12)
-    sentence = dataset.contents("classes", tasks.spec(asked, data.facts(asked)).unit)
+    sentence = contents(dataset, tasks.spec(asked, dataset.spec))
     assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
     assert sentence.endswith(" texts longer than 12 tokens, cut there")
 

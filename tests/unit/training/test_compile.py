@@ -19,7 +19,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import ModelName
 from cifar_ray.config.strategy import COMPILING, NAMES
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, modality
 from cifar_ray.strategies import compiling
 from cifar_ray.strategies.worker import Worker, autocast
 from cifar_ray.tasks.classification import Classification
@@ -92,7 +92,7 @@ def test_every_model_is_one_graph(name: str) -> None:
     kind = models.of(name).inputs
     spec = replace(TEXTS if kind == "tokens" else data.SPECS["cifar10"], inputs=kind, length=20)
     made = torch.compile(models.build(wanted, spec).train(), backend="eager", fullgraph=True)
-    inputs = texts() if kind == "tokens" else spec.example(2)
+    inputs = texts() if kind == "tokens" else modality.of(spec).example(2)
     if kind == "images":
         inputs = inputs.to(memory_format=torch.channels_last)
     with autocast("bf16", torch.device("cpu")):
