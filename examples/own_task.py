@@ -17,7 +17,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from cifar_ray.config.decided import Decided
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import Evaluation, Figure, Targets, TaskSpec
 
@@ -47,7 +47,7 @@ class Ink:
     target = "ink"
     rule = "for each image as many numbers, float32, NaN where one is not known"
 
-    def __init__(self, config: TrainConfig, decided: Decided | None = None) -> None:
+    def __init__(self, config: TrainConfig, facts: Facts | None = None) -> None:
         """Nothing of the run matters here."""
 
     @classmethod
