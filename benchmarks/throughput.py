@@ -199,7 +199,7 @@ def operations(config: TrainConfig) -> int:
     spec = data.SPECS["cifar10"]
     with torch.device("meta"):
         model = models.build(recipe.resolve(config), spec)
-        images = torch.empty(config.batch_size or 1, spec.channels, spec.image_size, spec.image_size)
+        images = torch.empty(config.batch_size or 1, *spec.shape)
     with FlopCounterMode(display=False) as counter:
         model(images).sum().backward()
     return counter.get_total_flops()

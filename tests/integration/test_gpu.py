@@ -180,10 +180,10 @@ def colour_images() -> Dataset:
     spec, random = data.SPECS["cifar10"], np.random.default_rng(0)
 
     def split(size: int) -> Split:
-        images = random.integers(0, 256, (size, 32, 32, spec.channels), dtype=np.uint8)
+        images = random.integers(0, 256, (size, 32, 32, 3), dtype=np.uint8)
         return Split({"images": images, "labels": random.integers(0, spec.num_classes, size)})
 
-    return Dataset(spec, split(512), split(64), tuple("0123456789"), "random")
+    return Dataset("random", replace(spec, names=tuple("0123456789")), split(512), split(64))
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,8 @@ def test_the_table_of_models_is_the_registry() -> None:
     for name, (_, size, optimizer, lr, decay, warmup, smoothing) in table.items():
         recipe, *others = models.registry()[name].recipes
         inputs = models.registry()[name].inputs
-        spec = replace(SPECS["cifar10"], inputs=inputs, length=256, vocabulary=8000)
+        shape = {"images": (3, 32, 32), "features": (256,), "tokens": (256,)}[inputs]
+        spec = replace(SPECS["cifar10"], inputs=inputs, shape=shape, vocabulary=8000)
         network = models.build(TrainConfig(model=name), spec)  # type: ignore[arg-type]
         assert int(size.replace(",", "")) == sum(parameter.numel() for parameter in network.parameters())
         assert optimizer == recipe.optimizer

@@ -13,7 +13,8 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import SPECS, Dataset, augment, order
+from cifar_ray.data import SPECS, Dataset, augment, modality, order
+from cifar_ray.data.datasets import normalised
 from cifar_ray.data.loader import DataShard, MicroBatch, TrainLoader, evaluation_batches
 from cifar_ray.training import recipe
 
@@ -86,7 +87,7 @@ def test_draws_are_uniform_and_independent() -> None:
 
 def test_half_brings_pixels_to_between_minus_one_and_one() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).repeat_interleave(32 * 32 * 3).view(3, 32, 32, 3)
-    out = augment.Normalise(SPECS["cifar10"].normalised("half"))(pixels)
+    out = modality.of(normalised(SPECS["cifar10"], "half")).normaliser()(pixels)
     torch.testing.assert_close(out.mean((1, 2, 3)), torch.tensor([-1.0, -0.6, 1.0]))
 
 
@@ -94,14 +95,14 @@ def test_imagenets_constants_are_torchvisions() -> None:
     """Those of the transforms that torchvision's weights come with."""
     images = some_images(4)
     transform = ResNet18_Weights.IMAGENET1K_V1.transforms(crop_size=32, resize_size=32)
-    out = augment.Normalise(SPECS["cifar10"].normalised("imagenet"))(images)
+    out = modality.of(normalised(SPECS["cifar10"], "imagenet")).normaliser()(images)
     torch.testing.assert_close(out, transform(images.permute(0, 3, 1, 2)), rtol=1e-5, atol=1e-5)
 
 
 def test_normalised_images_are_channels_last_and_standardised() -> None:
     spec = SPECS["cifar10"]
     images = some_images(16)
-    out = augment.Normalise(spec)(images)
+    out = modality.of(spec).normaliser()(images)
     assert out.shape == (16, 3, 32, 32)
     assert out.is_contiguous(memory_format=torch.channels_last)
     expected = (images.permute(0, 3, 1, 2) / 255 - torch.tensor(spec.mean)[:, None, None]) / torch.tensor(spec.std)[
@@ -139,7 +140,7 @@ def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment="none"))
     (images, labels, *_), *_ = TrainLoader(config, Decided.asked(config), digits, DataShard(), CPU).micro_batches(0, 0)
     samples = order.global_batch(order.permutation(0, 0, 1437), 0, 32).numpy()
-    assert torch.equal(images, augment.Normalise(digits.spec)(torch.from_numpy(digits.train.images[samples])))
+    assert torch.equal(images, modality.of(digits.spec).normaliser()(torch.from_numpy(digits.train.images[samples])))
     assert labels.tolist() == digits.train["labels"][samples].tolist()
 
 

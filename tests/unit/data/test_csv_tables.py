@@ -165,8 +165,6 @@ def test_a_validation_file_is_measured_after_every_epoch(folder: Path, tmp_path:
 
 def test_a_run_goes_on_with_the_same_rows_only(folder: Path) -> None:
     asked = resolved(USUAL, dataset=f"table:{folder}")
-    kept = runfile.from_mapping(runfile.to_mapping(asked))
-    assert kept.images == asked.images
     before = recipe.settle(asked, Decided.asked(asked), data.read(asked))  # type: ignore[arg-type]
     rows(81).to_csv(folder / "train.csv", index=False)
     with pytest.raises(ConfigError, match="dataset must have the rows that the run began with"):
@@ -299,7 +297,7 @@ def test_quotes_blank_lines_and_marks_of_editors_are_read(tmp_path: Path) -> Non
 
 
 def test_a_model_of_rows_without_names_answers_for_columns_by_their_numbers(tmp_path: Path) -> None:
-    spec = replace(data.facts(resolved({**USUAL, "dataset": "digits", "model": "simple_cnn", "target": ()})), length=2)
+    spec = replace(data.SPECS["digits"], inputs="features", shape=(2,))
     path = tmp_path / "rows.csv"
     path.write_text("1,0\n5,6\n")
     assert given.features(path, spec).tolist() == [[6, 5]]

@@ -200,7 +200,7 @@ def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
 @pytest.mark.parametrize("targets", [np.zeros(4), np.full((4, 2), np.nan), np.zeros((4, 2), np.float32)])
 def test_targets_of_a_task_of_ones_own_are_not_standardised(targets: np.ndarray) -> None:
     split = Split({"features": np.eye(4, dtype=np.float32), "targets": targets})
-    assert arrays.facts_of({"train": split, "test": split}, 2).target_mean == ()
+    assert arrays.facts_of("x:y", {"train": split, "test": split}, ("a", "b")).target_mean == ()
 
 
 def test_an_evaluation_of_rows_keeps_no_pictures_of_mistakes(tmp_path: Path) -> None:

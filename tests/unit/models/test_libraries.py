@@ -53,7 +53,7 @@ def test_logits_are_those_of_the_classes_and_options_reach_the_network() -> None
 
 @pytest.mark.parametrize(("name", "side"), [("googlenet", 32), ("inception_v3", 80)])
 def test_auxiliary_classifiers_are_left_out(name: str, side: int) -> None:
-    spec = dataclasses.replace(SPECS["digits"], image_size=side)
+    spec = dataclasses.replace(SPECS["digits"], shape=(3, side, side))
     with torch.random.fork_rng(devices=[]):
         network = models.build(TrainConfig(model=f"torchvision:{name}"), spec).train()  # type: ignore[arg-type]
     assert network(torch.rand(2, 3, side, side)).shape == (2, 10)

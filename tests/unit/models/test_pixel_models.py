@@ -46,7 +46,7 @@ def test_defaults_have_more_than_a_million_parameters(name: str, parameters: int
 @pytest.mark.parametrize("side", [32, 35, 48])
 @pytest.mark.parametrize("name", ["unet", "segnet"])
 def test_logits_are_as_large_as_the_image(name: str, side: int, training: bool) -> None:
-    spec = dataclasses.replace(SPECS["cifar10"], image_size=side)
+    spec = dataclasses.replace(SPECS["cifar10"], shape=(3, side, side))
     config = TrainConfig(model=name, model_options={"width": 2})  # type: ignore[arg-type]
     model = models.build(config, spec).train(training)
     logits = model(torch.rand(2, 3, side, side))

@@ -8,8 +8,7 @@ from torch import nn
 from cifar_ray import models
 from cifar_ray.config.sections import DatasetName
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS, Dataset
-from cifar_ray.data.augment import Normalise
+from cifar_ray.data import SPECS, Dataset, modality
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.models import speednet
 
@@ -35,7 +34,7 @@ def test_the_first_convolution_whitens_the_images() -> None:
 def test_what_hardly_varies_is_not_blown_up(digits: Dataset) -> None:
     """In grey images the three channels are one."""
     network = build()
-    speednet.whiten(network, Normalise(digits.spec)(as_tensor(digits.train.images)[:500]))
+    speednet.whiten(network, modality.of(digits.spec).normaliser()(as_tensor(digits.train.images)[:500]))
     assert network[0].weight.abs().max() < 1 / 5e-4**0.5
 
 

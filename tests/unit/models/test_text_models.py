@@ -15,7 +15,9 @@ from cifar_ray.models.lstm import BothWays
 from cifar_ray.models.text_network import positions
 
 NAMES = [name for name, of in models.registry().items() if of.inputs == "tokens"]
-SPEC = dataclasses.replace(SPECS["cifar10"], inputs="tokens", vocabulary=50, length=20, num_classes=3, mean=(), std=())
+SPEC = dataclasses.replace(
+    SPECS["cifar10"], inputs="tokens", vocabulary=50, shape=(20,), num_classes=3, mean=(), std=()
+)
 SMALL: dict[str, dict[str, object]] = {
     "textcnn": {"dim": 8, "filters": 6},
     "lstm": {"dim": 8, "hidden": 6, "layers": 2},
@@ -116,7 +118,7 @@ def test_an_outline_takes_texts(name: str) -> None:
 def test_the_networks_have_the_parameters_of_their_descriptions() -> None:
     """In the transformer, a block has 12 dim² weights where its hidden layer is four times as wide, as in the paper."""
     classes, words, length = 2, 8000, 256
-    spec = dataclasses.replace(SPEC, vocabulary=words, length=length, num_classes=classes)
+    spec = dataclasses.replace(SPEC, vocabulary=words, shape=(length,), num_classes=classes)
 
     def size(name: str, **options: object) -> int:
         with torch.device("meta"):

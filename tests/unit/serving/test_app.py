@@ -98,7 +98,7 @@ def test_images_that_come_together_share_forward_passes_and_get_their_own_answer
 
 
 def test_a_mask_is_a_file_as_large_as_the_image_that_was_sent() -> None:
-    spec = dataclasses.replace(SPECS["cifar10"], image_size=8, native_size=8, crop=True)
+    spec = dataclasses.replace(SPECS["cifar10"], shape=(3, 8, 8), native_size=8, crop=True)
 
     def halves(images: Tensor) -> Tensor:
         """Class 2 on the right, elsewhere 0."""
@@ -232,7 +232,7 @@ def reader() -> FastAPI:
         share = (rows == int(good[0, 0])).sum(1) / (rows > 0).sum(1)
         return torch.stack([share, 1 - share], 1)
 
-    spec = dataclasses.replace(SPECS["digits"], inputs="tokens", length=20, vocabulary=280)
+    spec = dataclasses.replace(SPECS["digits"], inputs="tokens", shape=(20,), vocabulary=280)
     return apps.build({"classes": ("good", "bad")}, tasks.recorded(None), spec, shares, encoding)
 
 
@@ -269,7 +269,7 @@ def test_a_body_that_is_no_text_is_refused(reader: FastAPI, body: bytes, kind: b
 
 @pytest.fixture
 def of_rows() -> FastAPI:
-    spec = Facts("t", 1, 9, 9, (), (), False, inputs="features", length=2, features=("age", "bmi"))
+    spec = Facts(1, 9, 9, inputs="features", shape=(2,), features=("age", "bmi"))
 
     def model(rows: torch.Tensor) -> torch.Tensor:
         total = rows.sum(1, keepdim=True)

@@ -117,7 +117,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
     snapshot = checkpoint.load(checkpoint.every(tmp_path)[-1])
     assert snapshot.encoding == dataset.encoding
     again = data.read(snapshot.config, encoding=snapshot.encoding)
-    found = recipe.settle(snapshot.config, Decided.asked(snapshot.config), again).images
+    found = recipe.settle(snapshot.config, Decided.asked(snapshot.config), again).facts
     assert (found.digest, found.mean, found.length, found.vocabulary) == (again.digest, (), 40, 400)
     rows = tokens.cut(dataset.test.inputs)
     with torch.inference_mode():

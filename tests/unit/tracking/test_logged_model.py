@@ -13,7 +13,7 @@ from cifar_ray.data import SPECS, Facts, imagefiles, masks
 from cifar_ray.tracking import logged_model
 from tests.support.helpers import png
 
-FOLDER = Facts("folder", 3, 9, 3, (0.5,) * 3, (0.5,) * 3, True, native_size=40, image_size=40, crop=True)
+FOLDER = Facts(3, 9, 3, shape=(3, 40, 40), native_size=40, crop=True)
 SHADES = np.random.default_rng(0).integers(0, 256, (53, 37, 3), dtype=np.uint8)
 
 
@@ -38,7 +38,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("spec", [*SPECS.values(), FOLDER], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [*SPECS.values(), FOLDER], ids=[*SPECS, "folder"])
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 def test_it_prepares_an_image_as_predict_does(file: bytes, spec: Facts) -> None:
     model = logged_model.LoggedModel()

@@ -90,7 +90,7 @@ def test_every_model_is_one_graph(name: str) -> None:
     """As torch sees it, in bfloat16, where some compute otherwise; what it makes of the graph does not matter here."""
     wanted = TrainConfig(model=name)  # type: ignore[arg-type]
     kind = models.of(name).inputs
-    spec = replace(TEXTS if kind == "tokens" else data.SPECS["cifar10"], inputs=kind, length=20)
+    spec = {"images": data.SPECS["cifar10"], "features": replace(TEXTS, inputs="features"), "tokens": TEXTS}[kind]
     made = torch.compile(models.build(wanted, spec).train(), backend="eager", fullgraph=True)
     inputs = texts() if kind == "tokens" else modality.of(spec).example(2)
     if kind == "images":

@@ -210,7 +210,7 @@ class Full(torch.nn.Module):
 
 def evaluated(device: str, digits: Dataset) -> tuple[float, list[str]]:
     notes: list[str] = []
-    task = tasks.build(resolved({"dataset": "digits", "model": "simple_cnn"}))  # makes no ones
+    task = tasks.build(resolved({"dataset": "digits", "model": "simple_cnn"}), digits.spec)  # makes no ones
     return results._evaluation(digits, task, Full(), device, notes.append).images, notes
 
 

@@ -13,7 +13,7 @@ from cifar_ray import models
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, augment, order
+from cifar_ray.data import Dataset, augment, modality, order
 from cifar_ray.strategies.ddp import DDP
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.protocol import Evaluation
@@ -93,12 +93,13 @@ def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: P
     groups = [{"params": decay, "weight_decay": 5e-4}, {"params": keep, "weight_decay": 0.0}]
     sgd = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, fused=True)
     images, labels = torch.from_numpy(digits.train.images), torch.from_numpy(digits.train["labels"])
+    normalise = modality.of(digits.spec).normaliser()
     for epoch in range(2):
         for step in range(11):
             for group in sgd.param_groups:
                 group["lr"] = 0.05 * min((11 * epoch + step + 1) / 5.5, 1.0)
             batch = order.global_batch(order.permutation(0, epoch, 1437), step, 32)
-            inputs = augment.Normalise(digits.spec)(augment.crop_and_flip(images[batch], batch, 0, epoch, False))
+            inputs = normalise(augment.crop_and_flip(images[batch], batch, 0, epoch, False))
             loss = torch.nn.functional.cross_entropy(model(inputs), labels[batch], label_smoothing=0.1)
             sgd.zero_grad()
             loss.backward()

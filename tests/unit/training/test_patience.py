@@ -45,16 +45,17 @@ def after_the_best(accuracies: list[float]) -> int:
 )
 def test_patience_counts_epochs_without_a_better_figure(accuracies: list[float], is_exhausted: bool) -> None:
     config, epochs = of(patience=2), [{"val/accuracy": value, "test/accuracy": 1.0} for value in accuracies]
-    assert choosing.is_exhausted(config, USUAL, epochs) == is_exhausted
-    assert not choosing.is_exhausted(replace(config, patience=None), USUAL, epochs)
+    assert choosing.is_exhausted(config, USUAL, data.facts(config), epochs) == is_exhausted
+    assert not choosing.is_exhausted(replace(config, patience=None), USUAL, data.facts(config), epochs)
 
 
 def test_the_lowest_figure_of_ones_own_task_is_its_best() -> None:
     config = ink(val_share=0.2, patience=2)
-    task = tasks.spec(config, data.facts(config))
+    facts = data.facts(config)
+    task = tasks.spec(config, facts)
     falling, rising = ([{"val/rmse": value} for value in values] for values in ([3.0, 2.0, 1.0], [1.0, 2.0, 3.0]))
-    assert not choosing.is_exhausted(config, task, falling)
-    assert choosing.is_exhausted(config, task, rising)
+    assert not choosing.is_exhausted(config, task, facts, falling)
+    assert choosing.is_exhausted(config, task, facts, rising)
 
 
 def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_path: Path) -> None:
@@ -105,11 +106,11 @@ def test_more_patience_goes_on_to_the_same_bits_and_the_same_does_not(tmp_path: 
     assert len(digests) == 1
     assert best(tmp_path / "resumed").name == best(tmp_path / "whole").name
     with pytest.raises(ConfigError) as refused:
-        limits.refuse_exhausted(few, USUAL, short.history, "mine")
+        limits.refuse_exhausted(few, short.history, "mine")
     assert refused.value.as_flag() == (
         "--patience must be more than the epochs without a better val/accuracy after which run mine has ended, got 1"
     )
-    limits.refuse_exhausted(many, USUAL, short.history, "mine")
+    limits.refuse_exhausted(many, short.history, "mine")
 
 
 def test_less_patience_ends_a_run_after_the_epoch_that_it_is_in(tmp_path: Path) -> None:
