@@ -154,6 +154,11 @@ def resolved(usual: dict[str, object], **values: object) -> TrainConfig:
     return recipe.resolve(TrainConfig(**{"cpus_per_worker": 1, **usual, **values}))  # type: ignore[arg-type]
 
 
+def known(config: TrainConfig) -> Decided:
+    """What a config alone decides, and the facts of its data set as they are known in this process."""
+    return replace(Decided.asked(config), data=data.facts(config))
+
+
 def small_config(strategy: str, topology: str, **values: object) -> TrainConfig:
     """A resolved config of two epochs that trains in about a second."""
     usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 2, "precision": "fp32", "log_every": 2}
@@ -170,8 +175,8 @@ def built(
 ) -> Any:
     """The configured strategy over ``model``; its class says what it has beside the protocol."""
     made = partial(optimizer.build, config=config)
-    decided = decided or Decided.asked(config)
-    task = tasks.build(config, decided)
+    decided = decided or known(config)
+    task = tasks.build(config, decided.facts)
     return strategies.build(StrategyContext(config, decided, worker or Worker(), model, made, task, mark, server))
 
 

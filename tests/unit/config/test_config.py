@@ -298,7 +298,7 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
 
 
 OF_CHOICES = {
-    *("image_size", "test_share", "stream", "images", "text", "target", "features", "image_column"),
+    *("image_size", "test_share", "stream", "text", "target", "features", "image_column"),
     *("model_source", "optimizer_options", "optimizer_source", "schedule_source", "task_source"),
 }
 
@@ -307,12 +307,12 @@ OF_CHOICES = {
     ("chosen", "used"),
     [
         ({"model": "vgg11", "strategy": "gpipe"}, set()),
-        ({"dataset": "mine:load"}, {"images"}),
-        ({"dataset": "folder:mine"}, {"images", "image_size", "test_share", "stream"}),
-        ({"dataset": "masks:mine"}, {"images", "image_size", "stream"}),
+        ({"dataset": "mine:load"}, set()),
+        ({"dataset": "folder:mine"}, {"image_size", "test_share", "stream"}),
+        ({"dataset": "masks:mine"}, {"image_size", "stream"}),
         (
             {"dataset": "table:mine", "model": "mlp"},
-            {"images", "image_size", "target", "features", "image_column", "test_share", "stream"},
+            {"image_size", "target", "features", "image_column", "test_share", "stream"},
         ),
         ({"model": "my:net"}, {"model_source"}),
         ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source"}),

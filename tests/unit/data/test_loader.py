@@ -98,12 +98,15 @@ def test_large_images_are_evaluated_fewer_at_once(
     assert len(images) == size
 
 
+SMALLER, TAKE = "dataset must be smaller", "train with --device cpu: its training images take 15.0 GB, and the GPU has"
+
+
 @pytest.mark.parametrize(
     ("dataset", "share", "told"),
     [
-        ("folder:photos", 1.0, "stream is needed: the training images take 15.0 GB, and the GPU has 7.9 GB free"),
-        ("folder:photos", 0.25, "stream is needed: the training images take 15.0 GB, and the GPU has 2.0 GB free"),
-        ("digits", 1.0, "dataset must be smaller, or train with --device cpu: its training images take 15.0 GB"),
+        ("folder:photos", 1.0, f"{SMALLER}, come with --stream, or {TAKE} 7.9 GB free"),
+        ("folder:photos", 0.25, f"{SMALLER}, come with --stream, or {TAKE} 2.0 GB free"),
+        ("digits", 1.0, f"{SMALLER} or {TAKE} 7.9 GB free"),
     ],
 )
 def test_images_for_which_a_gpu_has_no_room_name_what_helps(

@@ -9,11 +9,11 @@ import pytest
 from cifar_ray import data
 from cifar_ray.cli import main
 from cifar_ray.config import command_line, flags, runfile
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from tests.support import mlflow_store
+from tests.support.helpers import known
 
 MODULE = """
 from typing import Annotated
@@ -52,7 +52,7 @@ def test_a_keyword_of_a_function_is_in_the_help_in_yaml_in_python_and_in_mlflow(
     assert usual.model_options == {"depth": 2}
 
     config = recipe.resolve(from_file)
-    client, decided = mlflow_store.new_store(tmp_path), Decided.asked(config)
+    client, decided = mlflow_store.new_store(tmp_path), known(config)
     record = RunRecord.create(client, config, decided, "mine", "key", "/there", data.read(config), 0.0)
     record.end("FINISHED")
     assert client.get_run(record.run_id).data.params["model_options.depth"] == "3"

@@ -37,6 +37,12 @@ def planned(sweep: SweepConfig) -> list[plans.PlannedTrial]:
     return plans.plan(cells_of(sweep, plans.draw(sweep)), chooser=chooser_of(sweep))
 
 
+def know(trials: list[plans.PlannedTrial]) -> None:
+    """As if their data had been read."""
+    for trial in trials:
+        trial.decided = replace(trial.decided, data=data.SPECS["digits"])
+
+
 def test_a_random_search_draws_each_combination_once() -> None:
     sweep = made(grid={"batch_size": [16, 64], "topology": ["1x1", "1x2"]}, search="random", samples=3)
     drawn = plans.draw(sweep)
@@ -45,6 +51,12 @@ def test_a_random_search_draws_each_combination_once() -> None:
     assert plans.draw(sweep) == drawn
     few = made(grid={"batch_size": [16, 64]}, search="random", samples=9)
     assert sorted(values["batch_size"] for values in plans.draw(few)) == [16, 64]
+
+
+def know(trials: list[plans.PlannedTrial]) -> None:
+    """As if their data had been read."""
+    for trial in trials:
+        trial.decided = replace(trial.decided, data=data.SPECS["digits"])
 
 
 def test_a_random_search_draws_as_many_from_every_grid_and_numbers_from_a_range() -> None:
@@ -119,6 +131,7 @@ def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
     assert search.grid[0]["weights"] == [f"{tmp_path}/small.pt", "nobody"]
     sweep = plans.absolute(made(grid={**grid, "weights": ["small.pt"]}, skip_infeasible=True))
     trials, ready = planned(sweep), Preparation(sweep.base, Board(["one", "two"], 0.0))
+    know(trials)
     ready.read_weights(trials, f"sqlite:///{tmp_path}/none.db")
     assert [trial.config is None for trial in trials] == [False, True]
     assert trials[0].config is not None
@@ -129,7 +142,7 @@ def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
     with pytest.raises(ConfigError, match="or go with --skip-infeasible; resnet"):
         plans.refuse(replace(sweep, skip_infeasible=False), trials)
     torch.save({}, "small.pt")
-    later = planned(sweep)
+    know(later := planned(sweep))
     ready.read_weights(later, f"sqlite:///{tmp_path}/none.db")
     assert later[0].config == trials[0].config
 

@@ -65,7 +65,9 @@ def recorder_of(client: MlflowClient, folder: Path, digits: Dataset) -> SweepRec
     made.record = SweepRecord.create(client, made.config, str(folder), "")
     for trial in made.trials:
         trial.state, trial.folder = boards.WAITING, RunFolder(storage.at(str(folder / trial.slug)), trial.slug)
-    made.datasets = {trial.decided.facts.digest: digits for trial in made.trials if trial.config}
+        if trial.config:
+            trial.decided = replace(trial.decided, data=digits.spec)
+    made.datasets = {digits.digest: digits}
     return made
 
 

@@ -33,7 +33,7 @@ def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path:
     assert outcome.metrics["test/accuracy"] > 0.8
     assert recorder.begun == [
         Started(
-            replace(Decided.asked(config), device="cpu", convolutions="channels_last"),
+            replace(Decided.asked(config), device="cpu", convolutions="channels_last", data=digits.spec),
             0,
             44,
             hardware=hardware.describe(torch.device("cpu")),
