@@ -154,7 +154,7 @@ def resolved(usual: dict[str, object], **values: object) -> TrainConfig:
     return recipe.resolve(TrainConfig(**{"cpus_per_worker": 1, **usual, **values}))  # type: ignore[arg-type]
 
 
-def known(config: TrainConfig) -> Decided:
+def decided_of(config: TrainConfig) -> Decided:
     """What a config alone decides, and the facts of its data set as they are known in this process."""
     return replace(Decided.asked(config), data=data.facts(config))
 
@@ -175,7 +175,7 @@ def built(
 ) -> Any:
     """The configured strategy over ``model``; its class says what it has beside the protocol."""
     made = partial(optimizer.build, config=config)
-    decided = decided or known(config)
+    decided = decided or decided_of(config)
     task = tasks.build(config, decided.facts)
     return strategies.build(StrategyContext(config, decided, worker or Worker(), model, made, task, mark, server))
 

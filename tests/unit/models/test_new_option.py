@@ -13,7 +13,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
 from tests.support import mlflow_store
-from tests.support.helpers import known
+from tests.support.helpers import decided_of
 
 MODULE = """
 from typing import Annotated
@@ -52,7 +52,7 @@ def test_a_keyword_of_a_function_is_in_the_help_in_yaml_in_python_and_in_mlflow(
     assert usual.model_options == {"depth": 2}
 
     config = recipe.resolve(from_file)
-    client, decided = mlflow_store.new_store(tmp_path), known(config)
+    client, decided = mlflow_store.new_store(tmp_path), decided_of(config)
     record = RunRecord.create(client, config, decided, "mine", "key", "/there", data.read(config), 0.0)
     record.end("FINISHED")
     assert client.get_run(record.run_id).data.params["model_options.depth"] == "3"

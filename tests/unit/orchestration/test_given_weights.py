@@ -16,7 +16,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.training import recipe
-from tests.support.helpers import known
+from tests.support.helpers import decided_of
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
 ) -> None:
     config = recipe.resolve(TrainConfig(weights="first"))
     monkeypatch.setattr(given_weights, "find", lambda *_: (b"weights", "digest", "theirs"))
-    trial: Any = SimpleNamespace(config=config, decided=known(config), folder=None, reason="")
+    trial: Any = SimpleNamespace(config=config, decided=decided_of(config), folder=None, reason="")
     board: Any = SimpleNamespace(line=print)
     ready = Preparation(config, board)
     ready.datasets = {trial.decided.facts.digest: SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]

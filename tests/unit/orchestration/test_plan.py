@@ -53,12 +53,6 @@ def test_a_random_search_draws_each_combination_once() -> None:
     assert sorted(values["batch_size"] for values in plans.draw(few)) == [16, 64]
 
 
-def know(trials: list[plans.PlannedTrial]) -> None:
-    """As if their data had been read."""
-    for trial in trials:
-        trial.decided = replace(trial.decided, data=data.SPECS["digits"])
-
-
 def test_a_random_search_draws_as_many_from_every_grid_and_numbers_from_a_range() -> None:
     grids = [{"model": model, "lr": "loguniform:0.01:0.1"} for model in ("simple_cnn", "resnet")]
     drawn = plans.draw(made(grid=grids, search="random", samples=10))

@@ -35,11 +35,11 @@ from cifar_ray.tracking.study import CHOSEN_BY_TAG, TASK_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
-from tests.support.helpers import known
+from tests.support.helpers import decided_of
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
 
 CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", seed=7, topology="1x2", batch_size=16))
-DECIDED = known(CONFIG)
+DECIDED = decided_of(CONFIG)
 BEGUN = 1_000_000.25
 CONFUSION = [[row + column for column in range(10)] for row in range(10)]
 RECALL = [share / 16 for share in range(10)]
@@ -278,7 +278,7 @@ def test_a_run_says_on_what_it_was_chosen(
     values: dict[str, object], tag: str, key: str, client: MlflowClient, digits: Dataset
 ) -> None:
     config = replace(CONFIG, **values)  # type: ignore[arg-type]
-    record = RunRecord.create(client, config, known(config), "mine", "key", "/there/mine", digits, BEGUN)
+    record = RunRecord.create(client, config, decided_of(config), "mine", "key", "/there/mine", digits, BEGUN)
     record.checkpoint(replace(saved(11, 1), score=0.5))
     record.end("KILLED")
     assert only_run(client).data.tags["cifar_ray.chosen_by"] == tag

@@ -23,7 +23,7 @@ from cifar_ray.tracking.parent import KnownSweep, KnownTrial, SweepRecord
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.study import TASK_TAG
 from cifar_ray.training import recipe
-from tests.support.helpers import known
+from tests.support.helpers import decided_of
 from tests.support.mlflow_store import alter, files, only_run, points, refuse, steps, text, value
 
 SWEEP = sweeps.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}, "train": {"dataset": "digits"}})
@@ -102,7 +102,7 @@ def test_a_store_that_refuses_is_said_when_a_driver_begins(client: MlflowClient,
     refuse(client, "INSERT ON runs")
     for begin in (
         lambda: SweepRecord.create(client, SWEEP, "/s", ""),
-        lambda: RunRecord.create(client, CONFIG, known(CONFIG), "mine", "key", "/mine", digits, 0.0),
+        lambda: RunRecord.create(client, CONFIG, decided_of(CONFIG), "mine", "key", "/mine", digits, 0.0),
     ):
         with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no room\)"):
             begin()
@@ -110,7 +110,7 @@ def test_a_store_that_refuses_is_said_when_a_driver_begins(client: MlflowClient,
     known = KnownSweep(run_id, "", 0.0)
     for begin in (
         lambda: SweepRecord.reopen(client, known),
-        lambda: RunRecord.reopen(client, CONFIG, known(CONFIG), run_id),
+        lambda: RunRecord.reopen(client, CONFIG, decided_of(CONFIG), run_id),
         lambda: parent.trials(client, known),
     ):
         with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: runs\)"):
@@ -173,7 +173,7 @@ def test_a_request_whose_answer_was_lost_makes_no_second_run(
 
     client.create_run("0", tags={store.KEY_TAG: "of another"})
     monkeypatch.setattr(client, "create_run", lost)
-    record = RunRecord.create(client, CONFIG, known(CONFIG), "mine", "key", "/mine", digits, 0.0)
+    record = RunRecord.create(client, CONFIG, decided_of(CONFIG), "mine", "key", "/mine", digits, 0.0)
     record.end("KILLED")
     (found,) = client.search_runs(store.all_experiments(client), "attributes.run_name = 'mine'")
     assert (found.info.run_id, found.info.status) == (record.run_id, "KILLED")
@@ -183,17 +183,17 @@ def test_a_request_whose_answer_was_lost_makes_no_second_run(
 def test_a_run_that_goes_on_elsewhere_keeps_what_it_was(
     client: MlflowClient, guarded: list[tuple[Any, ...]], digits: Dataset
 ) -> None:
-    first = RunRecord.create(client, CONFIG, known(CONFIG), "mine", "key", "/mine", digits, 0.0)
+    first = RunRecord.create(client, CONFIG, decided_of(CONFIG), "mine", "key", "/mine", digits, 0.0)
     first.end("KILLED")
     client.set_tag(first.run_id, "cifar_ray.machine", "another")
-    record = RunRecord.reopen(client, CONFIG, known(CONFIG), first.run_id)
+    record = RunRecord.reopen(client, CONFIG, decided_of(CONFIG), first.run_id)
     found = only_run(client)
     assert found.info.status == "RUNNING"
     assert found.data.tags[store.SESSION_TAG] != first.tags_before[store.SESSION_TAG]
     assert guarded[-1] == (client.tracking_uri, first.run_id, found.data.tags[store.SESSION_TAG])
     assert record.tags_before["cifar_ray.machine"] == "another"
-    record.moved(replace(known(CONFIG), topology="1x1"))
-    record.moved(replace(known(CONFIG), topology="1x4"))
+    record.moved(replace(decided_of(CONFIG), topology="1x1"))
+    record.moved(replace(decided_of(CONFIG), topology="1x4"))
     record.end("FAILED")
     tags = client.get_run(record.run_id).data.tags
     assert (tags["topology"], tags["world_size"]) == ("1x4", "4")
@@ -219,7 +219,7 @@ def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
     sweep = sweeps.from_mapping({"name": "s", "grid": grid})
     record = SweepRecord.create(client, sweep, "/there/s", "")
     home, tags = record.experiment_id, record.child_tags
-    RunRecord.create(client, CONFIG, known(CONFIG), "one", "key", "/there/s/one", digits, 0.0, tags, home).end(
+    RunRecord.create(client, CONFIG, decided_of(CONFIG), "one", "key", "/there/s/one", digits, 0.0, tags, home).end(
         "FINISHED"
     )
     record.end("FINISHED")
@@ -235,10 +235,10 @@ def test_runs_of_any_experiment_are_found(
     client: MlflowClient, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = client.create_run(store.experiment_id(client, "cifar_ray"), tags={store.KEY_TAG: "old"}, run_name="old")
-    RunRecord.create(client, CONFIG, known(CONFIG), "new", "new", "/there/new", digits, 0.0).end("FINISHED")
+    RunRecord.create(client, CONFIG, decided_of(CONFIG), "new", "new", "/there/new", digits, 0.0).end("FINISHED")
     assert {store.find(client, name).key for name in ("old", "new", old.info.run_id)} == {"old", "new"}
     assert {one.name for one in listing.everything(client.tracking_uri)} == {"old", "new"}
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    given = RunRecord.create(client, CONFIG, known(CONFIG), "given", "given", "/g", digits, 0.0)
+    given = RunRecord.create(client, CONFIG, decided_of(CONFIG), "given", "given", "/g", digits, 0.0)
     given.end("FINISHED")
     assert client.get_experiment(client.get_run(given.run_id).info.experiment_id).name == "mine"

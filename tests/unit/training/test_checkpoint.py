@@ -19,7 +19,7 @@ from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
 from cifar_ray.training.observer import Row, SavedCheckpoint
-from tests.support.helpers import forge, known, seal
+from tests.support.helpers import decided_of, forge, seal
 
 TENSORS = {
     "b.weight": torch.randn(3, 4),
@@ -37,7 +37,7 @@ def snapshot(step: int, accuracy: float | None = None, **values: object) -> Snap
     config = recipe.resolve(TrainConfig(**{**usual, **values}))  # type: ignore[arg-type]
     return Snapshot(
         config=config,
-        decided=known(config),
+        decided=decided_of(config),
         step=step,
         epoch=step // 10,
         score=accuracy,
