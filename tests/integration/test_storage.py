@@ -14,7 +14,6 @@ import torch
 
 from cifar_ray import storage, tasks
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -31,6 +30,7 @@ from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
 from cifar_ray.training.observer import Started
 from tests.support import stores
+from tests.support.helpers import decided_of
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -52,7 +52,7 @@ def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> Folder:
 def snapshot(small: TrainConfig) -> Snapshot:
     weights = {"w": torch.arange(6.0).reshape(2, 3)}
     config = replace(small, val_share=0.1)
-    decided = Decided.asked(config)
+    decided = decided_of(config)
     return Snapshot(config, decided, 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [], tasks.USUAL)
 
 
@@ -211,12 +211,12 @@ def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
     uri = f"sqlite:///{tmp_path}/m.db"
     run, held = run_folder.create(
         replace(small, storage=folder.address, run_name="mine"),
-        Decided.asked(replace(small, storage=folder.address, run_name="mine")),
+        decided_of(replace(small, storage=folder.address, run_name="mine")),
         uri,
     )
     held.release()
     record = RunRecord.create(
-        store.connect(uri), small, Decided.asked(small), run.name, run.key, run.address, digits, begun=0.0
+        store.connect(uri), small, decided_of(small), run.name, run.key, run.address, digits, begun=0.0
     )
     with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match="'mine' is RUNNING"):
         removal.prepare("mine", uri, stack, str)
@@ -230,15 +230,15 @@ def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
     folder: Folder, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(small, storage=folder.address, run_name="mine")
-    first, held = run_folder.create(config, Decided.asked(config))
+    first, held = run_folder.create(config, decided_of(config))
     before = {name: first.folder.read(name) for name in first.folder.names()}
     monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
-        run_folder.create(config, Decided.asked(config))
+        run_folder.create(config, decided_of(config))
     assert {name: first.folder.read(name) for name in first.folder.names()} == before
     held.release()
     with pytest.raises(ConfigError, match="run_name must be new, and 'mine' is in "):
-        run_folder.create(config, Decided.asked(config))
+        run_folder.create(config, decided_of(config))
     assert first.folder.names() == ["config.yaml", "run.json"]
     assert run_folder.reopen(first.folder) == first
 
@@ -265,12 +265,10 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     monkeypatch.setattr(errors, "_PAUSES_S", (0.0,))
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
-    record = RunRecord.create(client, small, Decided.asked(small), "mine", gone.key, gone.address, digits, begun=0.0)
+    record = RunRecord.create(client, small, decided_of(small), "mine", gone.key, gone.address, digits, begun=0.0)
     said = io.StringIO()
     with redirect_stdout(said), Console() as console:
-        RunSession(small, Decided.asked(small), digits, gone, record, console).handle(
-            Started(Decided.asked(small), 0, 10)
-        )
+        RunSession(small, decided_of(small), digits, gone, record, console).handle(Started(decided_of(small), 0, 10))
     assert record.end("KILLED")
     assert f"{gone.address}/config.yaml cannot be written: " in " ".join(said.getvalue().split())
     assert "training on" in said.getvalue()

@@ -28,7 +28,6 @@ from mlflow.exceptions import MlflowException, get_error_code
 from PIL import Image
 
 from cifar_ray import data, storage, tasks, tracking
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
@@ -42,7 +41,7 @@ from cifar_ray.tracking.sink import Sink, _is_refusal
 from cifar_ray.training import checkpoint, manifest, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
-from tests.support.helpers import png, resolved, train_here
+from tests.support.helpers import decided_of, png, resolved, train_here
 
 
 @pytest.fixture
@@ -154,11 +153,11 @@ def config(small: TrainConfig) -> TrainConfig:
 
 
 def begin(client: MlflowClient, config: TrainConfig, digits: Dataset, folder: Path) -> RunRecord:
-    return RunRecord.create(client, config, Decided.asked(config), "mi.ne", "k", str(folder), digits, time.time())
+    return RunRecord.create(client, config, decided_of(config), "mi.ne", "k", str(folder), digits, time.time())
 
 
 def started(config: TrainConfig, step: int, *history: Row) -> Started:
-    return Started(Decided.asked(config), step, steps_per_epoch=30, history=history)
+    return Started(decided_of(config), step, steps_per_epoch=30, history=history)
 
 
 def loss(step: int, value: float) -> Row:
@@ -315,7 +314,7 @@ def test_the_models_that_are_asked_for_are_logged(
     )
     RunSession(
         replace(config, log_models=wanted),
-        Decided.asked(replace(config, log_models=wanted)),
+        decided_of(replace(config, log_models=wanted)),
         digits,
         None,
         record,
@@ -527,7 +526,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     home: Path, config: TrainConfig, digits: Dataset, tmp_path: Path
 ) -> None:
     config = replace(config, run_name="mine")
-    folder, held = run_folder.create(config, Decided.asked(config))
+    folder, held = run_folder.create(config, decided_of(config))
     held.release()
     train_here(config, digits, Path(folder.address) / "checkpoints")
     uri, notes = f"sqlite:///{tmp_path}/lost.db", []
@@ -553,7 +552,7 @@ def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -
                 Image.fromarray(shades).convert("RGB").save(tmp_path / half / name / f"{number}.jpg")
     asked: dict[str, object] = {"dataset": f"folder:{tmp_path}", "data_dir": str(home), "model": "simple_cnn"}
     config = resolved(asked, batch_size=8, epochs=4, augment="none", run_name="photos")
-    dataset, (folder, held) = data.read(config), run_folder.create(config, Decided.asked(config))
+    dataset, (folder, held) = data.read(config), run_folder.create(config, decided_of(config))
     held.release()
     train_here(config, dataset, Path(folder.address) / "checkpoints")
     uri = f"sqlite:///{tmp_path}/lost.db"
@@ -566,7 +565,7 @@ def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -
 def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
     home: Path, client: MlflowClient, config: TrainConfig
 ) -> None:
-    folder, held = run_folder.create(replace(config, run_name="ours"), Decided.asked(replace(config, run_name="ours")))
+    folder, held = run_folder.create(replace(config, run_name="ours"), decided_of(replace(config, run_name="ours")))
     held.release()
     tags = {store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}
     made = [client.create_run(store.experiment_id(client, "test"), run_name="renamed", tags=tags).info.run_id]
