@@ -112,11 +112,11 @@ def prepare(
     """
     cpus = decided.cpus_per_worker or max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
     decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
+    decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
     recipe.check_place(config, decided)
     hardware.set_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
     resumed = _agree(folder, config, decided, worker)
     # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
     before = resumed[1].decided if resumed else decided

@@ -9,8 +9,10 @@ from typing import Any
 import ray
 import torch
 
+from cifar_ray import data
 from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
@@ -55,12 +57,13 @@ def earlier(trials: Sequence[PlannedTrial]) -> dict[Any, arithmetic.Choice]:
 def _chosen(configs: Sequence[ResolvedConfig], device: str, say: Callable[[str], None]) -> arithmetic.Choice:
     passes = sum(map(arithmetic.passes_of, configs))
     largest = max(configs, key=lambda config: config.images_per_worker)
+    given = largest, data.facts(largest), device, passes
     if not arithmetic.undecided(largest, device, passes):
-        return _measure(largest, device, passes)
+        return _measure(*given)
     gpus = largest.gpus_per_worker if device == "cuda" else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus)(_measure)
     try:
-        chosen: arithmetic.Choice = ray.get(task.remote(largest, device, passes), timeout=allocation.start_timeout_s())
+        chosen: arithmetic.Choice = ray.get(task.remote(*given), timeout=allocation.start_timeout_s())
     except ray.exceptions.RayError as error:
         raise _refusal(error) from None
     say(f"{largest.model} trains in {chosen.words} ({chosen.measured})")
@@ -87,6 +90,7 @@ def _kind(config: ResolvedConfig, device: str) -> Any:
     )
 
 
-def _measure(config: ResolvedConfig, device: str, passes: int) -> arithmetic.Choice:
+def _measure(config: ResolvedConfig, facts: Facts, device: str, passes: int) -> arithmetic.Choice:
+    data.keep(config, facts)  # on another node, which may not have the data
     hardware.choose_kernels(torch.device(device), is_repeated=config.strategy == "reproducible")
     return arithmetic.choose(config, Worker(device=torch.device(device)), passes)

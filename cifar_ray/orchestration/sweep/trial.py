@@ -15,6 +15,7 @@ from typing import Any
 import ray
 import ray.tune
 
+from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
@@ -149,6 +150,7 @@ class SweepTrial(ray.tune.Trainable):
 
         finished: TrialFinished | TrialTooLarge
         try:
+            data.keep(spec.config, spec.decided.facts)
             chosen = allocation.at_topology(spec.config, spec.decided)
             handle(TrialStarted(begun))
             dataset = self._datasets[spec.decided.facts.digest]
