@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
+from cifar_ray.orchestration.sweep import shared_arithmetic
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe, setup
-from cifar_ray.training.observer import Launch
+from cifar_ray.training.observer import Launch, Outcome
 from tests.support.helpers import resolved
+from tests.support.images import folder_of_digits
+from tests.support.threads import train_on_threads
 
 
 def prepare(model: str, dataset: Dataset, folder: Path) -> setup.TrainingState:
@@ -85,3 +90,17 @@ def test_passes_that_only_set_up_change_no_buffer(
     assert job.model.passes == 0
     job.strategy.gradients(job.loader.micro_batches(0, 0))
     assert job.model.passes == 1
+
+
+def test_a_worker_needs_no_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another node there may be none, and nobody has looked at it."""
+    folder_of_digits(tmp_path / "images", 40)
+    usual = {"dataset": f"folder:{tmp_path / 'images'}", "data_dir": str(tmp_path), "model": "simple_cnn", "epochs": 1}
+    config = resolved(usual, strategy="gpipe", topology="1x2", global_batch_size=20, precision="fp32")
+    dataset = data.read(config)
+    shutil.rmtree(tmp_path / "images")
+    monkeypatch.setattr(data, "_known", {})
+    for outcome, _ in train_on_threads(config, dataset, tmp_path / "run"):
+        assert isinstance(outcome, Outcome)
+    monkeypatch.setattr(data, "_known", {})
+    assert shared_arithmetic._measure(config, dataset.spec, "cpu", 1).precision == "fp32"
