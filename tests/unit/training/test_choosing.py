@@ -168,7 +168,7 @@ def test_a_plain_run_chooses_nothing(small: TrainConfig, digits: Dataset, tmp_pa
 
 def test_the_objective_of_ones_own_task_has_its_direction() -> None:
     config = ink(val_share=0.2)
-    objective = choosing.objective(config, tasks.spec(config, data.facts(config)))
+    objective = choosing.objective(tasks.spec(config, data.facts(config)), data.facts(config))
     assert objective is not None
     assert (objective.metric, objective.figure.better) == ("val/rmse", "min")
 
@@ -212,7 +212,7 @@ def test_a_share_is_taken_where_something_is_to_choose(
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
     again = flags.call(command_line.train, recipe.command(config).split()[2:], "train")
     assert recipe.resolve(again) == replace(config, log_models=again.log_models)
-    objective = choosing.objective(config, USUAL)
+    objective = choosing.objective(USUAL, data.facts(config))
     assert (objective and objective.metric) == ("val/accuracy" if share else None)
 
 
