@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from cifar_ray.strategies.gradients import exchanging
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -19,10 +18,9 @@ class AllReduce(Replicas):
     """See the module."""
 
     def exchange(self) -> None:
-        with exchanging(self.learning) as gradients:
-            for gradient in gradients:
-                dist.all_reduce(gradient)
-                gradient /= self.world_size
+        for gradient in self.flat_gradients():
+            dist.all_reduce(gradient)
+            gradient /= self.world_size
 
 
 STRATEGY = AllReduce

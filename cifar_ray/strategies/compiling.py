@@ -8,7 +8,7 @@ buffers stay where they are, as all that sets them copies into them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,21 +27,22 @@ first to repeat them."""
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
-def compiled(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+class Compiled(nn.Module):
     """The forward pass of ``model`` as one compiled graph, for images (B, C, H, W) that always have one shape.
 
     The model itself is not changed, so evaluations, which call it directly, do not depend on compilation. Random
     numbers are drawn as without it.
     """
-    torch.compiler.reset()  # it compiles eight networks in a process, and the graphs of those hold memory of the GPU
-    options: dict[str, Any] = {"fallback_random": True, "triton.cudagraphs": device.type == "cuda"}
-    forward = torch.compile(model, fullgraph=True, dynamic=False, options=options)
 
-    def call(images: Tensor) -> Tensor:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        torch.compiler.reset()  # it compiles eight networks in a process, whose graphs hold memory of the GPU
+        options: dict[str, Any] = {"fallback_random": True, "triton.cudagraphs": device.type == "cuda"}
+        self._graph = torch.compile(model, fullgraph=True, dynamic=False, options=options)
+
+    def forward(self, images: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        return forward(images)
-
-    return call
+        return self._graph(images)
 
 
 @contextmanager

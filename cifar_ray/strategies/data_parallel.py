@@ -41,7 +41,7 @@ class DataParallel(Replicas):
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         module = _Autocast(context.model, context.decided.precision)
-        self._replicas = nn.DataParallel(module, device_ids=list(context.worker.gpus))
+        self._call = nn.DataParallel(module, device_ids=list(context.worker.gpus))
 
     @staticmethod
     def check(config: ResolvedConfig, decided: Decided) -> None:
@@ -65,9 +65,6 @@ class DataParallel(Replicas):
     @staticmethod
     def at_once(config: ResolvedConfig) -> int:
         return config.images_per_worker // int(config.gpus_per_worker)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self._replicas(inputs)
 
     def exchange(self) -> None:
         """The one process has all gradients."""

@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.strategies.gradients import numbered, on_cpu, without_gradient
+from cifar_ray.strategies.gradients import numbered, on_cpu
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
@@ -79,13 +79,13 @@ class FSDP(Replicas):
 
     def exchange(self) -> None:
         """Gradients have been exchanged during the backward pass, if each rank had them all."""
-        if missing := without_gradient(self.learning):
-            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-            raise ConfigError(
-                "strategy",
-                f"must be other than fsdp where a step leaves out a parameter, and {names[missing[0]]} has no "
-                "gradient in this one; ddp trains such a model",
-            )
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                raise ConfigError(
+                    "strategy",
+                    f"must be other than fsdp where a step leaves out a parameter, and {name} has no gradient in this "
+                    "one; ddp trains such a model",
+                )
 
     @property
     def incomparable(self) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from cifar_ray.strategies.gradients import exchanging
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -21,16 +20,15 @@ class GatherScatter(Replicas):
     """See the module."""
 
     def exchange(self) -> None:
-        with exchanging(self.learning) as gradients:
-            for gradient in gradients:
-                if self.context.worker.rank != 0:
-                    dist.gather(gradient, dst=0)
-                    dist.scatter(gradient, src=0)
-                    continue
-                gathered = [torch.empty_like(gradient) for _ in range(self.world_size)]
-                dist.gather(gradient, gathered, dst=0)
-                mean = torch.stack(gathered).mean(0)
-                dist.scatter(gradient, [mean] * self.world_size, src=0)
+        for gradient in self.flat_gradients():
+            if self.context.worker.rank != 0:
+                dist.gather(gradient, dst=0)
+                dist.scatter(gradient, src=0)
+                continue
+            gathered = [torch.empty_like(gradient) for _ in range(self.world_size)]
+            dist.gather(gradient, gathered, dst=0)
+            mean = torch.stack(gathered).mean(0)
+            dist.scatter(gradient, [mean] * self.world_size, src=0)
 
 
 STRATEGY = GatherScatter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -31,47 +31,11 @@ def flat_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return vectors
 
 
-def without_gradient(parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Places of the parameters that have no gradient."""
-    return [place for place, parameter in enumerate(parameters) if parameter.grad is None]
-
-
-def presence(count: int, missing: Sequence[int], device: torch.device) -> Tensor:
-    """1 for each of so many, and 0 for the ``missing``; float32. Where none is missing, a GPU need not wait."""
-    has = torch.ones(count, device=device)
-    if missing:
-        has[list(missing)] = 0
-    return has
-
-
-def drop_unused(parameters: Sequence[nn.Parameter], missing: Sequence[int], has: Tensor) -> None:
-    """Take the gradient from the parameters ``missing`` here that no rank has had one for.
-
-    An optimizer then leaves them alone, as with one worker. ``has`` is :func:`presence` added up over the ranks, and
-    is read only where something is missing: on a GPU that waits.
-    """
-    if missing:
-        for place, somewhere in zip(missing, has[list(missing)].tolist()):
-            if not somewhere:
-                parameters[place].grad = None
-
-
-@contextmanager
-def exchanging(parameters: Sequence[nn.Parameter]) -> Iterator[list[Tensor]]:
-    """Context manager: one vector for each parameter, which is to be replaced by its mean over the ranks.
-
-    Which gradients a rank has goes along behind the smallest vector, so that ranks need no message to agree on it.
-    """
-    missing = without_gradient(parameters)
-    gradients = flat_gradients(parameters)
-    has = presence(len(parameters), missing, gradients[0].device)
-    carrier = min(range(len(gradients)), key=lambda place: gradients[place].numel())
-    both = [gradients[carrier], has]
-    vectors = list(gradients)
-    vectors[carrier] = torch.cat(both)
-    yield vectors
-    scatter_back(vectors[carrier], both)
-    drop_unused(parameters, missing, has)
+def used_on_any_rank(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Those for which some rank has a gradient, the same on every rank; takes a message."""
+    has = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
+    dist.all_reduce(has)
+    return list(compress(parameters, has.tolist()))
 
 
 def flat(tensor: Tensor) -> Tensor:

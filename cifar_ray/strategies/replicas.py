@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies import compiling
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.gradients import flat, learning
+from cifar_ray.strategies.gradients import flat, flat_gradients, learning, used_on_any_rank
 from cifar_ray.strategies.protocol import Differs, StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast, seed
 
@@ -30,9 +31,9 @@ class Replicas(Base, ABC):
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self.learning = learning(self.model)
-        self._call: Callable[[Tensor], Tensor] = self.model
+        self._call: nn.Module = self.model
         if context.config.compile:
-            self._call = compiling.compiled(self.model, context.worker.device)
+            self._call = compiling.Compiled(self.model, context.worker.device)
 
     @staticmethod
     def data_shard(config: ResolvedConfig, worker: Worker) -> DataShard:
@@ -86,6 +87,14 @@ class Replicas(Base, ABC):
 
         A parameter that no rank has used keeps None, so that the optimizer leaves it alone.
         """
+
+    def flat_gradients(self) -> list[Tensor]:
+        """One vector for each parameter that some rank has used, which :meth:`exchange` replaces by its mean.
+
+        Built-in models use all of theirs in every step. Of others, the ranks first tell each other in a message.
+        """
+        is_sure = not is_own(self.context.config.model)
+        return flat_gradients(self.learning if is_sure else used_on_any_rank(self.learning))
 
     def buffers(self) -> list[Tensor]:
         """The buffers that may change: not those of frozen modules, which the mean of equal numbers would, by a bit."""

@@ -18,28 +18,22 @@ the bit.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.option import is_own
 from cifar_ray.config.schema import Count
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.base import Base
-from cifar_ray.strategies.gradients import (
-    drop_unused,
-    flat_gradients,
-    learning,
-    presence,
-    scatter_back,
-    swap,
-    without_gradient,
-)
+from cifar_ray.strategies.gradients import flat, flat_gradients, learning, scatter_back, swap
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast, seed
 
@@ -62,13 +56,14 @@ class Reproducible(Base):
         super().__init__(context)
         self._shards = shards
         norms: list[Any] = [norm for norm in context.model.modules() if isinstance(norm, _BatchNorm)]
-        self._norms = [norm for norm in norms if norm.running_mean is not None]
-        self._momenta = [norm.momentum for norm in self._norms]
-        for norm in self._norms:
+        norms = [norm for norm in norms if norm.training and norm.running_mean is not None]  # not those that are frozen
+        self._momenta = [norm.momentum for norm in norms]
+        for norm in norms:
             norm.momentum = 1.0  # a forward pass then leaves the statistics of its own shard in the buffers
-            norm.register_forward_hook(self._passed)
-        self._passes: set[nn.Module] = set()
+        # Of each, the number of passes and the running statistics.
+        self._statistics = [(norm.num_batches_tracked, norm.running_mean, norm.running_var) for norm in norms]
         self._learning = learning(context.model)
+        self._unsure = self._learning if is_own(context.config.model) else []  # built-in models leave none out
         if context.worker.device.type == "cuda":
             torch.backends.cudnn.deterministic = True
 
@@ -96,59 +91,43 @@ class Reproducible(Base):
         return DataShard(worker.rank, worker.world_size, config.strategy_options["shards"] // worker.world_size)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
-        before = [buffer.clone() for buffer in self._statistics()]
-        batches = [norm.num_batches_tracked.clone() for norm in self._norms]
-        self._used: set[int] = set()
+        before = [[buffer.clone() for buffer in each] for each in self._statistics]
         # The mean over shards of equal size, a power of two of them, is the sum but for an exact division.
         own = _tree(map(self._shard, micro_batches))
         self.context.mark("backward")
         vector = self._across_ranks(own)
         self.context.mark("communication")
-        counts, passes = vector.new_empty(len(self._learning)), vector.new_empty(len(self._norms))
-        gradients = flat_gradients(self._learning)
-        scatter_back(vector[1:], [counts, passes, *gradients, *self._statistics()])
+        gradients, used = flat_gradients(self._learning), vector.new_empty(len(self._unsure))
+        scatter_back(vector[1:], [used, *gradients, *map(flat, chain(*self._statistics))])
         for gradient in gradients:
             gradient /= self._shards
-        drop_unused(self._learning, [at for at in range(len(self._learning)) if at not in self._used], counts)
-        for at, (norm, momentum, old, count) in enumerate(zip(self._norms, self._momenta, batches, passes)):
-            norm.num_batches_tracked.copy_(old + (count > 0))
-            share = 1 / norm.num_batches_tracked.clamp(min=1) if momentum is None else momentum
-            for buffer, was in zip((norm.running_mean, norm.running_var), before[2 * at : 2 * at + 2]):
-                buffer.copy_(torch.where(count > 0, was.lerp(buffer / count.clamp(min=1), share), was))
+        for parameter, shards in zip(self._unsure, used.tolist()):
+            if not shards:  # the optimizer then leaves it alone
+                parameter.grad = None
+        for (passed, *averages), (batches, *old), momentum in zip(self._statistics, before, self._momenta):
+            passes = passed.clone()
+            passed.copy_(batches + (passes > 0))
+            share = 1 / passed.clamp(min=1) if momentum is None else momentum
+            for buffer, was in zip(averages, old):
+                buffer.copy_(torch.where(passes > 0, was.lerp(buffer / passes.clamp(min=1), share), was))
         self.context.mark("backward")
         return vector[0] / self._shards
 
-    def _statistics(self) -> list[Tensor]:
-        """Batch norm's running statistics, two of each layer."""
-        return [buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var)]
-
-    def _passed(self, norm: nn.Module, *_: Any) -> None:
-        """Note that a batch norm has left the statistics of a shard in its buffers."""
-        if norm.training:
-            self._passes.add(norm)
-
     def _shard(self, micro_batch: MicroBatch) -> Tensor:
-        """One shard's loss, gradients and batch statistics, as one vector; before them, which of those there are."""
+        """One shard's loss, which parameters it has used, its gradients and its batch statistics, as one vector."""
         context = self.context
         context.mark("data")
         self.model.zero_grad()
-        self._passes.clear()
+        for buffer in chain(*self._statistics):
+            buffer.zero_()
         seed(micro_batch.seed, context.worker.device)
         with autocast(context.decided.precision, context.worker.device):
             loss = context.task.loss(self.model(micro_batch.inputs), micro_batch.targets, micro_batch.divisor)
         context.mark("forward")
         loss.backward()  # type: ignore[no-untyped-call]
-        missing = without_gradient(self._learning)
-        self._used.update({*range(len(self._learning))}.difference(missing))
-        has = presence(len(self._learning), missing, loss.device)
-        idle = [at for at, norm in enumerate(self._norms) if norm not in self._passes]
-        passed = presence(len(self._norms), idle, loss.device)
-        statistics = [
-            buffer if norm in self._passes else torch.zeros_like(buffer)  # that of an earlier shard, or of no batch
-            for norm in self._norms
-            for buffer in (norm.running_mean, norm.running_var)
-        ]
-        vector = torch.cat([loss.detach().view(1), has, passed, *flat_gradients(self._learning), *statistics])
+        used = torch.tensor([float(parameter.grad is not None) for parameter in self._unsure], device=loss.device)
+        statistics = map(flat, chain(*self._statistics))
+        vector = torch.cat([loss.detach().view(1), used, *flat_gradients(self._learning), *statistics])
         context.mark("backward")
         return vector
 

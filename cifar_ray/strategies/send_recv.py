@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cifar_ray.strategies.gradients import exchanging, scatter_back, swap
+from cifar_ray.strategies.gradients import scatter_back, swap
 from cifar_ray.strategies.replicas import Replicas
 
 
@@ -23,11 +23,11 @@ class SendRecv(Replicas):
     """See the module."""
 
     def exchange(self) -> None:
-        with exchanging(self.learning) as gradients:
-            vector = torch.cat(gradients)
-            self._around(vector)
-            vector /= self.world_size
-            scatter_back(vector, gradients)
+        gradients = self.flat_gradients()
+        vector = torch.cat(gradients)
+        self._around(vector)
+        vector /= self.world_size
+        scatter_back(vector, gradients)
 
     def _around(self, vector: Tensor) -> None:
         """Leave the sum over the ranks in ``vector``; every number of it is added up by one rank, in one order."""

@@ -178,7 +178,7 @@ def timed_pass(config: ResolvedConfig, count: int, convolutions: str, device: to
     model = models.build(config, facts).to(device).to(memory_format=layout).train()
     convolution.install(model, convolutions)
     inputs = convolution.laid_out(modality.of(facts).example(count, device), convolutions)
-    forward = compiling.compiled(model, device) if config.compile else model
+    forward = compiling.Compiled(model, device) if config.compile else model
 
     def seconds(precision: str) -> float:
         hardware.use_precision(precision)

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from cifar_ray import data, models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import MicroBatch
-from cifar_ray.strategies import gradients, layout
+from cifar_ray.strategies import ddp, gradients, layout
 from cifar_ray.strategies.served_weights import ParameterServer, Start
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strategies.worker import Worker
@@ -89,26 +89,24 @@ def test_every_rank_has_the_mean_gradient_of_the_whole_batch(strategy: str, work
         assert losses == results[0][1] == pytest.approx(each, rel=1e-4)
 
 
-def test_ddp_exchanges_accumulated_gradients_once_per_step() -> None:
-    wanted = of("ddp", 2, accumulate=4)
+def test_ddp_exchanges_accumulated_gradients_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, counts = of("ddp", 2, accumulate=4), [[], []]  # type: ignore[var-annotated]
 
-    def one(worker: Worker) -> list[int]:
-        made, counts = built(wanted, model(), worker), []
+    def counting(state: object, bucket: dist.GradBucket) -> object:
+        counts[dist.get_rank()][-1] += 1
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
 
-        def counting(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are text
-            counts[-1] += 1
-            return allreduce_hook(None, bucket)
-
+    def one(worker: Worker) -> None:
         def batches() -> Iterator[MicroBatch]:
             for micro_batch in micro_batches(wanted, worker, 0):
-                counts.append(0)
+                counts[worker.rank].append(0)
                 yield micro_batch
 
-        made._replica.register_comm_hook(None, counting)
-        made.gradients(batches())
-        return counts
+        built(wanted, model(), worker).gradients(batches())
 
-    assert on_threads(2, one) == [[0, 0, 0, 1]] * 2
+    monkeypatch.setitem(ddp._HOOKS, "none", counting)
+    on_threads(2, one)
+    assert counts == [[0, 0, 0, 1]] * 2
 
 
 @pytest.mark.parametrize("strategy", EXCHANGING)

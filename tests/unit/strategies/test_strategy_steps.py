@@ -164,7 +164,7 @@ def test_a_comm_hook_sends_gradients_of_half_the_size(
 @pytest.mark.parametrize("mib", [1.0, 25.0])
 def test_a_bucket_holds_as_much_as_was_asked_for(mib: float, digits: Dataset, second_of_two: Worker) -> None:
     wanted = config(strategy="ddp", topology="1x2", bucket_cap_mb=mib)
-    assert Ready(wanted, digits, second_of_two).strategy._replica.bucket_bytes_cap == mib * 2**20
+    assert Ready(wanted, digits, second_of_two).strategy._call.bucket_bytes_cap == mib * 2**20
 
 
 def test_powersgd_sends_matrices_of_rank_1_after_ten_plain_steps(digits: Dataset, second_of_two: Worker) -> None:
