@@ -1,8 +1,8 @@
 """Ways of keeping the replicas in step, by name.
 
 The registry is ``StrategyName`` in ``config/strategy.py``: every name in it is a file here, whose ``STRATEGY`` is a
-class with the methods of :class:`~cifar_ray.strategies.protocol.Strategy` and whose docstring opens with a sentence,
-its label, its source and its cost per step.
+:class:`~cifar_ray.strategies.protocol.Strategy` and whose docstring opens with a sentence, its label, its source and
+its cost per step. Strategies of one file are classes in it that :data:`_CLASSES` names, each with such a docstring.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ CONTEXT = 1
 """Arguments of a strategy's class before its options: its context."""
 
 
+_CLASSES = {"gpipe": "pipeline.GPipe", "one_f_one_b": "pipeline.OneFOneB", "model_parallel": "pipeline.ModelParallel"}
+"""File and class of each strategy that shares its file with others."""
+
+
 @dataclass(frozen=True)
 class About:
-    """What a strategy's file says of it.
+    """What a strategy's docstring says of it.
 
     Attributes:
         summary: one sentence.
@@ -58,7 +62,8 @@ def of(config: TrainConfig) -> Any:
 
 def named(strategy: str) -> Any:
     """The class of a strategy; this loads torch."""
-    return importlib.import_module(f"cifar_ray.strategies.{strategy}").STRATEGY
+    module, _, name = _CLASSES.get(strategy, f"{strategy}.STRATEGY").partition(".")
+    return getattr(importlib.import_module(f"cifar_ray.strategies.{module}"), name)
 
 
 def complete(config: TrainConfig) -> dict[str, Any]:
@@ -76,15 +81,17 @@ def build(context: StrategyContext) -> Strategy:
 
 
 def about(name: str) -> About:
-    """What the file of strategy ``name`` opens with; it is read, since its import would load torch."""
-    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    opening_paragraphs = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[:2]
+    """What the docstring of strategy ``name`` opens with; its file is read, since an import would load torch."""
+    module, _, shared = _CLASSES.get(name, name).partition(".")
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    opening_paragraphs = (ast.get_docstring(classes[shared] if shared else tree) or "").split("\n\n")[:2]
     text = " ".join(" ".join(opening_paragraphs).split())
     opening = re.match(
         r"(?P<summary>.*?) Label: (?P<label>exact|close|different)(?P<condition>.*?) Source: (?P<source>.*?) "
         r"Cost per step: messages ``(?P<messages>.*?)``, bytes ``(?P<bytes>.*?)``\. (?P<cost>.*)$",
         text,
     )
-    assert opening is not None, f"strategies/{name}.py does not open with its label, source and cost"
+    assert opening is not None, f"strategy {name} does not open with its label, source and cost"
     groups = opening.groupdict()
     return About(**{**groups, "condition": groups["condition"].strip(".:;, ")})

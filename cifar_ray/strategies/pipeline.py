@@ -1,20 +1,20 @@
-"""What pipelines have in common: every rank computes one stage of the model, on every image of the global batch.
+"""Pipelines: every rank computes one stage of the model, on every image of the global batch.
 
 Every rank holds the whole model, for evaluations and checkpoints, but has gradients and an optimizer's state for
 its own stage alone. The stages come from PyTorch's ``torch.distributed.pipelining``; where the model is cut is
-measured on rank 0.
+measured on rank 0. Each strategy's label, source and cost open the docstring of its class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import data, models
@@ -29,9 +29,8 @@ from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.models import convolution
 from cifar_ray.models import own as own_models
 from cifar_ray.strategies import stages
-from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
-from cifar_ray.strategies.protocol import StrategyContext
+from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strategies.worker import Worker, autocast
 
@@ -59,12 +58,11 @@ class Stage(PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
-class Pipeline(Base):
+class Pipeline(Strategy):
     """A pipeline with one stage per rank; a subclass says in which order the micro-batches pass through it."""
 
     cut: str | None = "strategy_options.micro_batches"
-
-    schedule: ClassVar[type[PipelineScheduleSingle]]
+    schedule: ClassVar[type[PipelineScheduleSingle]] = ScheduleGPipe
 
     def __init__(
         self,
@@ -76,15 +74,13 @@ class Pipeline(Base):
         config, worker, precision = context.config, context.worker, context.decided.precision
         self._count = self.micro_batches(config)
         units = stages.units(models.layers(config, context.model))
-        # A buffer without a tensor may get one from a forward pass, on the ranks alone that compute it.
-        self._unset = {
-            (module, name)
-            for module in context.model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is None
-        }
         slices, costs = self._plan(units)
-        self._stages: list[nn.Module] = [nn.Sequential(*units[part]) for part in slices]
+        self._stages = [nn.Sequential(*units[part]) for part in slices]
+        # Those that every rank has: a forward pass may make others, on the ranks alone that compute it.
+        self._buffers = [
+            [(module, name) for module in stage.modules() for name, _ in module.named_buffers(recurse=False)]
+            for stage in self._stages
+        ]
         self._watch = Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
         self._layers = stages.Layers(units, part, precision, worker.device)
@@ -127,6 +123,11 @@ class Pipeline(Base):
             raise ConfigError(
                 "strategy_options.micro_batches", f"must divide the global batch of {images} images, got {parts}"
             )
+        if cls.schedule is Schedule1F1B and parts < workers:
+            raise ConfigError(
+                "strategy_options.micro_batches",
+                f"must be at least the number of workers ({workers}) for --strategy {config.strategy}, got {parts}",
+            )
 
     @classmethod
     def at_once(cls, config: ResolvedConfig) -> int:
@@ -160,16 +161,9 @@ class Pipeline(Base):
     def consolidate(self) -> None:
         """Broadcast the parameters and buffers of every stage to all ranks."""
         self._watch.read()
-        for owner, stage in enumerate(self._stages):
-            for tensor in (*stage.parameters(), *self._buffers(stage)):
+        for owner, (stage, names) in enumerate(zip(self._stages, self._buffers)):
+            for tensor in (*stage.parameters(), *(getattr(module, name) for module, name in names)):
                 dist.broadcast(flat(tensor.detach()), src=owner)
-
-    def _buffers(self, stage: nn.Module) -> Iterator[Tensor]:
-        """The buffers that every rank has."""
-        for module in stage.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if (module, name) not in self._unset:
-                    yield buffer
 
     def state(self) -> dict[str, Any]:
         state = self.optimizer.state_dict()
@@ -201,9 +195,8 @@ class Pipeline(Base):
         every = gather(own)
         waits = self.world_size - 1
         figures = {"bubble/theory": waits / (self._count + waits)}
-        took = every[0][1].item()
-        if took > 0:
-            figures["bubble/measured"] = idle([seconds[0].item() for seconds in every], took)
+        if (took := every[0][1].item()) > 0:
+            figures["bubble/measured"] = 1 - sum(seconds[0].item() for seconds in every) / (len(every) * took)
         return figures
 
     def _plan(self, units: list[nn.Module]) -> tuple[list[slice], list[stages.Cost]]:
@@ -227,9 +220,55 @@ class Pipeline(Base):
             return context.task.loss(outputs, targets, self._divisor)
 
 
-def idle(busy: Sequence[float], took: float) -> float:
-    """Mean share of ``took`` seconds in which stages wait that compute for ``busy`` seconds each."""
-    return 1 - sum(busy) / (len(busy) * took)
+class GPipe(Pipeline):
+    """A pipeline: all micro-batches pass forward through the stages, then all of them backward.
+
+    Label: close. The gradient is that of one worker with the whole global batch, added up over the micro-batches;
+    batch-norm statistics are those of each micro-batch, and dropout draws otherwise. It is bit-identical at any number
+    of stages, and to one worker with ``--accumulate`` micro-batches where their number is a power of two and nothing
+    is dropped.
+    Source: Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism".
+    Cost per step: messages ``2 * M * (W - 1) + 1``, bytes ``2 * M * A + 4``. Over all ranks: each of M micro-batches
+    passes the W - 1 cuts between W stages as an activation and again as its gradient, of the same size; A bytes are
+    the activations of one micro-batch at all cuts. At the end the loss is broadcast. A rank holds the activations of
+    M micro-batches.
+    """
+
+
+class OneFOneB(Pipeline):
+    """A pipeline: as soon as a stage can, it takes one micro-batch forward and one backward by turns.
+
+    Label: close. As ``gpipe``, and bit-identical to it.
+    Source: Narayanan et al. 2019, "PipeDream: Generalized Pipeline Parallelism for DNN Training", with the flush after
+    every global batch of Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training".
+    Cost per step: messages ``2 * M * (W - 1) + 1``, bytes ``2 * M * A + 4``. As ``gpipe``, over all ranks: M
+    micro-batches pass W - 1 cuts between W stages twice, A bytes for one micro-batch at all cuts, and the loss is
+    broadcast. Stage r of W, from 0, holds the activations of at most W - r micro-batches.
+    """
+
+    schedule = Schedule1F1B
+
+
+class ModelParallel(Pipeline):
+    """The model cut into one stage per worker, and the whole global batch passed from one to the next and back.
+
+    Label: exact. Bit-identical to one worker with the whole global batch, batch norm included, where nothing is
+    dropped: on CPUs of one kind, with the same number of threads.
+    Source: Huang et al. 2019, "GPipe", which names it naive model parallelism: one stage computes while the others
+    wait.
+    Cost per step: messages ``2 * (W - 1) + 1``, bytes ``2 * A + 4``. Over all ranks: the activations at the W - 1 cuts
+    between W stages, A bytes at all cuts together, are sent forward, and their gradients backward. At the end the loss
+    is broadcast.
+    """
+
+    cut = None
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)  # without options
+
+    @staticmethod
+    def micro_batches(config: ResolvedConfig) -> int:
+        return 1
 
 
 def _like(cost: stages.Cost, grad: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,13 +14,12 @@ from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies import compiling
-from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat, flat_gradients, learning, used_on_any_rank
-from cifar_ray.strategies.protocol import Differs, StrategyContext
+from cifar_ray.strategies.protocol import Differs, Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast, seed
 
 
-class Replicas(Base, ABC):
+class Replicas(Strategy):
     """Plain forward and backward passes; a subclass exchanges the gradients.
 
     With one worker nothing is exchanged: every such strategy is plain training.

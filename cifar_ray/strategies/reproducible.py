@@ -32,13 +32,12 @@ from cifar_ray.config.option import is_own
 from cifar_ray.config.schema import Count
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
-from cifar_ray.strategies.base import Base
 from cifar_ray.strategies.gradients import flat, flat_gradients, learning, scatter_back, swap
-from cifar_ray.strategies.protocol import StrategyContext
+from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast, seed
 
 
-class Reproducible(Base):
+class Reproducible(Strategy):
     """See the module."""
 
     cannot = frozenset({"counted", "repeated"})

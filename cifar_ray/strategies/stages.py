@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.strategies.base import unchanged
-from cifar_ray.strategies.worker import autocast, seed
+from cifar_ray.strategies.worker import autocast, seed, unchanged
 
 _TIMES = 3  # that a unit's passes are measured, after one that is not
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 _CPU = torch.device("cpu")
 
@@ -49,3 +50,21 @@ def seed(value: int, device: torch.device, others: Sequence[int] = ()) -> None:
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Around a forward pass: matrix products and convolutions in 16 bits when ``precision`` says so."""
     return torch.autocast(device.type, HALVES.get(precision, torch.bfloat16), enabled=precision in HALVES)
+
+
+@contextmanager
+def unchanged(*modules: nn.Module) -> Iterator[None]:
+    """Context manager: buffers, and numbers and text that modules have as attributes, are afterwards as before.
+
+    A pass in between can be one that only looks; a module that counts its steps does not see it.
+    """
+    every = {module for root in modules for module in root.modules()}
+    plain = [(module, {k: v for k, v in vars(module).items() if isinstance(v, int | float | str)}) for module in every]
+    buffers = [(module, name, of, of.clone()) for module in every for name, of in module.named_buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        for module, values in plain:
+            vars(module).update(values)
+        for module, name, buffer, value in buffers:
+            setattr(module, name, buffer.copy_(value))  # it may have another tensor under the name

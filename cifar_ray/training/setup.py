@@ -27,10 +27,9 @@ from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.models import convolution
 from cifar_ray.strategies import compiling, gradients
-from cifar_ray.strategies.base import unchanged
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.served_weights import ServerHandle
-from cifar_ray.strategies.worker import Worker
+from cifar_ray.strategies.worker import Worker, unchanged
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import arithmetic, checkpoint, freezing, hardware, initial_weights, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot

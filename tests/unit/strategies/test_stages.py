@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.data import SPECS
-from cifar_ray.strategies import base, stages, stopwatch
+from cifar_ray.strategies import stages, stopwatch, worker
 from tests.support.helpers import resolved
 
 
@@ -116,6 +116,6 @@ def test_a_stopwatch_tells_computing_from_waiting(monkeypatch: pytest.MonkeyPatc
 
 def test_a_pass_that_fails_leaves_the_model_as_it_was() -> None:
     norm = nn.BatchNorm1d(3)
-    with pytest.raises(RuntimeError), base.unchanged(norm):
+    with pytest.raises(RuntimeError), worker.unchanged(norm):
         nn.Sequential(norm, nn.Linear(2, 1))(torch.ones(2, 3))
     assert norm.num_batches_tracked == 0

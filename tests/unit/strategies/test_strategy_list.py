@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -100,7 +99,7 @@ def test_one_strategy_is_listed_with_its_options(capsys: pytest.CaptureFixture[s
 
 def test_the_reports_lists_are_those_of_the_program() -> None:
     """Reports know no torch, and so have lists of their own."""
-    classes = {name: importlib.import_module(f"cifar_ray.strategies.{name}").STRATEGY for name in strategies.NAMES}
+    classes = {name: strategies.named(name) for name in strategies.NAMES}
     assert {name for name, one in classes.items() if not one.synchronous} == set(figures.ASYNCHRONOUS)
     assert set(reported.PLAIN_ALONE) < set(strategies.NAMES)
     assert figures.STEP_PARTS == clock.PARTS
