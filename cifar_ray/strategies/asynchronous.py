@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.data.loader import MicroBatch
-from cifar_ray.strategies import layout
+from cifar_ray.strategies.gradients import layout, views
 from cifar_ray.strategies.protocol import Differs, StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
@@ -42,13 +42,15 @@ class Asynchronous(Replicas):
             self._patient: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
         super().__init__(context)
         self.rank = context.worker.rank
-        self.vector = self.room()
+        self.vector = self.room(sum(parameter.numel() for parameter in self.model.parameters()))
         self.loss = torch.zeros(())
-        layout.move_into(self.vector, self.model)
+        for parameter, view in zip(self.model.parameters(), views(self.vector, layout(self.model))):
+            view.copy_(parameter.detach())
+            parameter.data = view
 
-    def room(self) -> Tensor:
-        """A vector for all parameters."""
-        return torch.empty(layout.size(self.model), device=self.context.worker.device)
+    def room(self, size: int) -> Tensor:
+        """A vector for all parameters, of this shape (size,)."""
+        return torch.empty(size, device=self.context.worker.device)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         self.loss = super().gradients(micro_batches)

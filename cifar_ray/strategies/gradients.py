@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -42,6 +43,24 @@ def flat(tensor: Tensor) -> Tensor:
     """A dense tensor as a vector of real numbers over its own memory, in the order of that memory."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+Layout = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Shape and strides of every parameter, in the model's order."""
+
+
+def layout(model: nn.Module) -> Layout:
+    """The layout of a model's parameters, all of them dense."""
+    return tuple((tuple(parameter.shape), parameter.stride()) for parameter in model.parameters())
+
+
+def views(vector: Tensor, layout: Layout) -> Iterator[Tensor]:
+    """The part of a vector that belongs to each parameter, shaped and laid out like it; not a copy."""
+    start = 0
+    for shape, stride in layout:
+        count = math.prod(shape)
+        yield vector[start : start + count].as_strided(shape, stride)
+        start += count
 
 
 def scatter_back(together: Tensor, vectors: Sequence[Tensor]) -> None:
@@ -88,6 +107,12 @@ def average(tensors: Iterable[Tensor]) -> None:
 def numbered(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """An optimizer's parameters in the order of their indices in its state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def places(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[int]:
+    """The place in the model of each of :func:`numbered`."""
+    order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    return [order[id(parameter)] for parameter in numbered(optimizer)]
 
 
 def learned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

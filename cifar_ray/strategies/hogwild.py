@@ -24,7 +24,6 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import MicroBatch
-from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average_with_state
 from cifar_ray.strategies.protocol import StrategyContext
@@ -52,14 +51,14 @@ class Hogwild(Asynchronous):
         if not hasattr(os, "memfd_create"):
             raise ConfigError("strategy", "hogwild needs Linux, for memory that processes share without a file")
 
-    def room(self) -> Tensor:
+    def room(self, size: int) -> Tensor:
         """The shared weights. Behind them, every rank has a place for its steps and one for its latest loss."""
         words = 8 * self.world_size
-        steps = -(-4 * layout.size(self.model) // _ALIGNED) * _ALIGNED
+        steps = -(-4 * size // _ALIGNED) * _ALIGNED
         memory = self._share(steps + 2 * words)
         self._steps = torch.frombuffer(memory, dtype=torch.int64, count=self.world_size, offset=steps)
         self._losses = torch.frombuffer(memory, dtype=torch.float64, count=self.world_size, offset=steps + words)
-        return torch.frombuffer(memory, dtype=torch.float32, count=layout.size(self.model))
+        return torch.frombuffer(memory, dtype=torch.float32, count=size)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         self._before = self._done()

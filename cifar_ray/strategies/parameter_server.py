@@ -18,13 +18,11 @@ the answers; the servers send and receive W times that. Their optimizer steps an
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
 
@@ -34,11 +32,10 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.schema import Count, Whole
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.strategies import layout
 from cifar_ray.strategies.asynchronous import Asynchronous
-from cifar_ray.strategies.gradients import average
+from cifar_ray.strategies.gradients import average, layout, places, views
 from cifar_ray.strategies.protocol import StrategyContext
-from cifar_ray.strategies.served_weights import Answer, Start
+from cifar_ray.strategies.served_weights import Answer, Start, States
 
 PushEvery = Annotated[Count, Field(description="Local optimizer steps between a worker's pushes and pulls")]
 Servers = Annotated[
@@ -95,17 +92,17 @@ class ParameterServing(Asynchronous):
         self._push_every, self._max_staleness, self._weighting = push_every, max_staleness, staleness_weighting
         assert context.server is not None, "the launcher starts one"
         self._server = context.server
-        self._generation = ""
-        self._layout = layout.of(self.model)
+        self._layout = layout(self.model)
+        self._places = places(self.optimizer, self.model)
         self._gradient = torch.zeros_like(self.vector)
         self._unpushed = 0  # steps whose gradients are in it
         self._arrived = torch.empty_like(self.vector, device="cpu")
         self._answer: Answer | None = None
-        self._state: dict[str, Any] = {}
+        self._states: States = {}
 
     def step(self) -> None:
         pushes = self._unpushed + 1 == self._push_every
-        for parameter, view in zip(self.model.parameters(), layout.views(self._gradient, self._layout)):
+        for parameter, view in zip(self.model.parameters(), views(self._gradient, self._layout)):
             if parameter.grad is None:
                 raise ConfigError(
                     "strategy",
@@ -133,26 +130,35 @@ class ParameterServing(Asynchronous):
         if self._unpushed:
             self._push()
         self.barrier()  # the last push has arrived
-        self._take(self._server.pull(self._generation, self.rank))
+        self._take(self._server.pull(self.rank))
         if self.rank == 0:
-            self._state = self._server.state(self._generation)
+            self._states = self._server.states()
         average(self.model.buffers())
         self.barrier()  # rank 0 has the state, and the next push may come
 
     def state(self) -> dict[str, Any]:
-        return self._state
+        numbered = {index: self._states[at] for index, at in enumerate(self._places) if at in self._states}
+        return {**self.optimizer.state_dict(), "state": numbered}
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
         super().load(weights, None)
-        generation = [uuid.uuid4().hex]
         if self.rank == 0:
-            self._server.reset(generation[0], self._start(state))
-        if self.world_size > 1:
-            dist.broadcast_object_list(generation, src=0, device=self.context.worker.device)
-        self._generation = generation[0]
+            numbered = state["state"] if state else {}
+            self._server.reset(
+                Start(
+                    weights=self.vector.cpu().numpy(),
+                    layout=self._layout,
+                    make_optimizer=self.context.make_optimizer,
+                    states={self._places[index]: values for index, values in numbered.items()},
+                    world_size=self.world_size,
+                    max_staleness=self._max_staleness,
+                    weighting=self._weighting,
+                )
+            )
+        self.barrier()  # before the others ask
         self._gradient.zero_()
         self._unpushed = 0
-        self._take(self._server.pull(self._generation, self.rank))
+        self._take(self._server.pull(self.rank))
         self.barrier()  # before rank 0 begins anew
 
     def figures(self) -> dict[str, float]:
@@ -166,20 +172,9 @@ class ParameterServing(Asynchronous):
 
     def _push(self) -> None:
         gradient = self._gradient.cpu().numpy()
-        self._take(self._server.push(self._generation, self.rank, gradient, self._lr, self.loss.item()))
+        self._take(self._server.push(self.rank, gradient, self._lr, self.loss.item()))
         self._gradient.zero_()
         self._unpushed = 0
-
-    def _start(self, state: Mapping[str, Any] | None) -> Start:
-        return Start(
-            weights=self.vector.cpu().numpy(),
-            layout=self._layout,
-            make_optimizer=self.context.make_optimizer,
-            state=state,
-            world_size=self.world_size,
-            max_staleness=self._max_staleness,
-            weighting=self._weighting,
-        )
 
     def _take(self, answer: Answer) -> None:
         self._answer = answer

@@ -1,32 +1,35 @@
-"""The weights that a parameter server holds, with the optimizer's state; each pushed gradient is one step of them.
+"""The weights that parameter servers hold, with the optimizer's state; each pushed gradient is one step of them.
 
-:mod:`.parameter_server` is the workers' side. Who hosts the server, and how a call gets to it, is the launcher's
-affair. Vectors cross as float32 numpy arrays of shape (N,), N being the number of weights, in the order of
-:mod:`.layout`.
+:mod:`.parameter_server` is the workers' side. Who hosts the servers, and how a call gets to them, is the launcher's
+affair. Vectors cross as float32 numpy arrays of shape (N,), N being the number of weights, one parameter after the
+other, each in the layout it has in memory.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
+import statistics
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from cifar_ray.strategies import layout
-from cifar_ray.strategies.gradients import restore
-from cifar_ray.strategies.layout import Layout
+from cifar_ray.strategies import stages
+from cifar_ray.strategies.gradients import Layout, places, restore, views
 
 Vector = npt.NDArray[np.float32]
+States = dict[int, dict[str, Any]]
+"""What an optimizer remembers of each parameter, by its place in the model; nothing of one that has no step yet."""
 
-
-class SupersededError(RuntimeError):
-    """The server has begun anew for other workers than the one that asks."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Start:
         weights: shape (N,).
         layout: of every parameter.
         make_optimizer: makes the optimizer for a model with these parameters.
-        state: what it goes on from; None for a new one.
+        states: what it goes on from.
         world_size: workers that will push.
         max_staleness: pushes that a worker may be ahead of the slowest when it goes on; None for any number.
         weighting: ``none`` or ``inverse``, as in ``parameter_server.staleness_weighting``.
@@ -46,7 +49,7 @@ class Start:
     weights: Vector
     layout: Layout
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    state: Mapping[str, Any] | None
+    states: States
     world_size: int
     max_staleness: int | None
     weighting: str
@@ -69,30 +72,25 @@ class Answer:
 
 
 class ServerHandle(Protocol):
-    """A worker's end of a :class:`ParameterServer`.
+    """A worker's end of a :class:`ParameterServer`."""
 
-    A generation is the name of one group of workers; a call with another than that of the latest
-    :meth:`reset` raises :class:`SupersededError`, also when it is waiting.
-    """
-
-    def reset(self, generation: str, start: Start) -> None:
+    def reset(self, start: Start) -> None:
         """Forget everything and begin with ``start``; called by one worker, before the others ask."""
 
-    def pull(self, generation: str, rank: int) -> Answer:
+    def pull(self, rank: int) -> Answer:
         """The weights of this moment."""
 
-    def push(self, generation: str, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
+    def push(self, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
         """Apply a gradient, wait while the worker is too far ahead, and answer with the weights of then.
 
         Args:
-            generation: see the class.
             rank: the worker's.
             gradient: shape (N,); the sum of those since the worker's latest push.
             lr: the learning rate of the worker's step.
             loss: that of the latest gradient.
         """
 
-    def state(self, generation: str) -> dict[str, Any]:
+    def states(self) -> States:
         """The optimizer's state."""
 
 
@@ -101,47 +99,43 @@ class ParameterServer:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._generation = ""
 
-    def reset(self, generation: str, start: Start) -> None:
+    def reset(self, start: Start) -> None:
         with self._changed:
             self._start = start
             self._weights = torch.from_numpy(start.weights.copy())
             self._gradient = torch.zeros_like(self._weights)
-            model = nn.ParameterList(nn.Parameter(view) for view in layout.views(self._weights, start.layout))
-            for parameter, view in zip(model, layout.views(self._gradient, start.layout)):
+            model = nn.ParameterList(nn.Parameter(view) for view in views(self._weights, start.layout))
+            for parameter, view in zip(model, views(self._gradient, start.layout)):
                 parameter.grad = view
             self._optimizer = start.make_optimizer(model)
-            if start.state is not None:
-                restore(self._optimizer, start.state)
+            self._places = places(self._optimizer, model)
+            if start.states:
+                numbered = {index: start.states[at] for index, at in enumerate(self._places) if at in start.states}
+                restore(self._optimizer, {**self._optimizer.state_dict(), "state": numbered})
             self._updates = self._staleness = self._staleness_max = self._ahead_max = 0
             self._pulled_at = [0] * start.world_size
             self._pushes = [0] * start.world_size
             self._losses: list[float | None] = [None] * start.world_size
-            self._generation = generation
-            self._changed.notify_all()
 
-    def pull(self, generation: str, rank: int) -> Answer:
+    def pull(self, rank: int) -> Answer:
         with self._changed:
-            self._check(generation)
             return self._answer(rank)
 
-    def push(self, generation: str, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
+    def push(self, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
         with self._changed:
-            self._check(generation)
             self._apply(rank, gradient, lr)
             self._losses[rank] = loss
             self._pushes[rank] += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._generation != generation or not self._too_far(rank))
-            self._check(generation)
+            self._changed.wait_for(lambda: not self._too_far(rank))
             self._ahead_max = max(self._ahead_max, self._ahead(rank))
             return self._answer(rank)
 
-    def state(self, generation: str) -> dict[str, Any]:
+    def states(self) -> States:
         with self._changed:
-            self._check(generation)
-            return copy.deepcopy(self._optimizer.state_dict())
+            numbered = copy.deepcopy(self._optimizer.state_dict()["state"])
+            return {self._places[index]: values for index, values in numbered.items()}
 
     def _apply(self, rank: int, gradient: Vector, lr: float) -> None:
         staleness = self._updates - self._pulled_at[rank]
@@ -172,6 +166,49 @@ class ParameterServer:
     def _too_far(self, rank: int) -> bool:
         return self._start.max_staleness is not None and self._ahead(rank) > self._start.max_staleness
 
-    def _check(self, generation: str) -> None:
-        if generation != self._generation:
-            raise SupersededError("the parameter server has begun anew for other workers, or was never begun")
+
+class ShardedServer:
+    """A :class:`ServerHandle` of several, each of which holds some of the parameters; a call goes to all at once.
+
+    Each holds whole parameters that follow one another in the model, so that the largest part is as small as that
+    allows.
+    """
+
+    def __init__(self, servers: Sequence[ServerHandle]) -> None:
+        self._servers = servers
+        self._pool = ThreadPoolExecutor(len(servers))
+        self._ends: list[int] = []  # of each server's part, but for the last; as its first answer told
+
+    def reset(self, start: Start) -> None:
+        sizes = [math.prod(shape) for shape, _ in start.layout]
+        self._parts = stages.cut(sizes, len(self._servers))
+        ends = np.cumsum([sum(sizes[part]) for part in self._parts])[:-1]
+        starts = []
+        for part, weights in zip(self._parts, np.split(start.weights, ends), strict=True):
+            states = {at - part.start: of for at, of in start.states.items() if part.start <= at < part.stop}
+            starts.append(dataclasses.replace(start, weights=weights, layout=start.layout[part], states=states))
+        self._all(lambda server, one: server.reset(one), starts)
+
+    def pull(self, rank: int) -> Answer:
+        return self._together(self._all(lambda server: server.pull(rank)))
+
+    def push(self, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
+        parts = np.split(gradient, self._ends)
+        return self._together(self._all(lambda server, part: server.push(rank, part, lr, loss), parts))
+
+    def states(self) -> States:
+        """As one server has them; for the worker that has called :meth:`reset`."""
+        each = zip(self._parts, self._all(lambda server: server.states()), strict=True)
+        return {part.start + at: values for part, states in each for at, values in states.items()}
+
+    def _together(self, answers: Sequence[Answer]) -> Answer:
+        """One answer; the servers see the same pushes, so their means weigh the same."""
+        self._ends = np.cumsum([len(answer.weights) for answer in answers])[:-1].tolist()
+        figures = {}
+        if all(answer.figures for answer in answers):
+            summaries = {name: statistics.fmean if name.endswith("mean") else max for name in answers[0].figures}
+            figures = {name: of([answer.figures[name] for answer in answers]) for name, of in summaries.items()}
+        return Answer(np.concatenate([answer.weights for answer in answers]), answers[0].losses, figures)
+
+    def _all(self, call: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
+        return list(self._pool.map(call, self._servers, *arguments))

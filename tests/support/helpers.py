@@ -276,7 +276,7 @@ def _the_server() -> ParameterServer:
     return ParameterServer()
 
 
-ServerHost.register("server", _the_server, exposed=("reset", "pull", "push", "state"))
+ServerHost.register("server", _the_server, exposed=("reset", "pull", "push", "states"))
 
 
 def train_at_own_pace(

@@ -14,8 +14,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies.served_weights import Answer, ParameterServer, ServerHandle, Start, Vector
-from cifar_ray.strategies.sharded_weights import ShardedServer
+from cifar_ray.strategies.served_weights import (
+    Answer,
+    ParameterServer,
+    ServerHandle,
+    ShardedServer,
+    Start,
+    States,
+    Vector,
+)
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 
@@ -32,17 +39,17 @@ class RayServer:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def reset(self, generation: str, start: Start) -> None:
-        ray.get(self._actor.reset.remote(generation, start))
+    def reset(self, start: Start) -> None:
+        ray.get(self._actor.reset.remote(start))
 
-    def pull(self, generation: str, rank: int) -> Answer:
-        return ray.get(self._actor.pull.remote(generation, rank))
+    def pull(self, rank: int) -> Answer:
+        return ray.get(self._actor.pull.remote(rank))
 
-    def push(self, generation: str, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
-        return ray.get(self._actor.push.remote(generation, rank, gradient, lr, loss))
+    def push(self, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
+        return ray.get(self._actor.push.remote(rank, gradient, lr, loss))
 
-    def state(self, generation: str) -> dict[str, Any]:
-        return ray.get(self._actor.state.remote(generation))
+    def states(self) -> States:
+        return ray.get(self._actor.states.remote())
 
 
 def start(config: TrainConfig, threads: int, worker: Worker) -> ServerHandle | None:

@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from cifar_ray import data, models, strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import MicroBatch
-from cifar_ray.strategies import ddp, gradients, layout
+from cifar_ray.strategies import ddp, gradients
 from cifar_ray.strategies.served_weights import ParameterServer, Start
 from cifar_ray.strategies.stopwatch import Stopwatch
 from cifar_ray.strategies.worker import Worker
@@ -247,12 +247,11 @@ def test_a_models_parameters_lie_in_one_vector() -> None:
     made = model()
     before = [parameter.detach().clone() for parameter in made.parameters()]
     strides = [parameter.stride() for parameter in made.parameters()]
-    vector = torch.zeros(layout.size(made))
-    layout.move_into(vector, made)
+    vector = built(of("hogwild", 1), made).vector
     assert len(vector) == 135 + 5 + 200 + 10
     assert all(map(torch.equal, made.parameters(), before))
     assert [parameter.stride() for parameter in made.parameters()] == strides
-    for parameter, view in zip(made.parameters(), layout.views(vector, layout.of(made)), strict=True):
+    for parameter, view in zip(made.parameters(), gradients.views(vector, gradients.layout(made)), strict=True):
         assert (view.data_ptr(), view.shape) == (parameter.data_ptr(), parameter.shape)
 
 
@@ -429,9 +428,9 @@ def test_workers_of_a_parameter_server_push_to_one_optimizer_with_a_share_of_the
     begun: list[Start] = []
 
     class Recording(ParameterServer):
-        def reset(self, generation: str, start: Start) -> None:
+        def reset(self, start: Start) -> None:
             begun.append(start)
-            super().reset(generation, start)
+            super().reset(start)
 
     server = Recording()
 
@@ -463,13 +462,13 @@ def test_workers_of_a_parameter_server_push_to_one_optimizer_with_a_share_of_the
     assert all(torch.equal(second[0][name], value) for name, value in first[0].items())
     for number, kept in expected.state_dict()["state"].items():
         torch.testing.assert_close(first[1]["state"][number]["momentum_buffer"], kept["momentum_buffer"])
-    assert second[1] == {}
+    assert second[1]["state"] == {}
     one_loss, other_loss = (pytest.approx(loss, rel=1e-4) for loss, _ in parts)
     assert first[2] == [[one_loss, one_loss]] * 2  # one's own stands for that of a rank not heard of yet
     assert second[2] == [[other_loss, other_loss], [one_loss, other_loss]]
     assert first[3] == second[3] == {"staleness/mean": 0.5, "staleness/max": 1.0, "staleness/ahead_max": 1.0}
     (start,) = begun
-    assert (start.world_size, start.max_staleness, start.weighting, start.state) == (2, 3, "inverse", None)
+    assert (start.world_size, start.max_staleness, start.weighting, start.states) == (2, 3, "inverse", {})
 
 
 def test_between_two_pushes_a_worker_moves_its_own_copy_and_then_pushes_the_sum() -> None:

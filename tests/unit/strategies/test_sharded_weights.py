@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +14,8 @@ from torch import nn
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies import layout
-from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle, Start
-from cifar_ray.strategies.sharded_weights import ShardedServer
+from cifar_ray.strategies.gradients import layout
+from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle, ShardedServer, Start, States
 from cifar_ray.training import optimizer, recipe
 from tests.support.helpers import resolved
 
@@ -30,26 +29,27 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(50, 3)).to(memory_format=torch.channels_last)
 
 
-def start(optimizer_name: str, state: dict[str, Any] | None = None) -> Start:
+def start(optimizer_name: str, states: States | None = None) -> Start:
     config = resolved({"dataset": "digits", "model": "simple_cnn"}, **OPTIMIZERS[optimizer_name])
-    weights = np.linspace(-1, 1, layout.size(network()), dtype=np.float32)
-    return Start(weights, layout.of(network()), lambda model: optimizer.build(model, config), state, 2, None, "inverse")
+    weights = np.linspace(-1, 1, sum(parameter.numel() for parameter in network().parameters()), dtype=np.float32)
+    make = partial(optimizer.build, config=config)
+    return Start(weights, layout(network()), make, states or {}, 2, None, "inverse")
 
 
 def sharded(count: int) -> ShardedServer:
     return ShardedServer([ParameterServer() for _ in range(count)])
 
 
-def pushed(server: ServerHandle, begin: Start) -> tuple[np.ndarray, dict[str, Any], dict[str, float]]:
+def pushed(server: ServerHandle, begin: Start) -> tuple[np.ndarray, States, dict[str, float]]:
     """Three pushes by two workers: the weights, the state and the figures."""
-    server.reset("a", copy.deepcopy(begin))  # an optimizer goes on in the tensors that it is given
-    answer = server.pull("a", 0)
+    server.reset(copy.deepcopy(begin))  # an optimizer goes on in the tensors that it is given
+    answer = server.pull(0)
     generator = np.random.default_rng(1)
     for rank in (0, 1, 1):
         gradient = generator.standard_normal(len(begin.weights), np.float32)
-        answer = server.push("a", rank, gradient, 0.1, 1.0 + rank)
+        answer = server.push(rank, gradient, 0.1, 1.0 + rank)
     assert answer.losses == (1.0, 2.0)
-    return answer.weights, server.state("a"), answer.figures
+    return answer.weights, server.states(), answer.figures
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,17 @@ def pushed(server: ServerHandle, begin: Start) -> tuple[np.ndarray, dict[str, An
 def test_the_largest_part_is_as_small_as_whole_parameters_allow(
     sizes: tuple[int, ...], count: int, largest: int
 ) -> None:
-    parts = sharded(count)._parts(tuple(((size,), (1,)) for size in sizes))
-    held = [sum(sizes[part]) for part in parts]
+    server = sharded(count)
+    layout = tuple(((size,), (1,)) for size in sizes)
+    server.reset(dataclasses.replace(start("sgd"), weights=np.zeros(sum(sizes), np.float32), layout=layout))
+    held = [len(one.pull(0).weights) for one in server._servers]
     assert (len(held), min(held) > 0, sum(held), max(held)) == (count, True, sum(sizes), largest)
 
 
-def flat(state: dict[str, Any]) -> dict[tuple[int, str], list[float]]:
+def flat(states: States) -> dict[tuple[int, str], list[float]]:
     return {
         (index, name): torch.as_tensor(value).flatten().tolist()
-        for index, of in state["state"].items()
+        for index, of in states.items()
         for name, value in of.items()
     }
 
@@ -79,9 +81,6 @@ def test_servers_that_share_the_parameters_do_what_one_does(name: str, count: in
     found = pushed(sharded(count), start(name))
     assert np.array_equal(found[0], weights)
     assert flat(found[1]) == flat(state)
-    assert [group["params"] for group in found[1]["param_groups"]] == [
-        group["params"] for group in state["param_groups"]
-    ]
     assert found[2] == figures
 
 
@@ -89,11 +88,11 @@ def test_servers_that_share_the_parameters_do_what_one_does(name: str, count: in
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_number_of_servers_goes_on_from_the_state_of_two(name: str, make: Callable[[], ServerHandle]) -> None:
     weights, state, _ = pushed(sharded(2), start(name))
-    begin = dataclasses.replace(start(name), weights=weights, state=state)
+    begin = dataclasses.replace(start(name), weights=weights, states=state)
     one, two = pushed(make(), begin), pushed(sharded(2), begin)
     assert np.array_equal(one[0], two[0])
     assert flat(one[1]) == flat(two[1])
-    assert not np.array_equal(one[0], pushed(make(), dataclasses.replace(begin, state=None))[0])
+    assert not np.array_equal(one[0], pushed(make(), dataclasses.replace(begin, states={}))[0])
 
 
 def test_more_servers_than_parameters_are_refused() -> None:
