@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -43,25 +43,21 @@ class FSDP(Replicas):
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._choose_step()
-        self._passing = "forward"
+        self.passing = "forward"
         if context.worker.device.type == "cpu":
             for module in self.model.modules():
                 if isinstance(module, FSDPModule):
-                    module.set_custom_all_gather(_Timed(self._told, dist.all_gather_into_tensor))  # type: ignore[arg-type]
-                    module.set_custom_reduce_scatter(_Timed(self._told, dist.reduce_scatter_tensor))  # type: ignore[arg-type]
+                    module.set_custom_all_gather(_Timed(self, dist.all_gather_into_tensor))  # type: ignore[arg-type]
+                    module.set_custom_reduce_scatter(_Timed(self, dist.reduce_scatter_tensor))  # type: ignore[arg-type]
 
     @staticmethod
     def trained(context: StrategyContext) -> nn.Module:
         return context.model if context.worker.world_size == 1 else _sharded(context)
 
-    def _told(self, waiting: bool) -> None:
-        """A collective begins, or has ended."""
-        self.context.mark("communication" if waiting else self._passing)
-
     def forward(self, inputs: Tensor) -> Tensor:
-        self._passing = "forward"
+        self.passing = "forward"
         logits = self.model(inputs)
-        self._passing = "backward"
+        self.passing = "backward"
         return logits
 
     def _choose_step(self) -> None:
@@ -71,11 +67,10 @@ class FSDP(Replicas):
             for group in self.optimizer.param_groups:
                 group["fused"] = None
 
-    @contextmanager
-    def accumulating(self, last: bool) -> Iterator[None]:
+    def accumulating(self, last: bool) -> AbstractContextManager[object]:
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last)
-        yield
+        return nullcontext()
 
     def exchange(self) -> None:
         """Gradients have been exchanged during the backward pass, if each rank had them all."""
@@ -130,18 +125,18 @@ class FSDP(Replicas):
 
 
 class _Timed:
-    """A collective that says when it begins and ends; on a CPU, the pass waits for it."""
+    """A collective that marks when it begins and ends; on a CPU, the pass waits for it."""
 
-    def __init__(self, tell: Callable[[bool], None], collective: Callable[..., Any]) -> None:
-        self._tell, self._collective = tell, collective
+    def __init__(self, strategy: FSDP, collective: Callable[..., Any]) -> None:
+        self._strategy, self._collective = strategy, collective
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
-        self._tell(False)
+        self._strategy.context.mark(self._strategy.passing)
         work = self._collective(output_tensor, input_tensor, **how)
-        self._tell(True)
+        self._strategy.context.mark("communication")
         return work
 
 

@@ -25,7 +25,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies.asynchronous import Asynchronous
-from cifar_ray.strategies.gradients import average_with_state
+from cifar_ray.strategies.gradients import average_with_state, gather
 from cifar_ray.strategies.protocol import StrategyContext
 
 _ALIGNED = 64  # bytes; the weights begin at a cache line
@@ -39,8 +39,7 @@ class Hogwild(Asynchronous):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._staleness = torch.zeros(2, dtype=torch.float64)
-        self._staleness_max = torch.zeros(1, dtype=torch.float64)
+        self._staleness = torch.zeros(3, dtype=torch.float64)  # the sum over this rank's steps, their number, the most
 
     @staticmethod
     def check(config: ResolvedConfig, decided: Decided) -> None:
@@ -68,8 +67,8 @@ class Hogwild(Asynchronous):
         for group in self.optimizer.param_groups:
             group["lr"] /= self.world_size
         staleness = self._done() - self._before
-        self._staleness += torch.tensor([staleness, 1.0])
-        self._staleness_max.clamp_(min=staleness)
+        self._staleness += torch.tensor([staleness, 1, 0])
+        self._staleness[2].clamp_(min=staleness)
         super().step()
         self._losses[self.rank] = self.loss
         self._steps[self.rank] += 1
@@ -87,12 +86,8 @@ class Hogwild(Asynchronous):
         self.barrier()  # every rank has written them before the first step
 
     def figures(self) -> dict[str, float]:
-        total, most = self._staleness.clone(), self._staleness_max.clone()
-        if self.world_size > 1:
-            dist.all_reduce(total)
-            dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        updates, steps = total.tolist()
-        return {"staleness/mean": updates / steps, "staleness/max": most.item()} if steps else {}
+        updates, steps, most = zip(*(each.tolist() for each in gather(self._staleness)))
+        return {"staleness/mean": sum(updates) / sum(steps), "staleness/max": max(most)} if any(steps) else {}
 
     def _done(self) -> int:
         """Steps of all workers; while a worker computes, its own do not change."""

@@ -29,7 +29,6 @@ from torch import Tensor
 from cifar_ray import data, models
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import is_own
 from cifar_ray.config.schema import Count, Whole
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.asynchronous import Asynchronous
@@ -64,13 +63,10 @@ class ParameterServing(Asynchronous):
                 f"must be 1 with --optimizer {config.optimizer}: its steps hardly depend on a gradient's size, so the "
                 f"sum of {pushes} would move the weights as far as one",
             )
-        if servers == 1 and not is_own(config.model):
-            return
         parameters = list(models.outline(config, data.facts(config)).parameters())
-        if is_own(config.model) and not all(parameter.requires_grad for parameter in parameters):
+        if not all(parameter.requires_grad for parameter in parameters):
             raise ConfigError("strategy", f"must be another for {config.model}, some of whose weights do not learn")
-        most = len(parameters)
-        if servers > most:
+        if servers > (most := len(parameters)):
             raise ConfigError(
                 "strategy_options.servers",
                 f"must be at most {most}, the parameters of this {config.model}, got {servers}",
@@ -97,7 +93,6 @@ class ParameterServing(Asynchronous):
         self._gradient = torch.zeros_like(self.vector)
         self._unpushed = 0  # steps whose gradients are in it
         self._arrived = torch.empty_like(self.vector, device="cpu")
-        self._answer: Answer | None = None
         self._states: States = {}
 
     def step(self) -> None:
@@ -123,7 +118,6 @@ class ParameterServing(Asynchronous):
         return self._unpushed == 0
 
     def known_losses(self) -> Sequence[float | None]:
-        assert self._answer is not None
         return self._answer.losses
 
     def consolidate(self) -> None:
@@ -163,7 +157,6 @@ class ParameterServing(Asynchronous):
 
     def figures(self) -> dict[str, float]:
         """Those of the latest :meth:`consolidate`, when no push was under way."""
-        assert self._answer is not None
         return self._answer.figures
 
     @property

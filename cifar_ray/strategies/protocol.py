@@ -14,9 +14,8 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.strategies.gradients import gather, numbered, restore
-from cifar_ray.strategies.scaling import LossScaler
 from cifar_ray.strategies.served_weights import ServerHandle
-from cifar_ray.strategies.worker import Worker
+from cifar_ray.strategies.worker import LossScaler, Worker
 from cifar_ray.tasks.protocol import Task
 
 Differs = Literal["nothing", "statistics", "weights"]

@@ -1,17 +1,20 @@
-"""Where a model is cut into the stages of a pipeline, and one stage's layers."""
+"""Where a model is cut into the stages of a pipeline; one stage's layers; when it computes, and when it waits."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
 
-from cifar_ray.strategies.worker import autocast, seed, unchanged
+from cifar_ray.strategies.worker import Worker, autocast, moment, seconds_between, seed, unchanged
 
 _TIMES = 3  # that a unit's passes are measured, after one that is not
 
@@ -107,6 +110,69 @@ class Layers(nn.Module):
                 seed(self.seed + self.chunk * self._count + number, self._device)
                 x = unit(x)
         return x if self._last else packed(x)
+
+
+class Stopwatch:
+    """Marks the parts of a step, and adds up how long this rank computes.
+
+    On a GPU the times are those of events, which are read between steps, so that nothing waits inside one.
+    """
+
+    def __init__(self, mark: Callable[[str], None], device: torch.device) -> None:
+        self._mark, self._device = mark, device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured; the step that comes next is not typical and does not count."""
+        self._steps: list[list[tuple[Any, Any]]] = []
+        self._fresh = True
+        self._busy = self._took = 0.0
+
+    def step(self) -> None:
+        """A step begins."""
+        self._steps.append([])
+
+    @contextmanager
+    def computing(self, part: str) -> Iterator[None]:
+        """Context manager: this rank computes a ``part`` of the step; the time before it was waiting."""
+        self._mark("communication")
+        begin = moment(self._device)
+        yield
+        self._mark(part)
+        self._steps[-1].append((begin, moment(self._device)))
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of computing, and from the first to the last of it in each step; no step is running."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        steps, self._steps = self._steps, []
+        if self._fresh and steps:
+            steps, self._fresh = steps[1:], False
+        for spans in steps:
+            self._busy += sum(seconds_between(begin, end) for begin, end in spans)
+            self._took += seconds_between(spans[0][0], spans[-1][1])
+        return self._busy, self._took
+
+
+class Stage(PipelineStage):
+    """A stage that tells its computing from its waiting."""
+
+    def __init__(self, layers: Layers, worker: Worker, inputs: Tensor, outputs: Tensor, watch: Stopwatch) -> None:
+        """Take the shapes of what the stage is given and what it makes from two tensors.
+
+        With them, PyTorch needs no passes of its own to find them out.
+        """
+        super().__init__(layers, worker.rank, worker.world_size, worker.device, input_args=inputs, output_args=outputs)
+        self._layers, self._watch = layers, watch
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._layers.chunk = fwd_chunk_id
+        with self._watch.computing("forward"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._watch.computing("backward"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 def packed(x: Tensor) -> Tensor:

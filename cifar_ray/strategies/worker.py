@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 _CPU = torch.device("cpu")
@@ -50,6 +53,63 @@ def seed(value: int, device: torch.device, others: Sequence[int] = ()) -> None:
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Around a forward pass: matrix products and convolutions in 16 bits when ``precision`` says so."""
     return torch.autocast(device.type, HALVES.get(precision, torch.bfloat16), enabled=precision in HALVES)
+
+
+def moment(device: torch.device, again: Any = None) -> Any:
+    """This moment: on a GPU, when it has come to what is queued; its event is used ``again`` where there is one."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """From one moment to another, both of the same device."""
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
+
+
+class LossScaler(torch.amp.GradScaler):
+    """PyTorch's scaler of the loss, which float16 needs, that also counts the steps it skips. Else it does nothing.
+
+    Source: Micikevicius et al. 2018, "Mixed Precision Training": the smallest gradients vanish, the largest overflow.
+
+    A step whose gradients are not all finite is skipped and halves the scale; 2,000 others in a row double it.
+    Gradients are exchanged while they are scaled, so what is not finite on one rank is so on all, and all skip the
+    same step. With ``fsdp``, each has a part of the gradients, and PyTorch shares what they have found.
+
+    Attributes:
+        skipped: steps skipped since the run began.
+    """
+
+    def __init__(self, precision: str, device: torch.device) -> None:
+        super().__init__(device.type, enabled=precision == "fp16")
+        self.skipped = 0
+
+    def advance(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the optimizer's step, or skip it. A GPU waits here, since the learning rate follows from which it is."""
+        before = self.get_scale()
+        self.step(optimizer)
+        self.update()
+        self.skipped += self.get_scale() < before
+
+    def agree(self, device: torch.device) -> None:
+        """Give every rank the least scale of all, and the most skipped steps."""
+        if not self.is_enabled() or not dist.is_initialized():
+            return
+        state = self.state_dict()
+        least = torch.tensor([state["scale"], state["_growth_tracker"], -self.skipped], dtype=torch.float64)
+        least = least.to(device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        scale, tracker, skipped = least.tolist()
+        self.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker), "skipped": -int(skipped)})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "skipped": self.skipped} if self.is_enabled() else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.skipped = state_dict.get("skipped", 0)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cifar_ray.strategies.stopwatch import moment, seconds_between
+from cifar_ray.strategies.worker import moment, seconds_between
 from cifar_ray.training import hardware
 from cifar_ray.training.rank_times import PARTS, PHASES
 

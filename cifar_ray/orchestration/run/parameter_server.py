@@ -6,6 +6,7 @@ others, whose state comes from the checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -14,15 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.strategies.served_weights import (
-    Answer,
-    ParameterServer,
-    ServerHandle,
-    ShardedServer,
-    Start,
-    States,
-    Vector,
-)
+from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle, ShardedServer
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware
 
@@ -34,22 +27,13 @@ class _Server(ParameterServer):
 
 
 class RayServer:
-    """The actor as a worker uses it; every call waits for its answer."""
+    """The actor as a worker uses it: every method of a server waits for its answer."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def reset(self, start: Start) -> None:
-        ray.get(self._actor.reset.remote(start))
-
-    def pull(self, rank: int) -> Answer:
-        return ray.get(self._actor.pull.remote(rank))
-
-    def push(self, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
-        return ray.get(self._actor.push.remote(rank, gradient, lr, loss))
-
-    def states(self) -> States:
-        return ray.get(self._actor.states.remote())
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *arguments: ray.get(getattr(self._actor, method).remote(*arguments))
 
 
 def start(config: TrainConfig, threads: int, worker: Worker) -> ServerHandle | None:
@@ -74,5 +58,5 @@ def start(config: TrainConfig, threads: int, worker: Worker) -> ServerHandle | N
             actors[number] = ray.remote(_Server).options(**options).remote(threads)
     if worker.world_size > 1:
         dist.broadcast_object_list(actors, src=0, device=worker.device)
-    servers = [RayServer(actor) for actor in actors]
+    servers: list[Any] = [RayServer(actor) for actor in actors]
     return servers[0] if len(servers) == 1 else ShardedServer(servers)

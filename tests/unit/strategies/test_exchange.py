@@ -19,7 +19,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies import ddp, gradients
 from cifar_ray.strategies.served_weights import ParameterServer, Start
-from cifar_ray.strategies.stopwatch import Stopwatch
+from cifar_ray.strategies.stages import Stopwatch
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import optimizer
 from cifar_ray.training.stopping import Stopper

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.data import SPECS
-from cifar_ray.strategies import stages, stopwatch, worker
+from cifar_ray.strategies import stages, worker
 from tests.support.helpers import resolved
 
 
@@ -99,9 +99,9 @@ def test_what_is_sent_is_contiguous_and_not_copied_when_it_is_channels_last() ->
 def test_a_stopwatch_tells_computing_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps after the first, which is not typical: 3 s of computing in 5 s each."""
     moments = iter([0.0, 9.0, 10.0, 11.0, 13.0, 15.0, 20.0, 21.0, 23.0, 25.0])
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(moments))
     marks: list[str] = []
-    watch = stopwatch.Stopwatch(marks.append, torch.device("cpu"))
+    watch = stages.Stopwatch(marks.append, torch.device("cpu"))
     watch.step()
     with watch.computing("forward"):
         pass

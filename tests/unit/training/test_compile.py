@@ -197,7 +197,7 @@ def replayed(network: nn.Module, device: torch.device) -> Any:
 def test_gradients_add_up_though_each_pass_overwrites_those_before(
     accumulate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "compiled", replayed)
+    monkeypatch.setattr(compiling, "Compiled", replayed)
     wanted = config(strategy="all_reduce", global_batch_size=BATCH, accumulate=accumulate, compile=True)
     strategy = built(wanted, model())
     for _ in range(2):

@@ -17,7 +17,7 @@ import torch
 from cifar_ray import models
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.strategies import stages, stopwatch
+from cifar_ray.strategies import stages
 from cifar_ray.training import hardware
 from cifar_ray.training.clock import Clock
 from tests.support.helpers import train_here
@@ -97,7 +97,7 @@ def test_steps_on_a_gpu_take_as_long_as_what_they_have_queued(queue: Queue) -> N
 
 
 def test_a_stage_on_a_gpu_computes_as_long_as_its_events_are_apart(queue: Queue) -> None:
-    watch = stopwatch.Stopwatch(lambda part: None, GPU)
+    watch = stages.Stopwatch(lambda part: None, GPU)
     for scale in (100.0, 1.0):  # the first step does not count
         watch.step()
         for seconds in (1.0, 2.0, 3.0):
