@@ -24,8 +24,6 @@ PASSES = 3
 """Passes after which nothing is left to set up: the first compiles, the second records CUDA graphs, the third is the
 first to repeat them."""
 
-_COMPILERS = ("torch._dynamo", "torch._inductor")
-
 
 class Compiled(nn.Module):
     """The forward pass of ``model`` as one compiled graph, for images (B, C, H, W) that always have one shape.
@@ -70,7 +68,7 @@ def _reason(error: Exception) -> str:
         return f"torch.compile would compile it again in later steps, as this no longer holds: {held}"
     if "CUDAGraphs" in text:
         return f"CUDA graphs cannot repeat it: {imports.described(error)}"
-    if not any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__):
+    if not any(kind.__module__.startswith(("torch._dynamo", "torch._inductor")) for kind in type(error).__mro__):
         return ""
     places = imports.frames(getattr(error, "real_stack", None) or ())
     where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""

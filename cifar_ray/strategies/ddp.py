@@ -31,16 +31,10 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.protocol import StrategyContext
 from cifar_ray.strategies.replicas import Replicas
 
-_PLAIN_STEPS = 10
-"""Steps before powersgd compresses; the first gradients change too fast for it."""
-
-
 Hook = Annotated[
     Literal["none", "fp16", "bf16", "powersgd"],
     Field(description="Compression of gradients by DDP before it sends them"),
 ]
-
-
 _HOOKS: dict[str, Any] = {
     "none": default_hooks.allreduce_hook,
     "fp16": default_hooks.fp16_compress_hook,
@@ -80,8 +74,8 @@ class DDP(Replicas):
         )
         # Batch norm's running statistics are needed at an evaluation or a checkpoint, not in every step.
         replica.broadcast_buffers = False
-        if comm_hook == "powersgd":
-            self._power = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=_PLAIN_STEPS)
+        if comm_hook == "powersgd":  # the first gradients change too fast for it
+            self._power = powerSGD_hook.PowerSGDState(dist.group.WORLD, start_powerSGD_iter=10)
         replica.register_comm_hook(self._power, _marking(context.mark, _HOOKS[comm_hook]))
         self._call = replica
 
@@ -91,8 +85,9 @@ class DDP(Replicas):
             raise ConfigError("bucket_cap_mb", f"must be at least 1 with --compile, got {config.bucket_cap_mb:g}")
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
-        is_apart = isinstance(self._call, DistributedDataParallel) and not last
-        return self._call.no_sync() if is_apart else nullcontext()
+        if isinstance(self._call, DistributedDataParallel) and not last:
+            return self._call.no_sync()
+        return nullcontext()
 
     def finish_backward(self) -> None:
         """Several ranks have marked its end before they waited for each other."""

@@ -146,13 +146,11 @@ def average_with_state(tensors: Iterable[Tensor], optimizer: torch.optim.Optimiz
     """
     parameters = learned(optimizer)
     states: list[dict[str, Any]] = [optimizer.state[parameter] for parameter in parameters]
-    usual = next(((parameter, state) for parameter, state in zip(parameters, states) if state), None)
+    usual = next((place for place, state in enumerate(states) if state), 0)
     for parameter, state in zip(parameters, states):
-        if usual is not None and not state:
-            other, values = usual
-            for name, value in values.items():
-                is_alike = isinstance(value, Tensor) and value.shape == other.shape
-                like = parameter if is_alike else value
-                state[name] = torch.zeros_like(like) if isinstance(like, Tensor) else value
+        for name, value in states[usual].items() if not state else ():
+            if isinstance(value, Tensor):
+                value = torch.zeros_like(parameter if value.shape == parameters[usual].shape else value)
+            state[name] = value
     kept = [state[name] for state in states for name in sorted(state) if isinstance(state[name], Tensor)]
     average([*tensors, *kept])

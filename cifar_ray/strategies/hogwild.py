@@ -60,13 +60,13 @@ class Hogwild(Asynchronous):
         return torch.frombuffer(memory, dtype=torch.float32, count=size)
 
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
-        self._before = self._done()
+        self._before = self._steps.sum()
         return super().gradients(micro_batches)
 
     def step(self) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] /= self.world_size
-        staleness = self._done() - self._before
+        staleness = int(self._steps.sum() - self._before)  # steps of others: its own come below
         self._staleness += torch.tensor([staleness, 1, 0])
         self._staleness[2].clamp_(min=staleness)
         super().step()
@@ -88,10 +88,6 @@ class Hogwild(Asynchronous):
     def figures(self) -> dict[str, float]:
         updates, steps, most = zip(*(each.tolist() for each in gather(self._staleness)))
         return {"staleness/mean": sum(updates) / sum(steps), "staleness/max": max(most)} if any(steps) else {}
-
-    def _done(self) -> int:
-        """Steps of all workers; while a worker computes, its own do not change."""
-        return int(self._steps.sum())
 
     def _share(self, size: int) -> mmap.mmap:
         """Memory of ``size`` bytes, the same on every rank, without a name that could outlive the processes."""

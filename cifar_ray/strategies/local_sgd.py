@@ -60,9 +60,7 @@ class LocalSGD(Replicas):
     def consolidate(self) -> None:
         if self._apart:  # the mean of equal numbers may differ from them in the last bit
             statistics = [buffer for buffer in self.buffers() if buffer.is_floating_point() or buffer.is_complex()]
-            weights = self.learning if self.context.config.freeze else self.model.parameters()
-            tensors = [*weights, *statistics]
-            average_with_state(tensors, self.optimizer)
+            average_with_state([*self.learning, *statistics], self.optimizer)
             self.scaler.agree(self.context.worker.device)
             self._apart = 0
 

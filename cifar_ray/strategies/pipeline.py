@@ -60,8 +60,8 @@ class Pipeline(Strategy):
         self._watch = stages.Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
         self._layers = stages.Layers(units, part, precision, worker.device)
-        inputs = _like(costs[part.start - 1], grad=True) if part.start else self._example("meta")
-        stage = stages.Stage(self._layers, worker, inputs, _like(costs[part.stop - 1], grad=True), self._watch)
+        inputs = _like(costs[part.start - 1]) if part.start else self._example("meta")
+        stage = stages.Stage(self._layers, worker, inputs, _like(costs[part.stop - 1]), self._watch)
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
 
     @staticmethod
@@ -247,6 +247,6 @@ class ModelParallel(Pipeline):
         return 1
 
 
-def _like(cost: stages.Cost, grad: bool) -> Tensor:
+def _like(cost: stages.Cost) -> Tensor:
     """A tensor without memory that looks like what a unit hands on."""
-    return torch.empty(cost.shape, dtype=cost.dtype, device="meta", requires_grad=grad)
+    return torch.empty(cost.shape, dtype=cost.dtype, device="meta", requires_grad=True)

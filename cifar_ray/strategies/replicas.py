@@ -97,8 +97,6 @@ class Replicas(Strategy):
 
     def buffers(self) -> list[Tensor]:
         """The buffers that may change: not those of frozen modules, which the mean of equal numbers would, by a bit."""
-        if not self.context.config.freeze:
-            return list(self.model.buffers())
         changing = (module for module in self.model.modules() if module.training)
         return [buffer for module in changing for buffer in module.buffers(recurse=False)]
 

@@ -8,14 +8,13 @@ other, each in the layout it has in memory.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +27,6 @@ from cifar_ray.strategies.gradients import Layout, places, restore, views
 Vector = npt.NDArray[np.float32]
 States = dict[int, dict[str, Any]]
 """What an optimizer remembers of each parameter, by its place in the model; nothing of one that has no step yet."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,8 @@ class ParameterServer:
             self._losses[rank] = loss
             self._pushes[rank] += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._too_far(rank))
+            bound = math.inf if self._start.max_staleness is None else self._start.max_staleness
+            self._changed.wait_for(lambda: self._ahead(rank) <= bound)
             self._ahead_max = max(self._ahead_max, self._ahead(rank))
             return self._answer(rank)
 
@@ -163,9 +161,6 @@ class ParameterServer:
     def _ahead(self, rank: int) -> int:
         return self._pushes[rank] - min(self._pushes)
 
-    def _too_far(self, rank: int) -> bool:
-        return self._start.max_staleness is not None and self._ahead(rank) > self._start.max_staleness
-
 
 class ShardedServer:
     """A :class:`ServerHandle` of several, each of which holds some of the parameters; a call goes to all at once.
@@ -186,29 +181,29 @@ class ShardedServer:
         starts = []
         for part, weights in zip(self._parts, np.split(start.weights, ends), strict=True):
             states = {at - part.start: of for at, of in start.states.items() if part.start <= at < part.stop}
-            starts.append(dataclasses.replace(start, weights=weights, layout=start.layout[part], states=states))
-        self._all(lambda server, one: server.reset(one), starts)
+            starts.append(replace(start, weights=weights, layout=start.layout[part], states=states))
+        list(self._pool.map(lambda server, one: server.reset(one), self._servers, starts))
 
     def pull(self, rank: int) -> Answer:
-        return self._together(self._all(lambda server: server.pull(rank)))
+        return self._together(self._pool.map(lambda server: server.pull(rank), self._servers))
 
     def push(self, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
         parts = np.split(gradient, self._ends)
-        return self._together(self._all(lambda server, part: server.push(rank, part, lr, loss), parts))
+        pushed = self._pool.map(lambda server, part: server.push(rank, part, lr, loss), self._servers, parts)
+        return self._together(pushed)
 
     def states(self) -> States:
         """As one server has them; for the worker that has called :meth:`reset`."""
-        each = zip(self._parts, self._all(lambda server: server.states()), strict=True)
-        return {part.start + at: values for part, states in each for at, values in states.items()}
+        each = self._pool.map(lambda server: server.states(), self._servers)
+        whole = zip(self._parts, each, strict=True)
+        return {part.start + at: values for part, states in whole for at, values in states.items()}
 
-    def _together(self, answers: Sequence[Answer]) -> Answer:
+    def _together(self, each: Iterable[Answer]) -> Answer:
         """One answer; the servers see the same pushes, so their means weigh the same."""
+        answers = list(each)
         self._ends = np.cumsum([len(answer.weights) for answer in answers])[:-1].tolist()
         figures = {}
         if all(answer.figures for answer in answers):
             summaries = {name: statistics.fmean if name.endswith("mean") else max for name in answers[0].figures}
             figures = {name: of([answer.figures[name] for answer in answers]) for name, of in summaries.items()}
         return Answer(np.concatenate([answer.weights for answer in answers]), answers[0].losses, figures)
-
-    def _all(self, call: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
-        return list(self._pool.map(call, self._servers, *arguments))

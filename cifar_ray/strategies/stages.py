@@ -42,7 +42,7 @@ def units(layers: Sequence[nn.Module]) -> list[nn.Module]:
     """
     groups: list[list[nn.Module]] = [[]]
     for layer in layers:
-        if _trains([layer]) and _trains(groups[-1]):
+        if [*layer.parameters()] and any([*earlier.parameters()] for earlier in groups[-1]):
             groups.append([])
         groups[-1].append(layer)
     return [nn.Sequential(*group) for group in groups]
@@ -186,10 +186,6 @@ def packed(x: Tensor) -> Tensor:
 
 def _unpacked(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
-
-
-def _trains(layers: Sequence[nn.Module]) -> bool:
-    return any(True for layer in layers for _ in layer.parameters())
 
 
 def _now(device: torch.device) -> float:
