@@ -60,7 +60,7 @@ def of_run(
         "checkpoint": checkpoint.address.rpartition("/")[2],
         "step": snapshot.step,
         f"{measured}_{task.primary.name}": snapshot.score,
-        "weights_sha256": checkpoint.weights_sha256,
+        "weights_sha256": snapshot.weights_sha256,
         task.names: snapshot.class_names,
     }
     spec = snapshot.spec

@@ -21,7 +21,7 @@ from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.study import STOPPED_BY_TAG, STOPPED_TAG, task_of
 from cifar_ray.tracking.uri import no_such_sweep
-from cifar_ray.training import manifest
+from cifar_ray.training.observer import step_of
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
 PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
@@ -231,7 +231,7 @@ def _known(run: Run) -> KnownTrial:
         metrics,
         left,
         run.info.run_name,
-        max(manifest.step_of(run.data.tags.get("cifar_ray.checkpoint", "").rpartition("/")[2]), 0),
+        max(step_of(run.data.tags.get("cifar_ray.checkpoint", "").rpartition("/")[2]), 0),
     )
 
 

@@ -25,6 +25,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, gpus, recipe
+from cifar_ray.training.collectives import from_rank0
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
@@ -107,9 +108,9 @@ def main(words: list[str], begun: float) -> Outcome:
     name = config.run_name or f"{config.model_name}-{config.dataset_name}-{config.topology}-seed{config.seed}"
     folder = files.storage(config.storage) / name / "checkpoints"
     loading = time.time()
-    dataset = data.read(config, encoding=_encoding(config, folder, rank, world_size))
-    launch = Launch(begun, time.time() - loading)
     worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device, given)
+    dataset = data.read(config, encoding=_encoding(config, folder, worker))
+    launch = Launch(begun, time.time() - loading)
     observer = Printer(rank, config.model)
     outcome = fit(config, Decided.asked(config), dataset, folder, worker, observer, launch).at(time.time())
     if rank == 0:
@@ -120,16 +121,16 @@ def main(words: list[str], begun: float) -> Outcome:
     return outcome
 
 
-def _encoding(config: ResolvedConfig, folder: Path, rank: int, world_size: int) -> str:
+def _encoding(config: ResolvedConfig, folder: Path, worker: Worker) -> str:
     """The tokenizer that a run of texts goes on with; only rank 0 looks for it."""
     if not data.facts(config).vocabulary:
         return ""
-    found = [""]
-    if rank == 0 and (newest := checkpoint.latest(folder, config)):
-        found = [newest[1].encoding]
-    if world_size > 1:
-        dist.broadcast_object_list(found)
-    return found[0]
+
+    def look() -> str:
+        newest = checkpoint.latest(folder, config)
+        return newest[1].encoding if newest else ""
+
+    return from_rank0(worker, look)
 
 
 def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[int, ...]:

@@ -9,32 +9,38 @@ passed over, and so is one that was made with another config than the run's.
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
+import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from filelock import FileLock, Timeout
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray import tasks
-from cifar_ray.config import errors, option, runfile
+from cifar_ray import data, tasks
+from cifar_ray.config import errors, option, runfile, schema
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.schema import Number
+from cifar_ray.config.schema import Number, Whole
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Facts
 from cifar_ray.tasks import TaskSpec, choosing
-from cifar_ray.training import manifest
 from cifar_ray.training.errors import CheckpointError
-from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, Manifest, step_of
-from cifar_ray.training.observer import Row, SavedCheckpoint
+from cifar_ray.training.observer import MANIFEST, Row, SavedCheckpoint, step_of
+
+FORMAT = 5
+"""Version of a checkpoint's layout. It changes when older code could not read what is written."""
+
+WEIGHTS, STATE = "weights.safetensors", "state.pt"
+_IN_STATE = ("optimizer", "clock", "epoch_loss", "history", "encoding")
 
 _LOCK_WAIT_S = 120.0
 _OF_WEIGHTS = ("precision", "convolutions", "data", "weights_digest")
@@ -44,39 +50,54 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What the next try would meet again."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """All of a run after ``step`` optimizer steps.
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint's ``manifest.json`` says of it.
 
     Attributes:
         config: the resolved config.
         decided: what it leaves open.
+        task: what is learned.
         step: optimizer steps done.
         epoch: whole epochs done.
         score: the task's primary figure of the epoch that ends here, if one does, on the validation samples where
             there are any, else on the test.
         class_names: one per label.
+        weights_sha256: of the weights file, in hex; empty until it is written.
+        state_sha256: of the state file.
+    """
+
+    config: ResolvedConfig
+    decided: Decided
+    task: TaskSpec
+    step: Whole
+    epoch: Whole
+    score: Number | None
+    class_names: tuple[str, ...]
+    weights_sha256: str = ""
+    state_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(Manifest):
+    """All of a run after ``step`` optimizer steps.
+
+    Attributes:
         weights: the model's parameters and buffers by name.
         optimizer: the optimizer's state.
         clock: the clock's state.
         epoch_loss: sum over the epoch's steps so far of the losses' mean over ranks.
         history: every row recorded so far.
-        task: what is learned.
         encoding: that of the data set (:class:`cifar_ray.data.Dataset`).
     """
 
-    config: ResolvedConfig
-    decided: Decided
-    step: int
-    epoch: int
-    score: float | None
-    class_names: tuple[str, ...]
+    __pydantic_config__: ClassVar = ConfigDict(arbitrary_types_allowed=True)
+
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     clock: dict[str, Any]
-    epoch_loss: float
-    history: Sequence[Row]
-    task: TaskSpec
+    epoch_loss: Number
+    history: list[Row]
     encoding: str = ""
 
     @property
@@ -85,18 +106,7 @@ class Snapshot:
         return self.decided.facts
 
 
-@dataclass(frozen=True)
-class _State:
-    """What ``state.pt`` holds, named as in :class:`Snapshot`."""
-
-    optimizer: dict[str, Any]
-    clock: dict[str, Any]
-    epoch_loss: Number
-    history: list[Row]
-    encoding: str = ""
-
-
-_STATE = TypeAdapter(_State)
+_SNAPSHOT = TypeAdapter(Snapshot)
 
 
 def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
@@ -108,35 +118,27 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         CheckpointError: when there is no room for it; earlier checkpoints are untouched.
         OSError: when it cannot be written for another reason, likewise.
     """
-    target = folder / manifest.folder_of(snapshot.step)
+    target = folder / f"step-{snapshot.step:08d}"
     for unfinished in folder.glob(".step-*.partial"):  # of a process that was killed while it wrote
         shutil.rmtree(unfinished, ignore_errors=True)
     partial = folder / f".{target.name}.partial"
+    state = {**{name: getattr(snapshot, name) for name in _IN_STATE}, "history": [*map(asdict, snapshot.history)]}
+    packed = io.BytesIO()
+    torch.save(state, packed)  # to a file, it hides why the file cannot be written
     try:
         partial.mkdir(parents=True)
-        (partial / WEIGHTS).write_bytes(safetensors.save(apart(snapshot.weights)))
-        state = {
-            "optimizer": snapshot.optimizer,
-            "clock": snapshot.clock,
-            "epoch_loss": snapshot.epoch_loss,
-            "history": [asdict(row) for row in snapshot.history],
-            **({"encoding": snapshot.encoding} if snapshot.encoding else {}),
+        weights_sha256 = _write(partial / WEIGHTS, safetensors.save(apart(snapshot.weights)))
+        state_sha256 = _write(partial / STATE, packed.getbuffer())
+        values = {
+            "format": FORMAT,
+            **{field.name: getattr(snapshot, field.name) for field in fields(Manifest)},
+            "config": runfile.to_mapping(snapshot.config),
+            "decided": snapshot.decided.to_mapping(),
+            "task": snapshot.task.to_mapping(),
+            "weights_sha256": weights_sha256,
+            "state_sha256": state_sha256,
         }
-        (partial / STATE).write_bytes(_packed(state))
-        made = Manifest(
-            config=snapshot.config,
-            decided=snapshot.decided,
-            step=snapshot.step,
-            epoch=snapshot.epoch,
-            score=snapshot.score,
-            class_names=snapshot.class_names,
-            weights=manifest.describe(partial / WEIGHTS),
-            state=manifest.describe(partial / STATE),
-            task=snapshot.task,
-        )
-        manifest.write(made, partial)
-        for name in (WEIGHTS, STATE, MANIFEST):
-            _sync(partial / name)
+        _write(partial / MANIFEST, json.dumps({**values, "sha256": _digest(values)}, indent=1).encode())
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
         partial.rename(target)
         _sync(folder)
@@ -145,32 +147,37 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise CheckpointError(f"checkpoint {target} cannot be written: {os.strerror(error.errno)}") from None
         raise
-    return _event(target, made, best=_prune(folder, made) == target)
+    is_best = _prune(folder, snapshot) == target
+    return SavedCheckpoint(target, snapshot.step, snapshot.epoch, weights_sha256, snapshot.score, is_best)
 
 
-def load(path: Path, config: ResolvedConfig | None = None, decided: Decided | None = None) -> Snapshot:
-    """Read one checkpoint to the CPU, verifying every byte of it.
+def _write(path: Path, content: bytes | memoryview) -> str:
+    """Write a file to disk, and return its SHA-256."""
+    path.write_bytes(content)
+    _sync(path)
+    return hashlib.sha256(content).hexdigest()
 
-    Args:
-        path: its folder.
-        config: the run's, to compare the checkpoint's with; None not to compare.
-        decided: likewise.
 
-    Raises:
-        CheckpointError: when it is damaged, incomplete, of another version, or made with other settings than the run's.
-    """
-    made = manifest.read(path)
-    if config is not None:
-        _check_same(made, config, decided or Decided.asked(config), path)
-    manifest.verify(path / WEIGHTS, made.weights)
-    manifest.verify(path / STATE, made.state)
+def _sync(path: Path) -> None:
+    """Have the operating system write a file or a folder's names to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        weights = safetensors.load((path / WEIGHTS).read_bytes())
-        state = _STATE.validate_python(torch.load(path / STATE, map_location="cpu", weights_only=True))
-        of = (made.config, made.decided, made.step, made.epoch, made.score, made.class_names)
-        return Snapshot(*of, weights, **vars(state), task=made.task)
-    except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
-        raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _prune(folder: Path, newest: Manifest) -> Path | None:
+    """Remove what need not be kept; returns the best checkpoint, for which all manifests are read.
+
+    Later ones than ``newest`` were passed over as damaged and do not count.
+    """
+    top = best(folder) if choosing.objective(newest.config, newest.task) is not None else None
+    older = [path for path in every(folder) if step_of(path.name) <= newest.step]
+    for path in older[: -newest.config.keep_checkpoints]:
+        if path != top:
+            shutil.rmtree(path, ignore_errors=True)
+    return top
 
 
 def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -185,28 +192,73 @@ def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
-def to_bytes(snapshot: Snapshot) -> bytes:
-    """A snapshot for another process of the same run, in the format of ``state.pt``."""
-    config, decided = runfile.to_mapping(snapshot.config), snapshot.decided.to_mapping()
-    plain = {"config": config, "decided": decided, "task": snapshot.task.to_mapping()}
-    return _packed({**vars(snapshot), **plain, "history": [asdict(row) for row in snapshot.history]})
+def _digest(values: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's values, however they are laid out in its file."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def from_bytes(content: bytes) -> Snapshot:
-    """What :func:`to_bytes` has made, on the CPU."""
-    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    state["config"] = runfile.resolved_from_mapping(state["config"])
-    state["decided"] = Decided.from_mapping(state["decided"])
-    state["history"] = [Row(**row) for row in state["history"]]
-    state["task"] = tasks.from_mapping(state["task"])
-    return Snapshot(**state)
+def read(path: Path) -> Manifest:
+    """The manifest of one checkpoint, every field of the type that it should have.
+
+    Raises:
+        CheckpointError: when it is missing, damaged, edited, or of another version.
+    """
+    try:
+        values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version, digest = values["format"], values.pop("sha256", None)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
+    if version != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path} has format {errors.brief(version)}, written by another version of cifar_ray; "
+            f"this one reads format {FORMAT}"
+        )
+    try:
+        config, task = runfile.resolved_from_mapping(values["config"]), tasks.from_mapping(values["task"])
+        manifest: Manifest = schema.build(Manifest, {**values, "config": config, "task": task})
+        is_sealed = digest == _digest(values)
+    except Exception as error:  # of whatever kind the values are
+        raise CheckpointError(
+            f"checkpoint {path} has a {MANIFEST} that cannot be used: {errors.first_line(error)}"
+        ) from None
+    if not is_sealed or manifest.step != step_of(path.name):
+        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is not what was written")
+    return manifest
 
 
-def _packed(state: dict[str, Any]) -> bytes:
-    """``torch.save`` in memory; to a file, it hides why the file cannot be written."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
+def load(path: Path, config: ResolvedConfig | None = None, decided: Decided | None = None) -> Snapshot:
+    """Read one checkpoint to the CPU, verifying every byte of it.
+
+    Args:
+        path: its folder.
+        config: the run's, to compare the checkpoint's with; None not to compare.
+        decided: likewise.
+
+    Raises:
+        CheckpointError: when it is damaged, incomplete, of another version, or made with other settings than the run's.
+    """
+    manifest = read(path)
+    if config is not None:
+        _check_same(manifest, config, decided or Decided.asked(config), path)
+    weights = _verified(path / WEIGHTS, manifest.weights_sha256)
+    state = _verified(path / STATE, manifest.state_sha256)
+    try:
+        content = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+        values = {**vars(manifest), **{name: content[name] for name in _IN_STATE}, "weights": safetensors.load(weights)}
+        return _SNAPSHOT.validate_python(values)
+    except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
+        raise CheckpointError(f"checkpoint {path} cannot be read: {errors.first_line(error)}") from None
+
+
+def _verified(path: Path, digest: str) -> bytes:
+    """The content of a checkpoint's file, which must have the digest of the manifest."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CheckpointError(f"checkpoint file {path} is damaged: its SHA-256 is not the manifest's")
+    return content
 
 
 def _check_same(made: Manifest, config: ResolvedConfig, decided: Decided, path: Path) -> None:
@@ -216,9 +268,9 @@ def _check_same(made: Manifest, config: ResolvedConfig, decided: Decided, path: 
         for name in option.decide_weights(TrainConfig)
     }
     known = {name: value for name, value in vars(decided).items() if value not in (None, "auto")}
-    pairs |= {name: (getattr(made.decided, name), known.get(name)) for name in _OF_WEIGHTS}
+    pairs |= {name: (getattr(made.decided, name), known[name]) for name in _OF_WEIGHTS if name in known}
     for name, (was, wanted) in pairs.items():
-        if was != wanted and not (wanted is None and name in _OF_WEIGHTS):
+        if was != wanted:
             raise CheckpointError(
                 f"checkpoint {path} was made with {name} {errors.brief(was)}, and this run has "
                 f"{errors.brief(wanted)}; take another run name"
@@ -227,10 +279,8 @@ def _check_same(made: Manifest, config: ResolvedConfig, decided: Decided, path: 
 
 def every(folder: Path) -> list[Path]:
     """The checkpoint folders below ``folder``, oldest first, readable or not."""
-    if not folder.is_dir():
-        return []
-    steps = {path: step_of(path.name) for path in folder.iterdir()}
-    return sorted((path for path, step in steps.items() if step >= 0), key=steps.__getitem__)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in paths if step_of(path.name) >= 0), key=lambda path: step_of(path.name))
 
 
 def latest(
@@ -262,14 +312,25 @@ def latest(
 
 def existing(folder: Path) -> list[SavedCheckpoint]:
     """What there is below ``folder``, oldest first, as it was told when it was saved; damaged ones are left out."""
-    readable = _readable(folder)
-    top = _best(readable)
-    return [_event(path, made, best=path == top) for path, made in readable.items()]
+    manifests: dict[Path, Manifest] = {}
+    for path in every(folder):
+        with suppress(CheckpointError):
+            manifests[path] = read(path)
+    ranks = {
+        path: made.task.primary.rank(made.score)
+        for path, made in manifests.items()
+        if made.score is not None and choosing.objective(made.config, made.task) is not None
+    }
+    top = max(ranks, key=ranks.__getitem__, default=None)
+    return [
+        SavedCheckpoint(path, made.step, made.epoch, made.weights_sha256, made.score, path == top)
+        for path, made in manifests.items()
+    ]
 
 
 def best(folder: Path) -> Path | None:
     """The checkpoint with the best score, the earliest of equals; None when nothing chooses by it, or none has one."""
-    return _best(_readable(folder))
+    return next((saved.path for saved in existing(folder) if saved.best), None)
 
 
 def chosen(folder: Path) -> Path:
@@ -283,28 +344,6 @@ def chosen(folder: Path) -> Path:
             f"no checkpoint in {folder} is the best: the run has no validation images (--val-share) to choose it by"
         )
     return path
-
-
-def _readable(folder: Path) -> dict[Path, Manifest]:
-    """The checkpoints whose manifests can be read, oldest first."""
-    manifests = {}
-    for path in every(folder):
-        with suppress(CheckpointError):
-            manifests[path] = manifest.read(path)
-    return manifests
-
-
-def _best(readable: Mapping[Path, Manifest]) -> Path | None:
-    ranks = {
-        path: made.task.primary.rank(made.score)
-        for path, made in readable.items()
-        if made.score is not None and choosing.objective(made.task, made.decided.facts) is not None
-    }
-    return max(ranks, key=ranks.__getitem__, default=None)
-
-
-def _event(path: Path, made: Manifest, best: bool) -> SavedCheckpoint:
-    return SavedCheckpoint(path, made.step, made.epoch, made.weights.sha256, made.score, best)
 
 
 def lock(folder: Path) -> FileLock:
@@ -324,25 +363,3 @@ def lock(folder: Path) -> FileLock:
         raise CheckpointError(f"another process is training into {folder}") from None
     except OSError as error:
         raise CheckpointError(f"checkpoints cannot be written to {folder}: {error.strerror}") from None
-
-
-def _prune(folder: Path, newest: Manifest) -> Path | None:
-    """Remove what need not be kept; returns the best checkpoint, for which all manifests are read.
-
-    Later ones than ``newest`` were passed over as damaged and do not count.
-    """
-    top = best(folder) if choosing.objective(newest.task, newest.decided.facts) is not None else None
-    older = [path for path in every(folder) if step_of(path.name) <= newest.step]
-    for path in older[: -newest.config.keep_checkpoints]:
-        if path != top:
-            shutil.rmtree(path, ignore_errors=True)
-    return top
-
-
-def _sync(path: Path) -> None:
-    """Have the operating system write a file or a folder's names to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -54,9 +54,7 @@ def fit(
             state.epoch_loss += loss
             state.step += 1
             clock.lap()
-            observer.step_done(
-                epoch, state.step, record.iteration(state, loss, lr) if state.step % config.log_every == 0 else None
-            )
+            observer.step_done(epoch, state.step, record.iteration(state, loss, lr))
             clock.mark("other")
             state.stopper.agreed()
             clock.mark("communication")
@@ -73,7 +71,7 @@ def fit(
                 evaluation, by_rank = per_rank.evaluate(state, own)
             record.finish_epoch(state, epoch, evaluation, by_rank, observer)
         state.stopper.leave(state.step)
-    tested = record.test(state, evaluation)
+    outcome = record.outcome(state, evaluation)
     if lock is not None:
         lock.release()
-    return record.outcome(state, tested)
+    return outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,16 @@ from cifar_ray.training.rank_times import PHASES, StepTimes
 
 if TYPE_CHECKING:  # events need no torch
     from cifar_ray.training.mistakes import Mistake
+
+
+MANIFEST = "manifest.json"
+"""The file of a checkpoint's folder that says of what run and step it is."""
+
+
+def step_of(name: str) -> int:
+    """The step in the name of a checkpoint's folder, such as ``step-00000390``; -1 when it is another's name."""
+    match = re.fullmatch(r"step-(\d{8,})", name)
+    return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True)

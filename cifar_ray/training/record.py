@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from cifar_ray.config import limits
-from cifar_ray.strategies.gradients import gather
 from cifar_ray.tasks import choosing
 from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.training import checkpoint, hardware, manifest, optimizer, step_times
+from cifar_ray.training import checkpoint, hardware, optimizer, step_times
 from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training.collectives import from_all, from_rank0
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
-from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row
+from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row, step_of
 from cifar_ray.training.rank_times import PARTS
 from cifar_ray.training.setup import TrainingState
 
 
-def iteration(state: TrainingState, loss: Tensor, lr: float) -> Row:
-    """Return the row of a logged iteration: every rank's loss, their mean, and the learning rate.
+def iteration(state: TrainingState, loss: Tensor, lr: float) -> Row | None:
+    """Return every rank's loss, their mean, and the learning rate, every ``log_every`` steps.
 
     Raises:
         DivergedError: when a loss is not finite; on every rank alike, unless the strategy is asynchronous.
     """
+    if state.step % state.config.log_every != 0:
+        return None
     losses = state.strategy.losses(loss)
     if state.strategy.synchronous and not state.strategy.may_pause:  # ranks have drifted apart: here they wait
         state.clock.mark("communication")
@@ -79,6 +79,11 @@ def due(state: TrainingState) -> bool:
 def save(state: TrainingState, observer: Observer, score: float | None = None) -> None:
     """Write a checkpoint on rank 0. The other ranks wait here, so that their next step does not.
 
+    Args:
+        state: at the end of a step.
+        observer: hears of the checkpoint.
+        score: the task's primary figure on the samples measured after every epoch, when one ends here.
+
     Raises:
         DivergedError: on every rank alike, when a loss or a weight is not finite.
         CheckpointError: on rank 0, when there is no room for the checkpoint.
@@ -91,34 +96,24 @@ def save(state: TrainingState, observer: Observer, score: float | None = None) -
             raise DivergedError(state.step)
         optimizer_state = state.strategy.state()
     with state.clock.phase("checkpoint"), _meeting(state):
-        if state.worker.rank == 0:
-            observer.checkpoint_ready(checkpoint.save(_snapshot(state, optimizer_state, total, score), state.folder))
-
-
-def _snapshot(state: TrainingState, optimizer_state: dict[str, Any], total: float, score: float | None) -> Snapshot:
-    """Collect the run's state after ``state.step`` steps.
-
-    Args:
-        state: at the end of a step.
-        optimizer_state: the optimizer's.
-        total: sum of all ranks' losses since the epoch began.
-        score: the task's primary figure on the samples measured after every epoch, when one ends here.
-    """
-    return Snapshot(
-        config=state.config,
-        decided=state.decided,
-        step=state.step,
-        epoch=state.step // state.loader.steps_per_epoch,
-        score=score,
-        task=state.task.spec,
-        class_names=state.class_names,
-        weights=state.model.state_dict(),
-        optimizer=optimizer_state,
-        clock=state.clock.state(),
-        epoch_loss=total / state.worker.world_size,
-        history=state.history,
-        encoding=state.encoding,
-    )
+        if state.worker.rank != 0:
+            return
+        snapshot = Snapshot(
+            config=state.config,
+            decided=state.decided,
+            task=state.task.spec,
+            step=state.step,
+            epoch=state.step // state.loader.steps_per_epoch,
+            score=score,
+            class_names=state.class_names,
+            weights=state.model.state_dict(),
+            optimizer=optimizer_state,
+            clock=state.clock.state(),
+            epoch_loss=total / state.worker.world_size,
+            history=state.history,
+            encoding=state.encoding,
+        )
+        observer.checkpoint_ready(checkpoint.save(snapshot, state.folder))
 
 
 @contextmanager
@@ -128,14 +123,13 @@ def _meeting(state: TrainingState) -> Iterator[None]:
     Raises:
         RankFailedError: on the other ranks, when rank 0 has failed.
     """
-    done = torch.zeros(1, dtype=torch.uint8, device=state.worker.device)
+    done = False
     try:
         yield
-        done.fill_(1)
+        done = True
     finally:
-        if state.worker.world_size > 1:
-            dist.broadcast(done, src=0)
-    if not done.item():
+        done = from_rank0(state.worker, lambda: done)
+    if not done:
         raise RankFailedError(f"rank 0 could not write the checkpoint of step {state.step}")
 
 
@@ -166,64 +160,85 @@ def finish_epoch(
     observer.epoch_done(EpochRecord(row, evaluation.confusion, evaluation.per_class))
 
 
-@dataclass(frozen=True)
-class Tested:
-    """The test figures of a run whose epochs are done.
+def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
+    """Evaluate the last checkpoint and the chosen one on the test set, and return the result of the run.
 
-    Attributes:
-        last: of the last checkpoint.
-        chosen: of the one that was chosen; None when none was, or it cannot be read.
-        epoch: the chosen one's.
-        problem: why the chosen one cannot be tested, as a sentence; empty when it can.
-    """
-
-    last: Evaluation
-    chosen: Evaluation | None = None
-    epoch: int = 0
-    problem: str = ""
-
-
-def test(state: TrainingState, last: Evaluation | None) -> Tested:
-    """Evaluate the last checkpoint and the chosen one on the test set.
+    Every rank gets the same, except for the times: rank 0's count.
 
     Args:
         state: after the last epoch.
         last: of the last epoch; None when it was done before this process.
     """
-    found: list[Any] = [None, None, ""]
-    if state.worker.rank == 0:
-        found = [checkpoint.every(state.folder)[-1], *_choice(state)]
-    if state.worker.world_size > 1:
-        dist.broadcast_object_list(found, src=0, device=state.worker.device)
-    newest, best, problem = found
-    with state.clock.phase("evaluation"):
+    worker, task, clock = state.worker, state.task.spec, state.clock
+    newest, digest, best, problem = from_rank0(worker, lambda: _kept(state))
+    with clock.phase("evaluation"):
         if last is None or state.tester is not state.evaluator:
             last = _tested(state, newest)
-        if best is None:
-            return Tested(last, problem=problem)
-        epoch = manifest.step_of(best.name) // state.loader.steps_per_epoch
-        return Tested(last, last if best == newest else _tested(state, best), epoch)
+        chosen = last if best == newest else _tested(state, best) if best else None
+    shown = chosen or last
+    epochs = [row for row in state.history if row.kind == "epoch"]
+    peaks, parts = zip(*from_all(worker, (hardware.peak_memory_mib(worker.device), clock.parts())))
+    times = {f"time/{phase}_s": seconds for phase, seconds in clock.seconds.items()}
+    times |= {f"time/{name}": seconds for name, seconds in clock.iterations().items()}
+    times |= {f"time/step_{part}_s": seconds for part, seconds in _mean_parts(parts).items()}
+    times["time/epoch_mean_s"] = clock.seconds["training"] / len(epochs)
+    if "time/iteration_mean_s" in times:
+        seconds = times["time/iteration_mean_s"] if state.strategy.synchronous else clock.pace()
+        times[task.throughput] = state.config.global_batch_size / seconds
+        if texts := state.loader.texts():
+            times["tokens_per_s"] = texts.tokens * times[task.throughput]
+            times["padding_share"] = texts.padding
+    metrics = {**epochs[-1].metrics, **{f"test/{name}": value for name, value in last.metrics.items()}}
+    metrics[task.counted] = float(last.images)
+    if state.config.validated:
+        metrics[task.counted_on("val")] = float(state.evaluator.count)
+    if chosen is not None and best is not None:
+        epoch = step_of(best.name) // state.loader.steps_per_epoch
+        metrics |= {f"{CHOSEN}test/{name}": value for name, value in chosen.metrics.items()}
+        metrics[CHOSEN_EPOCH] = float(epoch)
+        if state.config.validated:  # the figure that chose it
+            metrics[task.primary.best] = epochs[epoch - 1].metrics[task.primary.on("val")]
+    metrics |= {"peak_memory_mib": max(peaks)}
+    metrics |= {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
+    return Outcome(
+        epochs=len(epochs),
+        metrics={**metrics, **state.strategy.figures()},
+        times=times,
+        begun=clock.begun,
+        weights_sha256=digest,
+        checkpoint=str(newest),
+        per_class=shown.per_class,
+        confusion=shown.confusion,
+        history=tuple(state.history),
+        stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
+        untested=problem,
+        mistakes=state.tester.mistakes(),  # it has evaluated the checkpoint that is shown last
+        steps=step_times.gather(state),
+    )
 
 
-def _choice(state: TrainingState) -> tuple[Path | None, str]:
-    """The checkpoint that is the best by the run's history, and why it cannot be read; None where there is none.
+def _kept(state: TrainingState) -> tuple[Path, str, Path | None, str]:
+    """The last checkpoint and its weights' SHA-256, the chosen one or None, and why that one cannot be read.
 
-    A damaged one does not make the next best the chosen one, as :func:`checkpoint.best` would.
+    The chosen one is the best by the run's history: a damaged one does not make the next best the chosen one, as
+    :func:`checkpoint.best` would.
     """
-    chooser = choosing.objective(state.task.spec, state.decided.facts)
+    newest = checkpoint.every(state.folder)[-1]
+    digest = checkpoint.read(newest).weights_sha256
+    chooser = choosing.objective(state.config, state.task.spec)
     if chooser is None or (best := checkpoint.best(state.folder)) is None:
-        return None, ""
+        return newest, digest, None, ""
     rows = [row for row in state.history if row.kind == "epoch"]
     top = max(rows, key=lambda row: chooser.figure.rank(row.metrics.get(chooser.metric, math.nan)))
-    of_epoch = {manifest.step_of(path.name): path for path in checkpoint.every(state.folder)}
+    of_epoch = {step_of(path.name): path for path in checkpoint.every(state.folder)}
     best = of_epoch.get(top.step * state.loader.steps_per_epoch, best)
     try:
-        if best != max(of_epoch.items())[1]:  # the last, whose figures are known
+        if best != newest:  # whose figures are known
             checkpoint.load(best)
     except CheckpointError as error:
         why = str(error).replace(f"{state.folder}/", "")
-        return None, f"the best checkpoint, of epoch {top.step}, cannot be tested: {why}"
-    return best, ""
+        return newest, digest, None, f"the best checkpoint, of epoch {top.step}, cannot be tested: {why}"
+    return newest, digest, best, ""
 
 
 def _tested(state: TrainingState, path: Path) -> Evaluation:
@@ -238,73 +253,6 @@ def _tested(state: TrainingState, path: Path) -> Evaluation:
     return state.tester(state.model)
 
 
-def outcome(state: TrainingState, tested: Tested) -> Outcome:
-    """Return the result of the run. Every rank gets the same, except for the times: rank 0's count."""
-    epochs = [row for row in state.history if row.kind == "epoch"]
-    task, shown = state.task.spec, tested.chosen or tested.last
-    peaks = _gather(state, hardware.peak_memory_mib(state.worker.device))
-    times = {f"time/{phase}_s": seconds for phase, seconds in state.clock.seconds.items()}
-    times |= {f"time/{name}": seconds for name, seconds in state.clock.iterations().items()}
-    times |= {f"time/step_{part}_s": seconds for part, seconds in _parts(state).items()}
-    times["time/epoch_mean_s"] = state.clock.seconds["training"] / len(epochs)
-    if "time/iteration_mean_s" in times:
-        seconds = times["time/iteration_mean_s"] if state.strategy.synchronous else state.clock.pace()
-        times[task.throughput] = state.config.global_batch_size / seconds
-        if texts := state.loader.texts():
-            times["tokens_per_s"] = texts.tokens * times[task.throughput]
-            times["padding_share"] = texts.padding
-    path, digest = _final(state)
-    return Outcome(
-        epochs=len(epochs),
-        metrics={
-            **epochs[-1].metrics,
-            **{f"test/{name}": value for name, value in tested.last.metrics.items()},
-            task.counted: float(tested.last.images),
-            **_chosen(state, tested, epochs),
-            **_memory(peaks),
-            **state.strategy.figures(),
-        },
-        times=times,
-        begun=state.clock.begun,
-        weights_sha256=digest,
-        checkpoint=path,
-        per_class=shown.per_class,
-        confusion=shown.confusion,
-        history=tuple(state.history),
-        stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
-        untested=tested.problem,
-        mistakes=state.tester.mistakes(),  # it has evaluated the checkpoint that is shown last
-        steps=step_times.gather(state),
-    )
-
-
-def _chosen(state: TrainingState, tested: Tested, epochs: Sequence[Row]) -> dict[str, float]:
-    """How many validation samples there are, and metrics of the chosen checkpoint.
-
-    These are its epoch, its test figures, and the validation figure that chose it.
-    """
-    task, validated = state.task.spec, state.decided.facts.val_size > 0
-    metrics = {task.counted_on("val"): float(state.evaluator.count)} if validated else {}
-    if tested.chosen is None:
-        return metrics
-    metrics |= {f"{CHOSEN}test/{name}": value for name, value in tested.chosen.metrics.items()}
-    metrics[CHOSEN_EPOCH] = float(tested.epoch)
-    if validated:
-        metrics[task.primary.best] = epochs[tested.epoch - 1].metrics[task.primary.on("val")]
-    return metrics
-
-
-def _final(state: TrainingState) -> tuple[str, str]:
-    """The last checkpoint's folder and the SHA-256 of its weights, read by rank 0."""
-    paths: list[Any] = [None]
-    if state.worker.rank == 0:
-        path = checkpoint.every(state.folder)[-1]
-        paths[0] = str(path), manifest.read(path).weights.sha256
-    if state.worker.world_size > 1:
-        dist.broadcast_object_list(paths, src=0, device=state.worker.device)
-    return paths[0]
-
-
 def _sum_losses(state: TrainingState) -> float:
     """Sum all ranks' losses since the epoch began; afterwards rank 0 holds the sum and the others zero."""
     if state.worker.world_size > 1:
@@ -317,23 +265,7 @@ def _sum_losses(state: TrainingState) -> float:
     return total
 
 
-def _parts(state: TrainingState) -> dict[str, float]:
-    """Mean seconds per step by part, averaged over the ranks that measured the part."""
-    mine = state.clock.parts()
-    parts = torch.tensor([[mine.get(part, 0.0), part in mine] for part in PARTS], dtype=torch.float64)
-    parts = parts.to(state.worker.device)
-    if state.worker.world_size > 1:
-        dist.all_reduce(parts)
-    return {part: seconds / count for part, (seconds, count) in zip(PARTS, parts.tolist()) if count}
-
-
-def _memory(peaks: list[float]) -> dict[str, float]:
-    """Metrics of peak memory: every rank's, and the largest."""
-    by_rank = {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
-    return {"peak_memory_mib": max(peaks), **by_rank}
-
-
-def _gather(state: TrainingState, value: float) -> list[float]:
-    """Gather one number from every rank."""
-    mine = torch.tensor(value, dtype=torch.float64, device=state.worker.device)
-    return [other.item() for other in gather(mine)]
+def _mean_parts(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean seconds per step by part, over the ranks that measured the part."""
+    seconds = {part: [mine[part] for mine in measured if part in mine] for part in PARTS}
+    return {part: statistics.fmean(each) for part, each in seconds.items() if each}

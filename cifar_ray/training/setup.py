@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import arithmetic, checkpoint, freezing, hardware, initial_weights, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
+from cifar_ray.training.collectives import from_rank0
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
@@ -116,21 +117,20 @@ def prepare(
     hardware.set_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    resumed = _agree(folder, config, decided, worker)
+    decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
+    path, resumed, skipped = _newest(folder, config, decided, worker) or (None, None, ())
     # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
-    before = resumed[1].decided if resumed else decided
+    before = resumed.decided if resumed else decided
     is_open = before.precision == "auto" or before.convolutions is None
     chosen: Any = arithmetic.choose(config, worker) if is_open else before
     decided = dataclasses.replace(decided, precision=chosen.precision, convolutions=chosen.convolutions)
-    frozen = freezing.holds(config, resumed[1].epoch if resumed else 0)
+    frozen = freezing.holds(config, resumed.epoch if resumed else 0)
     model = _model(config, decided, dataset.spec, worker, frozen)
     if resumed is None and config.weights is None:
         _prepare_weights(model, config, dataset, worker)
     elif resumed is None:
         assert initial is not None, "the launcher has kept them"
-        initial_weights.load(
-            model, decided.weights_digest, _everywhere(initial() if worker.rank == 0 else None, worker)
-        )
+        initial_weights.load(model, decided.weights_digest, from_rank0(worker, initial))
     clock = Clock(worker.device, launch.begun)
     task = tasks.build(config, dataset.spec)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -158,8 +158,11 @@ def prepare(
         stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
             decided,
-            0,
-            loader.steps_per_epoch,
+            resumed.step if resumed else 0,
+            steps,
+            resumed_from=str(path) if path else None,
+            skipped=skipped,
+            history=tuple(resumed.history) if resumed else (),
             hardware=hardware.describe(worker.device),
             measured=chosen.measured if is_open else "",
         ),
@@ -167,7 +170,7 @@ def prepare(
         frozen=frozen,
     )
     if resumed is not None:
-        _restore(state, *resumed)
+        _restore(state, resumed)
     clock.seconds["data"] += launch.data_s
     clock.seconds["startup"] += max(time.time() - launch.begun - launch.data_s, 0.0)
     return state
@@ -273,62 +276,29 @@ def _warm_up(strategy: Strategy, loader: TrainLoader, fresh: dict[str, Tensor], 
     strategy.load(fresh, None)
 
 
-def _restore(state: TrainingState, path: str, snapshot: Snapshot, skipped: Sequence[str]) -> None:
-    """Continue from the newest usable checkpoint, the same one on every rank."""
-    worker = state.worker
+def _restore(state: TrainingState, snapshot: Snapshot) -> None:
+    """Continue from a checkpoint, the same one on every rank."""
     state.strategy.load(snapshot.weights, snapshot.optimizer)
     optimizer.exchange(state.strategy.optimizer)
     state.clock.restore(snapshot.clock, same_workers=snapshot.decided.topology == state.decided.topology)
     state.step = state.saved = snapshot.step
     state.history = list(snapshot.history)
-    if worker.rank == 0:  # it holds the sum over all ranks
-        state.epoch_loss.fill_(snapshot.epoch_loss * worker.world_size)
-    state.started = dataclasses.replace(
-        state.started,
-        step=snapshot.step,
-        resumed_from=path,
-        skipped=tuple(skipped),
-        history=tuple(snapshot.history),
-    )
+    if state.worker.rank == 0:  # it holds the sum over all ranks
+        state.epoch_loss.fill_(snapshot.epoch_loss * state.worker.world_size)
 
 
-def _agree(
+def _newest(
     folder: Path, config: ResolvedConfig, decided: Decided, worker: Worker
-) -> tuple[str, Snapshot, list[str]] | None:
-    """Share rank 0's newest usable checkpoint, or its refusal, with all ranks. Only rank 0 reads the folder."""
-    answer: list[Any] = [None, ""]
-    newest = None
-    if worker.rank == 0:
+) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
+    """Rank 0's newest usable checkpoint, or its refusal, on every rank. Only rank 0 reads the folder."""
+
+    def read() -> tuple[Path, Snapshot, tuple[str, ...]] | CheckpointError | None:
         try:
-            newest = checkpoint.latest(folder, config, decided)
-            answer[0] = (str(newest[0]), list(newest[2])) if newest else None
+            return checkpoint.latest(folder, config, decided)
         except CheckpointError as error:
-            answer[1] = str(error)
-    if worker.world_size > 1:
-        dist.broadcast_object_list(answer, src=0, device=worker.device)
-    if answer[1]:
-        raise CheckpointError(answer[1])
-    if answer[0] is None:
-        return None
-    path, skipped = answer[0]
-    return path, _share(newest[1] if newest else None, worker), skipped
+            return error
 
-
-def _share(snapshot: Snapshot | None, worker: Worker) -> Snapshot:
-    """Broadcast rank 0's snapshot to every rank, on the CPU."""
-    if snapshot is not None and worker.world_size == 1:
-        return snapshot
-    shared = _everywhere(checkpoint.to_bytes(snapshot) if snapshot else None, worker)
-    return snapshot or checkpoint.from_bytes(shared)
-
-
-def _everywhere(content: bytes | None, worker: Worker) -> bytes:
-    """Rank 0's content, on every rank."""
-    if content is not None and worker.world_size == 1:
-        return content
-    size = torch.tensor(0 if content is None else len(content), device=worker.device)
-    dist.broadcast(size, src=0)
-    mine = torch.empty(int(size), dtype=torch.uint8)
-    shared = (mine if content is None else torch.frombuffer(bytearray(content), dtype=torch.uint8)).to(worker.device)
-    dist.broadcast(shared, src=0)
-    return content or shared.cpu().numpy().tobytes()
+    newest = from_rank0(worker, read)
+    if isinstance(newest, CheckpointError):
+        raise newest
+    return newest

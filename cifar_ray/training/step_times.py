@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cifar_ray.training.collectives import from_all
 from cifar_ray.training.rank_times import MOST_STRETCHES, PARTS, STRETCH_S, RankTimes, Spread, StepTimes
 from cifar_ray.training.setup import TrainingState
 
@@ -19,11 +19,11 @@ _COLUMNS = ("iteration", *PARTS)
 def gather(state: TrainingState) -> StepTimes:
     """The times of all ranks, on every rank; call it after the last step."""
     worker, steps = state.worker, state.clock.steps()
-    every = _everywhere(state, (worker.node, socket.gethostname(), len(steps), float(steps[:, 0].sum())))
+    every = from_all(worker, (worker.node, socket.gethostname(), len(steps), float(steps[:, 0].sum())))
     of_nodes, hosts, counts, seconds = zip(*every)
     least, shortest = min(counts), min(seconds)
     stretches = max(min(MOST_STRETCHES, least, int(shortest / STRETCH_S)), 1)
-    mine = _everywhere(state, (state.clock.cpu_wait, *_of_rank(steps, stretches)))
+    mine = from_all(worker, (state.clock.cpu_wait, *_of_rank(steps, stretches)))
     nodes = list(dict.fromkeys(of_nodes))
     shown = len(set(hosts)) > 1  # else it tells nothing
     ranks = [
@@ -56,11 +56,3 @@ def _exchange(state: TrainingState, steps: Tensor, stretches: int) -> tuple[floa
     least = steps[:, _COLUMNS.index("communication")].contiguous().to(state.worker.device)  # gloo reads plain memory
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return tuple(float(part.mean()) for part in least.cpu().tensor_split(stretches))
-
-
-def _everywhere(state: TrainingState, mine: Any) -> list[Any]:
-    """What every rank has, in their order."""
-    every = [mine] * state.worker.world_size
-    if state.worker.world_size > 1:
-        dist.all_gather_object(every, mine)
-    return every

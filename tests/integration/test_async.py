@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.training import checkpoint, manifest
+from cifar_ray.training import checkpoint
 from examples.regression import make_table
 from tests.support.helpers import AUTHKEY, ServerHost, small_config, train_at_own_pace, wait_for_the_dead
 from tests.support.person import Person
@@ -42,7 +42,7 @@ def metrics(results: list[Any]) -> dict[str, float]:
 
 
 def saved(folder: Path) -> dict[str, Any]:
-    return torch.load(checkpoint.every(folder)[-1] / manifest.STATE, weights_only=True)
+    return torch.load(checkpoint.every(folder)[-1] / checkpoint.STATE, weights_only=True)
 
 
 def shape_of(tree: object) -> object:

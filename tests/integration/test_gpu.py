@@ -34,7 +34,7 @@ from cifar_ray.data.datasets import Dataset, Split
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.classification import Classification
-from cifar_ray.training import arithmetic, manifest, recipe, setup
+from cifar_ray.training import arithmetic, checkpoint, recipe, setup
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started, Traced
@@ -105,7 +105,7 @@ def train(
             recorder,
             Launch(time.time(), 0.0),
         )
-    digest = manifest.read(recorder.saved[-1]).weights.sha256 if recorder.saved else ""
+    digest = checkpoint.read(recorder.saved[-1]).weights_sha256 if recorder.saved else ""
     return digest, recorder.losses
 
 

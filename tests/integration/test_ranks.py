@@ -8,7 +8,7 @@ import pytest
 
 from cifar_ray import data, models, tasks
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.training import manifest
+from cifar_ray.training import checkpoint
 from cifar_ray.training.evaluate import Evaluator
 from tests.support.helpers import (
     checkpoints_on_ranks,
@@ -110,7 +110,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_all_ranks_alike(tmp_path: Path) 
     wanted = config("1x2", checkpoint_every=4)
     whole, *_ = train_on_ranks(wanted, tmp_path / "whole")
     train_on_ranks(wanted, tmp_path / "parts", stop_after=9)
-    (tmp_path / "parts" / "step-00000008" / manifest.WEIGHTS).write_bytes(b"")
+    (tmp_path / "parts" / "step-00000008" / checkpoint.WEIGHTS).write_bytes(b"")
     rest, other = train_on_ranks(wanted, tmp_path / "parts")
     assert rest[1].begun[0].step == 4
     assert "step-00000008" in rest[1].begun[0].skipped[0]

@@ -26,9 +26,8 @@ from cifar_ray.storage import Folder, Lock, StorageError, errors
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
-from cifar_ray.training.checkpoint import Snapshot
-from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS
-from cifar_ray.training.observer import Started
+from cifar_ray.training.checkpoint import STATE, WEIGHTS, Snapshot
+from cifar_ray.training.observer import MANIFEST, Started
 from tests.support import stores
 from tests.support.helpers import decided_of
 
@@ -52,8 +51,21 @@ def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> Folder:
 def snapshot(small: TrainConfig) -> Snapshot:
     weights = {"w": torch.arange(6.0).reshape(2, 3)}
     config = replace(small, val_share=0.1)
-    decided = decided_of(config)
-    return Snapshot(config, decided, 10, 1, 0.5, ("a", "b"), weights, {"state": {}}, {}, 1.5, [], tasks.USUAL)
+    decided = Decided.asked(config)
+    return Snapshot(
+        config=config,
+        decided=decided,
+        task=tasks.USUAL,
+        step=10,
+        epoch=1,
+        score=0.5,
+        class_names=("a", "b"),
+        weights=weights,
+        optimizer={"state": {}},
+        clock={},
+        epoch_loss=1.5,
+        history=[],
+    )
 
 
 def test_files_are_written_read_listed_and_removed(folder: Folder, tmp_path: Path) -> None:

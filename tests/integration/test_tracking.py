@@ -38,7 +38,7 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import Sink, _is_refusal
-from cifar_ray.training import checkpoint, manifest, predictor
+from cifar_ray.training import checkpoint, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
 from tests.support.helpers import decided_of, png, resolved, train_here
@@ -252,7 +252,7 @@ def test_checkpoints_become_models_of_the_run(
     assert (best.name, final.name) == ("mi_ne-best", "mi_ne")  # MLflow takes no dot
     images = digits.test.images[:20]
     for model, path in ((best, first), (final, last)):
-        assert model.tags["weights_sha256"] == manifest.read(path).weights.sha256
+        assert model.tags["weights_sha256"] == checkpoint.read(path).weights_sha256
         with store.as_default(client.tracking_uri):
             loaded = mlflow.pyfunc.load_model(model.model_uri)
             example = loaded.metadata.load_input_example(model.model_uri)

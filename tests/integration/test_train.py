@@ -18,7 +18,7 @@ from PIL import Image
 
 from cifar_ray import data
 from cifar_ray.config import runfile
-from cifar_ray.training import checkpoint, manifest, recipe
+from cifar_ray.training import checkpoint, recipe
 from tests.support.helpers import png
 from tests.support.person import Person
 
@@ -132,7 +132,7 @@ def test_checkpoints_are_referenced_and_the_last_ones_are_there(run: Run, reside
     assert all((entry["accuracy"] is not None) == (entry["step"] in ends) for entry in entries)
     kept = checkpoint.every(resident.home / ".cifar_ray/runs/first/checkpoints")
     assert kept[-2:] == [Path(str(entry["path"])) for entry in entries[-2:]]
-    weights = manifest.read(kept[-1]).weights.sha256
+    weights = checkpoint.read(kept[-1]).weights_sha256
     assert weights == entries[-1]["weights_sha256"] == run.data.tags["cifar_ray.weights_sha256"]
 
 

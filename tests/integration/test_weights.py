@@ -16,7 +16,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.orchestration.run import given_weights
-from cifar_ray.training import checkpoint, initial_weights, manifest, recipe
+from cifar_ray.training import checkpoint, initial_weights, recipe
 from cifar_ray.training.__main__ import main
 from tests.support.helpers import digest, resolved, train_on_ranks
 from tests.support.person import Person
@@ -102,7 +102,7 @@ def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(
     kept = checkpoint.best(resident.home / ".cifar_ray" / "runs" / "calm" / "checkpoints")
     assert kept is not None
     config = resolved({"dataset": "digits", "model": "simple_cnn", "weights": "calm:best"})
-    assert found(config, resident) == manifest.read(kept).weights.sha256
+    assert found(config, resident) == checkpoint.read(kept).weights_sha256
     with resident.starts(*words, "--run-name", "killed") as run:
         run.until("epoch 2/12")
         run.kill(signal.SIGKILL)

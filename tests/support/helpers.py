@@ -37,11 +37,11 @@ from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import USUAL, TaskSpec
 from cifar_ray.tasks.protocol import Evaluation
-from cifar_ray.training import arithmetic, hardware, manifest, optimizer, recipe, stopping
-from cifar_ray.training.checkpoint import Snapshot
+from cifar_ray.training import arithmetic, hardware, optimizer, recipe, stopping
+from cifar_ray.training.checkpoint import WEIGHTS, Snapshot
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.observer import MANIFEST, EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
 from cifar_ray.training.stopping import StoppedError
 from tests.support import warm
 
@@ -136,17 +136,17 @@ def digest(snapshot: Snapshot) -> str:
 
 def forge(path: Path, file: str = "", content: bytes = b"", **changes: object) -> None:
     """Change a checkpoint's values, and with ``file`` a file's content, as somebody would who knows the digests."""
-    values = json.loads((path / manifest.MANIFEST).read_text())
+    values = json.loads((path / MANIFEST).read_text())
     if file:
         (path / file).write_bytes(content)
-        values["files"][file] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        values["weights_sha256" if file == WEIGHTS else "state_sha256"] = hashlib.sha256(content).hexdigest()
     seal(path, {**values, **changes})
 
 
 def seal(path: Path, values: dict[str, object]) -> None:
     values.pop("sha256", None)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    (path / manifest.MANIFEST).write_text(json.dumps({**values, "sha256": digest}))
+    (path / MANIFEST).write_text(json.dumps({**values, "sha256": digest}))
 
 
 def resolved(usual: dict[str, object], **values: object) -> TrainConfig:

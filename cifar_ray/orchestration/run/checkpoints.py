@@ -20,8 +20,9 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.run.run_names import CHECKPOINTS as CHECKPOINTS
 from cifar_ray.storage import Folder, StorageError
 from cifar_ray.training import checkpoint
+from cifar_ray.training.checkpoint import STATE, WEIGHTS
 from cifar_ray.training.errors import CheckpointError
-from cifar_ray.training.manifest import MANIFEST, STATE, WEIGHTS, step_of
+from cifar_ray.training.observer import MANIFEST, step_of
 
 
 @dataclass(frozen=True)

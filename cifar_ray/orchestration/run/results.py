@@ -23,7 +23,7 @@ from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
-from cifar_ray.training import checkpoint, gpus, hardware, manifest, predictor, recipe
+from cifar_ray.training import checkpoint, gpus, hardware, predictor, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
@@ -96,7 +96,6 @@ class KnownCheckpoint:
 
     address: str
     snapshot: Snapshot
-    weights_sha256: str
     run: KnownRun
 
 
@@ -153,8 +152,7 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
         if which == "best":
             path = checkpoint.chosen(here)
             snapshot = checkpoint.load(path)
-        digest = manifest.read(path).weights.sha256
-        return KnownCheckpoint(kept.below(path.name).address, snapshot, digest, known)
+        return KnownCheckpoint(kept.below(path.name).address, snapshot, known)
 
 
 def evaluate(

@@ -20,7 +20,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import checkpoints, run_names
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import uri
-from cifar_ray.training import checkpoint, manifest, predictor
+from cifar_ray.training import checkpoint, predictor
 from cifar_ray.training.predictor import Predictor
 
 _DESCRIPTION = "run.json"
@@ -61,7 +61,7 @@ class RunFolder:
         """
         with checkpoints.reading(self.folder, name) as here:
             path = checkpoint.chosen(here) if name == "best" else here / name
-            return predictor.load(path), manifest.read(path).weights.sha256
+            return predictor.load(path), checkpoint.read(path).weights_sha256
 
     def asked(self, changes: Mapping[str, Any] | None = None) -> tuple[TrainConfig, Decided | None]:
         """The run's config, with ``changes`` on top, and what its last attempt had decided, if there was one.

@@ -10,7 +10,7 @@ from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.storage import Folder
 from cifar_ray.tracking import uri
-from cifar_ray.training import manifest
+from cifar_ray.training.observer import MANIFEST, step_of
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder of a run's checkpoints."""
@@ -63,11 +63,11 @@ def taken(above: Folder, name: str, store: str) -> ConfigError:
 
 def _all_epochs(kept: Folder) -> int:
     """The epochs of a run that has trained all of them; 0 of any other."""
-    steps = [name for name in kept.names() if manifest.step_of(name) >= 0]
+    steps = [name for name in kept.names() if step_of(name) >= 0]
     if not steps:
         return 0
     try:
-        newest = json.loads(kept.below(max(steps, key=manifest.step_of)).read(manifest.MANIFEST))
+        newest = json.loads(kept.below(max(steps, key=step_of)).read(MANIFEST))
         done, asked = int(newest["epoch"]), int(newest["config"]["epochs"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

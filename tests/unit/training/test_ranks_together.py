@@ -202,12 +202,7 @@ def test_memory_is_told_of_every_rank(few: Dataset, tmp_path: Path, monkeypatch:
 
 def test_parts_of_a_step_are_means_over_the_ranks_that_have_measured_them() -> None:
     measured = [{"data": 1.0, "forward": 3.0}, {"data": 3.0, "optimizer": 0.0}]
-
-    def one(worker: Worker) -> dict[str, float]:
-        state: Any = SimpleNamespace(worker=worker, clock=SimpleNamespace(parts=lambda: measured[worker.rank]))
-        return record._parts(state)
-
-    assert on_threads(2, one) == [{"data": 2.0, "forward": 3.0, "optimizer": 0.0}] * 2
+    assert record._mean_parts(measured) == {"data": 2.0, "forward": 3.0, "optimizer": 0.0}
 
 
 def test_one_ranks_loss_that_is_not_finite_ends_them_all() -> None:
@@ -224,7 +219,7 @@ def test_one_ranks_loss_that_is_not_finite_ends_them_all() -> None:
 @pytest.mark.parametrize("seen", [[1.0, float("inf")], [float("nan"), 1.0]])
 def test_a_logged_loss_of_any_rank_that_is_not_finite_ends_the_run(seen: list[float]) -> None:
     strategy = SimpleNamespace(losses=lambda loss: seen, synchronous=True, may_pause=True)
-    state: Any = SimpleNamespace(strategy=strategy, step=3, history=[])
+    state: Any = SimpleNamespace(strategy=strategy, step=3, history=[], config=SimpleNamespace(log_every=1))
     with pytest.raises(DivergedError, match="at step 3;"):
         record.iteration(state, torch.tensor(1.0), 0.1)
     assert state.history == []
@@ -244,7 +239,9 @@ def test_a_wait_for_losses_is_communication_where_ranks_have_drifted_apart(
 
     clock = Clock(torch.device("cpu"), 0.0)
     strategy = SimpleNamespace(losses=losses, synchronous=True, may_pause=may_pause)
-    state: Any = SimpleNamespace(strategy=strategy, step=3, history=[], clock=clock)
+    state: Any = SimpleNamespace(
+        strategy=strategy, step=3, history=[], clock=clock, config=SimpleNamespace(log_every=1)
+    )
     clock.start()
     clock.lap()  # the first does not count
     record.iteration(state, torch.tensor(1.0), 0.1)

@@ -11,7 +11,7 @@ from cifar_ray import models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.training import hardware, optimizer, recipe, record
+from cifar_ray.training import hardware, optimizer, recipe
 from cifar_ray.training.clock import Clock
 
 CPU = torch.device("cpu")
@@ -184,11 +184,6 @@ def test_the_pace_has_the_pauses_between_stretches_in_it(monkeypatch: pytest.Mon
     elsewhere.restore(clock.state(), same_workers=False)
     elsewhere.restore({**clock.state(), "pauses": 0.0}, same_workers=True)
     assert elsewhere.pace() == 1.5
-
-
-def test_the_peak_of_memory_is_that_of_the_rank_with_most() -> None:
-    each = {"peak_memory_mib_rank0": 1.0, "peak_memory_mib_rank1": 3.0, "peak_memory_mib_rank2": 2.0}
-    assert record._memory([1.0, 3.0, 2.0]) == {"peak_memory_mib": 3.0, **each}
 
 
 def test_a_clock_continues_from_its_state() -> None:
