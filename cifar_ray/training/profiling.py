@@ -17,48 +17,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from cifar_ray.config import errors
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.training.observer import Observer, Traced
-
-if TYPE_CHECKING:  # which imports the checks that need this module
-    from cifar_ray.training.setup import TrainingState
+from cifar_ray.training.recipe import profiled_from
+from cifar_ray.training.setup import TrainingState
 
 FOLDER = "traces"
 """Name of the folder of traces, beside that of checkpoints."""
 
 LARGEST_MB = 50
-_USUAL_START = 10  # steps of a run before the profiler starts, where an epoch has as many
 _COMPRESSION = 6
 _HEAD = 64 * 1024  # bytes of a trace in which its process has its name
 _COLUMNS = ("rank", "operator", "calls", "self_cpu_ms", "cpu_ms", "self_gpu_ms", "gpu_ms")
-
-
-def start(config: TrainConfig, steps: int) -> int | None:
-    """The step of a run, from 0, in which the profiler warms up: those after it are profiled. None without them.
-
-    All of them are in one epoch, since an evaluation would fill the trace, and not the first of the run.
-
-    Args:
-        config: a run's.
-        steps: of an epoch.
-
-    Raises:
-        ConfigError: when an epoch has too few.
-    """
-    wanted = config.profile.steps
-    if wanted is None:
-        return None
-    most = steps - 1 if config.epochs > 1 else steps - 2
-    if wanted > most:
-        told = f"an epoch has {errors.counted(steps, 'step')}, and those before the profiled ones warm up"
-        raise ConfigError("profile.steps", f"must be at most {max(most, 0)} here: {told}, got {wanted}")
-    return min(_USUAL_START, steps - wanted - 1) or steps
 
 
 def profiled(state: TrainingState, observer: Observer, steps: range) -> Iterator[int]:
@@ -66,7 +39,7 @@ def profiled(state: TrainingState, observer: Observer, steps: range) -> Iterator
 
     A run that goes on after them has its traces already.
     """
-    first = start(state.config, state.loader.steps_per_epoch)
+    first = profiled_from(state.config, state.loader.steps_per_epoch)
     begin = -1 if first is None else first - (state.step - steps.start)
     if begin not in steps:
         yield from steps

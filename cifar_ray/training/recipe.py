@@ -1,4 +1,4 @@
-"""From what a person asked for to what is done: every default made explicit."""
+"""From what a person asked for to what is done: every default made explicit, and what does not go together refused."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ import dataclasses
 import functools
 import shlex
 import typing
+import warnings
 from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config import errors, files, option, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import is_function, is_own, library_of
+from cifar_ray.config.option import OWN, SIZED, is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
+from cifar_ray.config.strategy import SCALING
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset, Facts, modality
+from cifar_ray.data import Dataset, DatasetSpec, arrays, order
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.tasks import choosing, imports
-from cifar_ray.training import checks, freezing, optimizer, own
+from cifar_ray.training import freezing, optimizer, own
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
+
+_PROFILED_FROM = 10  # steps of a run before the profiler starts, where an epoch has as many
+
+_LEARNED_OF = {"images": "whole images", "features": "rows of numbers", "tokens": "texts"}
 
 
 def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> ResolvedConfig:
@@ -43,12 +51,17 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     config = copy.copy(asked)  # a draft, whose values are checked together once all are there
     values = vars(config)
     values |= {name: value for name, value in known.items() if value is not None}
-    values["dataset"] = data.absolute(config.dataset)
+    looks = is_own(config.dataset) and not asked.images.classes
+    if looks:
+        values["images"] = data.look(config)
     values["val_share"] = _val_share(config, chooser)
-    spec = data.look(config)
+    if looks:
+        values["images"] = data.look(config)  # of which validation may have taken some
+        values["dataset"] = data.absolute(config.dataset)
     if config.weights is not None:  # a file; others are names
         values["weights"] = str(files.existing("weights", config.weights) or config.weights)
-    checks.task(config, spec)
+    spec = data.spec(config)
+    _check_task(config, spec)
     recipe = _recipe(config)
     values["global_batch_size"] = config.global_batch_size or recipe["base_batch"]
     values |= {name: value for name, value in recipe.items() if values[name] is None}
@@ -67,24 +80,24 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     return resolved
 
 
-def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
+def _check(config: ResolvedConfig, spec: DatasetSpec, batch_option: str) -> None:
     """Refuse a resolved config whose parts do not go together; ``batch_option`` is the option that gave the batch."""
-    outputs = tasks.spec(config, spec).outputs(spec.num_classes, spec.image_size)
+    outputs = tasks.spec(config).outputs(spec.num_classes, spec.image_size)
     if is_own(config.model):
         own_models.check(config, spec, outputs)
-    elif is_own(config.dataset) and modality.of(spec).varies:
-        checks.side(config, spec)
+    elif is_own(config.dataset) and spec.inputs == "images":
+        _check_side(config, spec)
     else:
         models.outline(config, spec)  # refuses options that do not go together
     freezing.check(config, spec)
     own.check(config, functools.partial(optimizer.build, config=config))
-    checks.sizes(config, spec, batch_option)
+    _check_sizes(config, spec, batch_option)
     strategy = strategies.of(config)
     check_place(config, Decided.asked(config))
     if is_own(config.model):
         own_models.check_strategy(config, spec, strategy.cannot)
     if config.precision == "fp16":
-        checks.fp16(config, spec)
+        _check_fp16(config, spec)
     if config.compile and config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
     if config.elastic is not None and not strategy.synchronous:
@@ -101,7 +114,7 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
             f"weights over steps, got {config.strategy}",
         )
     if strategy.at_once(config) == 1:
-        checks.single_image(config, spec)
+        _check_single_image(config, spec)
 
 
 def check_place(config: ResolvedConfig, decided: Decided) -> None:
@@ -120,6 +133,130 @@ def check_place(config: ResolvedConfig, decided: Decided) -> None:
     strategies.of(config).check(config, decided)
 
 
+def _check_sizes(config: ResolvedConfig, spec: DatasetSpec, batch: str = "global_batch_size") -> None:
+    """Refuse a config that needs more samples than a data set has; ``batch`` is the option that gave the batch."""
+    unit = tasks.spec(config).unit
+    if config.global_batch_size > spec.train_size:
+        raise ConfigError(
+            batch,
+            f"must leave at least one step per epoch: {config.images_per_worker} x {config.world_size} workers x "
+            f"{config.accumulate} micro-batches is {config.global_batch_size} {unit} per step, and "
+            f"{spec.name} has {spec.train_size} training {unit}",
+        )
+    whole = order.steps_per_epoch(spec.train_size, config.global_batch_size)
+    if config.steps_per_epoch is not None and config.steps_per_epoch > whole:
+        raise ConfigError(
+            "steps_per_epoch",
+            f"must be at most {whole}, the global batches of {config.global_batch_size} {unit} in {spec.name}, "
+            f"got {config.steps_per_epoch}",
+        )
+    profiled_from(config, config.steps_per_epoch or whole)
+    counted = config.test_images or spec.test_size
+    if counted > spec.test_size:
+        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
+    if counted < config.world_size:
+        raise ConfigError("topology", f"must have at most one worker per test {unit[:-1]} ({counted})")
+    if 0 < spec.val_size < config.world_size:
+        raise ConfigError("topology", f"must have at most one worker per validation {unit[:-1]} ({spec.val_size})")
+
+
+def profiled_from(config: TrainConfig, steps: int) -> int | None:
+    """The step of a run, from 0, in which the profiler warms up: those after it are profiled. None without them.
+
+    All of them are in one epoch, since an evaluation would fill the trace, and not the first of the run.
+
+    Args:
+        config: a run's.
+        steps: of an epoch.
+
+    Raises:
+        ConfigError: when an epoch has too few.
+    """
+    wanted = config.profile.steps
+    if wanted is None:
+        return None
+    most = steps - 1 if config.epochs > 1 else steps - 2
+    if wanted > most:
+        told = f"an epoch has {errors.counted(steps, 'step')}, and those before the profiled ones warm up"
+        raise ConfigError("profile.steps", f"must be at most {max(most, 0)} here: {told}, got {wanted}")
+    return min(_PROFILED_FROM, steps - wanted - 1) or steps
+
+
+def _check_task(config: TrainConfig, spec: DatasetSpec) -> None:
+    """Refuse a task that learns what the data set does not have, and a model for another kind of inputs or of task."""
+    task, column = tasks.of(config), tasks.column(config)
+    if task.target != column and option.chosen(config.dataset) != OWN:
+        raise ConfigError(
+            "task",
+            f"must learn the {column} of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
+            "your own can have others",
+        )
+    wanted = (spec.inputs, task.spec.answer == "masks")
+    kinds = {name: (one.inputs, one.has_masks) for name, one in models.registry().items()}
+    if library_of(config.model):
+        kinds[config.model] = ("images", wanted[1])  # what it gives is tried
+    if kinds.get(config.model, wanted) != wanted:
+        known = [name for name, kind in kinds.items() if kind == wanted]
+        what = "pixels" if wanted[1] else _LEARNED_OF[spec.inputs]
+        raise ConfigError(
+            "model",
+            f"must be {errors.one_of([*known, 'one of your own'])} to learn the {task.target} of {what}, as "
+            f"{config.dataset} has them, got {config.model}",
+        )
+
+
+def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:
+    """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layers without weights
+        takes = _takes(config, spec, 2)
+    if not takes:
+        raise ConfigError(
+            "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
+            f"must suit --model {config.model}, which cannot take images of {spec.image_size}x{spec.image_size} "
+            "pixels; 32 suits all",
+        )
+
+
+def _check_single_image(config: ResolvedConfig, spec: DatasetSpec) -> None:
+    """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
+    if not _takes(config, spec, 1):
+        unit, cut = tasks.spec(config).unit, strategies.of(config).cut
+        raise ConfigError(
+            cut or "global_batch_size",
+            f"must leave at least 2 {unit} in each forward pass for this {config.model}, whose batch norm needs "
+            f"several values, got {option.value_of(config, cut or 'global_batch_size')}",
+        )
+
+
+def _takes(config: ResolvedConfig, spec: DatasetSpec, samples: int) -> bool:
+    """Whether the model takes a batch of so many samples, as far as shapes tell."""
+    model = models.outline(config, spec)
+    with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
+        try:
+            model(spec.example(samples))
+        except (RuntimeError, ValueError, ZeroDivisionError):
+            return False
+    return True
+
+
+def _check_fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
+    """Refuse float16 where its loss cannot be scaled."""
+    if config.strategy not in SCALING:
+        raise ConfigError(
+            "precision",
+            f"must be other than fp16 for --strategy {config.strategy}; those that scale its loss are "
+            f"{', '.join(SCALING)}",
+        )
+    if config.strategy_options.get("comm_hook") == "powersgd":
+        raise ConfigError(
+            "strategy_options.comm_hook",
+            "must be other than powersgd with --precision fp16: it would carry over what overflows",
+        )
+    if is_own(config.model):
+        own_models.check_float32(config, spec, "precision", "fp16")
+
+
 def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """The share of the training images that is kept for validation: as given, or for what is to choose; None for none.
 
@@ -128,7 +265,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
-    has_own = not config.val_share and data.look(config).val_size > 0
+    has_own = config.images.val > 0 and not config.val_share
     if has_own and config.val_share == 0:
         raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
     if has_own or not chooser:
@@ -141,10 +278,9 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
 def notes(config: TrainConfig, asked: TrainConfig) -> Iterator[str]:
     """Notes on what a resolved config has that nobody asked for, or can hardly want."""
     if config.val_share is not None and asked.val_share is None:
-        unit = tasks.spec(config, data.facts(config)).unit
         yield (
-            f"note: {config.val_share:.0%} of the training {unit} are kept for validation, since something is chosen "
-            "(--val-share sets the share)"
+            f"note: {config.val_share:.0%} of the training {tasks.spec(config).unit} are kept for validation, since "
+            "something is chosen (--val-share sets the share)"
         )
     if config.freeze and config.weights is None and not is_function(config.model):  # one's own may read weights
         yield "note: --freeze keeps random weights as they are: --weights says which weights to start from"
@@ -154,7 +290,7 @@ _OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",)}
 """Options that are for images alone -> the values that they may have with other inputs."""
 
 
-def _augment(config: TrainConfig, spec: Facts) -> str:
+def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
     has_classes = task.spec.names == "classes"
@@ -162,30 +298,26 @@ def _augment(config: TrainConfig, spec: Facts) -> str:
         raise ConfigError("class_weights", f"is for tasks of classes, and the task is {config.task or task.spec.name}")
     if config.label_smoothing and not (is_own(config.task) or has_classes):
         raise ConfigError("label_smoothing", f"is for tasks of classes, and the task is {task.spec.name}")
-    if not modality.of(spec).varies:
+    if spec.inputs != "images":
         if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
             raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
         return "none"
     usual = "crop_flip" if spec.flip else "crop"
     chosen = config.augment or (usual if has_classes else "none")
     names = typing.get_args(AugmentName)
-    if chosen == "crop_flip" and not spec.flip:
-        others = errors.one_of([name for name in names if name != "crop_flip"])
-        raise ConfigError(
-            "augment",
-            f"must be {others} for {config.dataset}, whose classes a mirror image does not show, got crop_flip",
-        )
     if config.class_weights != "none" and chosen in MIXING:
         raise ConfigError("class_weights", f"must be left out with --augment {chosen}, whose images are of two classes")
-    if task.spec.answer == "masks" and chosen not in MOVING:
-        raise ConfigError(
-            "augment", f"must be {errors.one_of(MOVING)} for masks, which vary with their images, got {chosen}"
-        )
-    if chosen in MIXING and not (task.spec.answer == "classes" and task.target == "labels"):
-        others = errors.one_of([name for name in names if name not in MIXING])
-        raise ConfigError(
-            "augment", f"must be {others} for {config.task or task.spec.name}, which has no labels to mix, got {chosen}"
-        )
+    has_masks, has_labels = task.spec.answer == "masks", task.spec.answer == "classes" and task.target == "labels"
+    not_moving, unmixed = [name for name in names if name not in MOVING], config.task or task.spec.name
+    refusals = {
+        f"{spec.name}, whose classes a mirror image does not show": [] if spec.flip else ["crop_flip"],
+        "masks, which vary with their images": not_moving if has_masks else [],
+        f"{unmixed}, which has no labels to mix": [] if has_labels else [*MIXING],
+    }
+    for what, refused in refusals.items():
+        if chosen in refused:
+            others = errors.one_of([name for name in names if name not in refused])
+            raise ConfigError("augment", f"must be {others} for {what}, got {chosen}")
     return chosen
 
 
@@ -232,20 +364,29 @@ def command(config: ResolvedConfig, **changes: Any) -> str:
 
 
 def settle(config: ResolvedConfig, decided: Decided, dataset: Dataset) -> Decided:
-    """What is ``decided``, with the facts of the data set, which has been read.
+    """What is ``decided``, with the facts of a data set that has been read, as far as the run depends on them.
 
     Raises:
         ConfigError: when these are not the samples that the run began with, or validation has left too few.
     """
-    facts = data.keep(config, dataset.spec)
-    checks.sizes(config, facts)
-    if decided.data is not None and decided.data.digest != facts.digest:
+    _check_sizes(config, dataset.spec)
+    images = arrays.described(dataset) if is_own(config.dataset) else None
+    if images is not None and decided.images is not None and decided.images.digest != images.digest:
         raise ConfigError(
             "dataset",
-            f"must have the {tasks.spec(config, facts).unit} that the run began with, and those of {config.dataset} "
-            "have changed since; undo that, or begin a new run",
+            f"must have the {tasks.spec(config).unit} that the run began with, and those of {config.dataset} have "
+            "changed since; undo that, or begin a new run",
         )
-    empty = [name for name, count in zip(facts.names, facts.class_counts) if not count]
-    if config.class_weights != "none" and empty:
-        raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {empty[0]} has none")
-    return dataclasses.replace(decided, data=facts)
+    counts = _class_counts(config, dataset) if config.class_weights != "none" else None
+    if decided.class_weights_counts not in (None, counts):
+        raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
+    return dataclasses.replace(decided, images=images, class_weights_counts=counts)
+
+
+def _class_counts(config: ResolvedConfig, dataset: Dataset) -> tuple[int, ...]:
+    """The training samples of each class, from which class weights follow."""
+    counts = dataset.class_counts
+    if empty := [label for label, count in enumerate(counts) if not count]:
+        missing = dataset.class_names[empty[0]]
+        raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {missing} has none")
+    return counts

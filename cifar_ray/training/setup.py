@@ -114,7 +114,7 @@ def prepare(
     decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
     decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
     recipe.check_place(config, decided)
-    hardware.set_threads(cpus)
+    torch.set_num_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
     decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
@@ -292,13 +292,13 @@ def _newest(
 ) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
     """Rank 0's newest usable checkpoint, or its refusal, on every rank. Only rank 0 reads the folder."""
 
-    def read() -> tuple[Path, Snapshot, tuple[str, ...]] | CheckpointError | None:
+    def read() -> tuple[Path, Snapshot, tuple[str, ...]] | str | None:
         try:
             return checkpoint.latest(folder, config, decided)
         except CheckpointError as error:
-            return error
+            return str(error)
 
     newest = from_rank0(worker, read)
-    if isinstance(newest, CheckpointError):
-        raise newest
+    if isinstance(newest, str):
+        raise CheckpointError(newest)
     return newest

@@ -55,7 +55,7 @@ def test_the_profiled_steps_are_in_one_epoch_after_the_first_step(
     wanted: int, epochs: int, steps: int, first: int
 ) -> None:
     config = TrainConfig(epochs=epochs, profile={"steps": wanted})  # type: ignore[arg-type]
-    assert profiling.start(config, steps) == first
+    assert recipe.profiled_from(config, steps) == first
     assert first > 0
     assert (first + wanted) // steps == first // steps
 
