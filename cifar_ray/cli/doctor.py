@@ -86,14 +86,14 @@ def _processor() -> str:
 def _gpus() -> str:
     import torch
 
-    from cifar_ray.training import gpus
+    from cifar_ray.training import hardware
 
-    cards, visible = gpus.nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    cards, visible = hardware.nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "":
         return f"{cards}, hidden by CUDA_VISIBLE_DEVICES" if cards.names else "none"
     if cards.names or cards.error:
         seen = torch.cuda.device_count() if visible else len(cards.names)
-        if why := gpus.problem(range(max(seen, 1))):
+        if why := hardware.gpu_problem(range(max(seen, 1))):
             raise ConfigError("", f"{cards}: {why}")
     elif torch.cuda.is_available():  # those of another maker
         return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

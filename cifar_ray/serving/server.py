@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -84,7 +85,7 @@ def serve(
         ConfigError: there is no such run.
     """
     app = of_run(run, checkpoint, tracking_uri, note)
-    hardware.set_threads(hardware.allowed_cpus())
+    torch.set_num_threads(hardware.allowed_cpus())
     server = uvicorn.Server(configured(app))
     for signum in (signal.SIGINT, signal.SIGTERM):  # also before and after uvicorn listens to them
         signal.signal(signum, server.handle_exit)

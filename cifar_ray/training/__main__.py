@@ -24,7 +24,7 @@ from cifar_ray.config import errors, files, flags, limits, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, gpus, recipe
+from cifar_ray.training import checkpoint, hardware, recipe
 from cifar_ray.training.collectives import from_rank0
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
@@ -101,7 +101,7 @@ def main(words: list[str], begun: float) -> Outcome:
     given = _gpus(config, local_rank, local_world_size)
     device = torch.device("cuda", given[0]) if given else torch.device("cpu")
     if given:
-        gpus.check(given)
+        hardware.check_gpus(given)
         torch.cuda.set_device(device)
     if world_size > 1:
         dist.init_process_group("nccl" if given else "gloo")

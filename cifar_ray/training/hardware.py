@@ -1,4 +1,8 @@
-"""What one worker computes with: device, threads, arithmetic."""
+"""What one worker computes with: CPUs, GPUs, memory, arithmetic.
+
+Ray counts GPUs by NVML, which needs only a driver; PyTorch also needs one that is new enough for its CUDA, and kernels
+compiled for the card.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,25 @@ import math
 import os
 import platform
 import resource
+import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.data import cgroups
+
+_ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
+_CONTEXT = 600 * 2**20
+"""Bytes of a GPU's memory that CUDA itself takes for a process, at most: PyTorch's allocator does not count them."""
+_BUSY = 0.05
+"""Share of a GPU's memory from which what others have of it is told."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _BACKENDS: Any = torch.backends  # whose stubs lack most of these
@@ -48,11 +62,6 @@ def _quota(group: Path) -> float:
             if quota > 0:  # -1 is no limit
                 return quota / period
     return math.inf
-
-
-def set_threads(threads: int) -> None:
-    """Compute with this many CPU threads, whatever the environment says."""
-    torch.set_num_threads(threads)
 
 
 def keep_freed_memory() -> None:
@@ -136,3 +145,111 @@ def peak_memory_mib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+@dataclass(frozen=True)
+class Nvml:
+    """What NVML says of this machine.
+
+    Attributes:
+        names: of the cards, in the order of their numbers.
+        driver: version of NVIDIA's driver; empty without one.
+        error: why NVML does not answer although there is a driver; empty when it does, and without a driver.
+    """
+
+    names: tuple[str, ...] = ()
+    driver: str = ""
+    error: str = ""
+
+    def __str__(self) -> str:
+        counts = Counter(self.names)
+        names = [name if counts[name] == 1 else f"{counts[name]} x {name}" for name in counts]
+        return f"{', '.join(names)} with driver {self.driver}" if names else "none"
+
+
+@dataclass(frozen=True)
+class CudaVersions:
+    """Versions of what a GPU is used with.
+
+    Attributes:
+        driver: NVIDIA's driver.
+        cuda: the CUDA that PyTorch is built with.
+        nccl: NCCL.
+    """
+
+    driver: str
+    cuda: str
+    nccl: str
+
+
+def cuda_versions() -> CudaVersions:
+    """The versions on this machine, which has a GPU."""
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return CudaVersions(nvml().driver, torch.version.cuda or "", nccl)
+
+
+def nvml() -> Nvml:
+    """Ask NVML, which knows nothing of CUDA_VISIBLE_DEVICES."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return Nvml(tuple(map(pynvml.nvmlDeviceGetName, handles)), pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return Nvml(error="" if type(error).__name__ in _ABSENT else str(error))
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def check_gpus(numbers: Sequence[int]) -> None:
+    """Refuse GPUs on which PyTorch cannot compute.
+
+    Raises:
+        ConfigError: naming this machine, its cards and their driver.
+    """
+    if why := gpu_problem(numbers):
+        raise ConfigError("", f"the GPUs of node {socket.gethostname()} ({nvml()}) cannot be used: {why}")
+
+
+def gpu_problem(numbers: Sequence[int]) -> str:
+    """Why PyTorch cannot compute on some GPUs, by its numbers for them, in its words; empty when it can.
+
+    A small kernel is run on each.
+    """
+    try:
+        for number in numbers:
+            torch.ones(2, device=f"cuda:{number}").sum().item()
+    except (RuntimeError, AssertionError) as error:  # an AssertionError of a build without CUDA
+        codes = " ".join(torch.cuda.get_arch_list()) or "no GPU"
+        return f"{first_line(error)} (PyTorch {torch.__version__}, CUDA {torch.version.cuda}, has code for {codes})"
+    return ""
+
+
+def cap_gpu_memory(number: int, share: float) -> None:
+    """Let this process have at most a share of a GPU's memory; beyond that it is out of memory, and others are not.
+
+    Raises:
+        ConfigError: when that is no more than CUDA itself takes.
+    """
+    total = torch.cuda.mem_get_info(number)[1]
+    if (room := share * total - _CONTEXT) <= 0:
+        raise ConfigError(
+            "gpus_per_worker",
+            f"must be more than {_CONTEXT / total:.2f} on {torch.cuda.get_device_name(number)}, whose memory is "
+            f"{total / 1e9:.1f} GB: CUDA itself takes {_CONTEXT / 1e9:.1f} GB for each process, got {share:g}",
+        )
+    torch.cuda.set_per_process_memory_fraction(room / total, number)
+
+
+def gpu_in_use(number: int) -> str:
+    """How much of a GPU's memory other processes have, where it is enough to be in the way; empty where it is not."""
+    free, total = torch.cuda.mem_get_info(number)
+    held = total - free - torch.cuda.memory_reserved(number) - _CONTEXT
+    if held < _BUSY * total:
+        return ""
+    return (
+        f"{held / 1e9:.1f} of {total / 1e9:.1f} GB of {torch.cuda.get_device_name(number)} (number {number}) are in "
+        "use by other processes: a run has what is left, and its times are not those of a GPU of its own"
+    )

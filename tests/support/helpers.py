@@ -37,7 +37,7 @@ from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import USUAL, TaskSpec
 from cifar_ray.tasks.protocol import Evaluation
-from cifar_ray.training import arithmetic, hardware, optimizer, recipe, stopping
+from cifar_ray.training import arithmetic, optimizer, recipe, stopping
 from cifar_ray.training.checkpoint import WEIGHTS, Snapshot
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
@@ -469,7 +469,7 @@ def _ready(config: TrainConfig, worker: Worker) -> tuple[Strategy, TrainLoader]:
 
 
 def _steps(config: TrainConfig, worker: Worker, count: int) -> Steps:
-    hardware.set_threads(config.cpus_per_worker)
+    torch.set_num_threads(config.cpus_per_worker)
     strategy, loader = _ready(config, worker)
     model: nn.Module = strategy.model  # type: ignore[attr-defined]
     losses = []

@@ -19,7 +19,7 @@ from cifar_ray.orchestration.cluster import connection, optional, preflight
 from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.storage import Folder
-from cifar_ray.training import gpus, recipe
+from cifar_ray.training import hardware, recipe
 
 _POLL_S = 1.0
 _LOG_EVERY_S = 10.0
@@ -286,7 +286,7 @@ def _uncounted(config: TrainConfig) -> str:
     """Why a Ray that was started on this machine counts no GPUs although it has some; empty when it has none."""
     if connection.address(config):
         return ""
-    driver = gpus.nvml()
+    driver = hardware.nvml()
     if driver.error:
         return f"NVIDIA's driver does not answer ({driver.error}), so Ray counts no GPU of this machine"
     return "the nodes that --local-nodes starts have no GPUs" if driver.names and config.local_nodes > 1 else ""

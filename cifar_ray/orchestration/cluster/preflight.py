@@ -119,10 +119,10 @@ def gpu_problems(nodes: Sequence[Node]) -> list[str]:
 
 
 def _unusable_gpus(count: int) -> str:
-    from cifar_ray.training import gpus
+    from cifar_ray.training import hardware
 
     _show_gpus()
-    return gpus.problem(range(count))
+    return hardware.gpu_problem(range(count))
 
 
 def hardware(node_id: str, device: str) -> str:

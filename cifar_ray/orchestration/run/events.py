@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.decided import Decided
 from cifar_ray.orchestration.run.failures import Failure, Verdict
-from cifar_ray.training.gpus import Facts
+from cifar_ray.training.hardware import CudaVersions
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Placed:
         threads: CPU threads that it computes with.
         device: name of its processor or GPU.
         interface: network interface of the collectives.
-        gpu: what is known of its GPU; None on a CPU.
+        gpu: versions of what its GPU is used with; None on a CPU.
         busy: in words, how much of its GPUs' memory others have; empty where that is little.
     """
 
@@ -41,7 +41,7 @@ class Placed:
     threads: int
     device: str
     interface: str
-    gpu: Facts | None = None
+    gpu: CudaVersions | None = None
     busy: str = ""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+import torch
 import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -17,12 +18,11 @@ from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle, ShardedServer
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import hardware
 
 
 class _Server(ParameterServer):
     def __init__(self, threads: int) -> None:
-        hardware.set_threads(threads)
+        torch.set_num_threads(threads)
         super().__init__()
 
 

@@ -23,7 +23,7 @@ from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
-from cifar_ray.training import checkpoint, gpus, hardware, predictor, recipe
+from cifar_ray.training import checkpoint, hardware, predictor, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
@@ -179,9 +179,8 @@ def evaluate(
         config = runfile.resolved_from_mapping({**runfile.to_mapping(config), "data_dir": data_dir})
     dataset = data.read(config, encoding=snapshot.encoding)
     recipe.settle(config, snapshot.decided, dataset)  # refuses others than it learned with
-    dataset = dataset.normalised(config.normalise)
-    hardware.set_threads(hardware.allowed_cpus())
-    evaluation = _evaluation(dataset, tasks.build(config, snapshot.spec), model, device, note)
+    torch.set_num_threads(hardware.allowed_cpus())
+    evaluation = _evaluation(dataset, tasks.build(config, snapshot.decided), model, device, note)
     score, task = snapshot.score, tasks.to_record(snapshot.task)
     on = snapshot.spec.measured
     counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
@@ -193,8 +192,8 @@ def _evaluation(dataset: Dataset, task: Task, model: nn.Module, device: str, not
     from cifar_ray.training.evaluate import Evaluator
 
     why = ""
-    if device == "cuda" or (device == "auto" and gpus.expected()):
-        why = gpus.problem([0])
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        why = hardware.gpu_problem([0])
         if not why:
             gpu = torch.device("cuda", 0)
             try:

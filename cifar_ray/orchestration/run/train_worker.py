@@ -33,7 +33,7 @@ from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Place
 from cifar_ray.orchestration.run.workers import BEATS
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import gpus, hardware, profiling
+from cifar_ray.training import hardware, profiling
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
 from cifar_ray.training.stopping import StoppedError
@@ -86,11 +86,11 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
 def _take_gpus(config: ResolvedConfig) -> str:
     """Check this worker's GPUs, before NCCL takes memory on them; return what others have in use of it, in words."""
     indices = assigned_gpus()
-    gpus.check(indices)
+    hardware.check_gpus(indices)
     if config.gpus_per_worker < 1:
-        gpus.cap_memory(indices[0], config.gpus_per_worker)
+        hardware.cap_gpu_memory(indices[0], config.gpus_per_worker)
         return ""  # each of the runs that share it would name the others
-    return "; ".join(filter(None, map(gpus.in_use, indices)))
+    return "; ".join(filter(None, map(hardware.gpu_in_use, indices)))
 
 
 def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, busy: str) -> Outcome | Stopped:
@@ -228,7 +228,7 @@ def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, bus
             threads=decided.cpus,
             device=hardware.describe(device),
             interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
-            gpu=gpus.facts(indices[0]) if indices else None,
+            gpu=hardware.cuda_versions() if indices else None,
             busy=busy,
         )
     )

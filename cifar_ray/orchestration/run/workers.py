@@ -130,15 +130,13 @@ def gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
 
 def notes(workers: Sequence[Placed]) -> Iterator[str]:
     """What a person should know of the GPUs that the workers have: whether they differ, and what others use of them."""
-    tflops = {worker.device: worker.gpu.tflops for worker in workers if worker.gpu}
-    if len(tflops) > 1:  # each step is as long as on the slowest
+    names = {worker.device for worker in workers if worker.gpu}
+    if len(names) > 1:
         cards = [
             f"{card} (rank {', '.join(str(worker.rank) for worker in workers if worker.device == card)})"
-            for card in sorted(tflops)
+            for card in sorted(names)
         ]
-        slowest = min(tflops, key=lambda card: tflops[card])
-        different = f"the workers compute on different GPUs, {' and '.join(cards)}"
-        yield f"note: {different}; the slowest, {slowest}, sets the pace"
+        yield f"note: the workers compute on different GPUs, {' and '.join(cards)}; the slowest sets the pace"
     for worker in workers:
         if worker.busy:
             yield f"note: on node {worker.host}, {worker.busy}"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from cifar_ray import storage
 from cifar_ray.config import runfile
@@ -171,10 +172,10 @@ def test_without_ray_the_workers_of_this_machine_share_its_cpus(
 ) -> None:
     used: list[int] = []
     monkeypatch.setattr(hardware, "allowed_cpus", lambda: there)
-    monkeypatch.setattr(hardware, "set_threads", used.append)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
     alone = config("1x2", strategy="local_sgd")
     state = setup.prepare(alone, Decided.asked(alone), digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
-    assert used == [threads]
+    assert used[0] == threads
     assert state.decided.cpus_per_worker == threads
     assert state.config.cpus_per_worker is None
 

@@ -21,7 +21,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.data.loader import MicroBatch, TrainLoader
 from cifar_ray.strategies.served_weights import ParameterServer
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import hardware, optimizer
+from cifar_ray.training import optimizer
 from tests.support.helpers import Recorder, built, resolved, train_here
 
 USUAL = {
@@ -39,7 +39,7 @@ class Ready:
 
     def __init__(self, wanted: TrainConfig, digits: Dataset, worker: Worker | None = None) -> None:
         worker = worker or Worker()
-        hardware.set_threads(1)
+        torch.set_num_threads(1)
         torch.manual_seed(0)
         self.model = models.build(wanted, digits.spec).to(memory_format=torch.channels_last)
         server = ParameterServer() if wanted.strategy == "parameter_server" else None

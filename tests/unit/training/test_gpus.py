@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -22,7 +21,7 @@ from cifar_ray.config.topology import Node
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import allocation, connection, interfaces
 from cifar_ray.orchestration.run import results, train_worker
-from cifar_ray.training import gpus
+from cifar_ray.training import hardware
 from tests.support.helpers import resolved
 
 
@@ -43,8 +42,8 @@ class Machine:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: self.cards[index])
         monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
         monkeypatch.setattr(torch.version, "cuda", "13.2")
-        monkeypatch.setattr(gpus.socket, "gethostname", lambda: "ip-10-0-0-7")
-        monkeypatch.setattr(gpus.torch, "ones", self._kernel)
+        monkeypatch.setattr(hardware.socket, "gethostname", lambda: "ip-10-0-0-7")
+        monkeypatch.setattr(hardware.torch, "ones", self._kernel)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         self._ones = torch.zeros(2) + 1
 
@@ -64,10 +63,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_says(machine: Machine) -> None:
-    assert gpus.problem([0]) == ""
+    assert hardware.gpu_problem([0]) == ""
     machine.kernel_error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nCUDA k")
     with pytest.raises(ConfigError) as refused:
-        gpus.check([0])
+        hardware.check_gpus([0])
     assert str(refused.value) == (
         "the GPUs of node ip-10-0-0-7 (NVIDIA L4 with driver 580.95) cannot be used: CUDA error: no kernel image is "
         f"available for execution on the device (PyTorch {torch.__version__}, CUDA 13.2, has code for sm_75 sm_90)"
@@ -77,7 +76,9 @@ def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_
 def test_a_machine_without_a_gpu_is_told_in_pytorchs_words() -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine on which PyTorch finds no GPU")
-    assert gpus.problem([0]).startswith(("Found no NVIDIA driver", "Torch not compiled with CUDA", "No CUDA GPUs"))
+    assert hardware.gpu_problem([0]).startswith(
+        ("Found no NVIDIA driver", "Torch not compiled with CUDA", "No CUDA GPUs")
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,26 +112,6 @@ def test_the_doctor_names_the_cards_and_what_is_wrong_with_them(machine: Machine
 def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert doctor._gpus() == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
-
-
-@pytest.mark.parametrize(
-    ("capability", "multiprocessors", "clock_khz", "tflops"),
-    [((7, 5), 40, 1_590_000, 8.1), ((8, 0), 108, 1_410_000, 19.5), ((8, 9), 58, 2_040_000, 30.3)],
-)
-def test_the_speed_of_a_card_is_what_its_data_sheet_says(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    multiprocessors: int,
-    clock_khz: int,
-    tflops: float,
-) -> None:
-    major, minor = capability
-    card = SimpleNamespace(major=major, minor=minor, multi_processor_count=multiprocessors, clock_rate=clock_khz)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
-    known = gpus.facts(0)
-    assert (known.driver, known.cuda) == ("580.95", "13.2")
-    assert known.tflops == pytest.approx(tflops, abs=0.05)
 
 
 def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +149,10 @@ def test_runs_that_share_a_card_have_no_more_than_their_part_with_what_cuda_take
 ) -> None:
     total = 24e9
     memory = Memory(monkeypatch, total, total)
-    gpus.cap_memory(0, 0.25)
+    hardware.cap_gpu_memory(0, 0.25)
     assert memory.allowed[0] * total + 600 * 2**20 == pytest.approx(0.25 * total)
     with pytest.raises(ConfigError) as refused:
-        gpus.cap_memory(0, 0.02)
+        hardware.cap_gpu_memory(0, 0.02)
     assert refused.value.as_flag() == (
         "--gpus-per-worker must be more than 0.03 on NVIDIA L4, whose memory is 24.0 GB: CUDA itself takes 0.6 GB for "
         "each process, got 0.02"
@@ -190,7 +171,7 @@ def test_a_card_that_others_use_is_told_with_how_much_they_have(
     free: float, told: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Memory(monkeypatch, free, 24e9)
-    found = gpus.in_use(0)
+    found = hardware.gpu_in_use(0)
     assert found.startswith(told)
     assert bool(found) == bool(told)
 
