@@ -148,12 +148,6 @@ def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[
     return ()
 
 
-def _fail(sentence: str, status: int) -> None:
-    """Print a sentence, or the traceback without one, and end."""
-    print(f"error: {sentence}" if sentence else traceback.format_exc(), file=sys.stderr)
-    end_process(status)
-
-
 def end_process(status: int) -> None:
     """End at once, without the interpreter's own end.
 
@@ -167,14 +161,14 @@ def end_process(status: int) -> None:
 
 
 if __name__ == "__main__":
+    status = 0
     try:
         main(sys.argv[1:], IMPORTED_AT)
-    except errors.ConfigError as error:
-        _fail(error.as_flag(), 2)
-    except CheckpointError as error:
-        _fail(str(error), 2)
-    except DivergedError as error:
-        _fail(str(error), 1)
+    except (errors.ConfigError, CheckpointError, DivergedError) as error:
+        sentence = error.as_flag() if isinstance(error, errors.ConfigError) else str(error)
+        print(f"error: {sentence}", file=sys.stderr)
+        status = 1 if isinstance(error, DivergedError) else 2
     except Exception:
-        _fail("", 1)
-    end_process(0)
+        traceback.print_exc()
+        status = 1
+    end_process(status)

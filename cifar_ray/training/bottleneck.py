@@ -53,11 +53,6 @@ class Verdict:
     share: float | None = None
     ranks: tuple[int, ...] = ()
 
-    @property
-    def is_news(self) -> bool:
-        """Whether something stands in the way that can be named."""
-        return self.share is not None
-
 
 @dataclass(frozen=True)
 class Measured:

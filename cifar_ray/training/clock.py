@@ -35,7 +35,6 @@ class Clock:
     Attributes:
         seconds: phase -> seconds so far, in this process and those that it continues.
         begun: ``time.time()`` at which the run would have begun had it never been interrupted.
-        leaves_out: whether iterations are left out of the iteration times now, as those that are profiled.
     """
 
     def __init__(self, device: torch.device, begun: float) -> None:
@@ -43,18 +42,16 @@ class Clock:
         self._device = device
         self.begun = begun
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self.leaves_out = False
-        self._iterations: list[float] = []
-        self._parts: dict[str, float] = {}
-        self._steps = array("d")  # of this process: each iteration and its parts, one after the other
+        self._steps = array("d")  # of each iteration: its seconds, and those of its parts
+        self._earlier = 0  # iterations of them that earlier processes have measured
         self._marks: list[tuple[str, Any]] = []
         self._cpu_wait_s = self._waited_before = self._ran_s = 0.0  # of this process, in every step
         self._pauses = 0.0  # seconds of training in which no steps run
-        self._fresh = True  # the first iteration of a process is not typical
+        self._left_out = 1  # iterations that are still to come: the first of a process is not typical
 
-    def leave_out_next(self) -> None:
-        """Leave the next iteration out of the iteration times, as the first of a process."""
-        self._fresh = True
+    def leave_out(self, count: int = 1) -> None:
+        """Leave the next iterations out of the iteration times, as those that are profiled."""
+        self._left_out = max(count, self._left_out)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -98,19 +95,17 @@ class Clock:
                 lap = seconds_between(begin, mark)
                 self._ran_s += lap
                 self.seconds["training"] += lap
-                if not (self._fresh or self.leaves_out):
-                    self._iterations.append(lap)
-                    _add(self._parts, parts)
+                if self._left_out:
+                    self._left_out -= 1
+                else:
                     self._steps.extend((lap, *(parts.get(name, 0.0) for name in PARTS)))
-                self._fresh, begin, parts = False, mark, {}
+                begin, parts = mark, {}
             elif part != _OTHER:
                 _add(parts, {part: seconds_between(before, mark)})
             before = mark
 
-    def parts(self) -> dict[str, float]:
-        """Mean seconds of a step by part, over the iterations of :meth:`iterations`; empty when there are none."""
-        count = len(self._iterations)
-        return {part: self._parts[part] / count for part in PARTS if part in self._parts} if count else {}
+    def _all_steps(self) -> Tensor:
+        return torch.tensor(self._steps, dtype=torch.float64).view(-1, 1 + len(PARTS))
 
     def steps(self) -> Tensor:
         """Seconds of every iteration of this process, and of its parts in the order of :data:`PARTS`.
@@ -118,7 +113,12 @@ class Clock:
         Returns:
             float64, of shape (iterations, 1 + parts).
         """
-        return torch.tensor(self._steps, dtype=torch.float64).view(-1, 1 + len(PARTS))
+        return self._all_steps()[self._earlier :]
+
+    def parts(self) -> dict[str, float]:
+        """Mean seconds of a step by part, over the iterations of :meth:`iterations`; empty when there are none."""
+        columns = self._all_steps().T[1:]
+        return {part: seconds.mean().item() for part, seconds in zip(PARTS, columns) if seconds.any()}
 
     @property
     def cpu_wait(self) -> float:
@@ -134,9 +134,9 @@ class Clock:
         The first iteration of each process is left out, and so is that of a strategy that is built again. Empty when
         there is no other, and so are those that are profiled.
         """
-        if not self._iterations:
+        times = self._all_steps()[:, 0]
+        if not len(times):
             return {}
-        times = torch.tensor(self._iterations, dtype=torch.float64)
         return {
             "iteration_mean_s": times.mean().item(),
             "iteration_median_s": times.quantile(0.5).item(),
@@ -148,14 +148,14 @@ class Clock:
 
         Unlike their mean it has the pauses in it, where asynchronous workers wait for the slowest.
         """
-        return (sum(self._iterations) + self._pauses) / len(self._iterations)
+        times = self._all_steps()[:, 0]
+        return (times.sum().item() + self._pauses) / len(times)
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`restore` continues from."""
         return {
             "seconds": dict(self.seconds),
-            "iterations": torch.tensor(self._iterations),
-            "parts": dict(self._parts),
+            "steps": self._all_steps().float(),
             "pauses": self._pauses,
             "wall_s": time.time() - self.begun,
         }
@@ -169,10 +169,10 @@ class Clock:
         """
         _add(self.seconds, state["seconds"])
         self.begun -= state["wall_s"]
-        saved: Tensor = state["iterations"]
         if same_workers:
-            self._iterations = saved.tolist() + self._iterations
-            _add(self._parts, state["parts"])
+            steps: Tensor = state["steps"]
+            self._steps = array("d", steps.flatten().tolist()) + self._steps
+            self._earlier = len(steps)
             self._pauses += state["pauses"]
 
     def _wait(self) -> None:

@@ -6,7 +6,7 @@ served.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -72,26 +72,22 @@ class Evaluator:
     def _tally(
         self, model: nn.Module, rank: int, world_size: int, mistakes: SurestMistakes | None = None
     ) -> dict[str, Tensor]:
-        """Counts over the share of ``rank``, whose mistakes are kept."""
+        """Counts over the share of ``rank``, whose mistakes are kept; the model is in evaluation mode meanwhile."""
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
         total: dict[str, Tensor] = {}
-        position = order.evaluation_range(len(self._samples), rank, world_size).start
-        for outputs, targets in self._outputs(model, rank, world_size):
+        samples, spec, device = self._samples, self._dataset.spec, self._worker.device
+        position = order.evaluation_range(len(samples), rank, world_size).start
+        for inputs, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
+            outputs = self._forward(model, inputs)
             if mistakes is not None and isinstance(self._task, Judge):
                 mistakes.add(self._task, outputs, targets, position)
             position += len(targets)
             for name, count in self._task.tally(outputs, targets).items():
                 total[name] = total[name] + count if name in total else count
-        return total
-
-    def _outputs(self, model: nn.Module, rank: int, world_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """What the model gives for the share of ``rank``, and the targets, batch by batch, in evaluation mode."""
-        modes = {module: module.training for module in model.modules()}
-        model.eval()
-        samples, spec, device = self._samples, self._dataset.spec, self._worker.device
-        for inputs, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
-            yield self._forward(model, inputs), targets
         for module, mode in modes.items():  # what is frozen stays in evaluation mode
             module.training = mode
+        return total
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """What the model gives for ``inputs``; where a GPU has no room for so many, in halves, from then on."""

@@ -67,16 +67,18 @@ def named_alike(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
 
 
 def _is_state(content: object) -> bool:
-    if not isinstance(content, Mapping) or not content:
-        return False
-    return all(isinstance(name, str) and _is_plain(value) for name, value in content.items())
-
-
-def _is_plain(value: object) -> bool:
-    """Whether it is a tensor that safetensors can store."""
-    if not isinstance(value, Tensor):
-        return False
-    return value.layout is torch.strided and not value.is_quantized and not value.is_meta
+    """Whether it is a mapping of names to tensors that safetensors can store."""
+    return (
+        isinstance(content, Mapping)
+        and bool(content)
+        and all(
+            isinstance(name, str)
+            and isinstance(value, Tensor)
+            and value.layout is torch.strided
+            and not (value.is_quantized or value.is_meta)
+            for name, value in content.items()
+        )
+    )
 
 
 def pack(weights: Mapping[str, Tensor]) -> tuple[bytes, str]:

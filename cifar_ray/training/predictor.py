@@ -49,21 +49,16 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
     return model.to(memory_format=torch.channels_last).eval()
 
 
-def of(path: str | Path, snapshot: Snapshot) -> Predictor:
-    """The predictor of the checkpoint at ``path``, which has been read, on the CPU and in evaluation mode.
+def of(path: Path | str, snapshot: Snapshot | None = None) -> Predictor:
+    """The predictor of the checkpoint at ``path``, on the CPU and in evaluation mode.
+
+    Args:
+        path: its folder, or the address that an error names where the ``snapshot`` is given.
+        snapshot: what it holds; read when it is None.
 
     Raises:
-        CheckpointError: when the weights are not those of the config.
+        CheckpointError: when it cannot be read, or its weights are not those of its config.
     """
-    config = snapshot.config
-    task = tasks.build(config, snapshot.spec)
-    return Predictor(restore(path, snapshot), datasets.normalised(snapshot.spec, config.normalise), task).eval()
-
-
-def load(path: Path) -> Predictor:
-    """The predictor of a checkpoint, as :func:`of` makes it.
-
-    Raises:
-        CheckpointError: when the checkpoint cannot be used.
-    """
-    return of(path, checkpoint.load(path))
+    snapshot = snapshot or checkpoint.load(Path(path))
+    task = tasks.build(snapshot.config, snapshot.decided)
+    return Predictor(restore(path, snapshot), snapshot.spec.normalised(snapshot.config.normalise), task).eval()

@@ -50,20 +50,17 @@ def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -
             batch = modality.of(facts).example(samples)
             if batch.dim() == 4:
                 batch = batch.contiguous(memory_format=torch.channels_last)
+            moments: dict[int, float] = {}
+            for place, parameter in enumerate(parameters):
+                parameter.register_post_accumulate_grad_hook(partial(_note, moments, place))  # type: ignore[no-untyped-call]
             passes = []
             for _ in range(_PASSES + 1):
-                moments: dict[int, float] = {}
-                hooks = [
-                    parameter.register_post_accumulate_grad_hook(partial(_note, moments, place))  # type: ignore[no-untyped-call]
-                    for place, parameter in enumerate(parameters)
-                ]
+                moments.clear()
                 with autocast(precision, device):
                     loss = model(batch).float().square().mean()
                 begin = time.perf_counter()
                 loss.backward()
                 took = time.perf_counter() - begin
-                for hook in hooks:
-                    hook.remove()
                 passes.append({place: (moment - begin) / took for place, moment in moments.items()})
                 model.zero_grad()
         finally:

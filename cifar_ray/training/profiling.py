@@ -7,13 +7,8 @@ strategy can be profiled; what a rank computes stays the same to the last bit.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import os
 import re
-import shutil
-import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +24,6 @@ FOLDER = "traces"
 """Name of the folder of traces, beside that of checkpoints."""
 
 LARGEST_MB = 50
-_COMPRESSION = 6
-_HEAD = 64 * 1024  # bytes of a trace in which its process has its name
 _COLUMNS = ("rank", "operator", "calls", "self_cpu_ms", "cpu_ms", "self_gpu_ms", "gpu_ms")
 
 
@@ -62,7 +55,7 @@ def _recording(state: TrainingState, observer: Observer, count: int) -> Iterator
     """
     clock, worker = state.clock, state.worker
     clock.stop()
-    clock.leaves_out = True
+    clock.leave_out(count + 2)  # the warm-up and the next one, too
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if worker.device.type == "cuda" else [])]
     plan = schedule(wait=0, warmup=1, active=count, repeat=1)
     profiler = profile(activities=activities, schedule=plan, record_shapes=True)
@@ -73,12 +66,9 @@ def _recording(state: TrainingState, observer: Observer, count: int) -> Iterator
     finally:
         profiler.stop()
     clock.stop()
-    clock.leaves_out = False
-    clock.leave_out_next()
     path = state.folder.parent / FOLDER / f"rank{worker.rank}.json.gz"
-    name = f"rank {worker.rank} of {worker.world_size}, {socket.gethostname()}"
     try:
-        problem = _write(profiler, path, name)
+        problem = _write(profiler, path)
     except (OSError, RuntimeError) as error:  # the profiler's own is a RuntimeError
         problem = f"{path} cannot be written: {getattr(error, 'strerror', None) or errors.first_line(error)}"
         with suppress(OSError):
@@ -87,26 +77,15 @@ def _recording(state: TrainingState, observer: Observer, count: int) -> Iterator
     clock.start()
 
 
-def _write(profiler: profile, path: Path, name: str) -> str:
-    """Write a trace whose process has this name; why it is not kept, or empty."""
+def _write(profiler: profile, path: Path) -> str:
+    """Write a trace; why it is not kept, or empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(whole))
-        with whole.open("rb") as trace, gzip.open(path, "wb", _COMPRESSION) as packed:
-            packed.write(_named(trace.read(_HEAD), name))
-            shutil.copyfileobj(trace, packed, 1 << 20)
+    profiler.export_chrome_trace(str(path))
     size = path.stat().st_size / 1e6
     if size <= LARGEST_MB:
         return ""
     path.unlink()
     return f"it has {size:.0f} MB, and {LARGEST_MB} MB is the most; profile fewer steps (--profile.steps)"
-
-
-def _named(head: bytes, name: str) -> bytes:
-    """The beginning of a trace, with the name of its process changed from that of its program."""
-    event = rb'("name": "process_name",\s*"ts": [\d.]+,\s*"pid": %d,\s*"tid": 0,\s*"args": \{\s*"name": )"[^"]*"'
-    return re.sub(event % os.getpid(), lambda found: found[1] + f'"{name}"'.encode(), head, count=1)
 
 
 def _operators(profiler: profile, rank: int, steps: int) -> str:

@@ -100,18 +100,14 @@ def _check(config: ResolvedConfig, spec: DatasetSpec, batch_option: str) -> None
         _check_fp16(config, spec)
     if config.compile and config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
+    recipe, together = models.recipe(config), "whose workers take every step together"
     if config.elastic is not None and not strategy.synchronous:
-        raise ConfigError(
-            "elastic",
-            f"needs a strategy whose workers take every step together, so that all stop after the same one; "
-            f"those of {config.strategy} do not",
-        )
-    recipe = models.recipe(config)
+        raise ConfigError("elastic", f"needs a strategy {together}; those of {config.strategy} do not")
     if recipe is not None and recipe.lookahead and not strategy.synchronous:
         raise ConfigError(
             "strategy",
-            f"must be one whose workers take every step together for --model {config.model}, whose recipe averages "
-            f"weights over steps, got {config.strategy}",
+            f"must be one {together} for --model {config.model}, whose recipe averages weights over steps, got "
+            f"{config.strategy}",
         )
     if strategy.at_once(config) == 1:
         _check_single_image(config, spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,7 +33,7 @@ from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import arithmetic, checkpoint, freezing, hardware, initial_weights, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
-from cifar_ray.training.collectives import from_rank0
+from cifar_ray.training.collectives import from_all, from_rank0
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
@@ -132,13 +131,10 @@ def prepare(
         assert initial is not None, "the launcher has kept them"
         initial_weights.load(model, decided.weights_digest, from_rank0(worker, initial))
     clock = Clock(worker.device, launch.begun)
-    task = tasks.build(config, dataset.spec)
-    fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    strategy = _strategy(config, decided, worker, model, task, clock, server)
+    task = tasks.build(config, decided)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
     loader = TrainLoader(config, decided, dataset, shard, worker.device, variation)
-    with compiling.refusing(config):
-        _warm_up(strategy, loader, fresh, config.compile)
+    strategy = _strategy(config, decided, worker, model, task, clock, loader, server)
     tester = Evaluator(dataset.tested_on(config.test_images), worker, task)
     steps = loader.steps_per_epoch
     state = TrainingState(
@@ -186,12 +182,10 @@ def unfreeze(state: TrainingState, epoch: int) -> None:
         kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
         del state.model, state.strategy
         gc.collect()  # a GPU may have no room for two
-        state.model = _model(config, decided, decided.facts, worker, frozen=False)
-        state.strategy = _strategy(config, decided, worker, state.model, state.task, state.clock)
-        with compiling.refusing(config):
-            _warm_up(state.strategy, state.loader, weights, config.compile)
+        state.model = _model(config, decided, data.facts(config, decided.images), worker, frozen=False)
+        state.strategy = _strategy(config, decided, worker, state.model, state.task, state.clock, state.loader)
         state.strategy.load(weights, kept)
-        state.clock.leave_out_next()
+        state.clock.leave_out()
     state.frozen = False
 
 
@@ -199,7 +193,7 @@ def _model(config: ResolvedConfig, decided: Decided, spec: Facts, worker: Worker
     """The configured model with fresh weights on this worker's device; ``frozen`` as ``--freeze`` says, or not."""
     torch.manual_seed(config.seed)
     model = models.build(config, spec)
-    if is_own(config.model):
+    if is_own(config.model) and worker.world_size > 1:
         _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
@@ -218,27 +212,34 @@ def _strategy(
     model: nn.Module,
     task: Task,
     clock: Clock,
+    loader: TrainLoader,
     server: ServerHandle | None = None,
 ) -> Strategy:
-    """The configured strategy over a model."""
+    """The configured strategy over a model, after forward and backward passes that leave the model unchanged.
+
+    DDP rebuilds its buckets after the first backward passes. With those done here, every real step sums gradients
+    in the same layout, so a resumed run adds them in the same order as an uninterrupted one. What libraries set up
+    at first use counts as start-up this way. What is compiled is so in the first one, or never.
+    """
+    fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     make_optimizer = partial(optimizer.build, config=config, rules=freezing.rules(model, config))
     strategy = strategies.build(
         StrategyContext(config, decided, worker, model, make_optimizer, task, clock.mark, server)
     )
     hardware.use_precision(decided.precision)  # after all of the user's own modules
+    passes = max(strategy.warm_ups, compiling.PASSES * config.compile)
+    with compiling.refusing(config), unchanged(strategy.model):
+        for number in range(passes):
+            with torch.compiler.set_stance("fail_on_recompile") if number and config.compile else nullcontext():
+                strategy.gradients(loader.micro_batches(0, 0))
+            strategy.optimizer.zero_grad()
+    strategy.load(fresh, None)
     return strategy
 
 
 def _check_alike(model: nn.Module, worker: Worker) -> None:
     """Refuse a user's own model that differs between workers, whose generators are seeded alike."""
-    if worker.world_size == 1:
-        return
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    digests = [""] * worker.world_size
-    dist.all_gather_object(digests, digest.hexdigest())
+    digests = from_all(worker, initial_weights.pack(model.state_dict())[1])
     if other := next((rank for rank, each in enumerate(digests) if each != digests[0]), 0):
         raise ConfigError(
             "model",
@@ -258,22 +259,6 @@ def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset,
     if worker.world_size > 1:
         for parameter in model.parameters():
             dist.broadcast(parameter.detach(), src=0)
-
-
-def _warm_up(strategy: Strategy, loader: TrainLoader, fresh: dict[str, Tensor], is_compiled: bool) -> None:
-    """Run forward and backward passes that leave the model unchanged.
-
-    DDP rebuilds its buckets after the first backward passes. With those done here, every real step sums gradients
-    in the same layout, so a resumed run adds them in the same order as an uninterrupted one. What libraries set up
-    at first use counts as start-up this way. What is compiled is so in the first one, or never.
-    """
-    passes = max(strategy.warm_ups, compiling.PASSES * is_compiled)
-    with unchanged(strategy.model):
-        for number in range(passes):
-            with torch.compiler.set_stance("fail_on_recompile") if number and is_compiled else nullcontext():
-                strategy.gradients(loader.micro_batches(0, 0))
-            strategy.optimizer.zero_grad()
-    strategy.load(fresh, None)
 
 
 def _restore(state: TrainingState, snapshot: Snapshot) -> None:

@@ -257,7 +257,7 @@ def test_checkpoints_become_models_of_the_run(
             loaded = mlflow.pyfunc.load_model(model.model_uri)
             example = loaded.metadata.load_input_example(model.model_uri)
             required = Path(mlflow.pyfunc.get_model_dependencies(model.model_uri)).read_text().split()
-        expected = predictor.load(path)(torch.from_numpy(images)).detach().numpy()
+        expected = predictor.of(path)(torch.from_numpy(images)).detach().numpy()
         answers = loaded.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in images]})
         found = np.array([[row[name] for name in digits.class_names] for row in answers.probabilities])
         assert found == pytest.approx(expected, abs=1e-5)

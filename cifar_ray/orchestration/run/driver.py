@@ -277,7 +277,7 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
 def bound_line(outcome: Outcome, name: str, store_uri: str) -> str:
     """What bounds a finished run, in a sentence; empty where nothing can be named."""
     verdict = bottleneck.explain(outcome.steps) if outcome.steps is not None else None
-    if verdict is None or not verdict.is_news:
+    if verdict is None or verdict.share is None:
         return ""
     more = f"cifar-ray explain {shlex.quote(name)}{stores.flag(store_uri)}"
     return f"{verdict.kind}: {verdict.sentence}; `{more}` says what to try"

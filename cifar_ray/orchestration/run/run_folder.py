@@ -61,7 +61,8 @@ class RunFolder:
         """
         with checkpoints.reading(self.folder, name) as here:
             path = checkpoint.chosen(here) if name == "best" else here / name
-            return predictor.load(path), checkpoint.read(path).weights_sha256
+            snapshot = checkpoint.load(path)
+            return predictor.of(path, snapshot), snapshot.weights_sha256
 
     def asked(self, changes: Mapping[str, Any] | None = None) -> tuple[TrainConfig, Decided | None]:
         """The run's config, with ``changes`` on top, and what its last attempt had decided, if there was one.

@@ -82,7 +82,7 @@ def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_p
     dataset = data.read(asked)
     outcome = train_here(asked, dataset, tmp_path / "run")
     assert isinstance(outcome, Outcome)
-    learned = predictor.load(Path(outcome.checkpoint))
+    learned = predictor.of(Path(outcome.checkpoint))
     rows_given = given.features(tmp_path / "train.csv", dataset.spec)
     assert [len(column.unique()) for column in learned.normalise(torch.from_numpy(rows_given)).T] == [60, 60, 60]
     answers = learned(torch.from_numpy(rows_given)).detach()
@@ -315,4 +315,4 @@ def test_one_row_of_a_test_has_no_r2_and_the_run_ends_all_the_same(folder: Path,
     assert isinstance(outcome, Outcome)
     assert np.isnan(outcome.metrics["test/r2"])
     assert np.isfinite(outcome.metrics["test/mae"])
-    predictor.load(Path(outcome.checkpoint))
+    predictor.of(Path(outcome.checkpoint))

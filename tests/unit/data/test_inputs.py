@@ -114,7 +114,7 @@ def test_a_trained_model_answers_for_inputs_as_they_are_stored(
     (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
     assert isinstance(outcome, Outcome)
     test = data.read(asked).test
-    learned = predictor.load(Path(outcome.checkpoint))
+    learned = predictor.of(Path(outcome.checkpoint))
     program = torch.export.export(learned, (torch.from_numpy(test.inputs),))
     for answers in (learned(torch.from_numpy(test.inputs)), program.module()(torch.from_numpy(test.inputs))):
         right = (answers.argmax(1).numpy() == test["labels"]).mean()

@@ -146,7 +146,7 @@ def test_a_trained_model_answers_in_the_targets_units(tmp_path: Path) -> None:
     assert snapshot.spec.target_mean == pytest.approx(dataset.train["targets"].mean(0))
     assert snapshot.score == outcome.metrics["best/r2"]
     with torch.inference_mode():
-        answers = predictor.load(best)(torch.from_numpy(dataset.test.inputs)).numpy()
+        answers = predictor.of(best)(torch.from_numpy(dataset.test.inputs)).numpy()
     assert outcome.metrics["chosen/test/r2"] == pytest.approx(r2_score(dataset.test["targets"], answers), rel=1e-5)
     assert outcome.metrics["chosen/test/r2"] > 0.7
     assert (outcome.metrics["test/rows"], "epoch_rows_per_s" in outcome.metrics) == (24, True)

@@ -175,7 +175,7 @@ def test_a_run_begins_with_the_weights_of_another_and_its_model_answers_masks(
     assert snapshot.score == outcome.metrics["best/miou"]
     test = data.read(asked).test
     with torch.inference_mode():
-        answers = predictor.load(best)(torch.from_numpy(test.images))
+        answers = predictor.of(best)(torch.from_numpy(test.images))
     assert (answers.dtype, answers.shape) == (torch.uint8, (20, 16, 16))
     expected = figures_by_hand(answers.numpy(), test["masks"], 11)
     assert outcome.metrics["chosen/test/miou"] == pytest.approx(expected["miou"], rel=1e-9)

@@ -121,7 +121,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
     assert (found.digest, found.mean, found.length, found.vocabulary) == (again.digest, (), 40, 400)
     rows = tokens.cut(dataset.test.inputs)
     with torch.inference_mode():
-        answers = predictor.load(checkpoint.every(tmp_path)[-1])(torch.from_numpy(rows))
+        answers = predictor.of(checkpoint.every(tmp_path)[-1])(torch.from_numpy(rows))
     right = answers.argmax(1).numpy() == dataset.test["labels"]
     assert right.mean() == pytest.approx(outcome.metrics["test/accuracy"])
     wrong = mistakes.records(outcome.mistakes, dataset)

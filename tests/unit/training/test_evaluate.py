@@ -144,7 +144,7 @@ def test_figures_are_those_of_the_saved_model_in_float32(
     assert set(rounding) == {("ieee", torch.float32)}
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # for training again
     with torch.inference_mode():
-        probabilities = predictor.load(Path(outcome.checkpoint))(torch.from_numpy(digits.test.images))
+        probabilities = predictor.of(Path(outcome.checkpoint))(torch.from_numpy(digits.test.images))
     labels = digits.test["labels"]
     loss = nn.functional.nll_loss(probabilities.double().log(), torch.from_numpy(labels))
     assert outcome.metrics["test/loss"] == pytest.approx(loss.item(), rel=1e-5)

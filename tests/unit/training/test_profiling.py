@@ -36,11 +36,6 @@ def trace(path: Path) -> list[dict[str, Any]]:
         return json.load(packed)["traceEvents"]  # type: ignore[no-any-return]
 
 
-def process_name(events: list[dict[str, Any]]) -> str:
-    (name,) = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    return str(name)
-
-
 def marked(events: list[dict[str, Any]]) -> list[str]:
     """The steps that a trace marks, in their order."""
     marks = [event for event in events if re.fullmatch(r"step \d+", event["name"])]
@@ -92,7 +87,6 @@ def test_a_trace_has_its_rank_its_steps_and_its_operators_and_leaves_the_weights
     (told,) = recorder.traces
     assert (told.rank, told.problem, told.path) == (0, "", tmp_path / "b" / "traces" / "rank0.json.gz")
     events = trace(told.path)
-    assert process_name(events).startswith("rank 0 of 1, ")
     assert marked(events) == ["step 9", "step 10", "step 11"]
     names = {event["name"] for event in events if event.get("cat") == "cpu_op"}
     assert {"aten::convolution", "aten::addmm"} <= names
@@ -109,7 +103,7 @@ def test_times_have_no_profiled_step_nor_those_beside_them(digits: Dataset, tmp_
         folder = tmp_path / str(steps) / "at"
         train_here(small_config("ddp", "1x1", profile={"steps": steps}), digits, folder)
         clock = checkpoint.load(checkpoint.every(folder)[-1]).clock
-        assert len(clock["iterations"]) == 2 * EPOCH_STEPS - left_out
+        assert len(clock["steps"]) == 2 * EPOCH_STEPS - left_out
 
 
 def test_a_folder_that_cannot_be_written_costs_the_trace_and_not_the_run(digits: Dataset, tmp_path: Path) -> None:
@@ -165,7 +159,6 @@ def test_every_rank_has_a_trace_with_the_same_steps(strategy: str, tmp_path: Pat
         (told,) = recorder.traces
         assert (told.rank, told.problem) == (rank, "")
         events = trace(told.path)
-        assert process_name(events).startswith(f"rank {rank} of 2, ")
         assert marked(events) == ["step 10", "step 11"]
         if strategy in ("gpipe", "all_reduce", "fsdp"):
             assert [event for event in events if event["name"].startswith("gloo:")]

@@ -31,7 +31,7 @@ NORM = "for this resnet50, whose batch norm needs several values"
         ({"test_images": 3, "topology": "1x4"}, "--topology must have at most one worker per test image (3)"),
         ({"topology": "1x361", "batch_size": 2}, "--topology must have at most one worker per test image (360)"),
         ({"model": "vit", "model_options": {"patch_size": 5}}, "--model-options.patch-size must divide the image's side of 32, got 5"),
-        ({"elastic": "1x1:1x2", "strategy": "hogwild"}, "--elastic needs a strategy whose workers take every step together, so that all stop after the same one; those of hogwild do not"),
+        ({"elastic": "1x1:1x2", "strategy": "hogwild"}, "--elastic needs a strategy whose workers take every step together; those of hogwild do not"),
         ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "strategy_options": {"push_every": 4}}, "--strategy-options.push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
         ({"model": "resnet50", "batch_size": 1}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 1"),
         ({"model": "resnet50", "batch_size": 1, "topology": "1x2", "accumulate": 2}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 4"),

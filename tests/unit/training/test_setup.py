@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray import data
+from cifar_ray import strategies
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
@@ -43,7 +43,7 @@ def test_every_batch_norm_is_synchronised_when_asked_for(
         )
     )
     monkeypatch.setattr(recipe, "check_place", lambda *_: None)
-    monkeypatch.setattr(setup, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(strategies.of(wanted), "warm_ups", 0)
     job = setup.prepare(wanted, Decided.asked(wanted), digits, tmp_path, Worker(), Launch(0.0, 0.0))
     norms = [layer for layer in job.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     assert len(norms) > 1
