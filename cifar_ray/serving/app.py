@@ -61,7 +61,7 @@ def of_run(
         "step": snapshot.step,
         f"{measured}_{task.primary.name}": snapshot.score,
         "weights_sha256": snapshot.weights_sha256,
-        task.names: snapshot.class_names,
+        task.names: snapshot.spec.names,
     }
     spec = snapshot.spec
     if spec.inputs == "tokens":

@@ -26,7 +26,7 @@ from pydantic import ConfigDict, TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray import data, tasks
+from cifar_ray import tasks
 from cifar_ray.config import errors, option, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.schema import Number, Whole
@@ -43,7 +43,7 @@ WEIGHTS, STATE = "weights.safetensors", "state.pt"
 _IN_STATE = ("optimizer", "clock", "epoch_loss", "history", "encoding")
 
 _LOCK_WAIT_S = 120.0
-_OF_WEIGHTS = ("precision", "convolutions", "data", "weights_digest")
+_OF_WEIGHTS = ("precision", "convolutions", "weights_digest")
 """What is decided beside the config and decides the weights."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -62,7 +62,6 @@ class Manifest:
         epoch: whole epochs done.
         score: the task's primary figure of the epoch that ends here, if one does, on the validation samples where
             there are any, else on the test.
-        class_names: one per label.
         weights_sha256: of the weights file, in hex; empty until it is written.
         state_sha256: of the state file.
     """
@@ -73,7 +72,6 @@ class Manifest:
     step: Whole
     epoch: Whole
     score: Number | None
-    class_names: tuple[str, ...]
     weights_sha256: str = ""
     state_sha256: str = ""
 
@@ -172,7 +170,7 @@ def _prune(folder: Path, newest: Manifest) -> Path | None:
 
     Later ones than ``newest`` were passed over as damaged and do not count.
     """
-    top = best(folder) if choosing.objective(newest.config, newest.task) is not None else None
+    top = best(folder) if choosing.objective(newest.task, newest.decided.facts) is not None else None
     older = [path for path in every(folder) if step_of(path.name) <= newest.step]
     for path in older[: -newest.config.keep_checkpoints]:
         if path != top:
@@ -269,6 +267,8 @@ def _check_same(made: Manifest, config: ResolvedConfig, decided: Decided, path: 
     }
     known = {name: value for name, value in vars(decided).items() if value not in (None, "auto")}
     pairs |= {name: (getattr(made.decided, name), known[name]) for name in _OF_WEIGHTS if name in known}
+    if decided.data is not None:
+        pairs["data"] = made.decided.facts.digest, decided.data.digest
     for name, (was, wanted) in pairs.items():
         if was != wanted:
             raise CheckpointError(
@@ -319,7 +319,7 @@ def existing(folder: Path) -> list[SavedCheckpoint]:
     ranks = {
         path: made.task.primary.rank(made.score)
         for path, made in manifests.items()
-        if made.score is not None and choosing.objective(made.config, made.task) is not None
+        if made.score is not None and choosing.objective(made.task, made.decided.facts) is not None
     }
     top = max(ranks, key=ranks.__getitem__, default=None)
     return [

@@ -60,5 +60,7 @@ def of(path: Path | str, snapshot: Snapshot | None = None) -> Predictor:
         CheckpointError: when it cannot be read, or its weights are not those of its config.
     """
     snapshot = snapshot or checkpoint.load(Path(path))
-    task = tasks.build(snapshot.config, snapshot.decided)
-    return Predictor(restore(path, snapshot), snapshot.spec.normalised(snapshot.config.normalise), task).eval()
+    task = tasks.build(snapshot.config, snapshot.spec)
+    return Predictor(
+        restore(path, snapshot), datasets.normalised(snapshot.spec, snapshot.config.normalise), task
+    ).eval()

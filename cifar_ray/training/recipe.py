@@ -21,7 +21,7 @@ from cifar_ray.config.option import OWN, SIZED, is_function, is_own, library_of
 from cifar_ray.config.sections import MIXING, MOVING, AugmentName
 from cifar_ray.config.strategy import SCALING
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
-from cifar_ray.data import Dataset, DatasetSpec, arrays, order
+from cifar_ray.data import Dataset, Facts, modality, order
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.tasks import choosing, imports
@@ -31,8 +31,6 @@ LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""
 
 _PROFILED_FROM = 10  # steps of a run before the profiler starts, where an epoch has as many
-
-_LEARNED_OF = {"images": "whole images", "features": "rows of numbers", "tokens": "texts"}
 
 
 def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> ResolvedConfig:
@@ -51,16 +49,11 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     config = copy.copy(asked)  # a draft, whose values are checked together once all are there
     values = vars(config)
     values |= {name: value for name, value in known.items() if value is not None}
-    looks = is_own(config.dataset) and not asked.images.classes
-    if looks:
-        values["images"] = data.look(config)
+    values["dataset"] = data.absolute(config.dataset)
     values["val_share"] = _val_share(config, chooser)
-    if looks:
-        values["images"] = data.look(config)  # of which validation may have taken some
-        values["dataset"] = data.absolute(config.dataset)
+    spec = data.look(config)
     if config.weights is not None:  # a file; others are names
         values["weights"] = str(files.existing("weights", config.weights) or config.weights)
-    spec = data.spec(config)
     _check_task(config, spec)
     recipe = _recipe(config)
     values["global_batch_size"] = config.global_batch_size or recipe["base_batch"]
@@ -80,12 +73,12 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     return resolved
 
 
-def _check(config: ResolvedConfig, spec: DatasetSpec, batch_option: str) -> None:
+def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     """Refuse a resolved config whose parts do not go together; ``batch_option`` is the option that gave the batch."""
-    outputs = tasks.spec(config).outputs(spec.num_classes, spec.image_size)
+    outputs = tasks.spec(config, spec).outputs(spec.num_classes, spec.image_size)
     if is_own(config.model):
         own_models.check(config, spec, outputs)
-    elif is_own(config.dataset) and spec.inputs == "images":
+    elif is_own(config.dataset) and modality.of(spec).varies:
         _check_side(config, spec)
     else:
         models.outline(config, spec)  # refuses options that do not go together
@@ -129,27 +122,27 @@ def check_place(config: ResolvedConfig, decided: Decided) -> None:
     strategies.of(config).check(config, decided)
 
 
-def _check_sizes(config: ResolvedConfig, spec: DatasetSpec, batch: str = "global_batch_size") -> None:
+def _check_sizes(config: ResolvedConfig, spec: Facts, batch: str = "global_batch_size") -> None:
     """Refuse a config that needs more samples than a data set has; ``batch`` is the option that gave the batch."""
-    unit = tasks.spec(config).unit
+    unit = tasks.spec(config, spec).unit
     if config.global_batch_size > spec.train_size:
         raise ConfigError(
             batch,
             f"must leave at least one step per epoch: {config.images_per_worker} x {config.world_size} workers x "
             f"{config.accumulate} micro-batches is {config.global_batch_size} {unit} per step, and "
-            f"{spec.name} has {spec.train_size} training {unit}",
+            f"{config.dataset} has {spec.train_size} training {unit}",
         )
     whole = order.steps_per_epoch(spec.train_size, config.global_batch_size)
     if config.steps_per_epoch is not None and config.steps_per_epoch > whole:
         raise ConfigError(
             "steps_per_epoch",
-            f"must be at most {whole}, the global batches of {config.global_batch_size} {unit} in {spec.name}, "
+            f"must be at most {whole}, the global batches of {config.global_batch_size} {unit} in {config.dataset}, "
             f"got {config.steps_per_epoch}",
         )
     profiled_from(config, config.steps_per_epoch or whole)
     counted = config.test_images or spec.test_size
     if counted > spec.test_size:
-        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {spec.name}, got {counted}")
+        raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {config.dataset}, got {counted}")
     if counted < config.world_size:
         raise ConfigError("topology", f"must have at most one worker per test {unit[:-1]} ({counted})")
     if 0 < spec.val_size < config.world_size:
@@ -178,7 +171,7 @@ def profiled_from(config: TrainConfig, steps: int) -> int | None:
     return min(_PROFILED_FROM, steps - wanted - 1) or steps
 
 
-def _check_task(config: TrainConfig, spec: DatasetSpec) -> None:
+def _check_task(config: TrainConfig, spec: Facts) -> None:
     """Refuse a task that learns what the data set does not have, and a model for another kind of inputs or of task."""
     task, column = tasks.of(config), tasks.column(config)
     if task.target != column and option.chosen(config.dataset) != OWN:
@@ -193,7 +186,7 @@ def _check_task(config: TrainConfig, spec: DatasetSpec) -> None:
         kinds[config.model] = ("images", wanted[1])  # what it gives is tried
     if kinds.get(config.model, wanted) != wanted:
         known = [name for name, kind in kinds.items() if kind == wanted]
-        what = "pixels" if wanted[1] else _LEARNED_OF[spec.inputs]
+        what = "pixels" if wanted[1] else modality.of(spec).learned_of
         raise ConfigError(
             "model",
             f"must be {errors.one_of([*known, 'one of your own'])} to learn the {task.target} of {what}, as "
@@ -201,7 +194,7 @@ def _check_task(config: TrainConfig, spec: DatasetSpec) -> None:
         )
 
 
-def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:
+def _check_side(config: ResolvedConfig, spec: Facts) -> None:
     """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers without weights
@@ -214,10 +207,10 @@ def _check_side(config: ResolvedConfig, spec: DatasetSpec) -> None:
         )
 
 
-def _check_single_image(config: ResolvedConfig, spec: DatasetSpec) -> None:
+def _check_single_image(config: ResolvedConfig, spec: Facts) -> None:
     """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
     if not _takes(config, spec, 1):
-        unit, cut = tasks.spec(config).unit, strategies.of(config).cut
+        unit, cut = tasks.spec(config, spec).unit, strategies.of(config).cut
         raise ConfigError(
             cut or "global_batch_size",
             f"must leave at least 2 {unit} in each forward pass for this {config.model}, whose batch norm needs "
@@ -225,18 +218,18 @@ def _check_single_image(config: ResolvedConfig, spec: DatasetSpec) -> None:
         )
 
 
-def _takes(config: ResolvedConfig, spec: DatasetSpec, samples: int) -> bool:
+def _takes(config: ResolvedConfig, spec: Facts, samples: int) -> bool:
     """Whether the model takes a batch of so many samples, as far as shapes tell."""
     model = models.outline(config, spec)
     with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
         try:
-            model(spec.example(samples))
+            model(modality.of(spec).example(samples))
         except (RuntimeError, ValueError, ZeroDivisionError):
             return False
     return True
 
 
-def _check_fp16(config: ResolvedConfig, spec: DatasetSpec) -> None:
+def _check_fp16(config: ResolvedConfig, spec: Facts) -> None:
     """Refuse float16 where its loss cannot be scaled."""
     if config.strategy not in SCALING:
         raise ConfigError(
@@ -261,7 +254,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     """
     chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
-    has_own = config.images.val > 0 and not config.val_share
+    has_own = not config.val_share and data.look(config).val_size > 0
     if has_own and config.val_share == 0:
         raise ConfigError("val_share", f"is for data without validation images, and {config.dataset} has some")
     if has_own or not chooser:
@@ -274,9 +267,10 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
 def notes(config: TrainConfig, asked: TrainConfig) -> Iterator[str]:
     """Notes on what a resolved config has that nobody asked for, or can hardly want."""
     if config.val_share is not None and asked.val_share is None:
+        unit = tasks.spec(config, data.facts(config)).unit
         yield (
-            f"note: {config.val_share:.0%} of the training {tasks.spec(config).unit} are kept for validation, since "
-            "something is chosen (--val-share sets the share)"
+            f"note: {config.val_share:.0%} of the training {unit} are kept for validation, since something is chosen "
+            "(--val-share sets the share)"
         )
     if config.freeze and config.weights is None and not is_function(config.model):  # one's own may read weights
         yield "note: --freeze keeps random weights as they are: --weights says which weights to start from"
@@ -286,7 +280,7 @@ _OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",)}
 """Options that are for images alone -> the values that they may have with other inputs."""
 
 
-def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
+def _augment(config: TrainConfig, spec: Facts) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
     has_classes = task.spec.names == "classes"
@@ -294,7 +288,7 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
         raise ConfigError("class_weights", f"is for tasks of classes, and the task is {config.task or task.spec.name}")
     if config.label_smoothing and not (is_own(config.task) or has_classes):
         raise ConfigError("label_smoothing", f"is for tasks of classes, and the task is {task.spec.name}")
-    if spec.inputs != "images":
+    if not modality.of(spec).varies:
         if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
             raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
         return "none"
@@ -306,7 +300,7 @@ def _augment(config: TrainConfig, spec: DatasetSpec) -> str:
     has_masks, has_labels = task.spec.answer == "masks", task.spec.answer == "classes" and task.target == "labels"
     not_moving, unmixed = [name for name in names if name not in MOVING], config.task or task.spec.name
     refusals = {
-        f"{spec.name}, whose classes a mirror image does not show": [] if spec.flip else ["crop_flip"],
+        f"{config.dataset}, whose classes a mirror image does not show": [] if spec.flip else ["crop_flip"],
         "masks, which vary with their images": not_moving if has_masks else [],
         f"{unmixed}, which has no labels to mix": [] if has_labels else [*MIXING],
     }
@@ -360,29 +354,20 @@ def command(config: ResolvedConfig, **changes: Any) -> str:
 
 
 def settle(config: ResolvedConfig, decided: Decided, dataset: Dataset) -> Decided:
-    """What is ``decided``, with the facts of a data set that has been read, as far as the run depends on them.
+    """What is ``decided``, with the facts of the data set, which has been read.
 
     Raises:
         ConfigError: when these are not the samples that the run began with, or validation has left too few.
     """
-    _check_sizes(config, dataset.spec)
-    images = arrays.described(dataset) if is_own(config.dataset) else None
-    if images is not None and decided.images is not None and decided.images.digest != images.digest:
+    facts = data.keep(config, dataset.spec)
+    _check_sizes(config, facts)
+    if decided.data is not None and decided.data.digest != facts.digest:
         raise ConfigError(
             "dataset",
-            f"must have the {tasks.spec(config).unit} that the run began with, and those of {config.dataset} have "
-            "changed since; undo that, or begin a new run",
+            f"must have the {tasks.spec(config, facts).unit} that the run began with, and those of {config.dataset} "
+            "have changed since; undo that, or begin a new run",
         )
-    counts = _class_counts(config, dataset) if config.class_weights != "none" else None
-    if decided.class_weights_counts not in (None, counts):
-        raise ConfigError("class_weights", "must be of the training images that the run began with, which have changed")
-    return dataclasses.replace(decided, images=images, class_weights_counts=counts)
-
-
-def _class_counts(config: ResolvedConfig, dataset: Dataset) -> tuple[int, ...]:
-    """The training samples of each class, from which class weights follow."""
-    counts = dataset.class_counts
-    if empty := [label for label, count in enumerate(counts) if not count]:
-        missing = dataset.class_names[empty[0]]
-        raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {missing} has none")
-    return counts
+    empty = [name for name, count in zip(facts.names, facts.class_counts) if not count]
+    if config.class_weights != "none" and empty:
+        raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {empty[0]} has none")
+    return dataclasses.replace(decided, data=facts)

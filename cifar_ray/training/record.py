@@ -105,8 +105,7 @@ def save(state: TrainingState, observer: Observer, score: float | None = None) -
             step=state.step,
             epoch=state.step // state.loader.steps_per_epoch,
             score=score,
-            class_names=state.class_names,
-            weights=state.model.state_dict(),
+                weights=state.model.state_dict(),
             optimizer=optimizer_state,
             clock=state.clock.state(),
             epoch_loss=total / state.worker.world_size,
@@ -190,13 +189,13 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
             times["padding_share"] = texts.padding
     metrics = {**epochs[-1].metrics, **{f"test/{name}": value for name, value in last.metrics.items()}}
     metrics[task.counted] = float(last.images)
-    if state.config.validated:
+    if state.decided.facts.val_size:
         metrics[task.counted_on("val")] = float(state.evaluator.count)
     if chosen is not None and best is not None:
         epoch = step_of(best.name) // state.loader.steps_per_epoch
         metrics |= {f"{CHOSEN}test/{name}": value for name, value in chosen.metrics.items()}
         metrics[CHOSEN_EPOCH] = float(epoch)
-        if state.config.validated:  # the figure that chose it
+        if state.decided.facts.val_size:  # the figure that chose it
             metrics[task.primary.best] = epochs[epoch - 1].metrics[task.primary.on("val")]
     metrics |= {"peak_memory_mib": max(peaks)}
     metrics |= {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
@@ -225,7 +224,7 @@ def _kept(state: TrainingState) -> tuple[Path, str, Path | None, str]:
     """
     newest = checkpoint.every(state.folder)[-1]
     digest = checkpoint.read(newest).weights_sha256
-    chooser = choosing.objective(state.config, state.task.spec)
+    chooser = choosing.objective(state.task.spec, state.decided.facts)
     if chooser is None or (best := checkpoint.best(state.folder)) is None:
         return newest, digest, None, ""
     rows = [row for row in state.history if row.kind == "epoch"]

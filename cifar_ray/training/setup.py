@@ -69,7 +69,6 @@ class TrainingState:
     evaluator: Evaluator
     tester: Evaluator
     clock: Clock
-    class_names: tuple[str, ...]
     encoding: str
     stopper: Stopper
     started: Started
@@ -116,7 +115,6 @@ def prepare(
     torch.set_num_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
     path, resumed, skipped = _newest(folder, config, decided, worker) or (None, None, ())
     # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
     before = resumed.decided if resumed else decided
@@ -131,7 +129,7 @@ def prepare(
         assert initial is not None, "the launcher has kept them"
         initial_weights.load(model, decided.weights_digest, from_rank0(worker, initial))
     clock = Clock(worker.device, launch.begun)
-    task = tasks.build(config, decided)
+    task = tasks.build(config, dataset.spec)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
     loader = TrainLoader(config, decided, dataset, shard, worker.device, variation)
     strategy = _strategy(config, decided, worker, model, task, clock, loader, server)
@@ -149,7 +147,6 @@ def prepare(
         evaluator=Evaluator(dataset, worker, task, "val") if dataset.spec.val_size else tester,
         tester=tester,
         clock=clock,
-        class_names=dataset.class_names,
         encoding=dataset.encoding,
         stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
@@ -182,7 +179,7 @@ def unfreeze(state: TrainingState, epoch: int) -> None:
         kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
         del state.model, state.strategy
         gc.collect()  # a GPU may have no room for two
-        state.model = _model(config, decided, data.facts(config, decided.images), worker, frozen=False)
+        state.model = _model(config, decided, decided.facts, worker, frozen=False)
         state.strategy = _strategy(config, decided, worker, state.model, state.task, state.clock, state.loader)
         state.strategy.load(weights, kept)
         state.clock.leave_out()

@@ -51,7 +51,7 @@ def folder(bucket: str, home: Path, request: pytest.FixtureRequest) -> Folder:
 def snapshot(small: TrainConfig) -> Snapshot:
     weights = {"w": torch.arange(6.0).reshape(2, 3)}
     config = replace(small, val_share=0.1)
-    decided = Decided.asked(config)
+    decided = decided_of(config)
     return Snapshot(
         config=config,
         decided=decided,
@@ -59,7 +59,6 @@ def snapshot(small: TrainConfig) -> Snapshot:
         step=10,
         epoch=1,
         score=0.5,
-        class_names=("a", "b"),
         weights=weights,
         optimizer={"state": {}},
         clock={},

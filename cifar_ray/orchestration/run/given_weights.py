@@ -105,8 +105,8 @@ def _other_data(config: ResolvedConfig, theirs: Snapshot) -> Iterator[str]:
             f"weights of {config.weights}: may have been trained on images that this run keeps for validation, so "
             "that validation figures may be too good"
         )
-    if is_other and len(theirs.class_names) == data.facts(config).num_classes:
+    if is_other and len(theirs.spec.names) == data.facts(config).num_classes:
         yield (
             f"weights of {config.weights}: the head is kept, though it was trained for the "
-            f"{len(theirs.class_names)} classes of {theirs.config.dataset_name}"
+            f"{len(theirs.spec.names)} classes of {theirs.config.dataset_name}"
         )

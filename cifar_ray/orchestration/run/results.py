@@ -179,8 +179,9 @@ def evaluate(
         config = runfile.resolved_from_mapping({**runfile.to_mapping(config), "data_dir": data_dir})
     dataset = data.read(config, encoding=snapshot.encoding)
     recipe.settle(config, snapshot.decided, dataset)  # refuses others than it learned with
+    dataset = dataset.normalised(config.normalise)
     torch.set_num_threads(hardware.allowed_cpus())
-    evaluation = _evaluation(dataset, tasks.build(config, snapshot.decided), model, device, note)
+    evaluation = _evaluation(dataset, tasks.build(config, snapshot.spec), model, device, note)
     score, task = snapshot.score, tasks.to_record(snapshot.task)
     on = snapshot.spec.measured
     counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
@@ -248,7 +249,7 @@ def predict(
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     model, spec = predictor.of(chosen.address, snapshot), snapshot.spec
-    task, names = snapshot.task, snapshot.class_names
+    task, names = snapshot.task, snapshot.spec.names
     shown = top if task.names == "classes" else None
     if out is not None and task.answer != "masks":
         raise ConfigError(

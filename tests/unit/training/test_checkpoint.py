@@ -18,7 +18,7 @@ from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.checkpoint import STATE, WEIGHTS, Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import MANIFEST, Row, SavedCheckpoint
-from tests.support.helpers import forge, seal
+from tests.support.helpers import decided_of, forge, seal
 
 TENSORS = {
     "b.weight": torch.randn(3, 4),
@@ -40,7 +40,6 @@ def snapshot(step: int, accuracy: float | None = None, **values: object) -> Snap
         step=step,
         epoch=step // 10,
         score=accuracy,
-        class_names=("0", "1"),
         weights={"w": torch.full((2, 2), float(step))},
         optimizer={"state": {0: {"momentum_buffer": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
         clock={"seconds": {"training": 1.5}, "iterations": torch.tensor([0.1, 0.2])},

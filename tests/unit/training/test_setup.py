@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray import strategies
+from cifar_ray import data, strategies
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
