@@ -25,9 +25,8 @@ def models(pattern: str | None = None) -> int:
         pattern: Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: the names of all.
     """
     with early.loading("loading PyTorch"):
-        from cifar_ray.data import modality
+        from cifar_ray.config import imports
         from cifar_ray.models import libraries, registry
-        from cifar_ray.tasks import imports
 
     if pattern is not None and (pattern in registry() or is_function(pattern)):
         entry = registry().get(pattern)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from cifar_ray import tasks
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.facts import Inputs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
 from cifar_ray.data.source import Found, Part, Source
-from cifar_ray.tasks import imports
 from cifar_ray.tasks.protocol import Task
 
 _RULE = (

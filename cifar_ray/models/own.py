@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from cifar_ray.config import option
+from cifar_ray.config import imports, option
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import SIZED, is_function, library_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Facts, modality
 from cifar_ray.models import libraries
 from cifar_ray.models.architecture import Architecture, Recipe
-from cifar_ray.tasks import imports
 
 RECIPES = (
     Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=0.5),

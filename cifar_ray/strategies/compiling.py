@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.tasks import imports
 
 PASSES = 3
 """Passes after which nothing is left to set up: the first compiles, the second records CUDA graphs, the third is the
@@ -61,7 +61,7 @@ def refusing(config: TrainConfig) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Why torch.compile has refused a model, and where; empty for another error."""
-    text = imports.message(error)
+    text = str(error)
     if "fail_on_recompile" in text:
         guard = re.search(r"- (?:\d+/\d+: )?(.+?)(?:\s+#.*)?$", text, re.MULTILINE)
         held = guard[1] if guard else "what it was compiled for"

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from cifar_ray.tasks import imports
+from cifar_ray.config import imports
 
 if find_spec("matplotlib"):
     imports.matplotlib()  # torchmetrics imports it and would not bear a user's MPLBACKEND

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.tasks import imports
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.tasks.spec import TaskSpec, check
 

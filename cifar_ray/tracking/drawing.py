@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from cifar_ray.tasks import imports
+from cifar_ray.config import imports
 
 _one_at_a_time = threading.RLock()
 """Runs of a sweep end at their own times, and matplotlib's settings are one for all threads."""

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import IO
 
-from cifar_ray.tasks import imports
+from cifar_ray.config import imports
 
 _DONE, _KILLED = "done", "KILLED"
 _TRIES_S = 300.0

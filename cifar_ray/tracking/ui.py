@@ -11,7 +11,7 @@ import webbrowser
 from typing import IO
 
 from cifar_ray import tracking
-from cifar_ray.tasks import imports
+from cifar_ray.config import imports
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking import uri as stores
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray import models
+from cifar_ray.config import imports
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.tasks import imports
 from cifar_ray.training import freezing, own
 from cifar_ray.training.freezing import Rule
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import data, models, tasks
-from cifar_ray.config import option
+from cifar_ray.config import imports, option
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import OWN, is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import modality
 from cifar_ray.data.datasets import as_tensor
-from cifar_ray.tasks import LOSS, imports
+from cifar_ray.tasks import LOSS
 from cifar_ray.training import freezing
 
 _TRIED = 101

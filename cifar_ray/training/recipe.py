@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cifar_ray import data, models, strategies, tasks
-from cifar_ray.config import errors, files, option, runfile, schema
+from cifar_ray.config import errors, files, imports, option, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import OWN, SIZED, is_function, is_own, library_of
@@ -24,8 +24,8 @@ from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, Facts, modality, order
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
-from cifar_ray.tasks import choosing, imports
-from cifar_ray.training import freezing, optimizer, own
+from cifar_ray.tasks import choosing
+from cifar_ray.training import checks, freezing, optimizer, own
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""

@@ -57,8 +57,8 @@ WORDS = ["sweep", "--name", "kinds", "--dataset", "digits", "--model", "failing:
 WORDS += ["--epochs", "1", "--steps-per-epoch", "2", "--max-concurrent", "2"]
 FAILED = {
     "value": "ValueError: wrong",
-    "pickle": "NoPickle: wrong",
-    "text": "NoText: no text, since __str__ raises RuntimeError",
+    "pickle": "failing.NoPickle: wrong",
+    "text": "failing.NoText: <exception str() failed>",
     "exit": "SystemExit: wrong",
     "interrupt": "KeyboardInterrupt",
 }

@@ -97,7 +97,7 @@ def refused_while_changed(person: Person, mine: Path, *words: str) -> None:
     """Change the model's file, then an image; ``words`` are refused each time, and all is undone."""
     kept = mine.read_text()
     mine.write_text(kept.replace("ReLU", "GELU"))
-    sentence = f"--model must be as the run began with it: {mine} has changed since; undo that, or begin a new run"
+    sentence = "--model must be as the run began with it: the file of mine:build has changed since; undo that, "
     assert person.refused(*words).startswith(sentence)
     mine.write_text(kept)
     one, other = sorted((person.home / "images").glob("train/[01]/*.png"))[::100][:2]
@@ -135,7 +135,8 @@ def test_a_killed_run_goes_on_and_a_changed_file_is_refused(person: Person, mine
     assert "test accuracy" in person.succeeds("evaluate", "killed").stdout
     mine.unlink()
     assert person.refused("evaluate", "killed") == (
-        f"--model must name a module that can be imported here, in {person.home}: there is no mine"
+        f"--model must name a module that can be imported in {person.home}, and mine fails: "
+        "ModuleNotFoundError: No module named 'mine'"
     )
 
 

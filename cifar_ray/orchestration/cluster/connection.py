@@ -12,12 +12,12 @@ from types import ModuleType
 
 import ray
 
+from cifar_ray.config import imports
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import interfaces, local, optional, servers
-from cifar_ray.tasks import imports
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0

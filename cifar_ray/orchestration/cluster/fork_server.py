@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from cifar_ray.tasks import imports
+from cifar_ray.config import imports
 
 _PRELOADED = (
     "cifar_ray.training.loop",

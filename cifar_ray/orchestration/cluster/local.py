@@ -23,11 +23,11 @@ import psutil
 import ray
 
 from cifar_ray import storage
+from cifar_ray.config import imports
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import fork_server, optional
-from cifar_ray.tasks import imports
 from cifar_ray.training import hardware
 
 _START_S = 120  # for further nodes, on a busy machine

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from cifar_ray import data, tasks, tracking
-from cifar_ray.config import errors
+from cifar_ray.config import errors, imports
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
 from cifar_ray.config.limits import PATIENCE
@@ -34,7 +34,7 @@ from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
-from cifar_ray.tasks import imports
+from cifar_ray.tasks import choosing
 from cifar_ray.tracking import store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord

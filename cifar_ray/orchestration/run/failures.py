@@ -22,9 +22,9 @@ import ray
 import torch
 import torch.distributed as dist
 
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.storage import StorageError
-from cifar_ray.tasks import imports
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 
 
@@ -146,7 +146,7 @@ def _sentence(error: BaseException) -> str:
         capped = torch.cuda.is_initialized() and torch.cuda.get_per_process_memory_fraction() < 1  # type: ignore[no-untyped-call]
         more = ", and a larger --gpus-per-worker gives more" * capped
         return f"there is not enough memory; a smaller --batch-size, or a smaller model, needs less{more}"
-    return imports.message(error) if isinstance(error, _SENTENCES) else imports.described(error)
+    return str(error) if isinstance(error, _SENTENCES) else imports.described(error)
 
 
 def _position(error: BaseException) -> tuple[str, int]:
@@ -165,7 +165,7 @@ def _position(error: BaseException) -> tuple[str, int]:
 
 def _kind(error: BaseException, is_theirs: bool) -> Kind:
     """Whether an error can pass; ``is_theirs``: it came out of the user's own code."""
-    chain = list(imports.chain(error, "__cause__", "__context__"))
+    chain = imports.chain(error)
     if isinstance(error, (CheckpointError, DivergedError)) or any(map(_out_of_memory, chain)):
         return Kind.FINAL
     if any(map(_is_consequence, chain)):
@@ -179,13 +179,13 @@ def _kind(error: BaseException, is_theirs: bool) -> Kind:
 
 def _out_of_memory(error: BaseException) -> bool:
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or (isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(imports.message(error))))
+    return known or (isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error))))
 
 
 def _is_consequence(error: BaseException) -> bool:
     if isinstance(error, (dist.DistError, RankFailedError)) or _library(error) == "ray":
         return True
-    return type(error) is RuntimeError and bool(_COLLECTIVE.search(imports.message(error)))
+    return type(error) is RuntimeError and bool(_COLLECTIVE.search(str(error)))
 
 
 def _passes(error: BaseException) -> bool:
@@ -195,7 +195,7 @@ def _passes(error: BaseException) -> bool:
         return error.errno in _PASSING
     if not isinstance(error, RuntimeError):
         return False
-    text = imports.message(error)
+    text = str(error)
     is_cuda = isinstance(error, torch.AcceleratorError) or _CUDA.search(text)
     return bool(_LOST.search(text) or (is_cuda and not _NO_KERNEL.search(text)))
 
@@ -206,4 +206,4 @@ def _library(error: BaseException) -> str:
     top = name.partition(".")[0]
     file: Any = getattr(sys.modules.get(name), "__file__", None)
     ours = top in ("cifar_ray", "torch", "torchvision", "numpy") or top in sys.stdlib_module_names
-    return "" if ours or file is None or not imports.is_installed(Path(file)) else top
+    return "" if ours or file is None or not imports.is_installed(file) else top

@@ -10,6 +10,7 @@ from functools import partial
 
 from ray.tune.schedulers import TrialScheduler
 
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
@@ -32,7 +33,6 @@ from cifar_ray.orchestration.sweep.tuning import Tuning, scheduler_of
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import imports
 from cifar_ray.tasks.goal import Goal
 from cifar_ray.tracking import reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord

@@ -14,7 +14,7 @@ from typing import Any
 import ray.tune
 
 from cifar_ray import data, storage, tasks
-from cifar_ray.config import files, runfile, schema
+from cifar_ray.config import files, imports, runfile, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -28,7 +28,7 @@ from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import imports
+from cifar_ray.tasks import choosing
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.tracking.store import Client, connect

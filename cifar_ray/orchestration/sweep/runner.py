@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cifar_ray import storage, tracking
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
@@ -18,7 +19,6 @@ from cifar_ray.orchestration.sweep.driver import Driver, SweepResult
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.winner import repeats_of
-from cifar_ray.tasks import imports
 from cifar_ray.tracking import parent, store
 from cifar_ray.tracking.parent import SweepRecord
 

@@ -513,7 +513,8 @@ def test_a_function_that_fails_is_named_with_the_line(arrays: Callable[[str], st
 def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert refusal("nowhere:load") == (
-        f"--dataset must name a module that can be imported here, in {tmp_path}: there is no nowhere"
+        f"--dataset must name a module that can be imported in {tmp_path}, and nowhere fails: "
+        "ModuleNotFoundError: No module named 'nowhere'"
     )
 
 

@@ -163,9 +163,9 @@ def test_a_run_that_shares_a_gpu_is_told_of_a_larger_part(monkeypatch: pytest.Mo
     ("error", "sentence"),
     [
         (ValueError("the third step is wrong"), "ValueError: the third step is wrong"),
-        (MyError(7, "wrong"), "MyError: wrong, code 7"),
-        (NoPickle("wrong"), "NoPickle: wrong"),
-        (NoText(), "NoText: no text, since __str__ raises RuntimeError"),
+        (MyError(7, "wrong"), f"{__name__}.MyError: wrong, code 7"),
+        (NoPickle("wrong"), f"{__name__}.NoPickle: wrong"),
+        (NoText(), f"{__name__}.NoText: <exception str() failed>"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (SystemExit("wrong"), "SystemExit: wrong"),
         (StopIteration(), "StopIteration"),
@@ -218,21 +218,21 @@ class Wrong(torch.utils.data.Dataset[int]):
     [
         (
             lambda: scripted(torch.ones(1)),
-            "Error: The following operation failed in the TorchScript interpreter: "
+            "torch.jit.Error: The following operation failed in the TorchScript interpreter. "
             "RuntimeError: AssertionError: the third step is wrong",
         ),
         (
             lambda: torch.compile(torch.neg, backend=broken)(torch.ones(1)),
-            "BackendCompilerFailed: backend='broken' raised: ValueError: the third step is wrong",
+            "torch._dynamo.exc.BackendCompilerFailed: backend='broken' raised: ValueError: the third step is wrong",
         ),
         (
             lambda: torch.compile(lambda images: images @ torch.ones(3, 2), backend="eager")(torch.ones(1, 2)),
-            "TorchRuntimeError: RuntimeError when making fake tensor call: "
+            "torch._dynamo.exc.TorchRuntimeError: RuntimeError when making fake tensor call "
             "RuntimeError('a and b must have same reduction dim, but got [1, 2] X [3, 2].')",
         ),
         (
             lambda: list(torch.utils.data.DataLoader(Wrong(), num_workers=1)),
-            "ValueError: Caught ValueError in DataLoader worker process 0: ValueError: the third step is wrong",
+            "ValueError: Caught ValueError in DataLoader worker process 0. ValueError: the third step is wrong",
         ),
     ],
     ids=["scripted", "compiler", "compiled", "loader"],

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from cifar_ray.tasks import Figure, TaskSpec, imports
+from cifar_ray.config import imports
+from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import pages, store, ui
 from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store

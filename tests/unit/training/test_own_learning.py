@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import command_line, flags, imports, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tasks import imports
 from cifar_ray.training import optimizer, recipe
 from tests.support.helpers import resolved
 from tests.support.learning import Lion

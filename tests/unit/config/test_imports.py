@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.tasks import imports
+from cifar_ray.config import imports
 
 
 @pytest.fixture
