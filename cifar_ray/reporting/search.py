@@ -11,7 +11,8 @@ from typing import Literal
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.reporting import chance, figures, winner
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks import choosing
+from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.study import Study, Trial
 
 _ABSENT = "None"
@@ -83,7 +84,7 @@ class Searched:
         if self.study.search.objective is not None:
             return Goal(*sweeps.parse_objective(self.study.search.objective), task)
         by_validation = any(trial.chosen_by == "val" for trial in self.study.trials)
-        return Goal(task.primary.on("val" if by_validation else "test"), task.primary.better, task)
+        return choosing.by_primary(task, "val" if by_validation else "test")
 
     @cached_property
     def axes(self) -> list[Axis]:
@@ -100,13 +101,13 @@ class Searched:
     def ranked(self) -> list[tuple[float, Candidate]]:
         """Those that finished with the figure, the best first."""
         known = [(candidate.value, candidate) for candidate in self.candidates if candidate.value is not None]
-        return sorted(known, key=lambda pair: self.goal.rank(pair[0]), reverse=True)
+        return sorted(known, key=lambda pair: self.goal.figure.rank(pair[0]), reverse=True)
 
     @cached_property
     def stopped(self) -> list[tuple[float, Candidate]]:
         """Those that were stopped before their end, with what they had by then, the best first."""
         known = [(candidate.last, candidate) for candidate in self.candidates if candidate.last is not None]
-        return sorted(known, key=lambda pair: self.goal.rank(pair[0]), reverse=True)
+        return sorted(known, key=lambda pair: self.goal.figure.rank(pair[0]), reverse=True)
 
     @cached_property
     def compared(self) -> tuple[int | None, list[tuple[float, Candidate]]]:
@@ -151,15 +152,12 @@ class Searched:
     @property
     def scale(self) -> float:
         """By what a value is multiplied to be shown without its unit."""
-        return 100.0 if self.goal.is_share else 1.0
+        return 100.0 if self.goal.figure.percent else 1.0
 
     @property
     def title(self) -> str:
         """The figure as the head of a column and as the label of an axis."""
-        name, figure, subset = self.goal.name, self.goal.figure, self.goal.subset
-        if figure is not None and subset is not None:
-            name = f"{name.partition(' ')[0]} {figure.noun}"
-        return name[:1].upper() + name[1:] + " (%)" * self.goal.is_share
+        return self.goal.figure.title + " (%)" * self.goal.figure.percent
 
     def _candidate(self, trial: Trial) -> Candidate:
         value, ended = self.goal.value(trial.metrics), trial.status in ("KILLED", "STOPPED")

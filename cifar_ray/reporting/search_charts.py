@@ -63,11 +63,15 @@ def charts(searched: Searched) -> list[Chart]:
         "drawn logarithmically is so here; values from a list stand side by side."
     )
     over = [(axis.name, _over(axis, known, values, finished)) for axis in axes]
-    log = min(values) > 0 and not searched.goal.is_share and max(values) > _MOST_FLATTENING * statistics.median(values)
+    log = (
+        min(values) > 0
+        and not searched.goal.figure.percent
+        and max(values) > _MOST_FLATTENING * statistics.median(values)
+    )
     made = [Chart("axes", "The objective over each axis", caption, draw.drawn(_axes, over, searched.title, log))]
     if len(known) > 1:
         caption = (
-            f"One line for each trial, from axis to axis to its {searched.goal.name}: the stronger its colour, the "
+            f"One line for each trial, from axis to axis to its {searched.goal.figure.name}: the stronger its colour, the "
             "better, and the worse half has the palest. The thick one is the best, dashed ones were stopped before "
             "the end."
         )
@@ -131,7 +135,7 @@ def _parallels(
     made = [_column(axis.name, axis, [axis.at(candidate.trial) for _, candidate in known]) for axis in searched.axes]
     made.append(_column(searched.title, None, values))
     columns, heights = [column for column, _ in made], [of for _, of in made]
-    ranks = [searched.goal.rank(value) for value in values]
+    ranks = [searched.goal.figure.rank(value) for value in values]
     worst = statistics.median_low(ranks)
     span = max(ranks) - worst
     good = [min(max((rank - worst) / span, 0.0), 1.0) if span > 0 else 1.0 for rank in ranks]

@@ -51,7 +51,9 @@ def lead(searched: Searched) -> str:
         return ""
     (value, best), *others = searched.ranked
     second = (others[0][1].trial.name, others[0][0]) if others else None
-    said = winner.sentence(searched.goal, best.trial.name, value, searched.repeated, second, len(searched.ranked))
+    said = winner.sentence(
+        searched.goal.figure, best.trial.name, value, searched.repeated, second, len(searched.ranked)
+    )
     on_test = " on the test set" if searched.goal.subset == "test" else ""
     return f"The best run is {said}. It was chosen{on_test} among {_among(searched)}."
 
@@ -79,15 +81,15 @@ def findings(searched: Searched, explained: Sequence[importance.Explained]) -> l
 
 
 def _tiles(searched: Searched) -> Iterator[Highlight]:
-    goal, (value, best) = searched.goal, searched.ranked[0]
-    spaced = goal.text(value).replace("%", " %")  # as the rest of a report has it
+    of, (value, best) = searched.goal.figure, searched.ranked[0]
+    spaced = of.text(value).replace("%", " %")  # as the rest of a report has it
     yield Highlight("Best run", spaced, best.trial.name)
     if len(searched.ranked) > 1:
         second, other = searched.ranked[1]
-        title = "Ahead of the second" if goal.rank(searched.level) >= goal.rank(second) else "Behind the second"
+        title = "Ahead of the second" if of.rank(searched.level) >= of.rank(second) else "Behind the second"
         by_luck = searched.by_luck(searched.level, second)
         told = "" if by_luck is None else f"; {_told(by_luck)}"
-        yield Highlight(title, goal.apart(searched.level, second), f"{other.trial.name}{told}")
+        yield Highlight(title, winner.apart(of, searched.level, second), f"{other.trial.name}{told}")
     primary = searched.runs.task.primary
     tested = primary.measure(best.trial)
     if tested is not None and not search_tables.is_on_test(searched):
@@ -116,8 +118,8 @@ def _luck(searched: Searched) -> Iterator[str]:
     second = others[0][0]
     if searched.images is None:
         again = "" if searched.repeated else " --repeat 3 trains the best run of a search again with other seeds."
-        is_share, unit = goal.figure is not None and goal.figure.binomial, goal.task.unit
-        why = f"it is not recorded of how many {unit}" if is_share else f"{goal.name} is no share of so many {unit}"
+        unit, of = goal.task.unit, goal.figure
+        why = f"it is not recorded of how many {unit}" if of.binomial else f"{of.name} is no share of so many {unit}"
         yield f"How much of the lead is luck cannot be told from one run of the second: {why}.{again}"
         return
     n, number = searched.images, len(others)
@@ -148,7 +150,7 @@ def _against_second(searched: Searched, second: float, images: int, unit: str) -
     by_luck = chance.of_shares(searched.level, second, images)
     if searched.level == second:
         return f"The {images:,} {unit} do not tell the first from the second."
-    is_ahead, is_told = searched.goal.rank(searched.level) > searched.goal.rank(second), by_luck < chance.CHANCE
+    is_ahead, is_told = winner.lead(searched.goal.figure, searched.level, second) > 0, by_luck < chance.CHANCE
     verdict = {
         (True, True): "so it is ahead by more than chance",
         (True, False): "so the lead may be luck",

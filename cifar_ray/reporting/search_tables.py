@@ -54,7 +54,7 @@ def _is_told(searched: Searched) -> bool:
     """Whether the best is told from the second."""
     if len(searched.ranked) < 2:
         return False
-    rank, (second, _) = searched.goal.rank, searched.ranked[1]
+    rank, (second, _) = searched.goal.figure.rank, searched.ranked[1]
     by_luck = searched.by_luck(searched.level, second)
     return rank(searched.level) > rank(second) and by_luck is not None and by_luck < chance.CHANCE
 
@@ -103,7 +103,7 @@ def _row(searched: Searched, row: Candidate, best: bool) -> list[Entry]:
 
 
 def _objective_entry(searched: Searched, value: float, trial: Trial) -> Entry:
-    text = searched.goal.text(value).removesuffix("%")
+    text = searched.goal.figure.text(value).removesuffix("%")
     return Entry(text, value * searched.scale, n=1, run_ids=(trial.run_id,))
 
 

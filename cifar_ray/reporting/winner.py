@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cifar_ray.config.errors import counted
 from cifar_ray.reporting import chance
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks import Figure
 
 
 def level(value: float, repeated: Sequence[float]) -> float:
@@ -15,12 +15,14 @@ def level(value: float, repeated: Sequence[float]) -> float:
     return statistics.mean(repeated) if repeated else value
 
 
-def lead(goal: Goal, value: float, repeated: Sequence[float], second: float) -> float:
-    """How far the best run is ahead of the second, in the figure's unit; by the mean of ``repeated`` if there are any.
+def lead(of: Figure, value: float, second: float) -> float:
+    """How far a value is ahead of another, in the figure's unit; less than 0 if it is behind."""
+    return of.rank(value) - of.rank(second)
 
-    Less than 0 if it is behind.
-    """
-    return goal.rank(level(value, repeated)) - goal.rank(second)
+
+def apart(of: Figure, value: float, other: float) -> str:
+    """How far two values are apart, as people read it: ``0.83 points`` between shares."""
+    return f"{abs(value - other) * 100:.2f} points" if of.percent else of.text(abs(value - other))
 
 
 def probability(value: float) -> str:
@@ -39,24 +41,24 @@ def by_chance(level: float, second: float, images: int | None) -> str:
 
 
 def sentence(
-    goal: Goal, name: str, value: float, repeated: Sequence[float], second: tuple[str, float] | None, finished: int
+    of: Figure, name: str, value: float, repeated: Sequence[float], second: tuple[str, float] | None, finished: int
 ) -> str:
     """What a search says of its best run, without a full stop.
 
     Args:
-        goal: what it was after.
+        of: the figure that the search was after.
         name: of the run.
         value: its figure.
         repeated: values of the same run with other seeds.
         second: name and value of the next best; None where no other run finished.
         finished: how many finished, repeats aside.
     """
-    compared, parts = level(value, repeated), [f"{name}: {goal.named(value)}"]
+    compared, parts = level(value, repeated), [f"{name}: {of.named(value)}"]
     if repeated:
-        spread = f" (standard deviation {goal.apart(statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
-        parts.append(f"with {counted(len(repeated), 'other seed')} {goal.text(compared)}{spread}")
+        spread = f" (standard deviation {apart(of, statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
+        parts.append(f"with {counted(len(repeated), 'other seed')} {of.text(compared)}{spread}")
     if second is None:
         return ", ".join([*parts, "the only run that finished"])
-    ahead = lead(goal, value, repeated, second[1])
-    words = f"{goal.apart(compared, second[1])} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
+    ahead, gap = lead(of, compared, second[1]), apart(of, compared, second[1])
+    words = f"{gap} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
     return ", ".join([*parts, f"{words} {second[0]}, the second of {counted(finished, 'run')} that finished"])

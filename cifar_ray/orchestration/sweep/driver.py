@@ -33,7 +33,7 @@ from cifar_ray.orchestration.sweep.tuning import Tuning, scheduler_of
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client

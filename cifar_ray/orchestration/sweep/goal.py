@@ -11,7 +11,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks import LOSS, Subset, choosing
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks.choosing import Goal
 from cifar_ray.training.rank_times import PARTS, PHASES
 
 _TIMES = (*PHASES, "other", "wall", "epoch_mean", "iteration_mean", "iteration_median", "iteration_p95")
@@ -61,8 +61,7 @@ def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
     (task,) = learned
     if sweep.objective is not None:
         return Goal(*sweeps.parse_objective(sweep.objective), task)
-    objective = choosing.objective(task, data.facts(configs[0]))
-    return Goal(task.primary.metric if objective is None else objective.metric, task.primary.better, task)
+    return choosing.objective(configs[0], task) or choosing.by_primary(task, "test")
 
 
 def chooser_of(sweep: SweepConfig) -> str:

@@ -15,7 +15,7 @@ from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.goal import chooser_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks.choosing import Goal
 
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch

@@ -24,7 +24,7 @@ from cifar_ray.orchestration.cluster import optional
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import FAILED, SweepTrial, TrialSpec
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.background import background
 from cifar_ray.tracking.variables import variables
 

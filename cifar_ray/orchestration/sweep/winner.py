@@ -11,7 +11,7 @@ from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import winner as words
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks.choosing import Goal
 from cifar_ray.training import recipe
 
 _LONGER = 2
@@ -48,7 +48,7 @@ def _ranked(goal: Goal, trials: Sequence[PlannedTrial]) -> list[tuple[float, Pla
         for trial in trials
         if trial.state == boards.FINISHED and not trial.repeats and (value := goal.value(trial.figures)) is not None
     ]
-    return sorted(whole, key=lambda pair: goal.rank(pair[0]), reverse=True)
+    return sorted(whole, key=lambda pair: goal.figure.rank(pair[0]), reverse=True)
 
 
 def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
@@ -60,8 +60,8 @@ def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
     again = [trial for trial in trials if trial.repeats == best.cell.name and trial.state == boards.FINISHED]
     repeated = tuple(one for trial in again if (one := goal.value(trial.figures)) is not None)
     second = (others[0][1].cell.name, others[0][0]) if others else None
-    ahead = None if second is None else words.lead(goal, value, repeated, second[1])
-    sentence = words.sentence(goal, best.cell.name, value, repeated, second, len(ranked))
+    ahead = None if second is None else words.lead(goal.figure, words.level(value, repeated), second[1])
+    sentence = words.sentence(goal.figure, best.cell.name, value, repeated, second, len(ranked))
     if second is not None:
         images = goal.images(trial.figures for _, trial in ranked)
         sentence += words.by_chance(words.level(value, repeated), second[1], images)

@@ -24,7 +24,7 @@ from cifar_ray.orchestration.sweep.proposals import OptunaProposer
 from cifar_ray.orchestration.sweep.trial import TrialFinished, TrialSpec, TrialTooLarge, last_result
 from cifar_ray.orchestration.sweep.tuning import _Queue
 from cifar_ray.tasks import USUAL
-from cifar_ray.tasks.goal import Goal
+from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.parent import KnownSweep
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
