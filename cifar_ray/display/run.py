@@ -236,9 +236,10 @@ class Console(Display):
     ) -> None:
         """One line per sample: its likeliest classes with their probabilities, or its values, and its mask's file."""
         for sample, answers, mask in predictions:
+            answered = ", ".join(f"{name} {_answer(task, number)}" for name, number in answers)
             of = f" -> {mask}" if mask else ""
             shown = textwrap.shorten(sample, _TEXT, placeholder="...") if isinstance(sample, str) else sample
-            self.line(f"{shown}{of}: {', '.join(f'{name} {task.answer_text(number)}' for name, number in answers)}")
+            self.line(f"{shown}{of}: {answered}")
 
     def strategies(self, known: Mapping[str, About]) -> None:
         """Each strategy: its promise, source and messages."""
@@ -323,6 +324,13 @@ class Console(Display):
         return [
             (f"test {figure.name}{' (macro)' * figure.macro}", figure.text(metrics[figure.name])) for figure in figures
         ]
+
+
+def _answer(task: TaskSpec, number: float) -> str:
+    """One number of a prediction."""
+    if task.answer != "values":
+        return f"{number:.1%}"
+    return f"{number:.0f}" if abs(number) >= 1e3 else f"{number:.4g}"
 
 
 def cpu_note(reason: str) -> str:

@@ -85,10 +85,10 @@ def _unfinished(study: Study) -> Iterator[str]:
 
 
 def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:
-    learned = runs.task.spec.primary.plural
+    learned = runs.task.spec.primary.noun
     shared = sum(trial.gpus_per_worker < 1 and trial.params.get("device") == "cuda" for trial in finished)
     counts = [sum(not trial.timed for trial in finished) - shared, sum(not trial.learned for trial in finished)]
-    for count, what, other in zip(counts, (learned, "times"), ("their times are", f"{learned} are")):
+    for count, what, other in zip(counts, (learned, "times"), ("their times are", f"{learned} is")):
         if count:
             those = "All" if count == len(finished) else f"{count} of {len(finished)}"
             yield f"{those} finished runs were made for their {what} alone: {other} left out."
@@ -140,13 +140,13 @@ def _unequal(runs: Runs) -> Iterator[str]:
         return  # reports compare within a model and data set, and say there how the work differs
     differences = (chance.unequal_work(runs.configurations, figure) for figure in (TRAINING_TIME, runs.task.primary))
     if unequal := next(filter(None, differences), ""):
-        learned = runs.task.spec.primary.plural
+        learned = runs.task.spec.primary.noun
         yield f"{unequal[0].upper()}{unequal[1:]}, so do not compare their seconds, costs and {learned}."
 
 
 def _held_rate(runs: Runs) -> list[str]:
     """Learning rates that did not follow the global batch."""
-    study, learned = runs.study, runs.task.spec.primary.plural
+    study, learned = runs.study, runs.task.spec.primary.noun
     short = shortened(study)
     kinds: dict[tuple[str, ...], dict[int, set[str]]] = {}
     for trial in study.trials:

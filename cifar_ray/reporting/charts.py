@@ -299,13 +299,13 @@ def confusion(runs: Runs) -> Chart | None:
     if (shown := best(runs)) is None:
         return None
     run, named = shown
-    unit, of = runs.task.spec.confused, runs.task.spec.primary
+    unit = runs.task.spec.confused
     caption = (
         f"Test {unit} of {run.dataset} by true and predicted class: {named}. Those on the diagonal are right."
         f"{_confused(run)}"
     )
     paint = draw.drawn(draw.matrix, run.confusion, run.class_names, unit)
-    return Chart("confusion", f"Confusion matrix of the {of.most} run", caption, paint)
+    return Chart("confusion", "Confusion matrix of the best run", caption, paint)
 
 
 def _mistakes(runs: Runs) -> Chart | None:
@@ -338,7 +338,7 @@ def best(runs: Runs) -> tuple[Trial, str] | None:
     _, run = max(known, key=lambda ranked: ranked[0])
     chosen = " by validation" if chooser is not primary else ", chosen on the test set" * (len(known) > 1)
     figure = primary.text(primary.measure(run) or 0.0)
-    return run, f"{run.model}, {run.name}, the {of.most} finished run{chosen} ({figure})"
+    return run, f"{run.model}, {run.name}, the best finished run{chosen} ({figure})"
 
 
 def _confused(trial: Trial) -> str:

@@ -73,8 +73,8 @@ def _sentence(axis: str, figure: Figure, slope: float, half: float, batch: str) 
     if of is None:
         much, span = f"{2 ** (sign * slope):.2f} times as fast", f"{2**low:.2f} to {2**high:.2f}"
     else:
-        which = of.more if sign * slope > 0 else of.less
+        which = "better" if sign * slope > 0 else "worse"
         ends = sorted(map(abs, (low, high)))
-        much = f"{figure.difference(abs(slope))} {which}"
+        much = f"{figure.difference(abs(slope))} {which} in {of.noun}"
         span = " to ".join(figure.difference(end).partition(" ")[0] for end in ends)
     return f"Doubling {axis}: {much} on average (95 % interval {span}){batch}."

@@ -55,23 +55,19 @@ def charts(searched: Searched) -> list[Chart]:
     known = [*searched.ranked, *searched.stopped]
     if not known or not searched.axes:
         return []
-    finished, axes = len(searched.ranked), searched.axes
+    finished, axes, of = len(searched.ranked), searched.axes, searched.goal.figure
     values = [value * searched.scale for value, _ in known]
-    best = "highest" if searched.goal.better == "max" else "lowest"
+    best = "highest" if of.better == "max" else "lowest"
     caption = (
         f"{searched.title} of every trial, of a stopped one after its last epoch; the {best} is best. An axis that was "
         "drawn logarithmically is so here; values from a list stand side by side."
     )
     over = [(axis.name, _over(axis, known, values, finished)) for axis in axes]
-    log = (
-        min(values) > 0
-        and not searched.goal.figure.percent
-        and max(values) > _MOST_FLATTENING * statistics.median(values)
-    )
+    log = min(values) > 0 and not of.percent and max(values) > _MOST_FLATTENING * statistics.median(values)
     made = [Chart("axes", "The objective over each axis", caption, draw.drawn(_axes, over, searched.title, log))]
     if len(known) > 1:
         caption = (
-            f"One line for each trial, from axis to axis to its {searched.goal.figure.name}: the stronger its colour, the "
+            f"One line for each trial, from axis to axis to its {of.name}: the stronger its colour, the "
             "better, and the worse half has the palest. The thick one is the best, dashed ones were stopped before "
             "the end."
         )

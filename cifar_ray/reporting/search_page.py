@@ -49,11 +49,9 @@ def lead(searched: Searched) -> str:
     """The best run in one sentence, and among how many it was chosen; empty where none has the figure."""
     if not searched.ranked:
         return ""
-    (value, best), *others = searched.ranked
+    of, ((value, best), *others) = searched.goal.figure, searched.ranked
     second = (others[0][1].trial.name, others[0][0]) if others else None
-    said = winner.sentence(
-        searched.goal.figure, best.trial.name, value, searched.repeated, second, len(searched.ranked)
-    )
+    said = winner.sentence(of, best.trial.name, value, searched.repeated, second, len(searched.ranked))
     on_test = " on the test set" if searched.goal.subset == "test" else ""
     return f"The best run is {said}. It was chosen{on_test} among {_among(searched)}."
 

@@ -312,7 +312,7 @@ def _settings(among: Sequence[Configuration]) -> list[str]:
         notes.append(f"Scaling is {kind}; speed-up is in {spec.unit}/s, against the fewest workers{counted}.")
     of_times, of_learned = (chance.unequal_work(among, figure) for figure in (TRAINING_TIME, task.primary))
     if unequal := of_times or of_learned:
-        lost = joined([*(["seconds", "costs"] if of_times else []), *([spec.primary.plural] if of_learned else [])])
+        lost = joined([*(["seconds", "costs"] if of_times else []), *([spec.primary.noun] if of_learned else [])])
         notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of {lost} is marked.")
     return notes
 

@@ -29,14 +29,12 @@ class _Question(NamedTuple):
     """What a ranking answers, as far as chance lets it be answered.
 
     Attributes:
-        best: title of one that the test tells from all others.
-        first: title of one that it does not.
+        best: title of the first of several.
         alone: title of the only one.
         what: is ranked.
     """
 
     best: str
-    first: str
     alone: str
     what: str
 
@@ -46,7 +44,7 @@ class _Question(NamedTuple):
             return self.alone
         if not ranking.ties:
             return self.best
-        return f"{self.first} (n = 1)" if ranking.single else f"{self.first}, not alone"
+        return f"{self.best} (n = 1)" if ranking.single else f"{self.best}, not alone"
 
     def even(self, ranking: Ranking) -> str:
         """The title of all of a ranking, where none is ahead; else empty."""
@@ -55,9 +53,9 @@ class _Question(NamedTuple):
         return f"Same {self.what} (n = 1)" if ranking.same else ""
 
 
-_TIME = _Question("Fastest", "Shortest training", "Training time", "speed")
-_GAIN = _Question("Best speed-up for its workers", "Highest speed-up for its workers", "Speed-up", "speed-up")
-_ITERATION = _Question("shortest iteration", "shortest iteration", "iteration", "iteration time")
+_TIME = _Question("Shortest training", "Training time", "speed")
+_GAIN = _Question("Best speed-up for its workers", "Speed-up", "speed-up")
+_ITERATION = _Question("shortest iteration", "iteration", "iteration time")
 
 
 class _Group(NamedTuple):
@@ -113,7 +111,7 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     fastest = speeds.ranked[0].config if speeds.ranked else None
     learned = Ranking.of(objective, _leading(group.ranked(objective), fastest))
     if not speeds.ranked and not learned.ranked:
-        return Finding(title, (), (f"Runs have finished, but recorded neither training times nor {of.plural}.",))
+        return Finding(title, (), (f"Runs have finished, but recorded neither training times nor {of.noun}.",))
     learned_question = _learned(group, of, ", unequal training" if apart else "")
     tested = _tested(group, learned)
     every = [(config, scaling.ratio(config, group.among)) for config in group.among]
@@ -127,7 +125,7 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
     ]
     if price is not None and all(price.suits(config.device) for config in group.among):
         cost, at = task.cost_of_training(price) if unequal else figures.cost_of_run(price), price.at
-        question = _Question(f"Cheapest {at}", f"Lowest cost {at}", f"Cost {at}", "cost")
+        question = _Question(f"Lowest cost {at}", f"Cost {at}", "cost")
         tiles += _tile(group, Ranking.of(cost, group.ranked(cost)), question)
     sentences = []
     if unequal:
@@ -139,21 +137,18 @@ def _finding(title: str, group: _Group, price: Price | None) -> Finding:
         others = [each for each in learned.ranked[1:] if each.config is fastest] or learned.ranked[-1:]
         sentences.append(_sentence(group, learned, learned_question, others[0], tested))
         if not (group.validated or learned.level or learned.same):
-            most = task.spec.primary.most
-            sentences.append(f"The {most} was chosen on the test set, among {len(learned.ranked)} configurations.")
+            sentences.append(f"The best was chosen on the test set, among {len(learned.ranked)} configurations.")
     sentences += [*effects(group.among, speed), *_efficiencies(group, ratios), *_strategies(group)]
     return Finding(title, tiles, [*sentences, *_tests(speeds, learned)])
 
 
 def _throughput(task: TaskFigures) -> _Question:
-    return _Question("Fastest", f"Most {task.spec.unit}/s", f"{task.counts} per second", "speed")
+    return _Question(f"Most {task.spec.unit}/s", f"{task.counts} per second", "speed")
 
 
 def _learned(group: _Group, of: tasks.Figure, but: str) -> _Question:
     """Of the figure that chooses; ``but`` is what keeps runs from being compared by it."""
-    first = f"{of.extreme.capitalize()} {of.noun}{but}"
-    best = first if but else f"{of.most[0].upper()}{of.most[1:]}{' by validation' * group.validated}"
-    return _Question(best, first, f"Test {group.task.spec.primary.noun}{but}", f"{of.noun}{but}")
+    return _Question(f"Best {of.noun}{but}", f"Test {group.task.spec.primary.noun}{but}", f"{of.noun}{but}")
 
 
 def _leading(ranked: Sequence[Measured], fastest: Configuration | None) -> list[Measured]:
@@ -226,7 +221,7 @@ def _sentence(group: _Group, ranking: Ranking, question: _Question, other: Measu
 def _gap(figure: Figure, best: Measured, other: Measured) -> str:
     if figure.of is not None:
         lost = abs(best.value.mean - other.value.mean)
-        return f"{figure.difference(lost, 1 if lost >= _LEAST_POINTS else 2)} {figure.of.more} than"
+        return f"{figure.difference(lost, 1 if lost >= _LEAST_POINTS else 2)} better than"
     low, high = sorted((best.value.mean, other.value.mean))
     return f"{high / low:.2f} times as fast as" if low > 0 else "many times as fast as"
 

@@ -24,7 +24,6 @@ SPEC = TaskSpec(
             *("accuracy", "Accuracy"),
             percent=True,
             binomial=True,
-            adjective="accurate",
             meaning="Share of the test images classified correctly",
         ),
         Figure("precision", "Precision", percent=True, macro=True, binomial=True),

@@ -42,7 +42,6 @@ class Figure:
         macro: whether it is a mean over classes, each of equal weight.
         binomial: whether it is as exact as a share of the test set's samples can be, so that chance among them counts.
         beside: whether the main table of a report has it beside the primary figure.
-        adjective: what a run with a better value is more of, such as ``accurate``.
         meaning: what it is, as a sentence begins; by default its title.
         optional: whether an evaluation may lack it, as one of few classes does.
     """
@@ -54,7 +53,6 @@ class Figure:
     macro: bool = False
     binomial: bool = False
     beside: bool = False
-    adjective: str = ""
     meaning: str = ""
     optional: bool = False
 
@@ -93,43 +91,9 @@ class Figure:
 
     @property
     def noun(self) -> str:
-        """Its name within a sentence: ``accuracy``, ``RMSE``."""
-        return self.title if self._spelled else self.title[:1].lower() + self.title[1:]
-
-    @property
-    def article(self) -> str:
-        """``an`` or ``a``, before :attr:`noun`."""
-        return "an" if self.title[:1].lower() in [*("aefhilmnorsx" if self._spelled else "aeiou")] else "a"
-
-    @property
-    def _spelled(self) -> bool:
-        """Whether its title begins with letters that are spelled, as of ``RMSE``, ``F1`` or ``mAP``."""
-        return not self.title.partition(" ")[0][1:].islower()
-
-    @property
-    def plural(self) -> str:
-        """Several of it: ``accuracies``, ``RMSE values``."""
-        return f"{self.noun[:-1]}ies" if self.noun.endswith("y") else f"{self.noun} values"
-
-    @property
-    def extreme(self) -> str:
-        """What the best value is: ``highest`` or ``lowest``."""
-        return "highest" if self.better == "max" else "lowest"
-
-    @property
-    def most(self) -> str:
-        """What the best run is: ``most accurate``, or ``best in RMSE``."""
-        return f"most {self.adjective}" if self.adjective else f"best in {self.noun}"
-
-    @property
-    def more(self) -> str:
-        """What a better run is: ``more accurate``, or ``better in RMSE``."""
-        return f"more {self.adjective}" if self.adjective else f"better in {self.noun}"
-
-    @property
-    def less(self) -> str:
-        """What a worse run is: ``less accurate``, or ``worse in RMSE``."""
-        return f"less {self.adjective}" if self.adjective else f"worse in {self.noun}"
+        """Its title within a sentence: ``accuracy``, ``RMSE``."""
+        is_word = self.title.partition(" ")[0][1:].islower()
+        return self.title[:1].lower() + self.title[1:] if is_word else self.title
 
 
 LOSS = Figure("loss", "Loss", "min")
@@ -219,12 +183,6 @@ class TaskSpec:
         if self.answer == "values":
             return {"values": dict(pairs)}
         return {"classes": [{"class": name, self.number: number} for name, number in pairs[:top]]}
-
-    def answer_text(self, number: float) -> str:
-        """One number of a prediction as people read it."""
-        if self.answer != "values":
-            return f"{number:.1%}"
-        return f"{number:.0f}" if 1e3 <= abs(number) < 1e15 else f"{number:.4g}"
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain values, for :func:`from_mapping`, without defaults: MLflow's tags hold 8,000 characters."""

@@ -292,7 +292,7 @@ class Study:
         """
         begun = {trial.task for trial in self.trials if trial.run_id}
         if len(begun) > 1:
-            names = sorted(f"{task.name} ({task.primary.noun}, {task.primary.extreme} is best)" for task in begun)
+            names = sorted(f"{task.name} ({task.primary.noun})" for task in begun)
             raise ConfigError("", f"runs of different tasks cannot be compared: {', '.join(names)}")
         return next(iter(begun), task_of({}))
 

@@ -138,14 +138,12 @@ def test_runs_with_validation_images_are_drawn_with_their_figures_by_epoch() -> 
     assert sorted(heights_or_dots(found["accuracy"])) == [39.0, 49.0]
     titles = [axes.get_title() for axes in found["loss"].draw("light").axes]
     assert titles == ["resnet: training loss", "resnet: validation loss"]
-    assert "bs16 1x2 seed1, the most accurate finished run by validation (39.00 %)" in found["confusion"].caption
+    assert "bs16 1x2 seed1, the best finished run by validation (39.00 %)" in found["confusion"].caption
 
 
 def test_the_matrix_of_a_run_that_the_test_has_chosen_says_so() -> None:
     runs = [replace(trial(seed=seed), tags={"cifar_ray.chosen_by": "nothing"}) for seed in (1, 2)]
-    assert (
-        "the most accurate finished run, chosen on the test set (50.00 %)." in made(study(*runs))["confusion"].caption
-    )
+    assert "the best finished run, chosen on the test set (50.00 %)." in made(study(*runs))["confusion"].caption
     assert "chosen" not in made(study(runs[0]))["confusion"].caption
 
 
@@ -364,7 +362,7 @@ def test_embedded_svg_has_ids_of_its_own_that_all_its_references_find() -> None:
 def test_the_images_most_surely_wrong_are_those_of_the_best_run(tmp_path: Path) -> None:
     best = replace(trial(accuracy=0.6), mistakes=[wrong("cat"), wrong("a name that is far too long for it")] * 5)
     chart = made(study(best, replace(trial(seed=2), mistakes=[wrong("dog")])))["mistakes"]
-    assert "resnet, bs16 1x1 seed1, the most accurate finished run, chosen on the test set (60.00 %)" in chart.caption
+    assert "resnet, bs16 1x1 seed1, the best finished run, chosen on the test set (60.00 %)" in chart.caption
     titles = [axes.get_title() for axes in chart.draw("light").axes]
     assert titles == ["cat\nas _$x$\n98.77 %", "a name that is \N{HORIZONTAL ELLIPSIS}\nas _$x$\n98.77 %"] * 5
     assert "a name that is " in draw.svg(chart, "dark")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cifar_ray import data, tasks
+from cifar_ray import data
 from cifar_ray.config import flags, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -88,8 +88,6 @@ def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_p
     answers = learned(torch.from_numpy(rows_given)).detach()
     assert len(answers.unique()) == 60
     assert answers.numpy() == pytest.approx(dataset.train["targets"], rel=0, abs=20)
-    shown = {tasks.spec(asked, data.facts(asked)).answer_text(answer) for answer in answers.flatten().tolist()}
-    assert len(shown) > 30
     body = json.dumps([dict(zip(dataset.spec.features, [*map(int, row[:2]), row[2]])) for row in rows_given])
     assert np.array_equal(given.features_from_json(body.encode(), dataset.spec)[0], rows_given)
 

@@ -241,12 +241,12 @@ def test_times_and_accuracies_of_two_sweeps_make_one_report() -> None:
     (finding,) = made.findings
     assert [(one.title, one.figure) for one in finding.highlights] == [
         ("Most images/s (n = 1)", "1,280.0 images/s"),
-        ("Highest accuracy (n = 1)", "70.00 %"),
+        ("Best accuracy (n = 1)", "70.00 %"),
         ("Speed-up", "3.20 times"),
     ]
     assert list(made.cautions)[:2] == [
-        "2 of 4 finished runs were made for their accuracies alone: their times are left out.",
-        "2 of 4 finished runs were made for their times alone: accuracies are left out.",
+        "2 of 4 finished runs were made for their accuracy alone: their times are left out.",
+        "2 of 4 finished runs were made for their times alone: accuracy is left out.",
     ]
     assert not [line for line in made.cautions if "shared the cores" in line]
     assert made.comparison is not None

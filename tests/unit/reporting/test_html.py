@@ -66,7 +66,7 @@ def report() -> Report:
     charts = [Chart(key, f"{key} chart", "What it shows.", draw) for key in ("first", "second", "third")]
     return Report(
         study=Study(f"grid {EVIL}", [], "file:///store", "cifar-ray sweep --name grid"),
-        findings=[Finding("resnet", [Highlight("Fastest", "3.00 s", "2x2")], ["2x2 is the fastest."])],
+        findings=[Finding("resnet", [Highlight("Shortest training", "3.00 s", "2x2")], ["2x2 is the fastest."])],
         cautions=[f"{EVIL} failed"],
         sections=[Section("resnet on cifar10", [times], [dataclasses.replace(times, title="More")], ["All: sgd."])],
         runs=Table("runs", "Runs", ["Run", "Run id", "Command"], [(EVIL, run)], ["Runs in the grid's order."]),

@@ -33,7 +33,7 @@ def test_texts_are_listed_as_text_whatever_is_in_them() -> None:
         ("1", EVIL, "good", "bad", "98.71"),
         ("2", "dull", "good", "bad", "75.00"),
     ]
-    assert "most accurate finished run" in table.notes[0]
+    assert "best finished run" in table.notes[0]
     html = pages.html(built)
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; it&#39;s a | bar &amp; *more*" in html

@@ -138,7 +138,7 @@ def test_a_best_of_what_grows_with_the_work_is_among_equal_work() -> None:
     assert set(best(table(less, "to_30_percent", [0.3], PRICE))) == {"Training (s)", "Cost per 1,000 images (USD)"}
     sentence = (
         "The runs trained on different numbers of images (50,000 to 150,000): no best of seconds, costs and "
-        "accuracies is marked."
+        "accuracy is marked."
     )
     assert sentence in section(less).notes
     assert not [note for note in section(grid()).notes if "different numbers" in note]

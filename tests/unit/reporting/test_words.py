@@ -33,27 +33,27 @@ def highlights(of: Study, price: cost.Price | None = None) -> list[tuple[str, st
 
 def test_what_a_study_comes_to() -> None:
     assert said(twice(grid())) == [
-        "Fastest: 2x2 with batch 64 (60.00 s), 3.33 times as fast as 1x1 with batch 64 (200.00 s).",
-        "Most accurate: 1x1 with batch 16 (80.00 %), 15.0 points more accurate than 2x2 with batch 64 (65.00 %), global "
+        "Shortest training: 2x2 with batch 64 (60.00 s), 3.33 times as fast as 1x1 with batch 64 (200.00 s).",
+        "Best accuracy: 1x1 with batch 16 (80.00 %), 15.0 points better than 2x2 with batch 64 (65.00 %), global "
         "batches 16 and 256.",
-        "The most accurate was chosen on the test set, among 6 configurations.",
+        "The best was chosen on the test set, among 6 configurations.",
         "Doubling batch per worker: 1.37 times as fast on average (95 % interval 1.26 to 1.49).",
         "Doubling workers: 1.89 times as fast on average (95 % interval 1.77 to 2.01).",
-        "Doubling workers: 5.8 points less accurate on average (95 % interval 4.3 to 7.2); the global batch "
+        "Doubling workers: 5.8 points worse in accuracy on average (95 % interval 4.3 to 7.2); the global batch "
         "differs, too.",
         "With 2 workers the efficiency is 90 %, with 4 it is 75 to 80 %.",
         f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
     ]
     # 110 s of training and 40 s of all else are 150 s; at 0.1785 USD an hour they cost 0.0074375 USD.
     assert highlights(twice(grid()), PRICE) == [
-        ("Fastest", "60.00 s", "2x2 with batch 64"),
-        ("Most accurate", "80.00 %", "1x1 with batch 16"),
+        ("Shortest training", "60.00 s", "2x2 with batch 64"),
+        ("Best accuracy", "80.00 %", "1x1 with batch 16"),
         (
-            "Highest speed-up for its workers, not alone",
+            "Best speed-up for its workers, not alone",
             "1.80 times",
             "1x2 with batch 16; not distinguishable from 1 other",
         ),
-        ("Cheapest on c7i.xlarge", "0.00744 USD a run", "1x2 with batch 64"),
+        ("Lowest cost on c7i.xlarge", "0.00744 USD a run", "1x2 with batch 64"),
     ]
 
 
@@ -80,32 +80,32 @@ def test_the_most_accurate_is_chosen_on_the_validation_images() -> None:
     """The one with the best test accuracy has the lowest validation accuracy here."""
     of = twice(validated(grid(), 0.6, 0.7, 0.71, 0.72, 0.73, 0.9))
     assert said(of)[1] == (
-        "Most accurate by validation: 2x2 with batch 64 (90.00 %, 66.00 % in the test), 30.0 points more accurate than "
+        "Best validation accuracy: 2x2 with batch 64 (90.00 %, 66.00 % in the test), 30.0 points better than "
         "1x1 with batch 16 (60.00 %), global batches 256 and 16."
     )
     assert "test set" not in " ".join(said(of))
-    assert highlights(of)[1] == ("Most accurate by validation", "66.00 % in the test", "2x2 with batch 64")
+    assert highlights(of)[1] == ("Best validation accuracy", "66.00 % in the test", "2x2 with batch 64")
     of = twice(validated(grid(), 0.9, 0.7, 0.71, 0.72, 0.73, 0.6))
     assert said(of)[1].startswith(
-        "Most accurate by validation: 1x1 with batch 16 (90.00 %, 81.00 % in the test), 30.0 points more accurate than "
+        "Best validation accuracy: 1x1 with batch 16 (90.00 %, 81.00 % in the test), 30.0 points better than "
     )
     of = validated(grid(), 0.9, 0.7, 0.71, 0.72, 0.73, 0.6)
-    assert highlights(of)[1] == ("Highest validation accuracy (n = 1)", "81.00 % in the test", "1x1 with batch 16")
+    assert highlights(of)[1] == ("Best validation accuracy (n = 1)", "81.00 % in the test", "1x1 with batch 16")
     some = replace(of, trials=[*of.trials[:5], grid().trials[5]])  # not all of them have validation images
-    assert highlights(twice(some))[1] == ("Most accurate", "81.00 %", "1x1 with batch 16")
+    assert highlights(twice(some))[1] == ("Best accuracy", "81.00 %", "1x1 with batch 16")
 
 
 def test_a_choice_on_the_test_set_is_called_one() -> None:
-    assert said(twice(grid()))[2] == "The most accurate was chosen on the test set, among 6 configurations."
+    assert said(twice(grid()))[2] == "The best was chosen on the test set, among 6 configurations."
 
 
 def test_one_run_of_each_makes_nothing_the_best() -> None:
     first, second, *rest = said(grid())
     assert first.startswith("Shortest training (n = 1): 2x2 with batch 64 (60.00 s), 3.33 times as fast as")
-    assert second.startswith("Highest accuracy (n = 1): 1x1 with batch 16 (80.00 %), 15.0 points more accurate than ")
+    assert second.startswith("Best accuracy (n = 1): 1x1 with batch 16 (80.00 %), 15.0 points better than ")
     assert not [line for line in rest if line.startswith("Tests are")]
     assert [title for title, *_ in highlights(grid(), PRICE)] == [
-        *("Shortest training (n = 1)", "Highest accuracy (n = 1)", "Highest speed-up for its workers (n = 1)"),
+        *("Shortest training (n = 1)", "Best accuracy (n = 1)", "Best speed-up for its workers (n = 1)"),
         "Lowest cost on c7i.xlarge (n = 1)",
     ]
 
@@ -161,7 +161,7 @@ def test_one_run_is_told_by_the_deviation_of_the_others_seeds() -> None:
     )
     assert highlights(study(*runs, axes=("lr",))) == [
         ("Shortest training, not alone", "40.00 s", "1x1 with lr=0.1; not distinguishable from 1 other"),
-        ("Highest accuracy, not alone", "90.00 %", "1x1 with lr=0.1; not distinguishable from 1 other"),
+        ("Best accuracy, not alone", "90.00 %", "1x1 with lr=0.1; not distinguishable from 1 other"),
     ]
 
 
@@ -169,7 +169,7 @@ def test_no_tile_says_that_nothing_differs_where_a_test_tells_two_apart() -> Non
     """The best has one run, which is told from nothing, but the others are told from each other."""
     runs = of_seeds(t1=(0.6,), t2=(0.587, 0.607), t4=(0.525, 0.545))
     tiles = [one for one in highlights(runs) if "accuracy" in one[0]]
-    assert tiles == [("Highest accuracy, not alone", "60.00 %", "1x1; not distinguishable from 2 others")]
+    assert tiles == [("Best accuracy, not alone", "60.00 %", "1x1; not distinguishable from 2 others")]
     assert not [line for line in said(runs) if line.startswith("No measurable difference in accuracy")]
 
 
@@ -186,7 +186,7 @@ def test_the_whole_report_has_one_answer_to_whether_two_accuracies_differ() -> N
     lines = said(runs)
     # s = 8.9 points with 4 degrees of freedom, of which 1x1 with batch 64 has most: 2.776 * 8.9 = 24.7.
     assert lines[1] == (
-        "Highest accuracy, not alone: 1x2 with batch 16 (98.30 %), 42.2 points more accurate than 1x1 with batch 64 "
+        "Best accuracy, not alone: 1x2 with batch 16 (98.30 %), 42.2 points better than 1x1 with batch 64 "
         "(56.05 %), global batches 32 and 64. Not distinguishable: 1x1 with batch 16 (96.95 %). n = 2 can only reveal "
         "differences above 24.6 points."
     )
@@ -222,15 +222,13 @@ def of_rates(*accuracies: float, seeds: int = 1, timed: bool = True) -> Study:
         (of_rates(0.9, 0.9, 0.9, timed=False), "Same accuracy (n = 1): 90.00 % in 3 configurations."),
         (
             of_rates(0.9, 0.8, timed=False),
-            "Highest accuracy (n = 1): 1x1 with lr=0.1 (90.00 %), 10.0 points more accurate than 1x1 with lr=0.2 (80.00 "
-            "%).",
+            "Best accuracy (n = 1): 1x1 with lr=0.1 (90.00 %), 10.0 points better than 1x1 with lr=0.2 (80.00 %).",
         ),
         (of_rates(0.90002, 0.9, 0.9), "Same accuracy (n = 1): 90.00 % in 3 configurations."),
-        (of_rates(0.90002, 0.8, 0.9), "Highest accuracy (n = 1): 1x1 with lr=0.1 (90.00 %)."),
+        (of_rates(0.90002, 0.8, 0.9), "Best accuracy (n = 1): 1x1 with lr=0.1 (90.00 %)."),
         (
             of_rates(0.9004, 0.8, 0.9),
-            "Highest accuracy (n = 1): 1x1 with lr=0.1 (90.04 %), 0.04 points more accurate than 1x1 with lr=0.3 (90.00 "
-            "%).",
+            "Best accuracy (n = 1): 1x1 with lr=0.1 (90.04 %), 0.04 points better than 1x1 with lr=0.3 (90.00 %).",
         ),
     ],
 )
@@ -254,9 +252,7 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
     runs = study(*(trial(params={"lr": lr}, accuracies=(float(lr),)) for lr in rates), axes=("lr",))
     names = [row for row, _ in sections(runs)[0].tables[0].rows]
     assert names == ["1x1, lr=0.06769", "1x1, lr=0.06772", "1x1, lr=0.2285", "1x1, lr=0.05"]
-    assert said(twice(runs))[1].startswith(
-        "Most accurate: 1x1 with lr=0.2285 (22.85 %), 16.1 points more accurate than "
-    )
+    assert said(twice(runs))[1].startswith("Best accuracy: 1x1 with lr=0.2285 (22.85 %), 16.1 points better than ")
     assert not [line for line in said(runs) + [" ".join(one) for one in highlights(runs)] if rates[2] in line]
     assert {row["lr"] for row in figures(runs)} == set(map(float, rates))
     chosen = study(*(trial(params={"ema": ema}) for ema in ("0.99995", "0.9999", "none")), axes=("ema",))
@@ -272,7 +268,7 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
 
 def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
     def told(of: Study) -> list[str]:
-        return [line for line in said(of) if line.startswith("Doubling") and "accurate" in line]
+        return [line for line in said(of) if line.startswith("Doubling") and "accuracy" in line]
 
     runs = [
         trial(top, batch, accuracies=(a,), params={"lr": "0.1"})
@@ -280,12 +276,12 @@ def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
     ]
     # Slopes of 10 and 9 points with one degree of freedom: 12.7 * 0.5 points. Of the batch, 2 and 1.5 are too few.
     assert told(study(*runs)) == [
-        "Doubling workers: 9.5 points less accurate on average (95 % interval 3.1 to 15.9); the global batch differs, "
+        "Doubling workers: 9.5 points worse in accuracy on average (95 % interval 3.1 to 15.9); the global batch differs, "
         "too."
     ]
     rates = [(0.01, 0.2), (0.02, 0.301), (0.04, 0.399), (0.08, 0.5)]
     of = study(*(trial(params={"lr": str(lr)}, accuracies=(a,)) for lr, a in rates), axes=("lr",))
-    assert told(of) == ["Doubling lr: 10.0 points more accurate on average (95 % interval 9.8 to 10.2)."]
+    assert told(of) == ["Doubling lr: 10.0 points better in accuracy on average (95 % interval 9.8 to 10.2)."]
     names = study(
         *(trial(params={"ema": ema}, accuracies=(a,)) for ema, a in (("none", 0.5), ("0.9", 0.7))), axes=("ema",)
     )
@@ -298,7 +294,7 @@ def test_a_line_goes_through_runs_of_equal_work_alone() -> None:
 
     def told(*runs: Trial) -> str:
         whole = study(*runs, axes=("lr", "epochs"))
-        return "".join(line for line in said(whole) if line.startswith("Doubling lr") and "accurate" in line)
+        return "".join(line for line in said(whole) if line.startswith("Doubling lr") and "accuracy" in line)
 
     unequal = [rate("0.1", 0.1, 1), rate("0.2", 0.2, 2), rate("0.4", 0.3, 3)]
     assert told(*unequal) == ""
@@ -314,10 +310,10 @@ def test_one_run_beside_several_is_told_by_their_deviation() -> None:
         "No measurable difference in speed: 99.00 to 100.50 s in 2 configurations. n = 1 to 2 can only reveal "
         "differences above 12 %."
     )
-    assert said(far)[0] == "Fastest: 1x2 (50.00 s, n = 1), 2.01 times as fast as 1x1 (100.50 s, n = 2)."
+    assert said(far)[0] == "Shortest training: 1x2 (50.00 s, n = 1), 2.01 times as fast as 1x1 (100.50 s, n = 2)."
     assert [title for title, *_ in highlights(near)[:1] + highlights(far)[:1]] == [
         "No measurable difference in speed",
-        "Fastest",
+        "Shortest training",
     ]
 
 
@@ -371,7 +367,7 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
         ),
         (
             pair(0.05),
-            "Most accurate: 1x1 (61.00 %), 5.0 points more accurate than 1x2 (56.00 %), global batches 16 and 32.",
+            "Best accuracy: 1x1 (61.00 %), 5.0 points better than 1x2 (56.00 %), global batches 16 and 32.",
         ),
         (
             pair(0.05, images=500),
@@ -380,7 +376,7 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
         ),
         (
             pair(-0.1),
-            "Most accurate: 1x2 (71.00 %), 10.0 points more accurate than 1x1 (61.00 %), global batches 32 and 16.",
+            "Best accuracy: 1x2 (71.00 %), 10.0 points better than 1x1 (61.00 %), global batches 32 and 16.",
         ),
         (
             pair(0.0),
@@ -390,7 +386,7 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
     ],
 )
 def test_what_speed_costs_is_told_from_chance(of: Study, sentence: str) -> None:
-    assert said(of)[:2] == ["Fastest: 1x2 (51.00 s), 1.98 times as fast as 1x1 (101.00 s).", sentence]
+    assert said(of)[:2] == ["Shortest training: 1x2 (51.00 s), 1.98 times as fast as 1x1 (101.00 s).", sentence]
 
 
 def unequal() -> Study:
@@ -406,24 +402,24 @@ def test_unequal_work_is_ranked_by_images_per_second() -> None:
     assert said(twice(unequal())) == [
         "The runs trained on different numbers of images (4,800 to 19,200), so they are ranked by images/s, and a "
         "difference in accuracy may come from the amount of training.",
-        "Fastest: 2x2 (320.0 images/s), 2.67 times as fast as 1x1 (120.0 images/s).",
+        "Most images/s: 2x2 (320.0 images/s), 2.67 times as fast as 1x1 (120.0 images/s).",
         "Doubling workers: 1.63 times as fast on average (95 % interval 1.41 to 1.90).",
         "With 2 workers the efficiency is 83 %, with 4 it is 67 %.",
         f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
     ]
     # 80 s for 4,800 images, 90 s for 9,600, and twice 100 s for 19,200, at 0.1785 USD an hour: 0.000465 USD for 9.4 s.
     assert highlights(twice(unequal()), PRICE) == [
-        ("Fastest", "320.0 images/s", "2x2"),
-        ("Highest accuracy, unequal training", "40.00 %", "2x2"),
+        ("Most images/s", "320.0 images/s", "2x2"),
+        ("Best accuracy, unequal training", "40.00 %", "2x2"),
         ("Best speed-up for its workers", "1.67 times", "1x2"),
-        ("Cheapest on c7i.xlarge", "0.000465 USD per 1,000 images", "1x2"),
+        ("Lowest cost on c7i.xlarge", "0.000465 USD per 1,000 images", "1x2"),
     ]
 
 
 def test_of_equally_accurate_ones_the_fastest_is_named() -> None:
     runs = study(trial("1x1", training_s=100.0), trial("1x2", training_s=50.0))
     runs = study(*runs.trials, trial("2x2", training_s=80.0, accuracies=(0.5,) * 3))
-    assert highlights(runs)[1] == ("Highest accuracy (n = 1)", "60.00 %", "1x2")
+    assert highlights(runs)[1] == ("Best accuracy (n = 1)", "60.00 %", "1x2")
 
 
 def test_a_run_that_was_ended_early_is_no_part_of_the_comparison() -> None:
@@ -435,7 +431,7 @@ def test_without_figures_there_is_nothing_to_compare() -> None:
     failed = study(without_run("FAILED", "out of memory", "1x1", 16))
     assert said(failed) == ["No run has finished, so there is nothing to compare yet."]
     bare = study(replace(trial(), metrics={}, history={}))
-    assert said(bare) == ["Runs have finished, but recorded neither training times nor accuracies."]
+    assert said(bare) == ["Runs have finished, but recorded neither training times nor accuracy."]
     whole = report.build(bare, "rangoju_katneni_2025", PRICE)
     assert whole.sections[0].tables == whole.sections[0].folded == []
     assert "Runs have finished" in pages.html(whole)
