@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cifar_ray import tasks
 from cifar_ray.cli import early, output, ports
 from cifar_ray.config import flags, option
 from cifar_ray.config.errors import ConfigError
@@ -46,7 +45,7 @@ def _print_runs(listed: Sequence[Listed], store: str) -> None:
     if not listed:
         print(f"no runs in {store}")
         return
-    learned = {tasks.recorded(run.task) for run in listed}
+    learned = {run.task for run in listed}
     shared = learned.pop() if len(learned) == 1 else None
     figures = (f"test {shared.primary.name}", f"{shared.unit}/s") if shared else ("test result", "throughput")
     costs = ("cost",) if any(run.cost_usd is not None for run in listed) else ()
@@ -57,9 +56,8 @@ def _print_runs(listed: Sequence[Listed], store: str) -> None:
 def _run_cells(run: Listed, is_named: bool, has_cost: bool) -> tuple[str, ...]:
     """A run's cells; its figures are with their names and units where the header has none."""
     cost = (f"{'' if run.cost_usd is None else dollars(run.cost_usd):>10}",) if has_cost else ()
-    task = tasks.recorded(run.task)
     local = datetime.fromisoformat(run.started).astimezone()
-    named, rate = (task.primary.named, task.speed) if is_named else (task.primary.text, "{:,.0f}".format)
+    named, rate = (run.task.primary.named, run.task.speed) if is_named else (run.task.primary.text, "{:,.0f}".format)
     score = "" if run.score is None else named(run.score)
     speed = "" if run.images_per_s is None else rate(run.images_per_s)
     name, state = run.name, run.state

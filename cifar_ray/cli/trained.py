@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cifar_ray import tasks
 from cifar_ray.cli import early, output, ports
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError, counted, printable
@@ -51,7 +50,7 @@ def evaluate(
         scored = results.evaluate(run, checkpoint, data_dir, tracking_uri, flags.note, device)
     where = f"{scored.checkpoint} (step {scored.step:,})"
     recorded = (scored.recorded_score, scored.recorded_images, scored.recorded_on)
-    console = Console(tasks.recorded(scored.task))
+    console = Console(scored.task)
     output.show(scored, json, lambda: console.scores(scored.metrics, scored.images, where, *recorded))
     return 0
 

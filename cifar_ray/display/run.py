@@ -178,7 +178,7 @@ class Console(Display):
             by = f"the best {SUBSETS[measured_on(metrics)]} {primary.name}{best}"
             rows.append(("chosen", f"epoch {metrics[CHOSEN_EPOCH]:.0f}, by {by}"))
             rows.append((f"test {primary.name}, last epoch", primary.text(metrics[primary.metric])))
-        rows.append((f"{task.unit} evaluated", f"{metrics[task.counted]:,.0f}"))
+        rows.append((f"{task.unit} evaluated", f"{metrics[task.counted_on('test')]:,.0f}"))
         rows.append(("", ""))
         rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in (*PHASES, "other", "wall")]
         if attempt_s is not None:

@@ -93,7 +93,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Highlight:
-    """A figure that answers a question at a glance: ``Best accuracy``, the figure with its unit, of which configuration."""
+    """A figure that answers a question at a glance: ``Best accuracy``, the figure with its unit, and of which run."""
 
     title: str
     figure: str

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cifar_ray.config.option import chosen, is_own
 from cifar_ray.config.task import OF_DATA
 from cifar_ray.tasks import classification
 from cifar_ray.tasks.protocol import Evaluation, Targets
-from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, from_mapping, measured_on
+from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, measured_on
 
 if TYPE_CHECKING:
     from cifar_ray.config.facts import Facts
@@ -34,13 +33,10 @@ __all__ = [
     "TaskSpec",
     "build",
     "column",
-    "from_mapping",
     "has_optional",
     "measured_on",
     "of",
-    "recorded",
     "spec",
-    "to_record",
     "usual",
 ]
 
@@ -104,17 +100,3 @@ def spec(config: TrainConfig, data: Facts) -> TaskSpec:
 def has_optional(task: TaskSpec, names: int) -> bool:
     """Whether evaluations have the task's optional figures, where a model gives so many numbers for a sample."""
     return task.name != USUAL.name or names > classification.MANY
-
-
-def to_record(task: TaskSpec) -> dict[str, Any] | None:
-    """What a record holds of a task, for :func:`recorded`; None of image classification."""
-    return None if task == USUAL else task.to_mapping()
-
-
-def recorded(values: Mapping[str, Any] | None) -> TaskSpec:
-    """The task of a record that holds these values; image classification where it holds none.
-
-    Raises:
-        ConfigError: when they are no task's.
-    """
-    return USUAL if values is None else from_mapping(values)

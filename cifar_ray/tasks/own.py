@@ -8,7 +8,7 @@ from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.protocol import Task
-from cifar_ray.tasks.spec import TaskSpec, check
+from cifar_ray.tasks.spec import TaskSpec
 
 _METHODS = ("targets", "counts", "loss", "tally", "evaluation", "predictions")
 
@@ -32,7 +32,6 @@ def load(config: TrainConfig) -> type[Task]:
     spec: Any = loaded.spec
     if not isinstance(spec, TaskSpec):
         raise ConfigError("task", f"{rule}; its spec must be a TaskSpec, and is {brief(spec)}")
-    check(spec)
     if loaded.target in ("images", "features", "tokens"):
         problem = f"must learn another column than the {loaded.target} that the model is given"
         raise ConfigError("task", f"{problem}, not {path}")

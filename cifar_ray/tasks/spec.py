@@ -6,14 +6,12 @@ theirs. Those without are of image classification.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError, brief, one_of
 
 Subset = Literal["val", "test"]
@@ -125,6 +123,22 @@ class TaskSpec:
     answer: Literal["classes", "values", "masks"] = "classes"
     loss: str = "loss"
 
+    def __post_init__(self) -> None:
+        """Refuse names that MLflow would not take, or that stand for two things.
+
+        Raises:
+            ConfigError: naming one.
+        """
+        names = [figure.name for figure in self.figures]
+        if not names:
+            raise ConfigError("task", f"must have a figure, and {self.name} has none")
+        taken = {LOSS.name, "epoch", self.unit}
+        for name in (self.unit, *names):
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or re.search(r"_rank\d+$", name):
+                raise ConfigError("task", f"must name figures and units by letters, digits and _, not {brief(name)}")
+        if twice := next((name for name in names if names.count(name) > 1 or name in taken), None):
+            raise ConfigError("task", f"must name each figure once, and none {one_of(sorted(taken))}, not {twice}")
+
     @property
     def primary(self) -> Figure:
         """The figure by which checkpoints and runs are chosen and compared."""
@@ -147,11 +161,6 @@ class TaskSpec:
     def counted_on(self, subset: Subset) -> str:
         """Metric of how many samples an evaluation counts: ``test/images``."""
         return f"{subset}/{self.unit}"
-
-    @property
-    def counted(self) -> str:
-        """That of the test."""
-        return self.counted_on("test")
 
     @property
     def names(self) -> str:
@@ -183,43 +192,3 @@ class TaskSpec:
         if self.answer == "values":
             return {"values": dict(pairs)}
         return {"classes": [{"class": name, self.number: number} for name, number in pairs[:top]]}
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain values, for :func:`from_mapping`, without defaults: MLflow's tags hold 8,000 characters."""
-        return {**_given(self), "figures": [_given(figure) for figure in self.figures]}
-
-
-def _given(facts: Any) -> dict[str, Any]:
-    return {
-        field.name: value
-        for field in dataclasses.fields(facts)
-        if (value := getattr(facts, field.name)) != field.default
-    }
-
-
-def from_mapping(values: Mapping[str, Any]) -> TaskSpec:
-    """What :meth:`TaskSpec.to_mapping` made.
-
-    Raises:
-        ConfigError: when it is something else.
-    """
-    spec: TaskSpec = schema.build(TaskSpec, values)
-    check(spec)
-    return spec
-
-
-def check(spec: TaskSpec) -> None:
-    """Refuse names that MLflow would not take, or that stand for two things.
-
-    Raises:
-        ConfigError: naming one.
-    """
-    names = [figure.name for figure in spec.figures]
-    if not names:
-        raise ConfigError("task", f"must have a figure, and {spec.name} has none")
-    taken = {LOSS.name, "epoch", spec.unit}
-    for name in (spec.unit, *names):
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or re.search(r"_rank\d+$", name):
-            raise ConfigError("task", f"must name figures and units by letters, digits and _, not {brief(name)}")
-    if twice := next((name for name in names if names.count(name) > 1 or name in taken), None):
-        raise ConfigError("task", f"must name each figure once, and none {one_of(sorted(taken))}, not {twice}")

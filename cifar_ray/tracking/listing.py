@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from mlflow.entities import Run
 
 from cifar_ray import tasks, tracking
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.study import STOPPED_BY_TAG, task_of
 
@@ -39,7 +39,7 @@ class Listed:
         runs: runs of a sweep so far; None for a run.
         planned: runs that the sweep is to have; None for a run.
         failed: runs of the sweep that have failed; None for a run.
-        task: facts of a task of the user's own, of a sweep's newest run; None for image classification.
+        task: what it learns, of a sweep what its newest run does.
         cost_usd: what it has cost so far, in a sweep all runs together; None without a price.
     """
 
@@ -56,7 +56,7 @@ class Listed:
     runs: int | None = None
     planned: int | None = None
     failed: int | None = None
-    task: dict[str, Any] | None = None
+    task: TaskSpec = tasks.USUAL
     cost_usd: float | None = None
 
 
@@ -111,7 +111,7 @@ def _listed(run: Run, children: Sequence[Run]) -> Listed:
         runs=len(children) if is_sweep else None,
         planned=int(tags.get(parent.PLANNED_TAG, len(children))) if is_sweep else None,
         failed=failed if is_sweep else None,
-        task=tasks.to_record(task),
+        task=task,
         cost_usd=run.data.metrics.get("cost/usd"),
     )
 

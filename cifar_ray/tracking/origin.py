@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tasks import LOSS, Figure, TaskSpec, choosing
+from cifar_ray.tasks import LOSS, Figure, TaskSpec
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import CHOSEN_BY_NOTHING, CHOSEN_BY_TAG, EARLIER, TASK_TAG
 from cifar_ray.training import recipe
@@ -49,7 +50,6 @@ _SPEED: Mapping[str, Callable[[float], str]] = {
 def run_tags(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
     """Tags of a run that goes on with this config, and what is decided beside it, on this machine."""
     spec = tasks.spec(config, decided.facts)
-    task, objective = tasks.to_record(spec), choosing.objective(spec, decided.facts)
     return {
         "topology": decided.topology,
         "world_size": str(decided.world_size),
@@ -61,8 +61,8 @@ def run_tags(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray train",
         "cifar_ray.command": recipe.command(config),
-        CHOSEN_BY_TAG: CHOSEN_BY_NOTHING if objective is None else objective.subset,
-        **({} if task is None else {TASK_TAG: json.dumps(task)}),
+        CHOSEN_BY_TAG: "val" if decided.facts.val_size else CHOSEN_BY_NOTHING,
+        **({} if spec == tasks.USUAL else {TASK_TAG: json.dumps(asdict(spec))}),
         **origin_tags(),
     }
 

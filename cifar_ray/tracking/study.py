@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, TypeVar, get_args
 
 from cifar_ray import tasks
+from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Measure
 from cifar_ray.tasks import Figure, Subset, TaskSpec
@@ -61,7 +62,7 @@ def placement(topology: str) -> tuple[int, int] | None:
 
 def task_of(tags: Mapping[str, str]) -> TaskSpec:
     """What a run with these tags learns."""
-    return _recorded(tags.get(TASK_TAG, "null"))
+    return _recorded(tags[TASK_TAG]) if TASK_TAG in tags else tasks.USUAL
 
 
 _UNREADABLE = TaskSpec("an unreadable task", (Figure("unknown", "Unknown"),))
@@ -70,8 +71,8 @@ _UNREADABLE = TaskSpec("an unreadable task", (Figure("unknown", "Unknown"),))
 @cache
 def _recorded(text: str) -> TaskSpec:
     try:
-        return tasks.recorded(json.loads(text))
-    except (ConfigError, ValueError):  # of a tag that somebody has changed
+        return schema.build(TaskSpec, json.loads(text))  # type: ignore[no-any-return]
+    except ValueError:  # of a tag that somebody has changed
         return _UNREADABLE
 
 

@@ -26,7 +26,6 @@ from pydantic import ConfigDict, TypeAdapter
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from cifar_ray import tasks
 from cifar_ray.config import errors, option, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.schema import Number, Whole
@@ -132,7 +131,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             **{field.name: getattr(snapshot, field.name) for field in fields(Manifest)},
             "config": runfile.to_mapping(snapshot.config),
             "decided": snapshot.decided.to_mapping(),
-            "task": snapshot.task.to_mapping(),
+            "task": asdict(snapshot.task),
             "weights_sha256": weights_sha256,
             "state_sha256": state_sha256,
         }
@@ -212,8 +211,8 @@ def read(path: Path) -> Manifest:
             f"this one reads format {FORMAT}"
         )
     try:
-        config, task = runfile.resolved_from_mapping(values["config"]), tasks.from_mapping(values["task"])
-        manifest: Manifest = schema.build(Manifest, {**values, "config": config, "task": task})
+        config = runfile.resolved_from_mapping(values["config"])
+        manifest: Manifest = schema.build(Manifest, {**values, "config": config})
         is_sealed = digest == _digest(values)
     except Exception as error:  # of whatever kind the values are
         raise CheckpointError(

@@ -188,7 +188,7 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
             times["tokens_per_s"] = texts.tokens * times[task.throughput]
             times["padding_share"] = texts.padding
     metrics = {**epochs[-1].metrics, **{f"test/{name}": value for name, value in last.metrics.items()}}
-    metrics[task.counted] = float(last.images)
+    metrics[task.counted_on("test")] = float(last.images)
     if state.decided.facts.val_size:
         metrics[task.counted_on("val")] = float(state.evaluator.count)
     if chosen is not None and best is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class Scored:
         recorded_score: the task's primary figure recorded with the checkpoint, if its epoch was evaluated.
         recorded_images: images that it was counted on, if any; of the test, fewer than ``images`` after
             ``--test-images``.
-        task: facts of a task of the user's own; None for image classification.
+        task: what the run learns.
         recorded_on: the images that it was counted on: ``val`` or ``test``.
     """
 
@@ -53,7 +53,7 @@ class Scored:
     images: int
     recorded_score: float | None
     recorded_images: int | None
-    task: dict[str, Any] | None = None
+    task: TaskSpec = tasks.USUAL
     recorded_on: tasks.Subset = "test"
 
 
@@ -182,7 +182,7 @@ def evaluate(
     dataset = dataset.normalised(config.normalise)
     torch.set_num_threads(hardware.allowed_cpus())
     evaluation = _evaluation(dataset, tasks.build(config, snapshot.spec), model, device, note)
-    score, task = snapshot.score, tasks.to_record(snapshot.task)
+    score, task = snapshot.score, snapshot.task
     on = snapshot.spec.measured
     counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
     recorded = (score, None if score is None else counted)

@@ -363,7 +363,7 @@ class RunSession:
             history=[{"epoch": row.step, **row.metrics} for row in rows],
             weights_sha256=weights,
             checkpoint=self.folder.checkpoint(path.name) if path else "",
-            task=tasks.to_record(self.record.task),
+            task=self.record.task,
             cost_usd=self.spent.usd(self._price),
             stopped_by=stopped_by,
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from cifar_ray import storage, tasks
 from cifar_ray.config import limits
 from cifar_ray.orchestration.run import run_folder
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import pages
 from cifar_ray.training.predictor import Predictor
 
@@ -30,7 +30,7 @@ class TrainResult:
         history: every epoch's figures and its number, ``epoch``; ``pandas.DataFrame(history)`` is a table of them.
         weights_sha256: SHA-256 of the final weights file.
         checkpoint: address of the final checkpoint.
-        task: facts of a task of the user's own; None for image classification.
+        task: what it learns.
         cost_usd: what it has cost over all attempts; None without a price.
         stopped_by: the limit that has stopped it, such as ``max_time``; ``patience`` when that has ended it, with its
             test figures; empty after its last epoch.
@@ -46,7 +46,7 @@ class TrainResult:
     history: list[dict[str, float]]
     weights_sha256: str
     checkpoint: str
-    task: dict[str, Any] | None = None
+    task: TaskSpec = tasks.USUAL
     cost_usd: float | None = None
     stopped_by: str = ""
 
@@ -68,6 +68,6 @@ class TrainResult:
     def __repr__(self) -> str:
         if limits.is_halted(self.stopped_by):
             return f"<run {self.name}: stopped by {limits.named(self.stopped_by)}; checkpoint: {self.checkpoint}>"
-        primary, seconds = tasks.recorded(self.task).primary, self.times["time/training_s"]
+        primary, seconds = self.task.primary, self.times["time/training_s"]
         score, way = primary.named(self.metrics[primary.result(self.metrics)]), pages.way(self.tracking_uri, self.page)
         return f"<run {self.name}: test {score}, training {seconds:.1f} s; open in MLflow: {way}>"

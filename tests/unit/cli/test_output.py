@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,12 @@ def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(results, "evaluate", evaluate)
     out, err = printed("evaluate ./mine --json", capsys)
     scored = {"checkpoint": "/there/step8", "step": 8, "metrics": METRICS, "images": 360}
-    scored |= {"recorded_score": 0.75, "recorded_images": 100, "task": None, "recorded_on": "test"}
+    scored |= {
+        "recorded_score": 0.75,
+        "recorded_images": 100,
+        "task": json.loads(json.dumps(asdict(tasks.USUAL))),
+        "recorded_on": "test",
+    }
     assert (json.loads(out), err) == (scored, "downloading\n")
     shown = printed("evaluate ./mine", capsys)[0]
     assert "/there/step8 (step 8)" in shown
@@ -90,7 +96,7 @@ def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
 
     def predict(*words: Any) -> Any:
-        return tasks.recorded(None), [Prediction(each.sample, each.answers[: words[-4]]) for each in found]
+        return tasks.USUAL, [Prediction(each.sample, each.answers[: words[-4]]) for each in found]
 
     monkeypatch.setattr(results, "predict", predict)
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
@@ -108,7 +114,7 @@ def test_predictions_as_csv(
         Prediction(IMAGE, [("a cat, asleep", 0.5), ("dog", 0.375)]),
         Prediction(Path("no UTF-8 \udcff.png"), [("dog", 1.0), ("a cat, asleep", 0.0)]),
     ]
-    monkeypatch.setattr(results, "predict", lambda *_: (tasks.recorded(None), found))
+    monkeypatch.setattr(results, "predict", lambda *_: (tasks.USUAL, found))
     rows = [
         ["image", "class", "probability", "class_2", "probability_2"],
         [str(IMAGE), "a cat, asleep", "0.5", "dog", "0.375"],
@@ -247,7 +253,7 @@ def test_runs_of_several_tasks_are_listed_with_the_names_of_their_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = mlflow_store.new_store(tmp_path)
-    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()  # its module is not there
+    facts = asdict(TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans"))  # its module is not there
     own, flag = {TASK_TAG: json.dumps(facts)}, f"--tracking-uri {client.tracking_uri}"
     figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.9722, "images_per_s": 9300.4}
     for began, (name, tags) in enumerate({"depth": own, "digits": {}}.items(), 1):

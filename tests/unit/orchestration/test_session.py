@@ -62,7 +62,7 @@ def session(callbacks: Sequence[Callback] = (), **values: Any) -> Any:
     record: Any = Calls(
         **{
             "tags_before": {},
-            "task": tasks.recorded(None),
+            "task": tasks.USUAL,
             "trouble": "",
             "undrawn": "",
             "uri": uri.resolve_uri(None),

@@ -15,10 +15,10 @@ from cifar_ray.reporting import cautions, compare, exported, pages, report, task
 from cifar_ray.reporting.figures import Statistic
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tracking.study import TASK_TAG, Study, Trial
+from cifar_ray.tracking.study import TASK_TAG, Study, Trial, task_of
 from tests.support.studies import DEPTH, grid, of_another_task, study, trial, twice
 
-FIGURES = TaskFigures(tasks.recorded(DEPTH))
+FIGURES = TaskFigures(task_of({TASK_TAG: json.dumps(DEPTH)}))
 
 
 def depths(of: Study) -> Study:

@@ -38,7 +38,7 @@ def brightest(images: Tensor) -> Tensor:
 
 @pytest.fixture
 def app() -> FastAPI:
-    return apps.build({"classes": NAMES}, tasks.recorded(None), SPECS["digits"], brightest)
+    return apps.build({"classes": NAMES}, tasks.USUAL, SPECS["digits"], brightest)
 
 
 def shade(value: int, kind: str = "png") -> bytes:
@@ -233,7 +233,7 @@ def reader() -> FastAPI:
         return torch.stack([share, 1 - share], 1)
 
     spec = dataclasses.replace(SPECS["digits"], inputs="tokens", shape=(20,), vocabulary=280)
-    return apps.build({"classes": ("good", "bad")}, tasks.recorded(None), spec, shares, encoding)
+    return apps.build({"classes": ("good", "bad")}, tasks.USUAL, spec, shares, encoding)
 
 
 @pytest.mark.parametrize(

@@ -161,18 +161,6 @@ class Fewer(Ink):
         return whole._replace(train=whole.train[~np.isnan(whole.train).any(1)])
 
 
-class Named(Ink):
-    """A name that MLflow does not take."""
-
-    spec = TaskSpec("ink", (Figure("err%", "Error"),))
-
-
-class Epoch(Ink):
-    """A name that is taken."""
-
-    spec = TaskSpec("ink", (Figure("epoch", "Epoch"),))
-
-
 class Pictures(Ink):
     """Its images are what it learns."""
 
@@ -209,8 +197,6 @@ def test_figures_may_be_numpys_and_without_a_value_at_first(tmp_path: Path) -> N
         ("Missing", "must evaluate loss, mae, r2, rmse, and {} does not"),
         ("One", "must predict 4 numbers for a sample, and {} does not"),
         ("Fewer", "must return (images, ink) for training and for the test, and perhaps the outputs' names: .*"),
-        ("Named", "must name figures and units by letters, digits and _, not 'err%'"),
-        ("Epoch", "must name each figure once, and none epoch, images or loss, not epoch"),
         ("Pictures", "must learn another column than the images that the model is given, not {}"),
         ("Failing", "must have the methods of cifar_ray.tasks.protocol.Task, and {} fails: KeyError: 'ink' ("),
     ],
@@ -220,6 +206,21 @@ def test_a_task_is_tried_on_two_samples(name: str, sentence: str) -> None:
     key = "dataset" if name == "Fewer" else "task"
     with pytest.raises(ConfigError, match=re.escape(f"{key} {sentence.format(path)}").replace(r"\.\*", ".*")):
         config(task=path)
+
+
+@pytest.mark.parametrize(
+    ("figures", "problem"),
+    [
+        ((), "must have a figure, and ink has none"),
+        ((Figure("err%", "Error"),), "must name figures and units by letters, digits and _, not 'err%'"),
+        ((Figure("epoch", "Epoch"),), "must name each figure once, and none epoch, images or loss, not epoch"),
+    ],
+)
+def test_names_that_mlflow_does_not_take_or_that_are_taken_are_refused(
+    figures: tuple[Figure, ...], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        TaskSpec("ink", figures)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import webbrowser
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_the_experiment_of_the_newest_run_opens_with_figures_in_its_list(client:
 
 def test_the_columns_are_those_of_the_newest_runs_task(client: MlflowClient) -> None:
     home = begun(client, "depth", 1)
-    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()
+    facts = asdict(TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans"))
     client.set_tag(client.search_runs([home])[0].info.run_id, TASK_TAG, json.dumps(facts))
     pages.newest("http://here", client)
     view = json.loads(client.get_experiment(home).tags[VIEW])

@@ -6,6 +6,7 @@ import json
 import logging
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ def test_a_version_says_what_its_outputs_mean_and_what_it_has_learned_from(
 
 def test_a_version_of_another_task_says_its_primary_figure(client: MlflowClient) -> None:
     run_id = finished(client)
-    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),)).to_mapping()
+    facts = asdict(TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),)))
     client.set_tag(run_id, TASK_TAG, json.dumps(facts))
     client.log_metric(run_id, "test/rmse", 3.5)
     client.log_metric(run_id, "best/rmse", 3.21)

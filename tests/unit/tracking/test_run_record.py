@@ -10,7 +10,7 @@ import platform
 import subprocess
 import time
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,7 +254,7 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
 
 def test_a_run_of_another_task_has_its_figures_and_no_classes(client: MlflowClient, digits: Dataset) -> None:
     task = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"), Figure("near", "Near", percent=True)), "scans")
-    record = created(client, digits, **{TASK_TAG: json.dumps(task.to_mapping())})
+    record = created(client, digits, **{TASK_TAG: json.dumps(asdict(task))})
     metrics = {"test/rmse": 3.0, "test/loss": 0.25, "test/near": 0.5, "best/rmse": 3.21, "chosen/epoch": 1.0}
     metrics["chosen/test/rmse"] = 3.5
     times = {"time/wall_s": 40.5, "time/training_s": 30.0, "scans_per_s": 1500.0}

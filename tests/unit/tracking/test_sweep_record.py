@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +129,7 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     client.set_terminated(one, "FINISHED")
     client.set_tag(two, parent.STOPPED_TAG, "median")
     client.set_terminated(two, "KILLED")
-    facts = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans").to_mapping()
+    facts = asdict(TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans"))
     tags = {store.KEY_TAG: "c", "mlflow.parentRunId": own, TASK_TAG: json.dumps(facts)}
     other = client.create_run("0", tags=tags, run_name="c").info.run_id
     figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.5, "images_per_s": 9.0}

@@ -45,7 +45,7 @@ def snapshot(step: int, accuracy: float | None = None, **values: object) -> Snap
         clock={"seconds": {"training": 1.5}, "iterations": torch.tensor([0.1, 0.2])},
         epoch_loss=2.5,
         history=[Row("iteration", step, 1234, {"train/loss": 0.5})],
-        task=tasks.recorded(None),
+        task=tasks.USUAL,
     )
 
 
