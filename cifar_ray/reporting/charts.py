@@ -66,8 +66,8 @@ _TEXTS = {
     ),
     _LEARNED: (
         "Test {of.noun}",
-        "{meaning} after the {epoch} epoch; {higher} is better. The axis shows the range of the figures, not all from "
-        "0.",
+        "{of.title} over the test {unit} after the {epoch} epoch; {higher} is better. The axis shows the "
+        "range of the figures, not all from 0.",
     ),
     "iteration": ("Time per iteration", "Mean milliseconds of an optimizer step in steady state; shorter is better."),
     "phases": (
@@ -97,7 +97,7 @@ def _chart(runs: Runs, key: str, more: str, paint: Callable[..., Any], *args: An
     of, unit = runs.task.spec.primary, runs.task.spec.unit
     higher, up = ("higher", "up") if of.better == "max" else ("lower", "down")
     chosen = any(CHOSEN_EPOCH in trial.metrics for trial in runs.study.trials)
-    words = {"of": of, "meaning": of.meaning or f"{of.title} over the test {unit}", "higher": higher, "up": up}
+    words = {"of": of, "unit": unit, "higher": higher, "up": up}
     words |= {"measured": runs.measured_on.capitalize(), "epoch": "chosen" if chosen else "last"}
     title, caption = (text.format(**words) for text in _TEXTS[key])
     name = key.format(name=runs.task.primary.key.removesuffix("_percent"))

@@ -49,11 +49,12 @@ def lead(searched: Searched) -> str:
     """The best run in one sentence, and among how many it was chosen; empty where none has the figure."""
     if not searched.ranked:
         return ""
-    of, ((value, best), *others) = searched.goal.figure, searched.ranked
+    (value, best), *others = searched.ranked
     second = (others[0][1].trial.name, others[0][0]) if others else None
-    said = winner.sentence(of, best.trial.name, value, searched.repeated, second, len(searched.ranked))
+    finished = (searched.repeated, second, len(searched.ranked), searched.images)
+    told = winner.sentence(searched.goal.figure, best.trial.name, value, *finished)
     on_test = " on the test set" if searched.goal.subset == "test" else ""
-    return f"The best run is {said}. It was chosen{on_test} among {_among(searched)}."
+    return f"The best run is {told}. It was chosen{on_test} among {_among(searched)}."
 
 
 def _among(searched: Searched) -> str:
@@ -111,23 +112,15 @@ def _counts(searched: Searched) -> Iterator[Highlight]:
 def _luck(searched: Searched) -> Iterator[str]:
     """How much of the lead chance explains, and what that takes for granted."""
     goal, (value, _), *others = searched.goal, *searched.ranked
-    if not others:
-        return
-    second = others[0][0]
-    if searched.images is None:
-        again = "" if searched.repeated else " --repeat 3 trains the best run of a search again with other seeds."
-        unit, of = goal.task.unit, goal.figure
-        why = f"it is not recorded of how many {unit}" if of.binomial else f"{of.name} is no share of so many {unit}"
-        yield f"How much of the lead is luck cannot be told from one run of the second: {why}.{again}"
+    if not others or searched.images is None:
         return
     n, number = searched.images, len(others)
     unit = f"{tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit}"
-    yield _against_second(searched, second, n, unit)
     if number > 1:
         told = sum(number * chance.of_shares(searched.level, other, n) < chance.CHANCE for other, _ in others)
         rest = "" if told == number else ": the rest may be as good"
         yield (
-            f"Of all {number} others that finished, the same test tells it from {told or 'none'}, corrected for "
+            f"Of all {number} others that finished, Fisher's exact test tells it from {told or 'none'}, corrected for "
             f"{number} comparisons (Bonferroni, 5 %){rest}."
         )
         high = 100 * chance.best_by_luck(min(max(value, 0.0), 1.0), n, number + 1)
@@ -140,24 +133,6 @@ def _luck(searched: Searched) -> Iterator[str]:
     yield (
         "Runs share images, so this test is cautious. As it counts both directions, the first against the second needs "
         f"no correction for the number of runs (Hung and Fithian, 2019). The luck of the seed is not in it: {seeds}."
-    )
-
-
-def _against_second(searched: Searched, second: float, images: int, unit: str) -> str:
-    """How likely chance alone sets the first two as far apart."""
-    by_luck = chance.of_shares(searched.level, second, images)
-    if searched.level == second:
-        return f"The {images:,} {unit} do not tell the first from the second."
-    is_ahead, is_told = winner.lead(searched.goal.figure, searched.level, second) > 0, by_luck < chance.CHANCE
-    verdict = {
-        (True, True): "so it is ahead by more than chance",
-        (True, False): "so the lead may be luck",
-        (False, True): "so it is the worse of the two",
-        (False, False): "so either may be the better",
-    }[is_ahead, is_told]
-    return (
-        f"If the first two were equally good, {images:,} {unit} would set them this far apart or further, either way, "
-        f"with a probability of {winner.probability(by_luck)} (Fisher's exact test), {verdict}."
     )
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from cifar_ray import tasks
+from cifar_ray.config.errors import some
 from cifar_ray.reporting import cells, chance, figures, frame, scaling
 from cifar_ray.reporting.cells import Column, Group, columns, setting
 from cifar_ray.reporting.chance import Measured, Noise
@@ -21,7 +22,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, LOSS, SPEED_UP, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
-from cifar_ray.reporting.task import TaskFigures, joined
+from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
 
@@ -132,7 +133,7 @@ def _specs(part: Part) -> list[Spec]:
                 *columns(task.validation, replace(task.tested, better="") if is_chosen else task.primary),
                 *columns(*task.beside, figures.MEMORY, *_costs(part)),
             ],
-            (f"{joined(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of {_epoch(trials)}.",),
+            (f"{some(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of {_epoch(trials)}.",),
             every=True,
         ),
         Spec("quality", f"Test metrics{of_means}", columns(*task.every[1:], LOSS)),
@@ -312,7 +313,7 @@ def _settings(among: Sequence[Configuration]) -> list[str]:
         notes.append(f"Scaling is {kind}; speed-up is in {spec.unit}/s, against the fewest workers{counted}.")
     of_times, of_learned = (chance.unequal_work(among, figure) for figure in (TRAINING_TIME, task.primary))
     if unequal := of_times or of_learned:
-        lost = joined([*(["seconds", "costs"] if of_times else []), *([spec.primary.noun] if of_learned else [])])
+        lost = some([*(["seconds", "costs"] if of_times else []), *([spec.primary.noun] if of_learned else [])])
         notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of {lost} is marked.")
     return notes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -185,8 +185,3 @@ def seconds_to(trial: Trial, target: float) -> float | None:
     epochs, seconds = epochs_to(trial, target), figures.by_step(trial, "epoch_s")
     until = range(1, int(epochs or 0) + 1)
     return sum(seconds[epoch] for epoch in until) if epochs and seconds.keys() >= set(until) else None
-
-
-def joined(names: Sequence[str]) -> str:
-    """``a``, ``b`` and ``c`` as words."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -30,7 +30,7 @@ def probability(value: float) -> str:
     return f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %" if value >= 1e-4 else "less than 0.01 %"
 
 
-def by_chance(level: float, second: float, images: int | None) -> str:
+def _by_chance(level: float, second: float, images: int | None) -> str:
     """How likely chance alone sets two runs so far apart, in brackets behind the lead; ``images`` as of a goal."""
     if level == second:
         return ""
@@ -41,7 +41,13 @@ def by_chance(level: float, second: float, images: int | None) -> str:
 
 
 def sentence(
-    of: Figure, name: str, value: float, repeated: Sequence[float], second: tuple[str, float] | None, finished: int
+    of: Figure,
+    name: str,
+    value: float,
+    repeated: Sequence[float],
+    second: tuple[str, float] | None,
+    finished: int,
+    images: int | None,
 ) -> str:
     """What a search says of its best run, without a full stop.
 
@@ -52,6 +58,7 @@ def sentence(
         repeated: values of the same run with other seeds.
         second: name and value of the next best; None where no other run finished.
         finished: how many finished, repeats aside.
+        images: samples that the figure is a share of; None where it is no share, or that is not known.
     """
     compared, parts = level(value, repeated), [f"{name}: {of.named(value)}"]
     if repeated:
@@ -61,4 +68,5 @@ def sentence(
         return ", ".join([*parts, "the only run that finished"])
     ahead, gap = lead(of, compared, second[1]), apart(of, compared, second[1])
     words = f"{gap} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
-    return ", ".join([*parts, f"{words} {second[0]}, the second of {counted(finished, 'run')} that finished"])
+    parts.append(f"{words} {second[0]}, the second of {counted(finished, 'run')} that finished")
+    return ", ".join(parts) + _by_chance(compared, second[1], images)

@@ -90,11 +90,8 @@ def spec(config: TrainConfig, data: Facts) -> TaskSpec:
     Raises:
         ConfigError: as :func:`of`.
     """
-    facts, unit = of(config).spec, UNITS[data.inputs]
-    if facts.unit != "images" or unit == "images":
-        return facts
-    figures = (dataclasses.replace(each, meaning=each.meaning.replace("images", unit)) for each in facts.figures)
-    return dataclasses.replace(facts, unit=unit, figures=tuple(figures))
+    facts, unit = of(config).spec, UNITS[config.images.inputs]
+    return facts if facts.unit != "images" else dataclasses.replace(facts, unit=unit)
 
 
 def has_optional(task: TaskSpec, names: int) -> bool:

@@ -20,12 +20,7 @@ if TYPE_CHECKING:  # reading the facts needs no torch
 SPEC = TaskSpec(
     "classification",
     (
-        Figure(
-            *("accuracy", "Accuracy"),
-            percent=True,
-            binomial=True,
-            meaning="Share of the test images classified correctly",
-        ),
+        Figure("accuracy", "Accuracy", percent=True, binomial=True),
         Figure("precision", "Precision", percent=True, macro=True, binomial=True),
         Figure("recall", "Recall", percent=True, macro=True, binomial=True),
         Figure("f1", "F1", percent=True, macro=True, binomial=True, beside=True),

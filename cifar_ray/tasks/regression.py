@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # reading the facts needs no torch
 SPEC = TaskSpec(
     "regression",
     (
-        Figure("r2", "R2", meaning="Coefficient of determination on the test set"),
-        Figure("mae", "MAE", "min", beside=True, meaning="Mean absolute error on the test set"),
-        Figure("mse", "MSE", "min", meaning="Mean squared error on the test set"),
+        Figure("r2", "R2"),
+        Figure("mae", "MAE", "min", beside=True),
+        Figure("mse", "MSE", "min"),
     ),
     answer="values",
     loss="squared error, standardised",

@@ -18,9 +18,7 @@ if TYPE_CHECKING:  # reading the facts needs no torch
 SPEC = TaskSpec(
     "segmentation",
     (
-        Figure(
-            "miou", "mIoU", percent=True, meaning="Mean over the classes of intersection over union of the test pixels"
-        ),
+        Figure("miou", "mIoU", percent=True),
         Figure("pixel_accuracy", "Pixel accuracy", percent=True, beside=True),
         Figure("dice", "Dice", percent=True, macro=True),
     ),

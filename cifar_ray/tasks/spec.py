@@ -40,7 +40,6 @@ class Figure:
         macro: whether it is a mean over classes, each of equal weight.
         binomial: whether it is as exact as a share of the test set's samples can be, so that chance among them counts.
         beside: whether the main table of a report has it beside the primary figure.
-        meaning: what it is, as a sentence begins; by default its title.
         optional: whether an evaluation may lack it, as one of few classes does.
     """
 
@@ -51,7 +50,6 @@ class Figure:
     macro: bool = False
     binomial: bool = False
     beside: bool = False
-    meaning: str = ""
     optional: bool = False
 
     def on(self, subset: Subset) -> str:

@@ -61,10 +61,8 @@ def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
     repeated = tuple(one for trial in again if (one := goal.value(trial.figures)) is not None)
     second = (others[0][1].cell.name, others[0][0]) if others else None
     ahead = None if second is None else words.lead(goal.figure, words.level(value, repeated), second[1])
-    sentence = words.sentence(goal.figure, best.cell.name, value, repeated, second, len(ranked))
-    if second is not None:
-        images = goal.images(trial.figures for _, trial in ranked)
-        sentence += words.by_chance(words.level(value, repeated), second[1], images)
+    images = goal.images(trial.figures for _, trial in ranked)
+    sentence = words.sentence(goal.figure, best.cell.name, value, repeated, second, len(ranked), images)
     assert best.config is not None
     command = recipe.command(best.config, epochs=_LONGER * best.config.epochs)
     return Winner(best.cell.name, goal.metric, value, ahead, repeated, sentence, command)
