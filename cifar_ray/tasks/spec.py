@@ -72,8 +72,8 @@ class Figure:
         return chosen if chosen in metrics else self.metric
 
     def text(self, value: float) -> str:
-        """A value as people read it: ``91.23%`` or ``0.123456``."""
-        return f"{value:.2%}" if self.percent else f"{value:,.6g}"
+        """A value as people read it: ``91.23%`` or ``0.1234``."""
+        return f"{value:.2%}" if self.percent else f"{value:,.4f}"
 
     def named(self, value: float) -> str:
         """A value behind the figure's name: ``accuracy 91.23%``."""

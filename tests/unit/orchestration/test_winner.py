@@ -65,7 +65,7 @@ def accuracies(*ends: tuple[str, float]) -> list[tuple[str, dict[str, float]]]:
         (
             accuracies((DONE, 0.5), (DONE, 0.8)),
             {"objective": "images_per_s:min"},
-            "lr0.1 1x1 seed0: images_per_s 500, 300 ahead of lr0.2 1x1 seed0, the second of 2 runs that finished" + UNKNOWN,
+            "lr0.1 1x1 seed0: images_per_s 500.0000, 300.0000 ahead of lr0.2 1x1 seed0, the second of 2 runs that finished" + UNKNOWN,
         ),
         (
             accuracies((DONE, 0.5), (DONE, 0.5)),

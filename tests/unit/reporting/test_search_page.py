@@ -194,7 +194,7 @@ def test_the_lowest_is_the_best() -> None:
         for number, run in enumerate(runs)
     ]
     made = report.build(searched(runs, search=search_for))
-    assert made.lead.startswith("The best run is t1: test rmse 3.1, 0.1 ahead of t0, the second of 3 runs")
+    assert made.lead.startswith("The best run is t1: test rmse 3.1000, 0.1000 ahead of t0, the second of 3 runs")
     assert "It was chosen on the test set among 3 configurations." in made.lead
     assert list(column(trials(made), "Objective: test RMSE")) == ["t1", "t0", "t2"]
     assert "how much of that is chance, one run of the second does not tell" in made.lead

@@ -167,7 +167,7 @@ def test_a_manifest_that_is_none_is_passed_over(text: str, newest: Path) -> None
     assert passed_over(newest) == f"checkpoint NEWEST has no readable {MANIFEST}"
 
 
-@pytest.mark.parametrize("name", ["step", "epoch", "score", "class_names", "config", "task"])
+@pytest.mark.parametrize("name", ["step", "epoch", "score", "class_names", "config", "files"])
 def test_a_manifest_that_lacks_something_is_passed_over(name: str, newest: Path) -> None:
     values = json.loads((newest / MANIFEST).read_text())
     del values[name]
