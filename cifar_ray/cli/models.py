@@ -26,6 +26,7 @@ def models(pattern: str | None = None) -> int:
     """
     with early.loading("loading PyTorch"):
         from cifar_ray.config import imports
+        from cifar_ray.data import modality
         from cifar_ray.models import libraries, registry
 
     if pattern is not None and (pattern in registry() or is_function(pattern)):

@@ -90,7 +90,7 @@ def spec(config: TrainConfig, data: Facts) -> TaskSpec:
     Raises:
         ConfigError: as :func:`of`.
     """
-    facts, unit = of(config).spec, UNITS[config.images.inputs]
+    facts, unit = of(config).spec, UNITS[data.inputs]
     return facts if facts.unit != "images" else dataclasses.replace(facts, unit=unit)
 
 

@@ -78,17 +78,12 @@ def by_primary(task: TaskSpec, subset: Subset) -> Goal:
     return Goal(task.primary.on(subset), task.primary.better, task)
 
 
-def objective(task: TaskSpec, facts: Facts) -> Objective | None:
+def objective(task: TaskSpec, facts: Facts) -> Goal | None:
     """What chooses among the epochs of a run on such data, and between it and other runs; None when nothing may."""
-    return Objective(task.primary, "val") if facts.val_size else None
+    return by_primary(task, "val") if facts.val_size else None
 
 
-def objective(config: TrainConfig, task: TaskSpec) -> Goal | None:
-    """What chooses among the epochs of a resolved config, and between it and other runs; None when nothing may."""
-    return by_primary(task, "val") if config.validated else None
-
-
-def is_exhausted(config: TrainConfig, task: TaskSpec, epochs: Sequence[Mapping[str, float]]) -> bool:
+def is_exhausted(config: TrainConfig, task: TaskSpec, facts: Facts, epochs: Sequence[Mapping[str, float]]) -> bool:
     """Whether the last ``--patience`` epochs have each been no better than the best one before them.
 
     Args:

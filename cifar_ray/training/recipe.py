@@ -25,7 +25,7 @@ from cifar_ray.data import Dataset, Facts, modality, order
 from cifar_ray.models import own as own_models
 from cifar_ray.models.architecture import Recipe
 from cifar_ray.tasks import choosing
-from cifar_ray.training import checks, freezing, optimizer, own
+from cifar_ray.training import freezing, optimizer, own
 
 LONGEST_WARMUP = 0.25
 """Share of a run that a model's own warm-up takes at most."""

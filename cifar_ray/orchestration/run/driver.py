@@ -34,7 +34,6 @@ from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
-from cifar_ray.tasks import choosing
 from cifar_ray.tracking import store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord

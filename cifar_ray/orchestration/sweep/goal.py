@@ -61,7 +61,7 @@ def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
     (task,) = learned
     if sweep.objective is not None:
         return Goal(*sweeps.parse_objective(sweep.objective), task)
-    return choosing.objective(configs[0], task) or choosing.by_primary(task, "test")
+    return choosing.objective(task, data.facts(configs[0])) or choosing.by_primary(task, "test")
 
 
 def chooser_of(sweep: SweepConfig) -> str:

@@ -28,7 +28,6 @@ from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tasks import choosing
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.tracking.store import Client, connect
