@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cifar_ray import data
+from cifar_ray import data, tasks
 from cifar_ray.config import flags, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
