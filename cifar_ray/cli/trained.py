@@ -152,5 +152,5 @@ def serve(
         early.check_runs([run], tracking_uri)
         with early.loading("loading PyTorch and MLflow", always=True):
             from cifar_ray.serving import server
-        server.serve(run, checkpoint, tracking_uri, host, port, listener, Console().line, flags.note)
+        server.serve(run, checkpoint, tracking_uri, listener, Console().line, flags.note)
     return 0

@@ -11,9 +11,9 @@ import asyncio
 import base64
 import json
 import shlex
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -28,16 +28,16 @@ from torch import Tensor
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import Facts, imagefiles, tokens
 from cifar_ray.orchestration.run import given, results
-from cifar_ray.tasks import SUBSETS, TaskSpec
+from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.training import predictor
 
 MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
-MAX_BODIES_MIB = 256  # of all requests in progress
-BODY_TIMEOUT_S = 10.0  # for a body to arrive
-MAX_BATCH = 32  # images in one forward pass
-BATCH_WAIT_S = 0.01  # for which an image waits for others to share its forward pass
-_MAX_TOP = 9999
+MAX_BATCH = 32  # inputs in one forward pass
+BATCH_WAIT_S = 0.01  # for which an input waits for others to share its forward pass
 _DECODERS = 2  # each may hold an image of `imagefiles.MAX_PIXELS`
+
+Read = Callable[[bytes], tuple[Tensor, tuple[int, int]]]
+"""A body as inputs of the model, and the width and height of an image; raises ValueError saying what is wrong."""
 
 
 def of_run(
@@ -50,8 +50,8 @@ def of_run(
         ConfigError: there is no such run.
     """
     checkpoint = results.find_checkpoint(run, which, tracking_uri, note)
-    snapshot, task = checkpoint.snapshot, checkpoint.snapshot.task
-    measured = snapshot.spec.measured
+    snapshot, spec, task = checkpoint.snapshot, checkpoint.snapshot.spec, checkpoint.snapshot.task
+    results.check_reads(snapshot)
     about = {
         "run": checkpoint.run.name,
         "run_id": checkpoint.run.run_id,
@@ -59,19 +59,11 @@ def of_run(
         "dataset": snapshot.config.dataset,
         "checkpoint": checkpoint.address.rpartition("/")[2],
         "step": snapshot.step,
-        f"{measured}_{task.primary.name}": snapshot.score,
-        "weights_sha256": snapshot.weights_sha256,
-        task.names: snapshot.spec.names,
+        f"{choosing.measured(snapshot.config)}_{task.primary.name}": snapshot.score,
+        "weights_sha256": checkpoint.weights_sha256,
+        task.names: snapshot.class_names,
     }
-    spec = snapshot.spec
-    if spec.inputs == "tokens":
-        results.check_reads(snapshot)
-    if spec.inputs == "features":
-        about["features"] = spec.feature_names
-    app = build(about, task, spec, predictor.of(checkpoint.address, snapshot), snapshot.encoding)
-    if snapshot.score is not None:
-        app.state.result = f"{SUBSETS[measured]} {task.primary.named(snapshot.score)}"
-    return app
+    return build(about, task, spec, predictor.of(checkpoint.address, snapshot), snapshot.encoding)
 
 
 def build(
@@ -87,44 +79,46 @@ def build(
         model: computes on the CPU.
         encoding: of texts, the tokenizer; a model of them maps int32 tokens (B, length).
     """
+    read: Read
+    compute, has_lists = model, False
+    match spec.inputs:
+        case "images":
+            noun, example, read = "an image", "@IMAGE", partial(_image, spec)
+        case "tokens":
+            noun, example, read = "a text", "TEXT", partial(_text, spec, encoding)
+
+            def compute(rows: Tensor) -> Tensor:
+                return model(torch.from_numpy(tokens.cut(rows.numpy())))
+
+        case _:
+            about, has_lists = {**about, "features": spec.feature_names}, True
+            zeros = json.dumps(dict.fromkeys(spec.feature_names, 0))
+            noun, example, read = "a row", shlex.quote(zeros), partial(_rows, spec)
     app = FastAPI(openapi_url=None)
-    app.state.about, app.state.result = about, ""
-    zeros = shlex.quote(json.dumps(dict.fromkeys(spec.feature_names, 0)))
-    known = {"images": ("image", "@IMAGE"), "tokens": ("text", "TEXT"), "features": ("row", zeros)}
-    app.state.noun, app.state.example = known[spec.inputs]
-    run = model if spec.inputs != "tokens" else lambda rows: model(torch.from_numpy(tokens.cut(rows.numpy())))
-    bodies, batches, decoders = Bodies(), Batches(run), ThreadPoolExecutor(_DECODERS)
+    app.state.about, app.state.example = about, example
+    batches, decoding = Batches(compute), asyncio.Semaphore(_DECODERS)
 
     @app.post("/predict")
-    async def predict(request: Request, top: Annotated[int, Query(ge=1, le=_MAX_TOP)] = _MAX_TOP) -> JSONResponse:
-        names, loop = about[task.names], asyncio.get_running_loop()
-        async with bodies.receive(request) as body:
-            if spec.inputs == "features":
-                return await rows(body, top)
-            if spec.inputs == "tokens":
-                is_json = request.headers.get("content-type", "").startswith("application/json")
-                one, size = await loop.run_in_executor(decoders, _encode, spec, encoding, body, is_json), (0, 0)
-            else:
-                one, size = await loop.run_in_executor(decoders, _decode, spec, body)
-            row, images = await batches.answer(one)
-        numbers, mask = await loop.run_in_executor(decoders, results.answered, task, names, row, size)
-        document = task.document(names, numbers, top)
-        if mask:
-            document["mask"] = base64.b64encode(mask).decode()
-        return JSONResponse(document, headers={"X-Batch-Size": str(images)})
-
-    async def rows(body: bytes, top: int) -> JSONResponse:
-        """The answers for rows: an object for one, a list for a list."""
+    async def predict(request: Request, top: Annotated[int, Query(ge=1)] = 9999) -> JSONResponse:
+        if request.headers.get("content-type", "").startswith("multipart/"):
+            raise HTTPException(415, f"the body must be {noun} itself, not a form: curl --data-binary {example}")
+        body = await received(request)
         try:
-            loop = asyncio.get_running_loop()
-            features, is_list = await loop.run_in_executor(decoders, given.features_from_json, body, spec)
+            async with decoding:
+                inputs, size = await asyncio.to_thread(read, body)
         except ValueError as error:
-            raise HTTPException(400, f"cannot read the rows: {error}") from None
-        answers = await asyncio.gather(*map(batches.answer, torch.from_numpy(features)))
-        if endless := next((number for number, (row, _) in enumerate(answers, 1) if not row.isfinite().all()), None):
-            raise HTTPException(400, f"cannot answer for row {endless}: its numbers are too large for the model")
-        documents = [task.document(about[task.names], row.tolist(), top) for row, _ in answers]
-        return JSONResponse(documents if is_list else documents[0])
+            raise HTTPException(400, f"cannot read the body as {noun}: {error}") from None
+        answers = await asyncio.gather(*map(batches.answer, inputs))
+        if not all(row.isfinite().all() for row, _ in answers):
+            raise HTTPException(400, "numbers in the body are too large for the model")
+        documents = await asyncio.to_thread(lambda: [document(row, size, top) for row, _ in answers])
+        answer = documents if has_lists and body.lstrip().startswith(b"[") else documents[0]
+        return JSONResponse(answer, headers={"X-Batch-Size": str(max(shared for _, shared in answers))})
+
+    def document(row: Tensor, size: tuple[int, int], top: int) -> dict[str, Any]:
+        numbers, mask = results.answered(task, about[task.names], row, size)
+        answer = task.document(about[task.names], numbers, top)
+        return {**answer, "mask": base64.b64encode(mask).decode()} if mask else answer
 
     @app.get("/")
     async def describe() -> dict[str, Any]:
@@ -134,125 +128,89 @@ def build(
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    for kind in (Refusal, RequestValidationError, Exception):
-        app.add_exception_handler(kind, _error)
+    async def refuse(request: Request, error: Exception) -> JSONResponse:
+        """The answer to an error; one that is unforeseen is logged by the server, too."""
+        match error:
+            case RequestValidationError():
+                status, sentence = 400, "top must be a whole number, 1 or more"
+            case Refusal(status_code=404 | 405):
+                status, sentence = error.status_code, f"send {noun} to /predict by POST"
+            case Refusal():
+                status, sentence = error.status_code, error.detail
+            case _:
+                status, sentence = 500, f"{request.url.path} failed with {type(error).__name__}"
+        return JSONResponse({"error": sentence}, status, getattr(error, "headers", None))
+
+    for kind in (Refusal, RequestValidationError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, refuse)
     return app
 
 
-async def _error(request: Request, error: Exception) -> JSONResponse:
-    """The answer to an error; one that is unforeseen is logged by the server."""
-    path = request.url.path
-    if isinstance(error, RequestValidationError):
-        top = request.query_params["top"][:8]
-        error = HTTPException(400, f"top must be a whole number of classes from 1 to {_MAX_TOP}, got {top!r}")
-    if not isinstance(error, Refusal):
-        error = HTTPException(500, f"{path} failed with {type(error).__name__}")
-    headers, noun = error.headers or {}, request.app.state.noun
-    article = "an" if noun == "image" else "a"
-    sentences = {
-        404: f"there is nothing at {path}; send {article} {noun} to /predict by POST",
-        405: f"{path} takes {headers.get('Allow')}, not {request.method}",
-    }
-    return JSONResponse({"error": sentences.get(error.status_code, error.detail)}, error.status_code, headers)
+async def received(request: Request) -> bytes:
+    """The body of a request.
+
+    Raises:
+        HTTPException: 413 when it is too large, before all of it has arrived.
+    """
+    too_large = HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
+    limit, body = MAX_BODY_MIB << 20, bytearray()
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise too_large
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
 
 
-def _decode(spec: Facts, body: bytes) -> tuple[Tensor, tuple[int, int]]:
-    """An image as the model gets it, with its own width and height."""
-    if not body:
-        raise HTTPException(400, "the body is empty; send an image: curl --data-binary @IMAGE")
-    try:
-        image = imagefiles.read(BytesIO(body))
-        return imagefiles.batch(spec, [image])[0], image.size
-    except imagefiles.ImageError as error:
-        raise HTTPException(400, f"cannot read the image: {error}") from None
+def _image(spec: Facts, body: bytes) -> tuple[Tensor, tuple[int, int]]:
+    image = imagefiles.read(BytesIO(body))
+    return imagefiles.batch(spec, [image]), image.size
 
 
-def _encode(spec: Facts, encoding: str, body: bytes, is_json: bool) -> Tensor:
-    """A text as the model gets it: plain, or the value of ``text`` in a JSON object."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        raise HTTPException(400, "cannot read the text: it is not UTF-8") from None
-    if is_json or text.lstrip().startswith("{"):
+def _text(spec: Facts, encoding: str, body: bytes) -> tuple[Tensor, tuple[int, int]]:
+    """A plain text, or the value of ``text`` in a JSON object."""
+    text = body.decode(errors="surrogateescape")
+    if text.lstrip().startswith("{"):
+        document = None
         with suppress(ValueError, RecursionError):
             document = json.loads(text)
-            if isinstance(document, dict) and isinstance(document.get("text"), str):
-                text, is_json = document["text"], False
-        if is_json:
-            raise HTTPException(400, 'cannot read the text: JSON must be an object with a text, {"text": "..."}')
-    if not tokens.is_unicode(text):
-        raise HTTPException(400, "cannot read the text: it has half of a surrogate pair")
-    if not text.strip():
-        raise HTTPException(400, "the text is empty; send one: curl --data-binary TEXT")
-    return torch.from_numpy(tokens.encode(encoding, [text], spec.length)[0][0])
+        if isinstance(document, dict):
+            text = document.get("text")
+    if not isinstance(text, str) or not text.strip() or not tokens.is_unicode(text):
+        raise ValueError('it must be plain, or {"text": "..."}, in UTF-8 and not empty')
+    return torch.from_numpy(tokens.encode(encoding, [text], spec.length)[0]), (0, 0)
+
+
+def _rows(spec: DatasetSpec, body: bytes) -> tuple[Tensor, tuple[int, int]]:
+    return torch.from_numpy(given.features_from_json(body, spec)), (0, 0)
 
 
 class Batches:
-    """Classifies images that are there at the same time in one forward pass."""
+    """Answers for inputs that are there at the same time in one forward pass."""
 
     def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
         self._model = model
         self._computing = asyncio.Lock()
-        self._open: list[Tensor] = []  # images of the next pass
+        self._open: list[Tensor] = []  # inputs of the next pass
         self._rows: asyncio.Task[Tensor]  # their answers
 
-    async def answer(self, pixels: Tensor) -> tuple[Tensor, int]:
-        """Return an image's answers and the number of images in its forward pass."""
+    async def answer(self, one: Tensor) -> tuple[Tensor, int]:
+        """Return an input's answers and the number of inputs in its forward pass."""
         if not self._open or len(self._open) == MAX_BATCH:
             self._open = []
             self._rows = asyncio.create_task(self._compute(self._open))
-        images, rows, index = self._open, self._rows, len(self._open)
-        images.append(pixels)
-        return (await asyncio.shield(rows))[index], len(images)
+        inputs, rows, index = self._open, self._rows, len(self._open)
+        inputs.append(one)
+        return (await asyncio.shield(rows))[index], len(inputs)
 
-    async def _compute(self, images: list[Tensor]) -> Tensor:
+    async def _compute(self, inputs: list[Tensor]) -> Tensor:
         await asyncio.sleep(BATCH_WAIT_S)
         async with self._computing:
-            if self._open is images:
+            if self._open is inputs:
                 self._open = []
-            return await asyncio.to_thread(self._forward, torch.stack(images))
+            return await asyncio.to_thread(self._forward, torch.stack(inputs))
 
-    def _forward(self, images: Tensor) -> Tensor:
+    def _forward(self, inputs: Tensor) -> Tensor:
         with torch.inference_mode():
-            return self._model(images)
-
-
-class Bodies:
-    """Receives the bodies of requests within limits of size and time."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    @asynccontextmanager
-    async def receive(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield a request's body, which counts towards the limits until the context ends.
-
-        Raises:
-            HTTPException: 413 or 408 when it is too large or too slow, 503 when all together are too large.
-        """
-        body = bytearray()
-        try:
-            await asyncio.wait_for(self._read(request, body), BODY_TIMEOUT_S)
-            yield bytes(body)
-        except asyncio.TimeoutError:
-            raise HTTPException(408, f"the body has not arrived within {BODY_TIMEOUT_S:g} s") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the body has ended too early") from None
-        finally:
-            self._bytes -= len(body)
-
-    async def _read(self, request: Request, body: bytearray) -> None:
-        if request.headers.get("content-type", "").startswith("multipart/"):
-            noun, example = request.app.state.noun, request.app.state.example
-            raise HTTPException(415, f"the body must be the {noun} itself, not a form: curl --data-binary {example}")
-        self._check(int(request.headers.get("content-length", 0)))
-        async for part in request.stream():
-            body += part
-            self._bytes += len(part)
-            self._check(len(body))
-
-    def _check(self, size: int) -> None:
-        if size > MAX_BODY_MIB << 20:
-            raise HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
-        if self._bytes > MAX_BODIES_MIB << 20:
-            raise HTTPException(503, "the server has too many requests; try again", {"Retry-After": "1"})
+            return self._model(inputs)

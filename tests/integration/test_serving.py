@@ -182,7 +182,6 @@ def test_clients_that_send_half_a_header_keep_nobody_else_waiting(trained: Perso
             slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S)))
             slow[-1].sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nX-a: ")
         answered(Service(command, port).predict(files[0].read_bytes()))
-        assert command.output.count("connections are open") == 1
         assert "Traceback" not in command.output
         for client in slow:
             with contextlib.suppress(ConnectionResetError):

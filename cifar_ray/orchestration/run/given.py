@@ -106,30 +106,26 @@ def features(path: Path, spec: Facts) -> np.ndarray:
         raise ConfigError("", f"a table {error.problem}") from None
 
 
-def features_from_json(body: bytes, spec: Facts) -> tuple[np.ndarray, bool]:
-    """The features, float64 (N, length), of a JSON object of numbers by name, or of a list of such; whether it is one.
+def features_from_json(body: bytes, spec: Facts) -> np.ndarray:
+    """The features, float64 (N, length), of a JSON object of numbers by name, or of a list of such.
 
     Raises:
         ValueError: saying what it must be.
     """
+    import pandas as pd
+
     try:
         given = json.loads(body, parse_int=float)  # which takes whole numbers of any length
     except (ValueError, RecursionError):
         raise ValueError("it must be JSON") from None
     rows = given if isinstance(given, list) else [given]
-    names, values = spec.feature_names, np.empty((len(rows), spec.length))
-    if not 0 < len(rows) <= _MOST_ROWS:
-        raise ValueError(f"it must have 1 to {_MOST_ROWS:,} rows, and has {len(rows):,}")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ValueError(f"it must be an object of numbers by name, or a list of such, and row {number} is none")
-        for at, name in enumerate(names):
-            value = row.get(name)
-            values[number - 1, at] = value if isinstance(value, float) else np.nan
-            if not np.abs(values[number - 1, at]) <= np.finfo(np.float32).max:
-                has = f"has {brief(value)}" if name in row else "lacks it"
-                raise ValueError(f"it must have a finite number as {name}, and row {number} {has}")
-    return values, isinstance(given, list)
+    if len(rows) > _MOST_ROWS:
+        raise ValueError(f"it must have at most {_MOST_ROWS:,} rows, and has {len(rows):,}")
+    table = pd.DataFrame([row if isinstance(row, dict) else {} for row in rows], dtype=object)
+    try:
+        return tables.numbers(table.fillna("").astype(str), spec.feature_names, Path("the body"))
+    except ConfigError as error:
+        raise ValueError(f"it {error.problem}") from None
 
 
 def places(found: Sequence[Path], given: Sequence[Path], out: Path | None, overwrite: bool = False) -> dict[Path, Path]:

@@ -255,8 +255,8 @@ def predict(
         raise ConfigError(
             "out", f"is for models that predict masks, and run {run} has a task that predicts {task.answer}"
         )
+    check_reads(snapshot)
     if spec.inputs == "tokens":
-        check_reads(snapshot)
         sentences = given.sentences(images, words)
         rows = _read(model, snapshot, sentences).tolist()
         return task, [Prediction(text, task.answers(names, row)[:shown]) for text, row in zip(sentences, rows)]
@@ -294,10 +294,10 @@ def check_reads(snapshot: Snapshot) -> None:
     Raises:
         ConfigError: saying so.
     """
-    if not snapshot.encoding:
-        name = snapshot.config.dataset
-        raise ConfigError("", f"a model of {name} takes tokens, and its tokenizer is not known")
-    tokens.check_installed()
+    if snapshot.spec.inputs == "tokens":
+        if not snapshot.encoding:
+            raise ConfigError("", f"a model of {snapshot.config.dataset} takes tokens, and its tokenizer is not known")
+        tokens.check_installed()
 
 
 def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Tensor:

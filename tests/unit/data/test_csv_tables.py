@@ -89,7 +89,7 @@ def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_p
     assert len(answers.unique()) == 60
     assert answers.numpy() == pytest.approx(dataset.train["targets"], rel=0, abs=20)
     body = json.dumps([dict(zip(dataset.spec.features, [*map(int, row[:2]), row[2]])) for row in rows_given])
-    assert np.array_equal(given.features_from_json(body.encode(), dataset.spec)[0], rows_given)
+    assert np.array_equal(given.features_from_json(body.encode(), dataset.spec), rows_given)
 
 
 def test_a_table_that_has_been_read_is_not_kept_beside_it(folder: Path) -> None:

@@ -202,7 +202,7 @@ def test_training_predictions_the_server_and_mlflow_see_one_image(tmp_path: Path
     model.config = {"side": 32, "native_side": 32, "crop": dataset.spec.crop}
     for seen in (
         results.pixels(dataset.spec, [file], [file], print)[1][0].numpy(),
-        app._decode(dataset.spec, body)[0].numpy(),
+        app._image(dataset.spec, body)[0][0].numpy(),
         model.pixels(model.image(body)),
     ):
         assert np.array_equal(seen, dataset.test.images[0])
