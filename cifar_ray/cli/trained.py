@@ -99,16 +99,13 @@ def predict(
         print(as_csv(task, predictions), end="")
     elif table is not None:
         files.write_whole(table, as_csv(task, predictions))
-        print(f"{table}: {counted(len(predictions), predictions[0].title)}")
+        print(f"{table}: {counted(len(predictions), [*predictions[0].sample][-1])}")
     else:
-        output.show(
-            [
-                {**each.named, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
-                for each in predictions
-            ],
-            json,
-            lambda: Console().predictions(task, [(each.shown, each.answers, each.mask) for each in predictions]),
-        )
+        documents = [
+            {**each.sample, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
+            for each in predictions
+        ]
+        output.show(documents, json, lambda: Console().predictions(task, documents))
     return 0
 
 
@@ -123,11 +120,11 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
     head = [f"{title}{rank}" for rank in ranks for title in ("class", task.number)] if classes else names
     text = io.StringIO()
     writer = csv_files.writer(text, lineterminator="\n")
-    writer.writerow([*predictions[0].named, *masks, *head])
+    writer.writerow([*predictions[0].sample, *masks, *head])
     for prediction in predictions:
-        cells = [*prediction.named.values(), *([prediction.mask] if prediction.mask else [])]
+        mask = [prediction.mask] if prediction.mask else []
         pairs = [cell for pair in prediction.answers for cell in pair]
-        writer.writerow([*cells, *(pairs if classes else [number for _, number in prediction.answers])])
+        writer.writerow([*prediction.sample.values(), *mask, *(pairs if classes else pairs[1::2])])
     return printable(text.getvalue())  # a name need not be UTF-8
 
 

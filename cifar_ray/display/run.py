@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.text import Text
@@ -22,8 +22,6 @@ from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cifar_ray.strategies import About
 
 
@@ -231,15 +229,14 @@ class Console(Display):
             rows.append((f"{recorded_on} {primary.name} when written", f"{primary.text(recorded_score)}{on}"))
         self._table(rows)
 
-    def predictions(
-        self, task: TaskSpec, predictions: Iterable[tuple[Path | str, Sequence[tuple[str, float]], Path | None]]
-    ) -> None:
+    def predictions(self, task: TaskSpec, documents: Iterable[Mapping[str, Any]]) -> None:
         """One line per sample: its likeliest classes with their probabilities, or its values, and its mask's file."""
-        for sample, answers, mask in predictions:
-            answered = ", ".join(f"{name} {_answer(task, number)}" for name, number in answers)
-            of = f" -> {mask}" if mask else ""
-            shown = textwrap.shorten(sample, _TEXT, placeholder="...") if isinstance(sample, str) else sample
-            self.line(f"{shown}{of}: {answered}")
+        for document in documents:
+            sample, row, mask = next(iter(document.values())), document.get("row"), document.get("mask")
+            shown = textwrap.shorten(sample, _TEXT, placeholder="...") if isinstance(sample, str) else f"{sample}"
+            of = f" row {row}" * bool(row) + f" -> {mask}" * bool(mask)
+            answers = ", ".join(f"{name} {task.answer_text(number)}" for name, number in document[task.names])
+            self.line(f"{shown}{of}: {answers}")
 
     def strategies(self, known: Mapping[str, About]) -> None:
         """Each strategy: its promise, source and messages."""

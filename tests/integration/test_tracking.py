@@ -558,7 +558,7 @@ def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -
     uri = f"sqlite:///{tmp_path}/lost.db"
     scored = results.evaluate("photos", "last", None, uri, print)
     said = results.predict("photos", [tmp_path / "test"], "last", uri, print)[1]
-    right = [dict(each.answers)[Path(each.sample).parent.name] for each in said]
+    right = [dict(each.answers)[Path(each.sample["image"]).parent.name] for each in said]
     assert scored.metrics["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-4)
 
 

@@ -38,25 +38,23 @@ def images(paths: Sequence[Path]) -> tuple[list[Path], str]:
     Files that are named are looked at; of those in a folder, any may be damaged.
 
     Raises:
-        ConfigError: naming a file that is no image, or a folder without images, or when there is no path at all.
+        ConfigError: naming a file that is no image, or a folder without images.
     """
-    if not paths:
-        raise ConfigError("", "there is no image to classify; name at least one file or folder after the run")
     found: list[Path] = []
     left_out: Counter[str] = Counter()
     for path in paths:
-        if not path.is_dir():
+        if path.is_dir():
+            try:
+                below = sorted(map(Path, folders.images(path, left_out)))
+            except OSError as error:
+                raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}") from None
+            if not below:
+                raise ConfigError("", f"there is no image in {path} {folders.no_image(left_out)}")
+            found += below
+        else:
             with imagefiles.named(path), imagefiles.opened(path) as image:
                 image.verify()
-        others: Counter[str] = Counter()
-        try:
-            below = sorted(map(Path, folders.images(path, others))) if path.is_dir() else [path]
-        except OSError as error:
-            raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}") from None
-        if not below:
-            raise ConfigError("", f"there is no image in {path} {folders.no_image(others)}")
-        found += below
-        left_out += others
+            found.append(path)
     return found, folders.in_words(left_out)
 
 
@@ -79,8 +77,7 @@ def sentences(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
         try:
             if path.suffix == _LINES:
                 # Not str.splitlines, for which a text may also end within a line, at a form feed or U+2028.
-                lines = path.read_bytes().decode("utf-8-sig").split("\n")
-                found += filter(None, map(str.strip, lines))
+                found += filter(None, map(str.strip, path.read_text("utf-8-sig").split("\n")))
             else:
                 found += (text for (text,) in texts.rows(path, ("text",)))
         except ConfigError as error:
@@ -98,8 +95,8 @@ def features(path: Path, spec: Facts) -> np.ndarray:
     Raises:
         ConfigError: when it is no such file, or lacks a column or a number.
     """
-    if path.is_dir():
-        raise ConfigError("", f"{path} is a folder, and the model takes CSV files")
+    if not path.is_file():
+        raise ConfigError("", f"{path} is no file, and the model takes CSV files")
     try:
         return tables.numbers(tables.frame(path), spec.feature_names, path)
     except ConfigError as error:
@@ -136,15 +133,14 @@ def places(found: Sequence[Path], given: Sequence[Path], out: Path | None, overw
     """
     out = out or Path("predicted_masks")
     roots = [path for path in given if path.is_dir()]
-    of: dict[Path, Path] = {}
+    known, of = {image.resolve() for image in found}, dict[Path, Path]()
     for image in found:
         root = next((path for path in roots if image.is_relative_to(path)), image.parent)
         place = (out / image.relative_to(root)).with_suffix(".png")
         if (other := of.setdefault(place, image)) != image:
             raise ConfigError("out", f"must have one mask for each image, and {place} is that of {other} and {image}")
-    known = {image.resolve() for image in found}
-    if clash := next((path for path in of if path.resolve() in known), None):
-        raise ConfigError("out", f"must be another folder than that of the images, and {clash} is one of them")
+        if place.resolve() in known:
+            raise ConfigError("out", f"must be another folder than that of the images, and {place} is one of them")
     if not overwrite and out.is_dir() and any(out.iterdir()):
         raise ConfigError("out", f"must be a new or an empty folder, and {out} has files; --overwrite replaces masks")
     return {image: place for place, image in of.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,6 +30,7 @@ from cifar_ray.training.errors import CheckpointError
 
 _AT_ONCE = 256  # images in one forward pass
 _NOTE_S = 10.0  # between notes on the progress
+_NO_SIZES = itertools.repeat((0, 0))
 
 
 @dataclass(frozen=True)
@@ -62,32 +64,16 @@ class Prediction:
     """What a model answers for one image, text, or row of a table.
 
     Attributes:
-        sample: the file of the image or of the table, or the text.
+        sample: what was answered for, by name: the file as ``image``, the ``text``, or the ``table`` and the ``row`` in
+            it, from 1.
         answers: classes with their probabilities, likeliest first; values by name; or of a mask, classes with their
             shares of the pixels, the largest first.
         mask: the file of the mask; None of other tasks.
-        row: its number in the table, from 1; None of others.
     """
 
-    sample: Path | str
+    sample: dict[str, Path | str | int]
     answers: list[tuple[str, float]]
     mask: Path | None = None
-    row: int | None = None
-
-    @property
-    def title(self) -> str:
-        """What was answered for: ``image``, ``text`` or ``row``."""
-        return "row" if self.row is not None else "text" if isinstance(self.sample, str) else "image"
-
-    @property
-    def named(self) -> dict[str, Path | str | int]:
-        """The same by name, as a document has it."""
-        return {self.title: self.sample} if self.row is None else {"table": self.sample, "row": self.row}
-
-    @property
-    def shown(self) -> Path | str:
-        """The same as a line begins."""
-        return self.sample if self.row is None else Path(f"{self.sample} row {self.row}")
 
 
 @dataclass(frozen=True)
@@ -120,13 +106,10 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
             key = run_folder.reopen(folder).key
         except ConfigError:
             raise unknown from None
-    try:
+    with suppress(ConfigError):  # it does not answer
         if known := store.with_key(uri, key):
             return known
-        lacks = "does not have"
-    except ConfigError:
-        lacks = "does not answer for"
-    note(f"MLflow at {uri} {lacks} run {folder.name!r}, which is in {folder.address}")
+    note(f"MLflow at {uri} does not have run {folder.name!r}, which is in {folder.address}")
     return KnownRun("", folder.name, key, folder.address, "")
 
 
@@ -245,44 +228,39 @@ def predict(
         ConfigError: when there is no such run, or a file is not an image, or a folder has none, or ``out`` cannot be;
             when a run takes images and texts are given, or the reverse.
     """
-    given.check(images)
     chosen = find_checkpoint(run, which, tracking_uri, note)
-    snapshot = chosen.snapshot
-    model, spec = predictor.of(chosen.address, snapshot), snapshot.spec
-    task, names = snapshot.task, snapshot.spec.names
-    shown = top if task.names == "classes" else None
+    snapshot, spec, task = chosen.snapshot, chosen.snapshot.spec, chosen.snapshot.task
+    check_reads(snapshot)
+    model, names = predictor.of(chosen.address, snapshot), snapshot.class_names
     if out is not None and task.answer != "masks":
         raise ConfigError(
             "out", f"is for models that predict masks, and run {run} has a task that predicts {task.answer}"
         )
-    check_reads(snapshot)
-    if spec.inputs == "tokens":
-        sentences = given.sentences(images, words)
-        rows = _read(model, snapshot, sentences).tolist()
-        return task, [Prediction(text, task.answers(names, row)[:shown]) for text, row in zip(sentences, rows)]
-    if words:
+    if words and spec.inputs != "tokens":
         raise ConfigError("text", f"is for models of texts, and that of run {run} takes {spec.inputs}")
-    if spec.inputs == "features":
-        return task, [each for path in images for each in _of_rows(model, spec, task, names, path, shown)]
-    (files, left_out), required = given.images(images), set(images)
-    if left_out:
-        note(left_out)
-    places = given.places(files, images, out, overwrite) if task.answer == "masks" else {}
+    places: dict[Path, Path] = {}
+    match spec.inputs:
+        case "images":
+            files, left_out = given.images(images)
+            if left_out:
+                note(left_out)
+            if task.answer == "masks":
+                places = given.places(files, images, out, overwrite)
+            batches = _of_images(spec, files, set(images), note)
+        case "tokens":
+            batches = _of_texts(snapshot, given.sentences(images, words))
+        case _:
+            batches = itertools.chain.from_iterable(_of_table(spec, path) for path in images)
     predictions: list[Prediction] = []
-    noted = time.monotonic()
-    for begin in range(0, len(files), _AT_ONCE):
-        readable, scaled, sizes = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
-        if readable:
-            with torch.inference_mode():
-                rows = model(scaled)
-            for image, row, size in zip(readable, rows, sizes):
-                numbers, mask = answered(task, names, row, size)
-                if mask:
-                    given.write(places[image], mask)
-                predictions.append(Prediction(image, task.answers(names, numbers)[:shown], places.get(image)))
-        if time.monotonic() - noted > _NOTE_S:
-            noted = time.monotonic()
-            note(f"{min(begin + _AT_ONCE, len(files)):,} of {len(files):,} images")
+    for samples, inputs, sizes in batches:
+        with torch.inference_mode():
+            rows = model(inputs)
+        for sample, row, size in zip(samples, rows, sizes):
+            numbers, mask = answered(task, names, row, size)
+            if place := places.get(sample["image"]) if mask else None:
+                given.write(place, mask)
+            shown = task.answers(names, numbers)[: top if task.names == "classes" else None]
+            predictions.append(Prediction(sample, shown, place))
     if not predictions:
         raise ConfigError("", "none of these files is an image that can be read")
     return task, predictions
@@ -300,22 +278,33 @@ def check_reads(snapshot: Snapshot) -> None:
         tokens.check_installed()
 
 
-def _read(model: nn.Module, snapshot: Snapshot, sentences: Sequence[str]) -> Tensor:
-    """What a model answers for texts, (N, ...), with the tokenizer of its checkpoint."""
+_Batch = tuple[list[dict[str, Any]], Tensor, Iterable[tuple[int, int]]]
+"""Samples as :class:`Prediction` has them, as inputs of a model, and width and height of each image."""
+
+
+def _of_texts(snapshot: Snapshot, sentences: Sequence[str]) -> Iterator[_Batch]:
     rows, _ = tokens.encode(snapshot.encoding, sentences, snapshot.spec.length)
-    parts = (tokens.cut(rows[begin : begin + _AT_ONCE]) for begin in range(0, len(rows), _AT_ONCE))
-    with torch.inference_mode():
-        return torch.cat([model(torch.from_numpy(part)) for part in parts])
+    for begin in range(0, len(rows), _AT_ONCE):
+        part = slice(begin, begin + _AT_ONCE)
+        yield [{"text": text} for text in sentences[part]], torch.from_numpy(tokens.cut(rows[part])), _NO_SIZES
 
 
-def _of_rows(
-    model: nn.Module, spec: Facts, task: TaskSpec, names: Sequence[str], path: Path, top: int | None
-) -> Iterator[Prediction]:
+def _of_table(spec: Facts, path: Path) -> Iterator[_Batch]:
     features = torch.from_numpy(given.features(path, spec))
-    with torch.inference_mode():
-        rows = itertools.chain.from_iterable(model(part).tolist() for part in torch.split(features, _AT_ONCE))
-        for row, numbers in enumerate(rows, 1):
-            yield Prediction(path, task.answers(names, numbers)[:top], row=row)
+    for begin in range(0, len(features), _AT_ONCE):
+        part = features[begin : begin + _AT_ONCE]
+        yield [{"table": path, "row": begin + row} for row in range(1, len(part) + 1)], part, _NO_SIZES
+
+
+def _of_images(spec: DatasetSpec, files: Sequence[Path], required: Collection[Path], note: Note) -> Iterator[_Batch]:
+    noted = time.monotonic()
+    for begin in range(0, len(files), _AT_ONCE):
+        readable, scaled, sizes = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
+        if readable:
+            yield [{"image": path} for path in readable], scaled, sizes
+        if time.monotonic() - noted > _NOTE_S:
+            noted = time.monotonic()
+            note(f"{min(begin + _AT_ONCE, len(files)):,} of {len(files):,} images")
 
 
 def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int, int]) -> tuple[Sequence[float], bytes]:
@@ -345,18 +334,14 @@ def pixels(
     for path in paths:  # one at a time, since a decoded photo takes tens of megabytes
         try:
             with imagefiles.named(path):
-                one, size = _scaled(spec, path)
+                image = imagefiles.read(path)
         except ConfigError as error:
             if path in required:
                 raise
             note(f"left out: {error.problem}")
         else:
             readable.append(path)
-            scaled.append(one)
-            sizes.append(size)
+            scaled.append(imagefiles.batch(spec, [image]))
+            sizes.append(image.size)
+            del image
     return readable, torch.cat(scaled) if scaled else torch.empty(0), sizes
-
-
-def _scaled(spec: Facts, path: Path) -> tuple[Tensor, tuple[int, int]]:
-    image = imagefiles.read(path)
-    return imagefiles.batch(spec, [image]), image.size

@@ -93,7 +93,7 @@ def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [Prediction(IMAGE, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
+    found = [Prediction({"image": IMAGE}, [("cat", 0.5), ("dog", 0.375), ("ship", 0.125)])]
 
     def predict(*words: Any) -> Any:
         return tasks.USUAL, [Prediction(each.sample, each.answers[: words[-4]]) for each in found]
@@ -102,7 +102,7 @@ def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
     assert json.loads(out) == [{"image": str(IMAGE), "classes": [["cat", 0.5], ["dog", 0.375]]}]
     assert printed(f"predict ./mine {IMAGE} --top 1", capsys) == (f"{IMAGE}: cat 50.0%\n", "")
-    found[0] = Prediction(Path("no UTF-8 \udcff.png"), found[0].answers)
+    found[0] = Prediction({"image": Path("no UTF-8 \udcff.png")}, found[0].answers)
     out, _ = printed(f"predict ./mine {IMAGE} --top 1 --json", capsys)
     assert json.loads(out)[0]["image"] == "no UTF-8 \udcff.png"
 
@@ -111,8 +111,8 @@ def test_predictions_as_csv(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     found = [
-        Prediction(IMAGE, [("a cat, asleep", 0.5), ("dog", 0.375)]),
-        Prediction(Path("no UTF-8 \udcff.png"), [("dog", 1.0), ("a cat, asleep", 0.0)]),
+        Prediction({"image": IMAGE}, [("a cat, asleep", 0.5), ("dog", 0.375)]),
+        Prediction({"image": Path("no UTF-8 \udcff.png")}, [("dog", 1.0), ("a cat, asleep", 0.0)]),
     ]
     monkeypatch.setattr(results, "predict", lambda *_: (tasks.USUAL, found))
     rows = [
@@ -125,7 +125,7 @@ def test_predictions_as_csv(
     assert printed(f"predict ./mine {IMAGE} --csv {table}", capsys) == (f"{table}: 2 images\n", "")
     assert [*csv.reader(table.read_text().splitlines())] == rows
     values = TaskSpec("ink", (Figure("rmse", "RMSE"),), answer="values")
-    made = [Prediction(IMAGE, [("left", 12.5), ("right", -1.0)])]
+    made = [Prediction({"image": IMAGE}, [("left", 12.5), ("right", -1.0)])]
     monkeypatch.setattr(results, "predict", lambda *_: (values, made))
     assert printed(f"predict ./mine {IMAGE} --csv -", capsys)[0] == f"image,left,right\n{IMAGE},12.5,-1.0\n"
 
@@ -133,7 +133,7 @@ def test_predictions_as_csv(
 def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     task = segmentation.SPEC
     asked: list[tuple[Any, ...]] = []
-    made = [Prediction(IMAGE, [("ground", 0.75), ("cat", 0.25)], Path("out/a.png"))]
+    made = [Prediction({"image": IMAGE}, [("ground", 0.75), ("cat", 0.25)], Path("out/a.png"))]
     monkeypatch.setattr(results, "predict", lambda *words: asked.append(words) or (task, made))
     assert printed(f"predict ./mine {IMAGE}", capsys)[0] == f"{IMAGE} -> out/a.png: ground 75.0%, cat 25.0%\n"
     (one,) = json.loads(printed(f"predict ./mine {IMAGE} --out there --json", capsys)[0])

@@ -302,7 +302,7 @@ def test_a_model_of_rows_without_names_answers_for_columns_by_their_numbers(tmp_
     path.write_text("5,6\n7,8\n")
     with pytest.raises(ConfigError, match=r"a table must have the column 0, and .*rows.csv has not"):
         given.features(path, spec)
-    with pytest.raises(ConfigError, match=r"is a folder, and the model takes CSV files"):
+    with pytest.raises(ConfigError, match=r"is no file, and the model takes CSV files"):
         given.features(tmp_path, spec)
 
 

@@ -112,7 +112,6 @@ def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, mon
 
 
 def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
-    no_store = f"sqlite:///{tmp_path}/none.db"
     (tmp_path / "folder").mkdir()
     (tmp_path / "whole.png").write_bytes(encoded(image, "PNG"))
     (tmp_path / "half.png").write_bytes(encoded(image, "PNG")[:-40])
@@ -127,7 +126,7 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
             read(tmp_path / name)
         assert str(caught.value) == reason
         with pytest.raises(ConfigError) as told:  # before the run is looked for, or else before anything is classified
-            results.predict("nobody", [tmp_path / "whole.png", tmp_path / name], "last", no_store, print)
+            given.check([tmp_path / "whole.png", tmp_path / name])
         sentences = {
             "folder": f"there is no image in {tmp_path / 'folder'} ({', '.join(imagefiles.SUFFIXES)})",
         }
