@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, Task, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cifar_ray.config.errors import printable
 from cifar_ray.config.limits import dollars, duration
-from cifar_ray.display.terminal import Display, tilde
+from cifar_ray.display.terminal import Display, View, tilde
 from cifar_ray.tasks import LOSS, SUBSETS, USUAL, Subset, TaskSpec, measured_on
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.training.rank_times import PHASES
@@ -38,71 +36,28 @@ _TEXT = 60
 """Characters of a text in a line about it."""
 
 
-class View(Protocol):
-    """What displays one run: a :class:`Console`, or its row in a sweep's table."""
-
-    def line(self, text: str) -> None:
-        """A sentence that stays."""
-
-    def doing(self, text: str) -> None:
-        """What is going on before the first step."""
-
-    def no_room(self, seconds: float) -> None:
-        """The workers have waited so long for room in the cluster."""
-
-    def started(self, text: str) -> None:
-        """On what the run trains."""
-
-    def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
-        """Training for a task starts after ``step``."""
-
-    def loss(self, value: float) -> None:
-        """The latest mean loss."""
-
-    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
-        """The current step."""
-
-    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
-        """An epoch has ended."""
-
-    def cost(self, usd: float) -> None:
-        """What the run has cost so far."""
-
-
-class _Figures(TextColumn):
-    """The figures, or as long as there are none, how long the command has run."""
-
-    def render(self, task: Task) -> Text:
-        return Text(task.fields["figures"] or duration(task.elapsed or 0))
-
-
-class Console(Display):
+class Console(Display, View):
     """Displays one run on standard output."""
 
     def __init__(self, task: TaskSpec = USUAL) -> None:
         """Display figures of that task, until a run of another one begins."""
-        super().__init__()
-        self._learned = task
+        Display.__init__(self)
+        View.__init__(self, task)
         self.live: Progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            _Figures(""),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
             console=self.terminal,
             transient=True,
             expand=True,
         )
-        self._task = self.live.add_task("starting", total=None, figures="")
-        self._epochs = 0
-        self._steps_per_epoch = 0
-        self._loss: float | None = None
-        self._cost = ""
-        self._begun = (time.perf_counter(), 0)
+        self._bar = self.live.add_task("starting", total=None, figures="")
 
     def show_doing(self, text: str) -> None:
-        self.live.update(self._task, description=text, figures="")
-
-    def no_room(self, seconds: float) -> None:
-        self.doing(f"waiting for room in the cluster, {duration(seconds)} so far")
+        self.live.update(self._bar, description=text, figures="")
 
     @contextmanager
     def aside(self, text: str) -> Iterator[None]:
@@ -120,38 +75,11 @@ class Console(Display):
         self.line(text)
 
     def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
-        self._learned = task
-        self._epochs, self._steps_per_epoch = epochs, steps_per_epoch
-        self._begun = (time.perf_counter(), step)
-        epoch, total = min(step // steps_per_epoch + 1, epochs), epochs * steps_per_epoch
-        self.live.update(self._task, description=f"epoch {epoch}/{epochs}", total=total, completed=step)
+        super().training(task, epochs, steps_per_epoch, step)
+        self.live.reset(self._bar, total=self._steps, completed=step, description="training")
 
-    def loss(self, value: float) -> None:
-        self._loss = value
-
-    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
-        """The current step; the time left is estimated from the speed of this process."""
-        begun, first = self._begun
-        pace = (time.perf_counter() - begun) / max(step - first, 1)
-        left = duration(pace * (self._epochs * self._steps_per_epoch - step))
-        loss = "" if self._loss is None else f"loss {self._loss:.3f}  "
-        self.live.update(
-            self._task,
-            completed=step,
-            description=f"epoch {epoch + 1}/{self._epochs}",
-            figures=f"{loss}{self._learned.speed(images_per_s)}  {self._cost}{left} left",
-        )
-
-    def cost(self, usd: float) -> None:
-        self._cost = f"{dollars(usd)}  "
-
-    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
-        task, primary, subset = self._learned, self._learned.primary, measured_on(metrics)
-        self.line(
-            f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
-            f"{subset} loss {metrics[LOSS.on(subset)]:.4f}  {subset} {primary.named(metrics[primary.on(subset)])}  "
-            f"{metrics['epoch_s']:.1f} s  {task.speed(metrics[task.epoch_throughput])}"
-        )
+    def show_step(self, step: int, epoch: str, figures: str) -> None:
+        self.live.update(self._bar, completed=step, description=epoch, figures=figures)
 
     def summary(
         self,
@@ -168,7 +96,7 @@ class Console(Display):
             places: label and address.
             attempt_s: wall time of this attempt in seconds, where there were others before; None for a new run.
         """
-        task, primary = self._learned, self._learned.primary
+        task, primary = self._task, self._task.primary
         results = {figure.name: figure.result(metrics) for figure in (*task.figures, LOSS)}
         rows = self._metric_rows({name: metrics[metric] for name, metric in results.items() if metric in metrics})
         if CHOSEN_EPOCH in metrics:
@@ -180,7 +108,6 @@ class Console(Display):
         rows.append(("", ""))
         rows += [(phase, f"{times[f'time/{phase}_s']:.2f} s") for phase in (*PHASES, "other", "wall")]
         if attempt_s is not None:
-            rows[-1] = ("wall, all attempts", rows[-1][1])
             rows.append(("wall, this attempt", f"{attempt_s:.2f} s"))
         rows.append(("training per epoch", f"{times['time/epoch_mean_s']:.2f} s"))
         if "time/iteration_mean_s" in times:
@@ -188,23 +115,16 @@ class Console(Display):
             rows.append(("training per iteration", ", ".join(parts)))
             rows.append(("throughput", task.speed(times[task.throughput])))
         if "tokens_per_s" in times:
-            padding = f"{times['padding_share']:.1%}".replace("%", " %")
-            rows.append(("tokens", f"{times['tokens_per_s']:,.0f} tokens/s; {padding} of what is computed is padding"))
+            padding = f"{100 * times['padding_share']:.1f} % of what is computed is padding"
+            rows.append(("tokens", f"{times['tokens_per_s']:,.0f} tokens/s; {padding}"))
         rows.append(("peak memory of a worker", f"{metrics['peak_memory_mib']:,.0f} MiB"))
         if "skipped_steps" in metrics:
             rows.append(("steps skipped in fp16", f"{metrics['skipped_steps']:,.0f}"))
-        rows.append(("", ""))
-        self.end_live()
-        self._table([*rows, *places])
-
-    def places(self, rows: Iterable[tuple[str, str]]) -> None:
-        """The final table of a run that was stopped: what it has used, and where everything is."""
-        self.end_live()
-        self._table(rows)
+        self.table([*rows, ("", ""), *places])
 
     def result(self, name: str, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
         """A finished run in one line."""
-        task, primary = self._learned, self._learned.primary
+        task, primary = self._task, self._task.primary
         speed = f", {task.speed(times[task.throughput])}" if task.throughput in times else ""
         took = duration(times["time/wall_s"])
         self.line(f"run {name}: test {primary.named(metrics[primary.result(metrics)])}{speed}, {took}")
@@ -219,7 +139,7 @@ class Console(Display):
         recorded_on: Subset = "test",
     ) -> None:
         """A checkpoint's evaluation, with the primary figure recorded when it was written, maybe on other images."""
-        task, primary = self._learned, self._learned.primary
+        task, primary = self._task, self._task.primary
         evaluated = (f"{task.unit} evaluated", f"{images:,}")
         rows = [*self._metric_rows(metrics), evaluated, ("checkpoint", tilde(checkpoint))]
         if recorded_score is not None and recorded_images is not None:
@@ -227,7 +147,7 @@ class Console(Display):
             if recorded_on == "val":
                 on = f" on {recorded_images:,} validation {task.unit}"
             rows.append((f"{recorded_on} {primary.name} when written", f"{primary.text(recorded_score)}{on}"))
-        self._table(rows)
+        self.table(rows)
 
     def predictions(self, task: TaskSpec, documents: Iterable[Mapping[str, Any]]) -> None:
         """One line per sample: its likeliest classes with their probabilities, or its values, and its mask's file."""
@@ -242,16 +162,10 @@ class Console(Display):
         """Each strategy: its promise, source and messages."""
         for name, about in known.items():
             self.line(f"{name}: {about.label}")
-            rows = [
-                ("what", about.summary),
-                (about.label, about.condition),
-                ("source", about.source),
-                ("each step", f"{about.messages} messages, {about.bytes} bytes"),
-                ("", about.cost),
-            ]
-            for title, text in rows:
-                lines = textwrap.wrap(text.replace("``", ""), 96)
-                self.line("\n".join(f"  {title if not at else '':<10} {line}" for at, line in enumerate(lines)))
+            each_step = f"{about.messages} messages, {about.bytes} bytes"
+            rows = [("what", about.summary), (about.label, about.condition), ("source", about.source)]
+            rows += [("each step", each_step), ("", about.cost)]
+            self.table((f"  {title}", text.replace("``", "")) for title, text in rows)
             self.line("")
         self.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
 
@@ -263,8 +177,8 @@ class Console(Display):
             self.line(f"{'!!' if check.problem else 'ok'}  {check.subject:<18} {check.state}")
             if check.problem:
                 self.line(f"    {'':<18} {check.problem}")
-        healthy = not any(check.problem for check in shown)
-        self.line("nothing stands in the way of a run" if healthy else "see to the lines marked !! first")
+        is_unfit = any(check.problem for check in shown)
+        self.line("see to the lines marked !! first" if is_unfit else "nothing stands in the way of a run")
         return shown
 
     def sweep_summary(
@@ -300,7 +214,7 @@ class Console(Display):
         if len(failed) > 1:
             rows.append(("try all again", f"cifar-ray sweep --resume {name} --retry-failed{store_flag}"))
         rows += [("report", f"cifar-ray report {name}{store_flag}"), ("open in MLflow", way), *winner]
-        self._table(rows)
+        self.table(rows)
 
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table, whose last column may be long."""
@@ -310,14 +224,16 @@ class Console(Display):
             cells = [f"{cell:<{width}}" for cell, width in zip(line, widths)]
             self.line("  ".join([*cells, line[-1]]), indent=4)
 
-    def _table(self, rows: Iterable[tuple[str, str]]) -> None:
+    def table(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Labels and values; a long value goes on below itself."""
+        self.end_live()
         rows = list(rows)
         width = max(len(label) for label, _ in rows)
         for label, value in rows:
             self.line(f"{label:<{width}}  {value}".rstrip(), indent=width + 2)
 
     def _metric_rows(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        figures = [figure for figure in (*self._learned.figures, LOSS) if figure.name in metrics]
+        figures = [figure for figure in (*self._task.figures, LOSS) if figure.name in metrics]
         return [
             (f"test {figure.name}{' (macro)' * figure.macro}", figure.text(metrics[figure.name])) for figure in figures
         ]

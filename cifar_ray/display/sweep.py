@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Group
 from rich.live import Live
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from cifar_ray.config.errors import printable
 from cifar_ray.config.limits import dollars, duration
-from cifar_ray.display.terminal import Display
-from cifar_ray.tasks import USUAL, TaskSpec, measured_on
+from cifar_ray.display.terminal import Display, View
+from cifar_ray.tasks import TaskSpec
 
 WAITING, RUNNING, FINISHED, FAILED, STOPPED, SKIPPED = "waiting", "running", "finished", "failed", "stopped", "skipped"
 _MOST_ROWS = 30
 _MARKS = {WAITING: "·", RUNNING: "▶", FINISHED: "✓", FAILED: "✗", STOPPED: "■", SKIPPED: "–"}
 
 
-@dataclass
-class RowState:
-    """A row of the table: one run.
+class Row(View):
+    """One run on the board.
 
     Attributes:
         state: ``waiting``, ``running``, ``finished``, ``failed``, ``stopped`` (by the scheduler or a limit), or
             ``skipped``.
         note: what it is doing, or its result.
         share: fraction that is done, from 0 to 1.
-        begun: ``time.monotonic()`` when it began.
+        begun: ``time.monotonic()`` when it began; 0 before.
         took_s: seconds that it took; None before its end.
         resumed: whether an earlier driver did a part of it, so that its time is no estimate for others.
-        no_room_since: ``time.monotonic()`` since when it waits for room in the cluster; None when it does not.
+        has_room: False while it waits for room in the cluster.
         expected_s: seconds that it is expected to take from its beginning; None when only other runs' times tell.
     """
 
-    name: str
-    state: str = WAITING
-    note: str = ""
-    share: float = 0.0
-    begun: float = 0.0
-    took_s: float | None = None
-    resumed: bool = False
-    no_room_since: float | None = None
-    expected_s: float | None = None
+    def __init__(self, board: Board, name: str) -> None:
+        super().__init__()
+        self._board, self.name = board, name
+        self.state, self.note, self.share, self.begun = WAITING, "", 0.0, 0.0
+        self.took_s: float | None = None
+        self.expected_s: float | None = None
+        self.resumed, self.has_room = False, True
+
+    def line(self, text: str) -> None:
+        self._board.line(f"{self.name}: {text}")
+
+    def doing(self, text: str) -> None:
+        self.note, self.has_room = text, True
+
+    def no_room(self, seconds: float) -> None:
+        if self.has_room and not self._board.is_live:
+            self.line("waiting for room in the cluster")
+        super().no_room(seconds)
+        self.has_room = False
+
+    def started(self, text: str) -> None:
+        self._board.line_once(text)
+
+    def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
+        super().training(task, epochs, steps_per_epoch, step)
+        self.share, self.resumed = step / self._steps, step > 0
+        self.doing("training")
+
+    def show_step(self, step: int, epoch: str, figures: str) -> None:
+        self.share, self.note = step / self._steps, f"{epoch}, {figures}"
+
+    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
+        if not self._board.is_live:
+            super().epoch(number, metrics)
 
 
 class Board(Display):
@@ -59,7 +80,7 @@ class Board(Display):
         ``usd`` is what all runs have cost so far; None without a price.
         """
         super().__init__()
-        self.rows = [RowState(name) for name in names]
+        self.rows = [Row(self, name) for name in names]
         self._at_once = 1
         self._begun = begun
         self._doing = ""
@@ -81,7 +102,7 @@ class Board(Display):
         self._at_once, self._doing = at_once, ""
 
     def add(self, name: str) -> None:
-        self.rows.append(RowState(name))
+        self.rows.append(Row(self, name))
 
     def rename(self, index: int, name: str) -> None:
         self.rows[index].name = name
@@ -96,7 +117,7 @@ class Board(Display):
     def end(self, index: int, state: str, note: str) -> None:
         """A run has ended as ``state``; ``note`` is its result, or why."""
         row = self.rows[index]
-        row.state, row.note, row.share = state, note, 1.0
+        row.state, row.note = state, note
         row.took_s = time.monotonic() - row.begun if row.begun else None
         left = self.left_s()
         rest = f"; about {duration(left)} left" if left else ""
@@ -118,7 +139,7 @@ class Board(Display):
 
         While a run waits for room in the cluster, nobody knows.
         """
-        if any(row.state == RUNNING and row.no_room_since is not None for row in self.rows):
+        if any(row.state == RUNNING and not row.has_room for row in self.rows):
             return 0.0
         times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s and not row.resumed]
         usual = sum(times) / len(times) if times else None
@@ -138,24 +159,19 @@ class Board(Display):
         return sum(row.state in (WAITING, RUNNING) or row.begun > 0 for row in self.rows)
 
     def _table(self) -> Group:
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, highlight=False)
+        table = Table.grid(padding=(0, 2, 0, 0))
         for row in self._shown():
             spent = row.took_s or (time.monotonic() - row.begun if row.state == RUNNING else 0.0)
             bar = f"{row.share:4.0%}" if row.state == RUNNING else ""
-            table.add_row(
-                Text(f"{_MARKS[row.state]} {row.name}"),
-                Text(row.state),
-                Text(bar),
-                Text(duration(spent) if spent else ""),
-                _WholeWords(_note(row)),
-            )
+            cells = f"{_MARKS[row.state]} {row.name}", row.state, bar, duration(spent) if spent else "", row.note
+            table.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells))
         left = self.left_s()
         parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]
-        parts.append(f"about {duration(left)} left" if left else "")
-        parts.append("" if self.usd is None else dollars(self.usd))
-        return Group(table, Text(self._doing or ", ".join(filter(None, parts))))
+        parts += [f"about {duration(left)} left"] * bool(left)
+        parts += [] if self.usd is None else [dollars(self.usd)]
+        return Group(table, Text(self._doing or ", ".join(parts)))
 
-    def _shown(self) -> Sequence[RowState]:
+    def _shown(self) -> Sequence[Row]:
         """All rows, or as many as fit on the screen around the first that runs."""
         most = min(_MOST_ROWS, max(self.terminal.height - 3, 3))
         if len(self.rows) <= most:
@@ -170,69 +186,3 @@ def result(task: TaskSpec, score: float, times: Mapping[str, float]) -> str:
     rate = times.get(task.throughput)
     speed = f", {task.speed(rate)}" if rate else ""
     return f"test {task.primary.named(score)}, training {times['time/training_s']:.1f} s{speed}"
-
-
-def _note(row: RowState) -> str:
-    if row.state != RUNNING or row.no_room_since is None:
-        return printable(row.note)
-    return f"waiting for room in the cluster for {duration(time.monotonic() - row.no_room_since)}"
-
-
-@dataclass
-class _WholeWords:
-    """One line of text; of what has no room, words are left out."""
-
-    text: str
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(textwrap.shorten(self.text, options.max_width, placeholder=" …"), no_wrap=True, overflow="ellipsis")
-
-    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, max(len(self.text), 1)).with_maximum(options.max_width)
-
-
-class RunView:
-    """One run's row of the table; a :class:`cifar_ray.display.run.View`."""
-
-    def __init__(self, board: Board, index: int) -> None:
-        self._board, self._row = board, board.rows[index]
-        self._task, self._epochs, self._total, self._loss = USUAL, 1, 1, ""
-
-    def line(self, text: str) -> None:
-        self._board.line(f"{self._row.name}: {text}")
-
-    def doing(self, text: str) -> None:
-        self._row.note, self._row.no_room_since = text, None
-
-    def no_room(self, seconds: float) -> None:
-        if self._row.no_room_since is None:
-            self._row.no_room_since = time.monotonic() - seconds
-            if not self._board.is_live:
-                self.line("waiting for room in the cluster")
-
-    def started(self, text: str) -> None:
-        self._board.line_once(text)
-
-    def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
-        self._task, self._epochs, self._total = task, epochs, epochs * steps_per_epoch
-        self._row.share, self._row.resumed = step / self._total, step > 0
-        self._row.note, self._row.no_room_since = "training", None
-
-    def loss(self, value: float) -> None:
-        self._loss = f"loss {value:.3f}, "
-
-    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
-        self._row.share = step / self._total
-        self._row.note = f"epoch {epoch + 1}/{self._epochs}, {self._loss}{self._task.speed(images_per_s)}"
-
-    def cost(self, usd: float) -> None:
-        pass  # the last line has that of all runs
-
-    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
-        if not self._board.is_live:
-            task, primary, subset = self._task, self._task.primary, measured_on(metrics)
-            self._board.line(
-                f"{self._row.name}: epoch {number}/{self._epochs}, "
-                f"{subset} {primary.named(metrics[primary.on(subset)])}, "
-                f"{metrics['epoch_s']:.1f} s, {task.speed(metrics[task.epoch_throughput])}"
-            )

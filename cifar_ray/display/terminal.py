@@ -1,4 +1,4 @@
-"""Standard output with a part that is drawn anew: the live line of a run, the live table of a sweep."""
+"""Standard output with a part that is drawn anew, and what is shown of one run: alone, or as a row of a sweep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from rich.live import Live
 from rich.progress import Progress
 
 from cifar_ray.config.errors import printable
-from cifar_ray.config.limits import duration
+from cifar_ray.config.limits import dollars, duration
 from cifar_ray.config.option import TEXT
+from cifar_ray.tasks import LOSS, USUAL, TaskSpec, measured_on
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -103,3 +105,57 @@ class Display(ABC):
     @abstractmethod
     def show_doing(self, text: str) -> None:
         """Have the live part say what is going on."""
+
+
+class View(ABC):
+    """What displays one run: a :class:`cifar_ray.display.run.Console`, or its row on a sweep's board."""
+
+    def __init__(self, task: TaskSpec = USUAL) -> None:
+        """Display figures of that task, until a run of another one begins."""
+        self._task, self._epochs, self._steps, self._loss, self._cost = task, 1, 1, "", ""
+
+    @abstractmethod
+    def line(self, text: str) -> None:
+        """A sentence that stays."""
+
+    @abstractmethod
+    def doing(self, text: str) -> None:
+        """What is going on before the first step."""
+
+    @abstractmethod
+    def started(self, text: str) -> None:
+        """On what the run trains."""
+
+    @abstractmethod
+    def show_step(self, step: int, epoch: str, figures: str) -> None:
+        """So many steps are done."""
+
+    def no_room(self, seconds: float) -> None:
+        """The workers have waited so long for room in the cluster."""
+        self.doing(f"waiting for room in the cluster, {duration(seconds)} so far")
+
+    def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
+        """Training for a task starts after ``step``."""
+        self._task, self._epochs, self._steps = task, epochs, epochs * steps_per_epoch
+
+    def loss(self, value: float) -> None:
+        """The latest mean loss."""
+        self._loss = f"loss {value:.3f}, "
+
+    def progress(self, epoch: int, step: int, images_per_s: float) -> None:
+        """The current step."""
+        figures = f"{self._loss}{self._task.speed(images_per_s)}{self._cost}"
+        self.show_step(step, f"epoch {epoch + 1}/{self._epochs}", figures)
+
+    def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
+        """An epoch has ended."""
+        task, primary, subset = self._task, self._task.primary, measured_on(metrics)
+        self.line(
+            f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
+            f"{subset} loss {metrics[LOSS.on(subset)]:.4f}  {subset} {primary.named(metrics[primary.on(subset)])}  "
+            f"{metrics['epoch_s']:.1f} s  {task.speed(metrics[task.epoch_throughput])}"
+        )
+
+    def cost(self, usd: float) -> None:
+        """What the run has cost so far."""
+        self._cost = f", {dollars(usd)}"

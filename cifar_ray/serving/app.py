@@ -170,13 +170,10 @@ def _image(spec: Facts, body: bytes) -> tuple[Tensor, tuple[int, int]]:
 
 def _text(spec: Facts, encoding: str, body: bytes) -> tuple[Tensor, tuple[int, int]]:
     """A plain text, or the value of ``text`` in a JSON object."""
-    text = body.decode(errors="surrogateescape")
+    text: Any = body.decode(errors="surrogateescape")
     if text.lstrip().startswith("{"):
-        document = None
         with suppress(ValueError, RecursionError):
-            document = json.loads(text)
-        if isinstance(document, dict):
-            text = document.get("text")
+            text = json.loads(text).get("text")
     if not isinstance(text, str) or not text.strip() or not tokens.is_unicode(text):
         raise ValueError('it must be plain, or {"text": "..."}, in UTF-8 and not empty')
     return torch.from_numpy(tokens.encode(encoding, [text], spec.length)[0]), (0, 0)

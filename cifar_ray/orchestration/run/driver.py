@@ -260,7 +260,7 @@ def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, i
         checkpoints.remove_copies(session.folder.folder)
     if isinstance(outcome, Halt):
         result = session.result(None, outcome.by)
-        console.places(session.locations(result))
+        console.table(session.locations(result))
         console.line(session.last_lines.halted(outcome.by))
         return result
     result = session.result(outcome, outcome.stopped_by)

@@ -17,8 +17,8 @@ from cifar_ray.config.errors import counted
 from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.display.run import View, cpu_note, made_up_note
-from cifar_ray.display.terminal import tilde
+from cifar_ray.display.run import cpu_note, made_up_note
+from cifar_ray.display.terminal import View, tilde
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run.events import (
     Heartbeat,

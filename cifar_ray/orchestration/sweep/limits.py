@@ -14,7 +14,7 @@ from cifar_ray.config.option import value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.sweep import RowState
+from cifar_ray.display.sweep import Row
 from cifar_ray.orchestration.sweep import expected
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.planning.measured import KIND
@@ -72,7 +72,7 @@ class Expectation:
         return [trial.measured for trials in newest.values() for trial in trials[-_SEEDS:]]
 
 
-def expect(trials: Sequence[PlannedTrial], rows: Sequence[RowState], ended: PlannedTrial | None = None) -> None:
+def expect(trials: Sequence[PlannedTrial], rows: Sequence[Row], ended: PlannedTrial | None = None) -> None:
     """Have a board's rows know what each run that is to end yet is expected to take.
 
     What is known stays where the run that has ``ended``, if one has, tells nothing new of it.

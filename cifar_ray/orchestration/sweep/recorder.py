@@ -16,7 +16,7 @@ from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.sweep import Board, RunView
+from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.session import RunSession
@@ -169,14 +169,14 @@ class SweepRecorder:
         """Once MLflow has the trial's run, display and record what has happened meanwhile."""
         if not opening.done():
             if self._away:
-                RunView(self.board, trial.index).doing("training; MLflow does not answer")
+                self.board.rows[trial.index].doing("training; MLflow does not answer")
                 self.board.line_once(f"MLflow does not answer ({self._away}); training goes on, and keeps trying")
             return
         record = opening.result()
         assert record is not None
         assert trial.config is not None
         assert trial.folder is not None
-        dataset, view = self.datasets[trial.decided.facts.digest], RunView(self.board, trial.index)
+        dataset, view = self.datasets[trial.decided.dataset_key(trial.config)], self.board.rows[trial.index]
         run = (trial.config, trial.decided, dataset, trial.folder)
         trial.session = RunSession(*run, record, view, trial.unused_gpus)
         trial.opening, held, trial.held = None, trial.held, []

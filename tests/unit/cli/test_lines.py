@@ -12,7 +12,7 @@ import rich.console
 
 from cifar_ray.config.errors import counted
 from cifar_ray.display.run import Console
-from cifar_ray.display.sweep import Board, RunView, result
+from cifar_ray.display.sweep import Board, result
 from cifar_ray.display.terminal import Output, tilde
 from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import store
@@ -62,8 +62,8 @@ def test_without_a_home_folder_paths_stay(monkeypatch: pytest.MonkeyPatch) -> No
 def test_runs_of_a_sweep_say_once_what_they_train_on(capsys: pytest.CaptureFixture[str]) -> None:
     board = Board(["a", "b"], time.time())
     for index, text in enumerate(["training on this machine", "training on this machine"]):
-        RunView(board, index).started(text)
-    RunView(board, 1).started("training on another machine")
+        board.rows[index].started(text)
+    board.rows[1].started("training on another machine")
     assert capsys.readouterr().out == "training on this machine\ntraining on another machine\n"
 
 
@@ -71,10 +71,10 @@ def test_one_is_singular() -> None:
     assert [counted(number, "epoch") for number in (0, 1, 2000)] == ["0 epochs", "1 epoch", "2,000 epochs"]
 
 
-def test_the_board_leaves_out_words_that_have_no_room() -> None:
+def test_the_board_cuts_a_note_that_has_no_room() -> None:
     board = Board(["bs16 1x1 seed0"], time.time())
     board.rows[0].state, board.rows[0].note = "finished", "accuracy 88.33%, training 4.2 s, 7,642 images/s"
-    for width, ending in ((120, "7,642 images/s"), (70, "training 4.2 s, …"), (56, "accuracy 88.33%, …")):
+    for width, ending in ((120, "7,642 images/s"), (70, "…"), (56, "…")):
         screen = rich.console.Console(width=width, file=io.StringIO(), highlight=False)
         with screen.capture() as shown:
             screen.print(board._table())
@@ -87,16 +87,16 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     metrics |= {"train/epoch_loss": 0.5, "epoch_s": 2.0, "epoch_scans_per_s": 1000.0}
     times = {"time/training_s": 4.0, "time/wall_s": 9.0, "scans_per_s": 1500.0}
     board, console = Board(["a"], time.time()), Console()
-    for view in (RunView(board, 0), console):
+    for view in (board.rows[0], console):
         view.training(task, 2, 10, 0)
         view.epoch(2, metrics)
-    view = RunView(board, 0)
+    view = board.rows[0]
     view.training(task, 2, 10, 0)
     view.progress(1, 12, 1500.0)
     console.result("a", metrics, times)
     console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 1200)
     assert capsys.readouterr().out.splitlines() == [
-        "a: epoch 2/2, test rmse 3.2100, 2.0 s, 1,000 scans/s",
+        "a: epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
         "epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
         "run a: test rmse 3.2100, 1,500 scans/s, 9 s",
         "test rmse               3.2100",
@@ -109,14 +109,14 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     assert board.rows[0].note == "epoch 2/2, 1,500 scans/s"
     measured = {"val/rmse": 3.0, "val/near": 0.5, "val/loss": 0.75, "train/epoch_loss": 0.5, "epoch_s": 2.0}
     board, console = Board(["a"], time.time()), Console()
-    for view in (RunView(board, 0), console):
+    for view in (board.rows[0], console):
         view.training(task, 2, 10, 0)
         view.epoch(1, {**measured, "epoch_scans_per_s": 1000.0})
     console.result("a", {**metrics, "chosen/test/rmse": 2.5, "chosen/epoch": 1.0}, times)
     console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 300, "val")
     shown = capsys.readouterr().out.splitlines()
     assert shown[:3] == [
-        "a: epoch 1/2, val rmse 3.0000, 2.0 s, 1,000 scans/s",
+        "a: epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
         "epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
         "run a: test rmse 2.5000, 1,500 scans/s, 9 s",
     ]

@@ -18,7 +18,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.sweep import Board, RunView
+from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.run.events import Mailbox, Progress
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.run_folder import RunFolder
@@ -124,7 +124,8 @@ def test_a_store_that_is_away_as_a_run_starts_has_it_later_and_the_driver_does_n
     made = recorder_of(client, tmp_path, digits)
     trial = made.trials[0]
     mlflow_store.refuse(client, "INSERT ON runs")
-    figures = {"epoch_s": 1.5, "test/accuracy": 0.5, "epoch_images_per_s": 1000.0}
+    figures = {"epoch_s": 1.5, "train/epoch_loss": 0.5, "test/loss": 0.5, "test/accuracy": 0.5}
+    figures |= {"epoch_images_per_s": 1000.0}
     epoch = EpochRecord(Row("epoch", 1, 0, figures), [], {})
     events = [TrialStarted(time.time()), SavedCheckpoint(tmp_path, 1, 1, "", 0.5, False), epoch]
     made.catch_up(Filled(*(TrialEvent(0, event) for event in events)), [])  # which returns
@@ -278,7 +279,7 @@ def test_while_a_run_waits_for_room_the_board_shows_for_how_long_and_no_time_lef
     board.rows[0].begun -= 25
     board.end(0, boards.FINISHED, "done")
     board.begin(1)
-    view = RunView(board, 1)
+    view = board.rows[1]
     assert board.left_s() > 25
     for seconds in (30.0, 45.0):
         view.no_room(seconds)
@@ -286,7 +287,7 @@ def test_while_a_run_waits_for_room_the_board_shows_for_how_long_and_no_time_lef
     shown = Console(width=200)
     with shown.capture() as captured:
         shown.print(board._table())
-    assert "waiting for room in the cluster for 30 s" in captured.get()
+    assert "waiting for room in the cluster, 45 s so far" in captured.get()
     assert "left" not in captured.get()
     view.doing("starting the workers")
     assert board.left_s() > 25

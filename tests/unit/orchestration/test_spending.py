@@ -239,7 +239,7 @@ def test_only_what_a_run_tells_that_has_just_ended_is_expected_anew() -> None:
     for trial in trials[2:]:
         assert trial.config is not None
         trial.config = replace(trial.config, model="resnet")
-    rows = [boards.RowState(trial.cell.name) for trial in trials]
+    rows = boards.Board([trial.cell.name for trial in trials], 0.0).rows
     first = trials[0]
     for row in rows:
         row.expected_s = 7.0
