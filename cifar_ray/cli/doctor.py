@@ -115,11 +115,10 @@ def _storage(config: TrainConfig) -> Check:
         folder = storage.at(config.storage)
         if folder.local:
             return _folder(folder.disk)
-        folder.names()
+        with storage.refusing(folder):
+            folder.names()
     except ConfigError as error:
         return Check("storage", str(config.storage), error.as_flag())
-    except OSError as error:
-        return Check("storage", str(config.storage), storage.refusal(folder, error).as_flag())
     return Check("storage", f"{folder.address} answers; whether it can be written is seen when a run begins")
 
 

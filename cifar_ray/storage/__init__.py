@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cifar_ray.storage.errors import StorageError, persistently, reason
-from cifar_ray.storage.folder import Folder, at, refusal, refusing
+from cifar_ray.storage.folder import Folder, StorageError, at, persistently, reason, refusing
 from cifar_ray.storage.lock import Lock, claim
 from cifar_ray.storage.temporary import scratch
 
-__all__ = ["Folder", "Lock", "StorageError", "at", "claim", "persistently", "reason", "refusal", "refusing", "scratch"]
+__all__ = ["Folder", "Lock", "StorageError", "at", "claim", "persistently", "reason", "refusing", "scratch"]

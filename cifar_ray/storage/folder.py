@@ -6,9 +6,10 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -16,15 +17,24 @@ from typing import TYPE_CHECKING
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.storage.errors import reason
 from cifar_ray.storage.temporary import scratch
 
 if TYPE_CHECKING:
     from pyarrow import fs
 
 _ADDRESS = re.compile(r"(?P<scheme>s3|gs)://(?P<bucket>[a-zA-Z0-9][\w.-]*)(?P<path>(/[^/?#]+)*)/?")
-_TRIES = 3  # of one request, by the library
 _GCS_PATIENCE = timedelta(seconds=15)
+_PAUSES_S = (1.0, 2.0, 4.0)
+_LONGEST_REASON = 200
+# What PyArrow and the clouds' clients put around the reason.
+_NOISE = re.compile(
+    r"^.*Detail: \[errno \d+\] |\(Request ID: [^)]*\)|^When .*?: AWS Error | during \w+ operation|; Details: .*"
+    r"|google::cloud::Status\(|Permanent error, with a last message of | error_info=.*"
+)
+
+
+class StorageError(RuntimeError):
+    """A store could not be read or written while training, even after several tries; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +80,12 @@ class Folder:
 
     def below(self, name: str) -> Folder:
         """A folder in this one, which need not exist."""
-        return Folder(self._of(name), self.scheme, self.endpoint, self.region)
+        return replace(self, path=self._of(name))
 
     @property
     def above(self) -> Folder:
         """The folder that it is in."""
-        return Folder(str(PurePosixPath(self.path).parent), self.scheme, self.endpoint, self.region)
+        return replace(self, path=str(PurePosixPath(self.path).parent))
 
     def exists(self) -> bool:
         """Whether there is anything in it."""
@@ -131,16 +141,14 @@ class Folder:
         """Copy a file of this machine into the folder, under its own name."""
         from pyarrow import fs
 
-        disk = fs.LocalFileSystem()
-        fs.copy_files(str(file), self._of(file.name), source_filesystem=disk, destination_filesystem=self._files)
+        fs.copy_files(str(file), self._of(file.name), destination_filesystem=self._files)
 
     def download(self, name: str, folder: Path) -> None:
         """Copy a file into a folder of this machine; ``FileNotFoundError`` when it does not exist."""
         from pyarrow import fs
 
-        disk = fs.LocalFileSystem()
         folder.mkdir(parents=True, exist_ok=True)
-        fs.copy_files(self._of(name), str(folder / name), source_filesystem=self._files, destination_filesystem=disk)
+        fs.copy_files(self._of(name), str(folder / name), source_filesystem=self._files)
 
     @contextmanager
     def on_disk(self, name: str) -> Iterator[Path]:
@@ -202,8 +210,7 @@ def _file_system(scheme: str, endpoint: str, region: str) -> fs.FileSystem:
     from pyarrow import fs
 
     if scheme == "s3":
-        retry = fs.AwsStandardS3RetryStrategy(max_attempts=_TRIES)
-        return fs.S3FileSystem(region=region, endpoint_override=endpoint or None, retry_strategy=retry)
+        return fs.S3FileSystem(region=region, endpoint_override=endpoint or None)
     if scheme == "gs" and endpoint:
         protocol, _, host = endpoint.rpartition("://")
         return fs.GcsFileSystem(
@@ -212,17 +219,31 @@ def _file_system(scheme: str, endpoint: str, region: str) -> fs.FileSystem:
     return fs.GcsFileSystem(retry_time_limit=_GCS_PATIENCE) if scheme == "gs" else fs.LocalFileSystem()
 
 
-def refusal(folder: Folder, error: OSError) -> ConfigError:
-    """The error for a ``--storage`` that cannot be read or written."""
-    return ConfigError(
-        "storage", f"must be a folder or a bucket that can be written; {folder.address}: {reason(error)}"
-    )
-
-
 @contextmanager
 def refusing(folder: Folder) -> Iterator[None]:
-    """Context manager: turn an ``OSError`` into the :func:`refusal` of ``folder``."""
+    """Context manager: turn an ``OSError`` into a refusal of ``--storage``, which cannot be read or written."""
     try:
         yield
     except OSError as error:
-        raise refusal(folder, error) from None
+        problem = f"must be a folder or a bucket that can be written; {folder.address}: {reason(error)}"
+        raise ConfigError("storage", problem) from None
+
+
+def persistently(write: Callable[[], None]) -> None:
+    """Call ``write``, up to four times with pauses in between.
+
+    Raises:
+        OSError: of the last try.
+    """
+    for pause in _PAUSES_S:
+        try:
+            return write()
+        except OSError:
+            time.sleep(pause)
+    return write()
+
+
+def reason(error: OSError) -> str:
+    """Why something failed, in a few words."""
+    text = " ".join((error.strerror or str(error)).split())
+    return _NOISE.sub("", text).strip()[:_LONGEST_REASON]

@@ -22,7 +22,8 @@ from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep import planner, removal
-from cifar_ray.storage import Folder, Lock, StorageError, errors
+from cifar_ray.storage import Folder, Lock, StorageError
+from cifar_ray.storage import folder as folders
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import checkpoint
@@ -185,7 +186,7 @@ def test_a_driver_that_was_taken_over_removes_nothing_newer(folder: Folder, snap
 def test_a_checkpoint_that_cannot_be_kept_is_an_error_that_names_it(
     folder: Folder, snapshot: Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errors, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(folders, "_PAUSES_S", (0.0,))
     gone = replace(folder, path="no-such-bucket/runs")
     writer = checkpoints.Writer(tmp_path, gone)
     saved = checkpoint.save(snapshot, tmp_path)
@@ -273,7 +274,7 @@ def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
 def test_a_run_goes_on_though_its_config_cannot_be_kept(
     folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errors, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(folders, "_PAUSES_S", (0.0,))
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
     record = RunRecord.create(client, small, decided_of(small), "mine", gone.key, gone.address, digits, begun=0.0)
