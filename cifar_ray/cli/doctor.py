@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -40,29 +41,28 @@ def doctor(
 
 def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
-    yield Check("cifar_ray", __version__)
-    yield Check("python", f"{platform.python_version()} on {platform.platform()}")
-    for package in ("torch", "torchvision", "torchmetrics", "ray", "mlflow"):
-        yield _guarded(package, lambda package=package: metadata.version(package))  # type: ignore[misc]
-    yield _guarded("processor", _processor)
-    yield _guarded("GPUs", _gpus)
-    yield _memory()
-    for name in SPECS:
-        yield _guarded(f"data set {name}", lambda name=name: _dataset(name, config))  # type: ignore[misc]
-    yield _storage(config)
-    yield _guarded("tracking store", lambda: _store(config))
-    yield _guarded("Ray", lambda: _ray(config))
-
-
-def _guarded(subject: str, look: Callable[[], str]) -> Check:
-    try:
-        return Check(subject, look())
-    except ConfigError as error:
-        return Check(subject, "not usable", error.as_flag())
-    except (ImportError, metadata.PackageNotFoundError) as error:
-        return Check(subject, "not usable", f"{error}; install it")
-    except OSError as error:
-        return Check(subject, "not usable", str(error))
+    packages = ("torch", "torchvision", "torchmetrics", "ray", "mlflow")
+    looks: dict[str, Callable[[], str]] = {
+        "cifar_ray": lambda: __version__,
+        "python": lambda: f"{platform.python_version()} on {platform.platform()}",
+        **{package: partial(metadata.version, package) for package in packages},
+        "processor": _processor,
+        "GPUs": _gpus,
+        "memory": _memory,
+        **{f"data set {name}": partial(_dataset, name, config) for name in SPECS},
+        "storage": partial(_storage, config),
+        "tracking store": partial(_store, config),
+        "Ray": partial(_ray, config),
+    }
+    for subject, look in looks.items():
+        try:
+            yield Check(subject, look())
+        except ConfigError as error:
+            yield Check(subject, "not usable", error.as_flag())
+        except (ImportError, metadata.PackageNotFoundError) as error:
+            yield Check(subject, "not usable", f"{error}; install it")
+        except OSError as error:
+            yield Check(subject, "not usable", str(error))
 
 
 def _dataset(name: str, config: TrainConfig) -> str:
@@ -100,39 +100,29 @@ def _gpus() -> str:
     return str(cards)
 
 
-def _memory() -> Check:
+def _memory() -> str:
     import psutil
 
     state = f"{cgroups.free_memory() / 1e9:.1f} GB free of {psutil.virtual_memory().total / 1e9:.1f} GB"
     shared = Path("/dev/shm")  # noqa: S108  Ray keeps its objects there
-    if shared.is_dir():
-        state += f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free"
-    return Check("memory", state)
+    return state + f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free" * shared.is_dir()
 
 
-def _storage(config: TrainConfig) -> Check:
-    try:
-        folder = storage.at(config.storage)
-        if folder.local:
-            return _folder(folder.disk)
+def _storage(config: TrainConfig) -> str:
+    folder = storage.at(config.storage)
+    if not folder.local:
         with storage.refusing(folder):
             folder.names()
-    except ConfigError as error:
-        return Check("storage", str(config.storage), error.as_flag())
-    return Check("storage", f"{folder.address} answers; whether it can be written is seen when a run begins")
-
-
-def _folder(path: Path) -> Check:
-    existing = path
+        return f"{folder.address} answers; whether it can be written is seen when a run begins"
+    existing = folder.disk
     while not os.path.lexists(existing):
         existing = existing.parent
     free = shutil.disk_usage(existing).free / 1e9
-    state = f"{path}, {free:.1f} GB free"
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Check("storage", state, f"{existing} cannot be written; choose another --storage")
+        raise ConfigError("storage", f"must be a folder that can be written, and {existing} is not")
     if free < _LEAST_FREE_GB:
-        return Check("storage", state, f"less than {_LEAST_FREE_GB:g} GB is free; choose another --storage")
-    return Check("storage", state)
+        raise ConfigError("storage", f"must have {_LEAST_FREE_GB:g} GB free, and {folder.disk} has {free:.1f} GB")
+    return f"{folder.disk}, {free:.1f} GB free"
 
 
 def _store(config: TrainConfig) -> str:

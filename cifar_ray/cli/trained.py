@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv as csv_files
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -114,18 +112,16 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
 
     With masks, ``image,mask,class,share,class_2,...``; of texts ``text``, of tables ``table,row``.
     """
-    names = [name for name, _ in predictions[0].answers]
-    classes, masks = task.names == "classes", ["mask"] if task.answer == "masks" else []
-    ranks = ["", *(f"_{rank}" for rank in range(2, len(names) + 1))]
-    head = [f"{title}{rank}" for rank in ranks for title in ("class", task.number)] if classes else names
-    text = io.StringIO()
-    writer = csv_files.writer(text, lineterminator="\n")
-    writer.writerow([*predictions[0].sample, *masks, *head])
-    for prediction in predictions:
-        mask = [prediction.mask] if prediction.mask else []
-        pairs = [cell for pair in prediction.answers for cell in pair]
-        writer.writerow([*prediction.sample.values(), *mask, *(pairs if classes else pairs[1::2])])
-    return printable(text.getvalue())  # a name need not be UTF-8
+    import pandas as pd
+
+    rows = []
+    for each in predictions:
+        row: dict[str, object] = {**each.sample, **({"mask": each.mask} if each.mask else {})}
+        for rank, (name, number) in enumerate(each.answers, 1):
+            end = f"_{rank}" * (rank > 1)
+            row |= {f"class{end}": name, f"{task.number}{end}": number} if task.names == "classes" else {name: number}
+        rows.append(row)
+    return printable(pd.DataFrame(rows, dtype=object).to_csv(index=False))  # a name need not be UTF-8
 
 
 def serve(

@@ -85,14 +85,10 @@ def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
 def _other_pixels(config: ResolvedConfig, tag: str) -> str:
     """That the run normalises pixels in another way than the library did for its weights; empty when it does not."""
     theirs = libraries.pixels(config.model, tag)
-    if theirs == CONSTANTS.get(config.normalise):
+    same = next((f"--normalise {name}" for name, constants in CONSTANTS.items() if constants == theirs), "")
+    if same == f"--normalise {config.normalise}":
         return ""
-    same = next((name for name, constants in CONSTANTS.items() if constants == theirs), None)
-    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in theirs)
-    return (
-        f"weights of {tag}: trained with pixels normalised by mean {mean} and standard deviation {std}, as "
-        f"{f'--normalise {same}' if same else 'no --normalise'} does"
-    )
+    return f"weights of {tag}: trained with pixels normalised as {same or 'no --normalise'} does"
 
 
 def _other_data(config: ResolvedConfig, theirs: Snapshot) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +27,7 @@ from cifar_ray.training import checkpoint, hardware, predictor, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
-_AT_ONCE = 256  # images in one forward pass
-_NOTE_S = 10.0  # between notes on the progress
+_AT_ONCE = 256  # inputs in one forward pass
 _NO_SIZES = itertools.repeat((0, 0))
 
 
@@ -214,7 +212,7 @@ def predict(
         images: files and folders; files of texts (:func:`cifar_ray.orchestration.run.given.sentences`).
         which: checkpoint.
         tracking_uri: of the store that has the run.
-        note: told of what is left out, and every 10 s how far it is.
+        note: told of what is left out, and how far it is.
         top: classes to keep for an image, the likeliest; all without.
         out: folder of the masks, by default ``predicted_masks``, with the names that the images have.
         words: texts.
@@ -297,14 +295,12 @@ def _of_table(spec: Facts, path: Path) -> Iterator[_Batch]:
 
 
 def _of_images(spec: DatasetSpec, files: Sequence[Path], required: Collection[Path], note: Note) -> Iterator[_Batch]:
-    noted = time.monotonic()
     for begin in range(0, len(files), _AT_ONCE):
+        if begin:
+            note(f"{begin:,} of {len(files):,} images")
         readable, scaled, sizes = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
         if readable:
             yield [{"image": path} for path in readable], scaled, sizes
-        if time.monotonic() - noted > _NOTE_S:
-            noted = time.monotonic()
-            note(f"{min(begin + _AT_ONCE, len(files)):,} of {len(files):,} images")
 
 
 def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int, int]) -> tuple[Sequence[float], bytes]:
