@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -18,9 +19,18 @@ from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, cgroups
-from cifar_ray.display.run import Check, Console
+from cifar_ray.display.run import Console
 
 _LEAST_FREE_GB = 2.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """What has been checked; ``problem`` says what to do when it is wrong."""
+
+    subject: str
+    state: str
+    problem: str = ""
 
 
 def doctor(
@@ -34,9 +44,16 @@ def doctor(
     """Check what this machine offers to a run, and what would stop one."""
     config = TrainConfig(data_dir=data_dir, storage=storage, tracking_uri=tracking_uri, address=address)
     with output.progress(json):
-        checks = Console().checks(examine(config))
+        console, checks = Console(), []
+        for check in examine(config):
+            checks.append(check)
+            console.line(f"{'!!' if check.problem else 'ok'}  {check.subject:<18} {check.state}")
+            if check.problem:
+                console.line(f"    {'':<18} {check.problem}")
+        is_unfit = any(check.problem for check in checks)
+        console.line("see to the lines marked !! first" if is_unfit else "nothing stands in the way of a run")
     output.show(checks, json)
-    return 1 if any(check.problem for check in checks) else 0
+    return int(is_unfit)
 
 
 def examine(config: TrainConfig) -> Iterator[Check]:

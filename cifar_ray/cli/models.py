@@ -67,11 +67,18 @@ def strategies(name: StrategyName | None = None) -> int:
     """
     from cifar_ray.strategies import CONTEXT, NAMES, about, named
 
-    if name is None:
-        Console().strategies({each: about(each) for each in NAMES})
-        return 0
-    with early.loading("loading PyTorch"):
-        options = keywords.of(named(name), CONTEXT) or []
-    Console().strategies({name: about(name)})
-    print(f"\n{flags.listed('strategy_options', name, options)}")
+    console, options = Console(), None
+    if name is not None:
+        with early.loading("loading PyTorch"):
+            options = keywords.of(named(name), CONTEXT) or []
+    for each in [name] if name else NAMES:
+        known = about(each)
+        rows = [("what", known.summary), (known.label, known.condition), ("source", known.source)]
+        rows += [("each step", f"{known.messages} messages, {known.bytes} bytes"), ("", known.cost)]
+        console.line(f"{each}: {known.label}")
+        console.table((f"  {title}", text.replace("``", "")) for title, text in rows)
+        console.line("")
+    console.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
+    if name and options is not None:
+        print(f"\n{flags.listed('strategy_options', name, options)}")
     return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray import IMPORTED_AT
@@ -17,6 +19,7 @@ from cifar_ray.orchestration.cluster import servers
 from cifar_ray.planning.words import ranged
 from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri as stores
+from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:  # imports torch, Ray and MLflow
     from cifar_ray.orchestration.sweep.driver import SweepResult
@@ -108,12 +111,26 @@ def new_limits(file: str | None = None, grid: tuple[str, ...] = (), *, options: 
 
 
 def _print_result(result: SweepResult) -> None:
+    """Print a sweep's runs by state, where its time went, and the way to its page in MLflow."""
     from cifar_ray.tracking import pages
 
-    store_flag, best = stores.flag(result.tracking_uri), result.winner
-    way = pages.way(result.tracking_uri, result.page)
-    rows = [("best run", best.sentence), ("train it longer", best.command)] if best else []
-    Console().sweep_summary(result.states, result.figures, result.name, store_flag, way, rows)
+    figures, store_flag, best = result.figures, stores.flag(result.tracking_uri), result.winner
+    counts = Counter(result.states.values())
+    rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
+    rows.append(("wall time", duration(figures["sweep/wall_s"])))
+    if "cost/usd" in figures:
+        rows.append(("cost, all runs", dollars(figures["cost/usd"])))
+    rows += [(f"{phase}, all runs", f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
+    rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
+    for run in result.failed:
+        rows.append(("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}{store_flag}` tries it again"))
+    if len(result.failed) > 1:
+        rows.append(("try all again", f"cifar-ray sweep --resume {result.name} --retry-failed{store_flag}"))
+    rows.append(("report", f"cifar-ray report {result.name}{store_flag}"))
+    rows.append(("open in MLflow", pages.way(result.tracking_uri, result.page)))
+    if best:
+        rows += [("best run", best.sentence), ("train it longer", best.command)]
+    Console().table(rows)
 
 
 def _print(found: DryRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,11 +15,14 @@ from cifar_ray.config.errors import ConfigError, counted, printable
 from cifar_ray.config.flags import AsJson, Overwrite, RunName
 from cifar_ray.config.schema import Count
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.display.run import Console
+from cifar_ray.display.run import Console, metric_rows
+from cifar_ray.display.terminal import tilde
 
 if TYPE_CHECKING:
-    from cifar_ray.orchestration.run.results import Prediction
+    from cifar_ray.orchestration.run.results import Prediction, Scored
     from cifar_ray.tasks import TaskSpec
+
+_TEXT = 60  # characters of a text in a line about it
 
 Checkpoint = Annotated[
     WhichCheckpoint,
@@ -46,11 +50,23 @@ def evaluate(
             from cifar_ray.orchestration.run import results
 
         scored = results.evaluate(run, checkpoint, data_dir, tracking_uri, flags.note, device)
-    where = f"{scored.checkpoint} (step {scored.step:,})"
-    recorded = (scored.recorded_score, scored.recorded_images, scored.recorded_on)
-    console = Console(scored.task)
-    output.show(scored, json, lambda: console.scores(scored.metrics, scored.images, where, *recorded))
+    output.show(scored, json, lambda: _print_scores(scored))
     return 0
+
+
+def _print_scores(scored: Scored) -> None:
+    """Print an evaluation, with the primary figure recorded with the checkpoint, maybe on other images."""
+    task, counted_on = tasks.recorded(scored.task), scored.recorded_images
+    rows = metric_rows(task, scored.metrics)
+    rows.append((f"{task.unit} evaluated", f"{scored.images:,}"))
+    rows.append(("checkpoint", f"{tilde(scored.checkpoint)} (step {scored.step:,})"))
+    if scored.recorded_score is not None and counted_on is not None:
+        on = "" if counted_on == scored.images else f" on {counted_on:,} of them (--test-images)"
+        if scored.recorded_on == "val":
+            on = f" on {counted_on:,} validation {task.unit}"
+        title = f"{scored.recorded_on} {task.primary.name} when written"
+        rows.append((title, f"{task.primary.text(scored.recorded_score)}{on}"))
+    Console().table(rows)
 
 
 def predict(
@@ -103,8 +119,20 @@ def predict(
             {**each.sample, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
             for each in predictions
         ]
-        output.show(documents, json, lambda: Console().predictions(task, documents))
+        output.show(documents, json, lambda: _print_answers(task, predictions))
     return 0
+
+
+def _print_answers(task: TaskSpec, predictions: Sequence[Prediction]) -> None:
+    """Print a line per sample: its likeliest classes with their probabilities, or its values, and its mask's file."""
+    console = Console()
+    for each in predictions:
+        shown = " row ".join(map(str, each.sample.values()))
+        if "text" in each.sample:
+            shown = textwrap.shorten(shown, _TEXT, placeholder="...")
+        place = f" -> {each.mask}" if each.mask else ""
+        answers = ", ".join(f"{name} {task.answer_text(number)}" for name, number in each.answers)
+        console.line(f"{shown}{place}: {answers}")
 
 
 def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cifar_ray.config.errors import printable
-from cifar_ray.config.limits import dollars, duration
-from cifar_ray.display.terminal import Display, View, tilde
-from cifar_ray.tasks import LOSS, SUBSETS, USUAL, Subset, TaskSpec, measured_on
+from cifar_ray.display.terminal import Display, View
+from cifar_ray.tasks import LOSS, SUBSETS, USUAL, TaskSpec, measured_on
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:
-    from cifar_ray.strategies import About
-
-
-@dataclass(frozen=True)
-class Check:
-    """What the doctor has checked; ``problem`` says what to do when it is wrong."""
-
-    subject: str
-    state: str
-    problem: str = ""
-
-
-_TEXT = 60
-"""Characters of a text in a line about it."""
+    pass
 
 
 class Console(Display, View):
@@ -98,7 +80,7 @@ class Console(Display, View):
         """
         task, primary = self._task, self._task.primary
         results = {figure.name: figure.result(metrics) for figure in (*task.figures, LOSS)}
-        rows = self._metric_rows({name: metrics[metric] for name, metric in results.items() if metric in metrics})
+        rows = metric_rows(task, {name: metrics[metric] for name, metric in results.items() if metric in metrics})
         if CHOSEN_EPOCH in metrics:
             best = f": {primary.text(metrics[primary.best])}" if primary.best in metrics else ""
             by = f"the best {SUBSETS[measured_on(metrics)]} {primary.name}{best}"
@@ -122,100 +104,6 @@ class Console(Display, View):
             rows.append(("steps skipped in fp16", f"{metrics['skipped_steps']:,.0f}"))
         self.table([*rows, ("", ""), *places])
 
-    def result(self, name: str, metrics: Mapping[str, float], times: Mapping[str, float]) -> None:
-        """A finished run in one line."""
-        task, primary = self._task, self._task.primary
-        speed = f", {task.speed(times[task.throughput])}" if task.throughput in times else ""
-        took = duration(times["time/wall_s"])
-        self.line(f"run {name}: test {primary.named(metrics[primary.result(metrics)])}{speed}, {took}")
-
-    def scores(
-        self,
-        metrics: Mapping[str, float],
-        images: int,
-        checkpoint: str,
-        recorded_score: float | None,
-        recorded_images: int | None,
-        recorded_on: Subset = "test",
-    ) -> None:
-        """A checkpoint's evaluation, with the primary figure recorded when it was written, maybe on other images."""
-        task, primary = self._task, self._task.primary
-        evaluated = (f"{task.unit} evaluated", f"{images:,}")
-        rows = [*self._metric_rows(metrics), evaluated, ("checkpoint", tilde(checkpoint))]
-        if recorded_score is not None and recorded_images is not None:
-            on = "" if recorded_images == images else f" on {recorded_images:,} of them (--test-images)"
-            if recorded_on == "val":
-                on = f" on {recorded_images:,} validation {task.unit}"
-            rows.append((f"{recorded_on} {primary.name} when written", f"{primary.text(recorded_score)}{on}"))
-        self.table(rows)
-
-    def predictions(self, task: TaskSpec, documents: Iterable[Mapping[str, Any]]) -> None:
-        """One line per sample: its likeliest classes with their probabilities, or its values, and its mask's file."""
-        for document in documents:
-            sample, row, mask = next(iter(document.values())), document.get("row"), document.get("mask")
-            shown = textwrap.shorten(sample, _TEXT, placeholder="...") if isinstance(sample, str) else f"{sample}"
-            of = f" row {row}" * bool(row) + f" -> {mask}" * bool(mask)
-            answers = ", ".join(f"{name} {task.answer_text(number)}" for name, number in document[task.names])
-            self.line(f"{shown}{of}: {answers}")
-
-    def strategies(self, known: Mapping[str, About]) -> None:
-        """Each strategy: its promise, source and messages."""
-        for name, about in known.items():
-            self.line(f"{name}: {about.label}")
-            each_step = f"{about.messages} messages, {about.bytes} bytes"
-            rows = [("what", about.summary), (about.label, about.condition), ("source", about.source)]
-            rows += [("each step", each_step), ("", about.cost)]
-            self.table((f"  {title}", text.replace("``", "")) for title, text in rows)
-            self.line("")
-        self.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
-
-    def checks(self, checks: Iterable[Check]) -> list[Check]:
-        """The doctor's checks, each as it comes; return them."""
-        shown = []
-        for check in checks:
-            shown.append(check)
-            self.line(f"{'!!' if check.problem else 'ok'}  {check.subject:<18} {check.state}")
-            if check.problem:
-                self.line(f"    {'':<18} {check.problem}")
-        is_unfit = any(check.problem for check in shown)
-        self.line("see to the lines marked !! first" if is_unfit else "nothing stands in the way of a run")
-        return shown
-
-    def sweep_summary(
-        self,
-        states: Mapping[str, str],
-        figures: Mapping[str, float],
-        name: str,
-        store_flag: str,
-        way: str,
-        winner: Sequence[tuple[str, str]] = (),
-    ) -> None:
-        """A sweep's runs by state, where its time went, and the way to its page in MLflow.
-
-        Args:
-            states: state of each run, by name.
-            figures: the sweep's own, by metric.
-            name: of the sweep.
-            store_flag: what other commands need to find its store (:func:`cifar_ray.tracking.uri.flag`).
-            way: to its page in MLflow.
-            winner: rows on the best run of a search.
-        """
-        counts = Counter(states.values())
-        rows = [("runs", ", ".join(f"{count} {state}" for state, count in counts.items()))]
-        rows.append(("wall time", duration(figures["sweep/wall_s"])))
-        if "cost/usd" in figures:
-            rows.append(("cost, all runs", dollars(figures["cost/usd"])))
-        rows += [(f"{phase}, all runs", f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
-        rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
-        failed = [run for run, state in states.items() if state == "failed"]
-        rows += [
-            ("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}{store_flag}` tries it again") for run in failed
-        ]
-        if len(failed) > 1:
-            rows.append(("try all again", f"cifar-ray sweep --resume {name} --retry-failed{store_flag}"))
-        rows += [("report", f"cifar-ray report {name}{store_flag}"), ("open in MLflow", way), *winner]
-        self.table(rows)
-
     def columns(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table, whose last column may be long."""
         lines = [[printable(cell).replace("\n", " ") for cell in row] for row in (header, *rows)]
@@ -232,11 +120,11 @@ class Console(Display, View):
         for label, value in rows:
             self.line(f"{label:<{width}}  {value}".rstrip(), indent=width + 2)
 
-    def _metric_rows(self, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        figures = [figure for figure in (*self._task.figures, LOSS) if figure.name in metrics]
-        return [
-            (f"test {figure.name}{' (macro)' * figure.macro}", figure.text(metrics[figure.name])) for figure in figures
-        ]
+
+def metric_rows(task: TaskSpec, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Rows of a table: a task's figures of the test that are there, and the loss."""
+    figures = [figure for figure in (*task.figures, LOSS) if figure.name in metrics]
+    return [(f"test {figure.name}{' (macro)' * figure.macro}", figure.text(metrics[figure.name])) for figure in figures]
 
 
 def _answer(task: TaskSpec, number: float) -> str:

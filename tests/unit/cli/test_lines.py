@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import rich.console
 
+from cifar_ray.cli import trained
 from cifar_ray.config.errors import counted
 from cifar_ray.display.run import Console
 from cifar_ray.display.sweep import Board, result
 from cifar_ray.display.terminal import Output, tilde
+from cifar_ray.orchestration.run.results import Scored
 from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import store
 
@@ -93,17 +96,16 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     view = board.rows[0]
     view.training(task, 2, 10, 0)
     view.progress(1, 12, 1500.0)
-    console.result("a", metrics, times)
-    console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 1200)
+    scored = Scored("/there", 8, {"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, 3.0, 1200, task.to_mapping())
+    trained._print_scores(scored)
     assert capsys.readouterr().out.splitlines() == [
         "a: epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
         "epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
-        "run a: test rmse 3.2100, 1,500 scans/s, 9 s",
         "test rmse               3.2100",
         "test near               50.00%",
         "test loss               0.2500",
         "scans evaluated         1,200",
-        "checkpoint              /there",
+        "checkpoint              /there (step 8)",
         "test rmse when written  3.0000",
     ]
     assert board.rows[0].note == "epoch 2/2, 1,500 scans/s"
@@ -112,13 +114,11 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     for view in (board.rows[0], console):
         view.training(task, 2, 10, 0)
         view.epoch(1, {**measured, "epoch_scans_per_s": 1000.0})
-    console.result("a", {**metrics, "chosen/test/rmse": 2.5, "chosen/epoch": 1.0}, times)
-    console.scores({"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, "/there", 3.0, 300, "val")
+    trained._print_scores(replace(scored, recorded_images=300, recorded_on="val"))
     shown = capsys.readouterr().out.splitlines()
-    assert shown[:3] == [
+    assert shown[:2] == [
         "a: epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
         "epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
-        "run a: test rmse 2.5000, 1,500 scans/s, 9 s",
     ]
     assert shown[-1] == "val rmse when written  3.0000 on 300 validation scans"
     assert result(task, 3.21, times) == "test rmse 3.2100, training 4.0 s, 1,500 scans/s"

@@ -15,7 +15,8 @@ import pytest
 
 from cifar_ray import tasks
 from cifar_ray.cli import doctor, main
-from cifar_ray.display.run import Check, Console
+from cifar_ray.cli.doctor import Check
+from cifar_ray.display.run import Console
 from cifar_ray.orchestration.run import driver, results
 from cifar_ray.orchestration.run.results import Prediction, Scored
 from cifar_ray.orchestration.run.train_result import TrainResult
