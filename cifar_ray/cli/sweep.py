@@ -152,10 +152,7 @@ def _cells(row: DryRow) -> tuple[str, ...]:
 def _summary(found: DryRun) -> str:
     """How many runs there are, and what all whose time is known take."""
     left = [row for row in found.rows if row.state == "waiting"]
-    others: dict[str, int] = {}
-    for row in found.rows:
-        if row.state != "waiting":
-            others[row.state] = others.get(row.state, 0) + 1
+    others = Counter(row.state for row in found.rows if row.state != "waiting")
     counts = [counted(len(left), "run"), *(f"{number} {state}" for state, number in others.items())]
     if found.at_once:
         counts.append(f"{found.at_once} at once")

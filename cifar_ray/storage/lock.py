@@ -6,6 +6,7 @@ A bucket has no locks: there the file is on this machine's disk, and drivers of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 
 from filelock import FileLock, Timeout
 
@@ -52,13 +53,11 @@ def claim(folder: Folder, contents: Mapping[str, str], taken: Callable[[], Excep
     if folder.exists():
         raise taken()
     folder.make()
-    lock = Lock(folder, refusal)
-    try:
+    with ExitStack() as stack:
+        lock = stack.enter_context(Lock(folder, refusal))
         if set(folder.names()) - {FILE}:  # another driver has made it since
             raise taken()
         for name, text in contents.items():
             folder.write(name, text)
-    except BaseException:
-        lock.release()
-        raise
+        stack.pop_all()  # it stays locked
     return lock

@@ -28,6 +28,7 @@ from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
 _AT_ONCE = 256  # inputs in one forward pass
+_NOTE_EVERY = 40 * _AT_ONCE  # images between notes on the progress
 _NO_SIZES = itertools.repeat((0, 0))
 
 
@@ -160,14 +161,19 @@ def evaluate(
         config = runfile.resolved_from_mapping({**runfile.to_mapping(config), "data_dir": data_dir})
     dataset = data.read(config, encoding=snapshot.encoding)
     recipe.settle(config, snapshot.decided, dataset)  # refuses others than it learned with
-    dataset = dataset.normalised(config.normalise)
-    torch.set_num_threads(hardware.allowed_cpus())
-    evaluation = _evaluation(dataset, tasks.build(config, snapshot.spec), model, device, note)
-    score, task = snapshot.score, snapshot.task
-    on = snapshot.spec.measured
+    hardware.set_threads(hardware.allowed_cpus())
+    evaluation = _evaluation(dataset, tasks.build(config, snapshot.decided), model, device, note)
     counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
-    recorded = (score, None if score is None else counted)
-    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, *recorded, task, on)
+    return Scored(
+        chosen.address,
+        snapshot.step,
+        evaluation.metrics,
+        evaluation.images,
+        snapshot.score,
+        None if snapshot.score is None else counted,
+        tasks.to_record(snapshot.task),
+        choosing.measured(config),
+    )
 
 
 def _evaluation(dataset: Dataset, task: Task, model: nn.Module, device: str, note: Note) -> Evaluation:
@@ -201,20 +207,17 @@ def predict(
     words: Sequence[str] = (),
     overwrite: bool = False,
 ) -> tuple[TaskSpec, list[Prediction]]:
-    """Answer for image files, and those below folders, or for the rows of CSV files, with a run's model.
-
-    A model of texts answers for texts and for files of them. Masks are written as PNG files, as large as their images.
-    Images are scaled to the size of the data set's, and made grey if those are. A file in a folder that is no image is
-    left out, with a note.
+    """Answer with a run's model for image files and those below folders, for texts, or for the rows of CSV files.
 
     Args:
         run: name or MLflow id of the run, or its folder.
-        images: files and folders; files of texts (:func:`cifar_ray.orchestration.run.given.sentences`).
+        images: files and folders of images; files of texts (:func:`cifar_ray.orchestration.run.given.sentences`), or of
+            rows.
         which: checkpoint.
         tracking_uri: of the store that has the run.
         note: told of what is left out, and how far it is.
-        top: classes to keep for an image, the likeliest; all without.
-        out: folder of the masks, by default ``predicted_masks``, with the names that the images have.
+        top: classes to keep, the likeliest; all without.
+        out: folder of the masks, by default ``predicted_masks``: PNG files with the names and sizes of the images.
         words: texts.
         overwrite: whether masks that are in ``out`` may be replaced.
 
@@ -223,8 +226,7 @@ def predict(
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
-        ConfigError: when there is no such run, or a file is not an image, or a folder has none, or ``out`` cannot be;
-            when a run takes images and texts are given, or the reverse.
+        ConfigError: when there is no such run, or its model cannot answer for what is given, or ``out`` cannot be.
     """
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot, spec, task = chosen.snapshot, chosen.snapshot.spec, chosen.snapshot.task
@@ -296,7 +298,7 @@ def _of_table(spec: Facts, path: Path) -> Iterator[_Batch]:
 
 def _of_images(spec: DatasetSpec, files: Sequence[Path], required: Collection[Path], note: Note) -> Iterator[_Batch]:
     for begin in range(0, len(files), _AT_ONCE):
-        if begin:
+        if begin and begin % _NOTE_EVERY == 0:
             note(f"{begin:,} of {len(files):,} images")
         readable, scaled, sizes = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
         if readable:
