@@ -9,11 +9,6 @@ import socket
 from cifar_ray.config.errors import ConfigError
 
 
-def check(host: str, port: int) -> None:
-    """Refuse what nothing could listen on just now, as :func:`listen` does."""
-    listen(host, port).close()
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training import bottleneck
 from cifar_ray.training.bottleneck import Verdict
-from cifar_ray.training.rank_times import PARTS, RankTimes, StepTimes
+from cifar_ray.training.rank_times import PARTS, StepTimes
 
 if TYPE_CHECKING:  # imports MLflow
     from cifar_ray.tracking.listing import Listed
@@ -95,19 +95,14 @@ def _print_verdict(name: str, verdict: Verdict, times: StepTimes) -> None:
     if times.ranks:
         console.line("")
         parts = [part for part in PARTS if any(part in rank.parts for rank in times.ranks)]
-        console.columns(("rank", "node", "steps", "iteration", *parts), _rank_rows(times, parts))
+        rows = []
+        for rank in times.ranks:
+            node = f"{rank.node} ({rank.host})" if rank.host else str(rank.node)
+            spent = [rank.iteration, *map(rank.parts.get, parts)]
+            cells = [f"{1e3 * of.mean:.1f} {1e3 * of.median:.1f} {1e3 * of.p95:.1f}" if of else "" for of in spent]
+            rows.append((str(rank.rank), node, f"{rank.steps:,}", *cells))
+        console.columns(("rank", "node", "steps", "iteration", *parts), rows)
         console.line("milliseconds of a step: mean, median and 95th percentile")
-
-
-def _rank_rows(times: StepTimes, parts: list[str]) -> Iterator[tuple[str, ...]]:
-    for rank in times.ranks:
-        node = f"{rank.node} ({rank.host})" if rank.host else str(rank.node)
-        yield (str(rank.rank), node, f"{rank.steps:,}", *(_rank_cell(rank, part) for part in ("iteration", *parts)))
-
-
-def _rank_cell(rank: RankTimes, part: str) -> str:
-    of = rank.iteration if part == "iteration" else rank.parts.get(part)
-    return "" if of is None else " ".join(f"{1000 * seconds:.1f}" for seconds in (of.mean, of.median, of.p95))
 
 
 def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri: str | None = None) -> int:
@@ -172,7 +167,7 @@ def ui(*, tracking_uri: str | None = None, port: int = 5000, open: bool = False)
     """
     uri = stores.resolve_uri(tracking_uri)
     if not stores.is_server(uri):
-        ports.check("127.0.0.1", port)
+        ports.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
     with early.loading("loading MLflow"):
         from cifar_ray.tracking.ui import serve
 
