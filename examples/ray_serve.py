@@ -31,7 +31,7 @@ def main(run: str, port: int = PORT) -> None:
         serve.ingress(build)(),
         name="classifier",
         num_replicas=REPLICAS,
-        max_ongoing_requests=1024,  # the application has a limit of its own, and batches what comes together
+        max_ongoing_requests=1024,  # the application batches what comes together
         ray_actor_options={"num_cpus": CPUS},
     )
     ray.init(os.environ.get("RAY_ADDRESS", "local"))
