@@ -56,7 +56,7 @@ def evaluate(
 
 def _print_scores(scored: Scored) -> None:
     """Print an evaluation, with the primary figure recorded with the checkpoint, maybe on other images."""
-    task, counted_on = tasks.recorded(scored.task), scored.recorded_images
+    task, counted_on = scored.task, scored.recorded_images
     rows = metric_rows(task, scored.metrics)
     rows.append((f"{task.unit} evaluated", f"{scored.images:,}"))
     rows.append(("checkpoint", f"{tilde(scored.checkpoint)} (step {scored.step:,})"))
@@ -131,8 +131,15 @@ def _print_answers(task: TaskSpec, predictions: Sequence[Prediction]) -> None:
         if "text" in each.sample:
             shown = textwrap.shorten(shown, _TEXT, placeholder="...")
         place = f" -> {each.mask}" if each.mask else ""
-        answers = ", ".join(f"{name} {task.answer_text(number)}" for name, number in each.answers)
+        answers = ", ".join(f"{name} {_answer(task, number)}" for name, number in each.answers)
         console.line(f"{shown}{place}: {answers}")
+
+
+def _answer(task: TaskSpec, number: float) -> str:
+    """One number of a prediction."""
+    if task.has_classes:
+        return f"{number:.1%}"
+    return f"{number:.0f}" if abs(number) >= 1e3 else f"{number:.4g}"
 
 
 def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
@@ -147,7 +154,7 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
         row: dict[str, object] = {**each.sample, **({"mask": each.mask} if each.mask else {})}
         for rank, (name, number) in enumerate(each.answers, 1):
             end = f"_{rank}" * (rank > 1)
-            row |= {f"class{end}": name, f"{task.number}{end}": number} if task.names == "classes" else {name: number}
+            row |= {f"class{end}": name, f"{task.number}{end}": number} if task.has_classes else {name: number}
         rows.append(row)
     return printable(pd.DataFrame(rows, dtype=object).to_csv(index=False))  # a name need not be UTF-8
 

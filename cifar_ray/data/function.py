@@ -51,7 +51,7 @@ class Function(Source):
         except ConfigError:
             raise
         except ValueError as error:
-            names = "classes" if task.spec.names == "classes" else "outputs"
+            names = "classes" if task.spec.has_classes else "outputs"
             rule = _RULE.format(target=task.target, names=names, rule=task.rule)
             raise unusable(f"{rule}; {self.path} returns {error}") from None
 
@@ -78,7 +78,7 @@ def _checked(returned: Any, task: type[Task]) -> Found:
     for targets, inputs in zip((checked.train, checked.test), given):
         if len(targets) != len(inputs) or (targets.dtype.kind not in "iub" and targets.dtype not in _FLOATS):
             raise ValueError(f"{task.target} of {targets.dtype} {targets.shape} for {len(inputs)} {kind}")
-        if task.spec.answer == "masks" and targets.shape != inputs.shape[:3]:
+        if task.spec.has_masks and targets.shape != inputs.shape[:3]:
             raise ValueError(f"{task.target} of {targets.shape[1:]} for images of {inputs.shape[1:3]}")
     if len(set(checked.names)) < len(checked.names) or not all(isinstance(name, str) for name in checked.names):
         raise ValueError(f"{brief(checked.names)} as names")

@@ -109,7 +109,7 @@ class TrainLoader:
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
         self._inputs = inputs if self._reader else _moved(inputs, device, config, dataset.spec)
         self._targets = targets.to(device)
-        self._task, self._has_masks = task, task.spec.answer == "masks"
+        self._task, self._has_masks = task, task.spec.has_masks
         counts = None if self._has_masks else task.counts(targets)
         self._counts = None if counts is None else counts.to(device)
         self._order: tuple[int, Tensor, Tensor] = (-1, self._targets, self._targets)

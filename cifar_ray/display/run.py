@@ -127,13 +127,6 @@ def metric_rows(task: TaskSpec, metrics: Mapping[str, float]) -> list[tuple[str,
     return [(f"test {figure.name}{' (macro)' * figure.macro}", figure.text(metrics[figure.name])) for figure in figures]
 
 
-def _answer(task: TaskSpec, number: float) -> str:
-    """One number of a prediction."""
-    if task.answer != "values":
-        return f"{number:.1%}"
-    return f"{number:.0f}" if abs(number) >= 1e3 else f"{number:.4g}"
-
-
 def cpu_note(reason: str) -> str:
     """A note on a run that uses CPUs because there were too few GPUs."""
     return f"note: training on CPUs, though there are GPUs: {reason}"

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import shlex
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from io import BytesIO
 from typing import Annotated, Any
 
 import torch
@@ -26,9 +21,9 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Facts, imagefiles, tokens
+from cifar_ray.data import Facts
 from cifar_ray.orchestration.run import given, results
-from cifar_ray.tasks import TaskSpec, choosing
+from cifar_ray.tasks import TaskSpec
 from cifar_ray.training import predictor
 
 MAX_BODY_MIB = 16  # of one request; a larger one is refused before all of it has arrived
@@ -36,12 +31,9 @@ MAX_BATCH = 32  # inputs in one forward pass
 BATCH_WAIT_S = 0.01  # for which an input waits for others to share its forward pass
 _DECODERS = 2  # each may hold an image of `imagefiles.MAX_PIXELS`
 
-Read = Callable[[bytes], tuple[Tensor, tuple[int, int]]]
-"""A body as inputs of the model, and the width and height of an image; raises ValueError saying what is wrong."""
-
 
 def of_run(
-    run: str, which: WhichCheckpoint = "last", tracking_uri: str | None = None, note: results.Note = print
+    run: str, which: WhichCheckpoint = "last", tracking_uri: str | None = None, note: given.Note = print
 ) -> FastAPI:
     """The application for a run's model.
 
@@ -51,7 +43,6 @@ def of_run(
     """
     checkpoint = results.find_checkpoint(run, which, tracking_uri, note)
     snapshot, spec, task = checkpoint.snapshot, checkpoint.snapshot.spec, checkpoint.snapshot.task
-    results.check_reads(snapshot)
     about = {
         "run": checkpoint.run.name,
         "run_id": checkpoint.run.run_id,
@@ -59,9 +50,9 @@ def of_run(
         "dataset": snapshot.config.dataset,
         "checkpoint": checkpoint.address.rpartition("/")[2],
         "step": snapshot.step,
-        f"{choosing.measured(snapshot.config)}_{task.primary.name}": snapshot.score,
-        "weights_sha256": checkpoint.weights_sha256,
-        task.names: snapshot.class_names,
+        f"{spec.measured}_{task.primary.name}": snapshot.score,
+        "weights_sha256": snapshot.weights_sha256,
+        task.names: spec.names,
     }
     return build(about, task, spec, predictor.of(checkpoint.address, snapshot), snapshot.encoding)
 
@@ -79,40 +70,29 @@ def build(
         model: computes on the CPU.
         encoding: of texts, the tokenizer; a model of them maps int32 tokens (B, length).
     """
-    read: Read
-    compute, has_lists = model, False
-    match spec.inputs:
-        case "images":
-            noun, example, read = "an image", "@IMAGE", partial(_image, spec)
-        case "tokens":
-            noun, example, read = "a text", "TEXT", partial(_text, spec, encoding)
-
-            def compute(rows: Tensor) -> Tensor:
-                return model(torch.from_numpy(tokens.cut(rows.numpy())))
-
-        case _:
-            about, has_lists = {**about, "features": spec.feature_names}, True
-            zeros = json.dumps(dict.fromkeys(spec.feature_names, 0))
-            noun, example, read = "a row", shlex.quote(zeros), partial(_rows, spec)
+    what = given.of(spec, encoding)
+    about = {**about, **what.about}
     app = FastAPI(openapi_url=None)
-    app.state.about, app.state.example = about, example
-    batches, decoding = Batches(compute), asyncio.Semaphore(_DECODERS)
+    app.state.about, app.state.example = about, what.example
+    batches, decoding = Batches(lambda rows: model(what.shown(rows))), asyncio.Semaphore(_DECODERS)
 
     @app.post("/predict")
     async def predict(request: Request, top: Annotated[int, Query(ge=1)] = 9999) -> JSONResponse:
         if request.headers.get("content-type", "").startswith("multipart/"):
-            raise HTTPException(415, f"the body must be {noun} itself, not a form: curl --data-binary {example}")
+            raise HTTPException(
+                415, f"the body must be {what.noun} itself, not a form: curl --data-binary {what.example}"
+            )
         body = await received(request)
         try:
             async with decoding:
-                inputs, size = await asyncio.to_thread(read, body)
+                inputs, size = await asyncio.to_thread(what.read, body)
         except ValueError as error:
-            raise HTTPException(400, f"cannot read the body as {noun}: {error}") from None
+            raise HTTPException(400, f"cannot read the body as {what.noun}: {error}") from None
         answers = await asyncio.gather(*map(batches.answer, inputs))
         if not all(row.isfinite().all() for row, _ in answers):
             raise HTTPException(400, "numbers in the body are too large for the model")
         documents = await asyncio.to_thread(lambda: [document(row, size, top) for row, _ in answers])
-        answer = documents if has_lists and body.lstrip().startswith(b"[") else documents[0]
+        answer = documents if what.has_lists and body.lstrip().startswith(b"[") else documents[0]
         return JSONResponse(answer, headers={"X-Batch-Size": str(max(shared for _, shared in answers))})
 
     def document(row: Tensor, size: tuple[int, int], top: int) -> dict[str, Any]:
@@ -134,7 +114,7 @@ def build(
             case RequestValidationError():
                 status, sentence = 400, "top must be a whole number, 1 or more"
             case Refusal(status_code=404 | 405):
-                status, sentence = error.status_code, f"send {noun} to /predict by POST"
+                status, sentence = error.status_code, f"send {what.noun} to /predict by POST"
             case Refusal():
                 status, sentence = error.status_code, error.detail
             case _:
@@ -161,26 +141,6 @@ async def received(request: Request) -> bytes:
         if len(body) > limit:
             raise too_large
     return bytes(body)
-
-
-def _image(spec: Facts, body: bytes) -> tuple[Tensor, tuple[int, int]]:
-    image = imagefiles.read(BytesIO(body))
-    return imagefiles.batch(spec, [image]), image.size
-
-
-def _text(spec: Facts, encoding: str, body: bytes) -> tuple[Tensor, tuple[int, int]]:
-    """A plain text, or the value of ``text`` in a JSON object."""
-    text: Any = body.decode(errors="surrogateescape")
-    if text.lstrip().startswith("{"):
-        with suppress(ValueError, RecursionError):
-            text = json.loads(text).get("text")
-    if not isinstance(text, str) or not text.strip() or not tokens.is_unicode(text):
-        raise ValueError('it must be plain, or {"text": "..."}, in UTF-8 and not empty')
-    return torch.from_numpy(tokens.encode(encoding, [text], spec.length)[0]), (0, 0)
-
-
-def _rows(spec: DatasetSpec, body: bytes) -> tuple[Tensor, tuple[int, int]]:
-    return torch.from_numpy(given.features_from_json(body, spec)), (0, 0)
 
 
 class Batches:

@@ -70,7 +70,7 @@ def serve(
         ConfigError: there is no such run.
     """
     app = of_run(run, checkpoint, tracking_uri, note)
-    hardware.set_threads(hardware.allowed_cpus())
+    torch.set_num_threads(hardware.allowed_cpus())
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(MAX_CONNECTIONS, files // 2)
     # In one turn of asyncio's loop it accepts as many as the backlog; they are closed three turns later at the soonest.

@@ -163,30 +163,40 @@ class TaskSpec:
     @property
     def names(self) -> str:
         """What the numbers that a model gives are of: ``classes`` or ``values``."""
-        return "values" if self.answer == "values" else "classes"
+        return "classes" if self.has_classes else "values"
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the numbers that a model gives are of classes."""
+        return self.answer != "values"
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a prediction is the class of each pixel."""
+        return self.answer == "masks"
 
     @property
     def confused(self) -> str:
         """What a confusion matrix counts: samples, or the pixels of masks."""
-        return "pixels" if self.answer == "masks" else self.unit
+        return "pixels" if self.has_masks else self.unit
 
     @property
     def number(self) -> str:
         """What a class in a prediction has: a ``probability``, or in a mask a ``share`` of its pixels."""
-        return "share" if self.answer == "masks" else "probability"
+        return "share" if self.has_masks else "probability"
 
     def outputs(self, names: int, side: int) -> tuple[int, ...]:
         """The shape of what a model gives for an image of ``side`` pixels, with a number for each name."""
-        return (names, side, side) if self.answer == "masks" else (names,)
+        return (names, side, side) if self.has_masks else (names,)
 
     def answers(self, names: Sequence[str], numbers: Sequence[float]) -> list[tuple[str, float]]:
         """A prediction's numbers with their names; of classes, the likeliest first, of a mask the largest."""
         pairs = list(zip(names, numbers, strict=True))
-        return pairs if self.answer == "values" else sorted(pairs, key=lambda pair: -pair[1])
+        return sorted(pairs, key=lambda pair: -pair[1]) if self.has_classes else pairs
 
     def document(self, names: Sequence[str], numbers: Sequence[float], top: int) -> dict[str, Any]:
         """A prediction as JSON has it; of classes, the ``top`` likeliest, of a mask those with the most pixels."""
         pairs = self.answers(names, numbers)
-        if self.answer == "values":
+        if not self.has_classes:
             return {"values": dict(pairs)}
         return {"classes": [{"class": name, self.number: number} for name, number in pairs[:top]]}

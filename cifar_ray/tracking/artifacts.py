@@ -169,11 +169,16 @@ def log_model(
         return  # a repeated attempt, or a run that was complete before this process
     taken = samples.of(dataset.spec, dataset.encoding)
     example = taken.given(np.asarray(dataset.test.inputs[0]))
-    outputs: dict[str, Any] = dict.fromkeys(dataset.class_names, DataType.double)
-    if task.answer == "masks":
-        outputs = {"mask": DataType.binary}
-    elif task.answer == "classes":
-        outputs = {"label": DataType.string, "probability": DataType.double, "probabilities": Map(DataType.double)}
+    of_answers: dict[str, dict[str, Any]] = {
+        "masks": {"mask": DataType.binary},
+        "classes": {
+            "label": DataType.string,
+            "probability": DataType.double,
+            "probabilities": Map(DataType.double),
+        },
+        "values": dict.fromkeys(dataset.class_names, DataType.double),
+    }
+    outputs = of_answers[task.answer]
     # MLflow would refuse whole numbers in a column of doubles.
     kinds = {bytes: DataType.binary, str: DataType.string, float: AnyType()}
     signature = ModelSignature(

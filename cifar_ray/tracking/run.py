@@ -265,7 +265,7 @@ class RunRecord(Record):
         if confusion:
             self._sink.call(draw)
         if outcome.per_class:
-            kind = "value" if self.task.names == "values" else "class"
+            kind = "class" if self.task.has_classes else "value"
             table = {kind: list(names), **{name: list(values) for name, values in outcome.per_class.items()}}
             self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
         figures = origin.figures(self.task, {**outcome.metrics, **outcome.times})

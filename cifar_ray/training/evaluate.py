@@ -32,7 +32,7 @@ class Evaluator:
         assert samples is not None
         self._samples = samples
         self._at_once = len(samples)
-        self._judges = subset == "test" and isinstance(task, Judge) and dataset.spec.inputs != "features"
+        self._judges = subset == "test" and isinstance(task, Judge)
         self._mistakes: SurestMistakes | None = None
         with torch.inference_mode():  # what it imports counts as start-up
             shape = task.spec.outputs(dataset.spec.num_classes, dataset.spec.image_size)

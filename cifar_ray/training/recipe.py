@@ -180,7 +180,7 @@ def _check_task(config: TrainConfig, spec: Facts) -> None:
             f"must learn the {column} of {config.dataset}, and {config.task} learns {task.target}; a --dataset of "
             "your own can have others",
         )
-    wanted = (spec.inputs, task.spec.answer == "masks")
+    wanted = (spec.inputs, task.spec.has_masks)
     kinds = {name: (one.inputs, one.has_masks) for name, one in models.registry().items()}
     if library_of(config.model):
         kinds[config.model] = ("images", wanted[1])  # what it gives is tried
@@ -283,7 +283,7 @@ _OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",)}
 def _augment(config: TrainConfig, spec: Facts) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
-    has_classes = task.spec.names == "classes"
+    has_classes = task.spec.has_classes
     if config.class_weights != "none" and (is_own(config.task) or not has_classes):
         raise ConfigError("class_weights", f"is for tasks of classes, and the task is {config.task or task.spec.name}")
     if config.label_smoothing and not (is_own(config.task) or has_classes):
@@ -297,7 +297,7 @@ def _augment(config: TrainConfig, spec: Facts) -> str:
     names = typing.get_args(AugmentName)
     if config.class_weights != "none" and chosen in MIXING:
         raise ConfigError("class_weights", f"must be left out with --augment {chosen}, whose images are of two classes")
-    has_masks, has_labels = task.spec.answer == "masks", task.spec.answer == "classes" and task.target == "labels"
+    has_masks, has_labels = task.spec.has_masks, has_classes and task.target == "labels"
     not_moving, unmixed = [name for name in names if name not in MOVING], config.task or task.spec.name
     refusals = {
         f"{config.dataset}, whose classes a mirror image does not show": [] if spec.flip else ["crop_flip"],

@@ -2,22 +2,214 @@
 
 from __future__ import annotations
 
+import abc
+import itertools
 import json
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from typing import Any, ClassVar
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, brief, one_of
-from cifar_ray.data import Facts, folders, imagefiles, tables, texts, tokens
+from cifar_ray.config.facts import Facts, Inputs
+from cifar_ray.data import folders, imagefiles, tables, texts, tokens
 
 _LINES = ".txt"
 _OF_TEXTS = (*texts.SUFFIXES, _LINES)
 """Ends of the names of files of texts, the last of those with a text on each line."""
 
+_AT_ONCE, _NOTE_EVERY = 256, 10_240  # inputs in one forward pass, and between notes on the progress
 _MOST_ROWS = 10_000  # that a request may have
+_NO_SIZES = itertools.repeat((0, 0))
+
+Note = Callable[[str], None]
+"""Called with sentences that a person should read beside the result."""
+
+Size = tuple[int, int]
+"""Width and height of an image; zeros of what is none."""
+
+Batch = tuple[list[dict[str, Any]], Tensor, Iterable[Size]]
+"""Samples by name, such as ``{"image": path}``, the same as inputs of a model, and the size of each."""
+
+
+class Given(abc.ABC):
+    """What people give a model of one modality.
+
+    Attributes:
+        noun: one of it, with its article.
+        example: what ``curl --data-binary`` sends of it.
+        has_lists: whether a request may have several.
+    """
+
+    noun: ClassVar[str]
+    has_lists: ClassVar[bool] = False
+
+    def __init__(self, facts: Facts, encoding: str = "") -> None:
+        self.facts, self.encoding, self.example = facts, encoding, ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a server says of what it takes."""
+        return {}
+
+    @abc.abstractmethod
+    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
+        """What files have, and ``words``; ``note`` is told of what is left out, and how far it is.
+
+        Raises:
+            ConfigError: naming what cannot be read, or is not for such a model.
+        """
+
+    @abc.abstractmethod
+    def read(self, body: bytes) -> tuple[Tensor, Size]:
+        """The body of a request as inputs of the model (N, ...), and the size of an image.
+
+        Raises:
+            ValueError: saying what is wrong with it.
+        """
+
+    def shown(self, rows: Tensor) -> Tensor:
+        """Inputs that pass through the model together, as it takes them."""
+        return rows
+
+
+class _Images(Given):
+    noun = "an image"
+
+    def __init__(self, facts: Facts, encoding: str = "") -> None:
+        super().__init__(facts)
+        self.example = "@IMAGE"
+
+    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
+        _refuse(words, "images")
+        every, left_out = images(paths)
+        if left_out:
+            note(left_out)
+        for begin in range(0, len(every), _AT_ONCE):
+            if begin and begin % _NOTE_EVERY == 0:
+                note(f"{begin:,} of {len(every):,} images")
+            samples, inputs, sizes = [], [], []
+            for path in every[begin : begin + _AT_ONCE]:  # one at a time: a decoded photo takes tens of megabytes
+                try:
+                    with imagefiles.named(path):
+                        image = imagefiles.read(path)
+                except ConfigError as error:
+                    if path in paths:
+                        raise
+                    note(f"left out: {error.problem}")
+                    continue
+                samples.append({"image": path})
+                inputs.append(imagefiles.batch(self.facts, [image]))
+                sizes.append(image.size)
+                del image
+            if samples:
+                yield samples, torch.cat(inputs), sizes
+
+    def read(self, body: bytes) -> tuple[Tensor, Size]:
+        image = imagefiles.read(BytesIO(body))
+        return imagefiles.batch(self.facts, [image]), image.size
+
+
+class _Texts(Given):
+    noun = "a text"
+
+    def __init__(self, facts: Facts, encoding: str = "") -> None:
+        super().__init__(facts, encoding)
+        if not encoding:  # a function of the user's own has made its tokens
+            raise ConfigError("", "the model takes tokens, and its tokenizer is not known")
+        tokens.check_installed()
+        self.example = "TEXT"
+
+    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
+        every = sentences(paths, words)
+        rows = self._encoded(every)
+        for begin in range(0, len(every), _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            yield [{"text": text} for text in every[part]], self.shown(rows[part]), _NO_SIZES
+
+    def read(self, body: bytes) -> tuple[Tensor, Size]:
+        """A plain text, or the value of ``text`` in a JSON object."""
+        text: Any = body.decode(errors="surrogateescape")
+        if text.lstrip().startswith("{"):
+            with suppress(ValueError, RecursionError):
+                text = json.loads(text).get("text")
+        if not isinstance(text, str) or not text.strip() or not tokens.is_unicode(text):
+            raise ValueError('it must be plain, or {"text": "..."}, in UTF-8 and not empty')
+        return self._encoded([text]), (0, 0)
+
+    def shown(self, rows: Tensor) -> Tensor:
+        return torch.from_numpy(tokens.cut(rows.numpy()))
+
+    def _encoded(self, every: Sequence[str]) -> Tensor:
+        return torch.from_numpy(tokens.encode(self.encoding, every, self.facts.length)[0])
+
+
+class _Rows(Given):
+    noun = "a row"
+    has_lists = True
+
+    def __init__(self, facts: Facts, encoding: str = "") -> None:
+        super().__init__(facts)
+        self.example = shlex.quote(json.dumps(dict.fromkeys(facts.feature_names, 0)))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"features": self.facts.feature_names}
+
+    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
+        _refuse(words, "rows of numbers")
+        for path in paths:
+            if not path.is_file():
+                raise ConfigError("", f"{path} is no file, and the model takes CSV files")
+            try:  # other columns do not matter
+                rows = torch.from_numpy(tables.numbers(tables.frame(path), self.facts.feature_names, path))
+            except ConfigError as error:
+                raise ConfigError("", f"a table {error.problem}") from None
+            for begin in range(0, len(rows), _AT_ONCE):
+                part = rows[begin : begin + _AT_ONCE]
+                yield [{"table": path, "row": begin + row} for row in range(1, len(part) + 1)], part, _NO_SIZES
+
+    def read(self, body: bytes) -> tuple[Tensor, Size]:
+        """A JSON object of numbers by name, or a list of such."""
+        import pandas as pd
+
+        try:
+            given = json.loads(body, parse_int=float)  # which takes whole numbers of any length
+        except (ValueError, RecursionError):
+            raise ValueError("it must be JSON") from None
+        rows = given if isinstance(given, list) else [given]
+        if len(rows) > _MOST_ROWS:
+            raise ValueError(f"it must have at most {_MOST_ROWS:,} rows, and has {len(rows):,}")
+        table = pd.DataFrame([row if isinstance(row, dict) else {} for row in rows], dtype=object)
+        try:
+            numbers = tables.numbers(table.fillna("").astype(str), self.facts.feature_names, Path("the body"))
+        except ConfigError as error:
+            raise ValueError(f"it {error.problem}") from None
+        return torch.from_numpy(numbers), (0, 0)
+
+
+_KINDS: dict[Inputs, type[Given]] = {"images": _Images, "tokens": _Texts, "features": _Rows}
+
+
+def of(facts: Facts, encoding: str = "") -> Given:
+    """What a model is given that has learned of such data; ``encoding`` is that of its checkpoint.
+
+    Raises:
+        ConfigError: when people cannot give it, since its tokenizer is not known or not installed.
+    """
+    return _KINDS[facts.inputs](facts, encoding)
+
+
+def _refuse(words: Sequence[str], takes: str) -> None:
+    if words:
+        raise ConfigError("text", f"is for models of texts, and this one takes {takes}")
 
 
 def check(paths: Sequence[Path]) -> None:
@@ -87,42 +279,6 @@ def sentences(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
     if not found:
         raise ConfigError("", "there is no text to classify; give --text, or a file with at least one")
     return found
-
-
-def features(path: Path, spec: Facts) -> np.ndarray:
-    """The features of a CSV file's rows, by their names: float64 (N, length). Other columns do not matter.
-
-    Raises:
-        ConfigError: when it is no such file, or lacks a column or a number.
-    """
-    if not path.is_file():
-        raise ConfigError("", f"{path} is no file, and the model takes CSV files")
-    try:
-        return tables.numbers(tables.frame(path), spec.feature_names, path)
-    except ConfigError as error:
-        raise ConfigError("", f"a table {error.problem}") from None
-
-
-def features_from_json(body: bytes, spec: Facts) -> np.ndarray:
-    """The features, float64 (N, length), of a JSON object of numbers by name, or of a list of such.
-
-    Raises:
-        ValueError: saying what it must be.
-    """
-    import pandas as pd
-
-    try:
-        given = json.loads(body, parse_int=float)  # which takes whole numbers of any length
-    except (ValueError, RecursionError):
-        raise ValueError("it must be JSON") from None
-    rows = given if isinstance(given, list) else [given]
-    if len(rows) > _MOST_ROWS:
-        raise ValueError(f"it must have at most {_MOST_ROWS:,} rows, and has {len(rows):,}")
-    table = pd.DataFrame([row if isinstance(row, dict) else {} for row in rows], dtype=object)
-    try:
-        return tables.numbers(table.fillna("").astype(str), spec.feature_names, Path("the body"))
-    except ConfigError as error:
-        raise ValueError(f"it {error.problem}") from None
 
 
 def places(found: Sequence[Path], given: Sequence[Path], out: Path | None, overwrite: bool = False) -> dict[Path, Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, Facts, imagefiles, masks, tokens
+from cifar_ray.data import Dataset, masks
 from cifar_ray.orchestration.run import checkpoints, given, run_folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec
@@ -82,10 +82,6 @@ class KnownCheckpoint:
     address: str
     snapshot: Snapshot
     run: KnownRun
-
-
-Note = Callable[[str], None]
-"""Called with sentences that a person should read beside the result."""
 
 
 def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
@@ -161,8 +157,9 @@ def evaluate(
         config = runfile.resolved_from_mapping({**runfile.to_mapping(config), "data_dir": data_dir})
     dataset = data.read(config, encoding=snapshot.encoding)
     recipe.settle(config, snapshot.decided, dataset)  # refuses others than it learned with
-    hardware.set_threads(hardware.allowed_cpus())
-    evaluation = _evaluation(dataset, tasks.build(config, snapshot.decided), model, device, note)
+    dataset = dataset.normalised(config.normalise)
+    torch.set_num_threads(hardware.allowed_cpus())
+    evaluation = _evaluation(dataset, tasks.build(config, snapshot.spec), model, device, note)
     counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
     return Scored(
         chosen.address,
@@ -171,8 +168,8 @@ def evaluate(
         evaluation.images,
         snapshot.score,
         None if snapshot.score is None else counted,
-        tasks.to_record(snapshot.task),
-        choosing.measured(config),
+        snapshot.task,
+        snapshot.spec.measured,
     )
 
 
@@ -229,80 +226,26 @@ def predict(
         ConfigError: when there is no such run, or its model cannot answer for what is given, or ``out`` cannot be.
     """
     chosen = find_checkpoint(run, which, tracking_uri, note)
-    snapshot, spec, task = chosen.snapshot, chosen.snapshot.spec, chosen.snapshot.task
-    check_reads(snapshot)
-    model, names = predictor.of(chosen.address, snapshot), snapshot.class_names
-    if out is not None and task.answer != "masks":
-        raise ConfigError(
-            "out", f"is for models that predict masks, and run {run} has a task that predicts {task.answer}"
-        )
-    if words and spec.inputs != "tokens":
-        raise ConfigError("text", f"is for models of texts, and that of run {run} takes {spec.inputs}")
+    snapshot, task = chosen.snapshot, chosen.snapshot.task
+    model, names = predictor.of(chosen.address, snapshot), snapshot.spec.names
+    if out is not None and not task.has_masks:
+        raise ConfigError("out", f"is for models that predict masks, and that of run {run} predicts {task.answer}")
     places: dict[Path, Path] = {}
-    match spec.inputs:
-        case "images":
-            files, left_out = given.images(images)
-            if left_out:
-                note(left_out)
-            if task.answer == "masks":
-                places = given.places(files, images, out, overwrite)
-            batches = _of_images(spec, files, set(images), note)
-        case "tokens":
-            batches = _of_texts(snapshot, given.sentences(images, words))
-        case _:
-            batches = itertools.chain.from_iterable(_of_table(spec, path) for path in images)
+    if task.has_masks:
+        places = given.places(given.images(images)[0], images, out, overwrite)
     predictions: list[Prediction] = []
-    for samples, inputs, sizes in batches:
+    for samples, inputs, sizes in given.of(snapshot.spec, snapshot.encoding).batches(images, words, note):
         with torch.inference_mode():
             rows = model(inputs)
         for sample, row, size in zip(samples, rows, sizes):
             numbers, mask = answered(task, names, row, size)
             if place := places.get(sample["image"]) if mask else None:
                 given.write(place, mask)
-            shown = task.answers(names, numbers)[: top if task.names == "classes" else None]
+            shown = task.answers(names, numbers)[: top if task.has_classes else None]
             predictions.append(Prediction(sample, shown, place))
     if not predictions:
         raise ConfigError("", "none of these files is an image that can be read")
     return task, predictions
-
-
-def check_reads(snapshot: Snapshot) -> None:
-    """Refuse a model of texts that has no tokenizer, since a function of the user's own has made its tokens.
-
-    Raises:
-        ConfigError: saying so.
-    """
-    if snapshot.spec.inputs == "tokens":
-        if not snapshot.encoding:
-            raise ConfigError("", f"a model of {snapshot.config.dataset} takes tokens, and its tokenizer is not known")
-        tokens.check_installed()
-
-
-_Batch = tuple[list[dict[str, Any]], Tensor, Iterable[tuple[int, int]]]
-"""Samples as :class:`Prediction` has them, as inputs of a model, and width and height of each image."""
-
-
-def _of_texts(snapshot: Snapshot, sentences: Sequence[str]) -> Iterator[_Batch]:
-    rows, _ = tokens.encode(snapshot.encoding, sentences, snapshot.spec.length)
-    for begin in range(0, len(rows), _AT_ONCE):
-        part = slice(begin, begin + _AT_ONCE)
-        yield [{"text": text} for text in sentences[part]], torch.from_numpy(tokens.cut(rows[part])), _NO_SIZES
-
-
-def _of_table(spec: Facts, path: Path) -> Iterator[_Batch]:
-    features = torch.from_numpy(given.features(path, spec))
-    for begin in range(0, len(features), _AT_ONCE):
-        part = features[begin : begin + _AT_ONCE]
-        yield [{"table": path, "row": begin + row} for row in range(1, len(part) + 1)], part, _NO_SIZES
-
-
-def _of_images(spec: DatasetSpec, files: Sequence[Path], required: Collection[Path], note: Note) -> Iterator[_Batch]:
-    for begin in range(0, len(files), _AT_ONCE):
-        if begin and begin % _NOTE_EVERY == 0:
-            note(f"{begin:,} of {len(files):,} images")
-        readable, scaled, sizes = pixels(spec, files[begin : begin + _AT_ONCE], required, note)
-        if readable:
-            yield [{"image": path} for path in readable], scaled, sizes
 
 
 def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int, int]) -> tuple[Sequence[float], bytes]:
@@ -310,36 +253,7 @@ def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int,
 
     The numbers of a mask are each class's share of its pixels.
     """
-    if task.answer != "masks":
+    if not task.has_masks:
         return row.tolist(), b""
     shares = torch.bincount(row.flatten(), minlength=len(names)) / row.numel()
     return shares.tolist(), masks.png(row.numpy(), size)
-
-
-def pixels(
-    spec: Facts, paths: Sequence[Path], required: Collection[Path], note: Note
-) -> tuple[list[Path], Tensor, list[tuple[int, int]]]:
-    """Read image files as the input of a model of that data set.
-
-    Returns:
-        The files that can be read, others are left out with a note; their pixels, uint8, (N, side, side, 3); and the
-        width and height of each image.
-
-    Raises:
-        ConfigError: naming a file of ``required`` that is not an image.
-    """
-    readable, scaled, sizes = [], [], []
-    for path in paths:  # one at a time, since a decoded photo takes tens of megabytes
-        try:
-            with imagefiles.named(path):
-                image = imagefiles.read(path)
-        except ConfigError as error:
-            if path in required:
-                raise
-            note(f"left out: {error.problem}")
-        else:
-            readable.append(path)
-            scaled.append(imagefiles.batch(spec, [image]))
-            sizes.append(image.size)
-            del image
-    return readable, torch.cat(scaled) if scaled else torch.empty(0), sizes

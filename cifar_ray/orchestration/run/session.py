@@ -296,7 +296,7 @@ class RunSession:
             self.view.line(f"{outcome.untested}; the figures are the last epoch's")
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
         final = Path(outcome.checkpoint).name
-        if self.record.task.answer == "masks":
+        if self.record.task.has_masks:
             shown = "best" if best else final
             self.record.masks(lambda: self.folder.predictor(shown), self.dataset, tasks.of(self.config).target)
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):

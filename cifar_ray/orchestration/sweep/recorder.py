@@ -176,7 +176,7 @@ class SweepRecorder:
         assert record is not None
         assert trial.config is not None
         assert trial.folder is not None
-        dataset, view = self.datasets[trial.decided.dataset_key(trial.config)], self.board.rows[trial.index]
+        dataset, view = self.datasets[trial.decided.facts.digest], self.board.rows[trial.index]
         run = (trial.config, trial.decided, dataset, trial.folder)
         trial.session = RunSession(*run, record, view, trial.unused_gpus)
         trial.opening, held, trial.held = None, trial.held, []
