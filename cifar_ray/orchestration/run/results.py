@@ -18,6 +18,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import Dataset, masks
 from cifar_ray.orchestration.run import checkpoints, given, run_folder
+from cifar_ray.orchestration.run.given import Note
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.protocol import Evaluation, Task

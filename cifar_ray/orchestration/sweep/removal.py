@@ -12,7 +12,7 @@ from cifar_ray import storage, tracking
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.display.terminal import tilde
 from cifar_ray.orchestration.run import checkpoints, results, run_folder
-from cifar_ray.orchestration.run.results import Note
+from cifar_ray.orchestration.run.given import Note
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, registry, store
 from cifar_ray.tracking.store import Client, Run
