@@ -27,8 +27,19 @@ TORCHVISION = "torchvision:"
 TABLE = "table:"
 """What precedes the path of a table in ``--dataset``: a CSV file, or a folder of some."""
 
-_FILES = (FOLDER, MASKS, COCO, TEXT, TABLE)
-FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH = (f"{kind}PATH" for kind in _FILES)
+SOURCES: dict[str, Any] = {
+    TORCHVISION: "torchvision_images",
+    FOLDER: "folders",
+    MASKS: "masks",
+    COCO: "coco",
+    TEXT: "texts",
+    TABLE: "tables",
+}
+"""What reads the data sets that begin with a prefix: a file of ``data/`` that has a ``SOURCE``, or such a class."""
+
+FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH = (
+    f"{kind}PATH" for kind in (FOLDER, MASKS, COCO, TEXT, TABLE)
+)
 OWN, OF_TORCHVISION = "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
 
@@ -80,9 +91,15 @@ def is_function(name: str | None) -> bool:
     return is_own(name) and not library_of(name)
 
 
+def prefix_of(dataset: str) -> str:
+    """What a data set begins with that is one of :data:`SOURCES`; empty for others."""
+    prefix = "".join(dataset.partition(":")[:2])
+    return prefix if prefix in SOURCES else ""
+
+
 def is_folder(dataset: str) -> bool:
     """Whether a data set is files below a path."""
-    return dataset.startswith(_FILES)
+    return prefix_of(dataset) not in ("", TORCHVISION)
 
 
 def path_of(dataset: str) -> str:

@@ -13,20 +13,19 @@ from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors
 from cifar_ray.config.option import (
-    COCO_PATH,
     FOLDER,
     FOLDER_PATH,
     IMPORT_PATH,
-    MASKS_PATH,
     OF_TORCHVISION,
     OWN,
     SIZED,
+    SOURCES,
     TABLE_PATH,
     TEXT_PATH,
     TORCHVISION,
-    is_folder,
     library_of,
     option,
+    prefix_of,
 )
 from cifar_ray.config.schema import STRICT, Columns, Count, Positive, Share, Whole, fits, plainly
 from cifar_ray.config.topology import parse as parse_topology
@@ -57,11 +56,11 @@ def _name(text: str) -> str:
 
 def _dataset(text: str) -> str:
     known = typing.get_args(DatasetName)
-    names_data = (is_folder(text) or text.startswith(TORCHVISION)) and not text.endswith(":")
+    names_data = prefix_of(text) and not text.endswith(":")
     is_function = re.fullmatch(IMPORT_PATH, text, re.ASCII) and not library_of(text)
     if text not in known and not names_data and not is_function:
         meant = f"; did you mean {FOLDER}{text}?" if _is_there(text) else ""
-        paths = (FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH)
+        paths = [f"{prefix}PATH" for prefix in SOURCES if prefix != TORCHVISION]
         choices = errors.one_of([*known, OF_TORCHVISION, *paths, OWN])
         raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
     return text
@@ -135,6 +134,9 @@ class Data:
     For data sets larger than memory."""
 
     text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
+
+    images: Images = option(Images, weights=True, recorded=True)
+    """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of

@@ -3,68 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterator
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from pathlib import Path
 
 from cifar_ray.config import files
-from cifar_ray.config.facts import Facts
-from cifar_ray.config.option import is_folder, is_own, path_of
-from cifar_ray.config.runfile import OF_DATA
+from cifar_ray.config.option import SOURCES, is_folder, is_own, path_of, prefix_of
+from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data.coco import Coco
-from cifar_ray.data.datasets import SPECS, Dataset, Split, folder, unusable
+from cifar_ray.data import arrays
+from cifar_ray.data.datasets import SPECS, Dataset, Facts, Split, folder, unusable
 from cifar_ray.data.decoded import Progress
-from cifar_ray.data.folders import Folder
-from cifar_ray.data.function import Function
-from cifar_ray.data.masks import Masks
-from cifar_ray.data.published import Published, present
-from cifar_ray.data.source import Found, Source, split
-from cifar_ray.data.tables import Table
-from cifar_ray.data.texts import Texts
-from cifar_ray.data.torchvision_images import Torchvision
+from cifar_ray.data.published import present
+from cifar_ray.data.source import Source
 
-__all__ = ["SPECS", "Dataset", "Facts", "Split", "facts", "folder", "keep", "load", "look", "present", "read"]
+__all__ = ["SOURCES", "SPECS", "Dataset", "Facts", "Split", "folder", "load", "look", "present", "read", "spec"]
 
-SOURCES: dict[str, type[Source]] = {
-    **dict.fromkeys(SPECS, Published),
-    "torchvision:": Torchvision,
-    "folder:": Folder,
-    "masks:": Masks,
-    "coco:": Coco,
-    "text:": Texts,
-    "table:": Table,
-}
-"""What reads a data set, by its name or what that begins with; any other is a function, MODULE:FUNCTION."""
+_FOUND: deque[tuple[object, Source]] = deque(maxlen=8)
+"""Data sets that have been found and not been read yet: a sweep may have several, each in two splits."""
 
-_AT_ONCE = 8  # data sets that have been looked at and not been read yet: a sweep may have several, each in two splits
+
+def _once(key: object, find: Callable[[], Source]) -> Source:
+    found = next((source for known, source in _FOUND if known == key), None)
+    if found is None:
+        _FOUND.append((key, found := find()))
+    return found
 
 
 def _source(config: TrainConfig) -> Source:
-    """What reads the data set of a config."""
-    return SOURCES.get("".join(config.dataset.partition(":")[:2]), Function).of(config)
+    """List a data set: one of this package by its name, another by what that begins with, or a function's."""
+    kind = "published" if config.dataset in SPECS else SOURCES.get(prefix_of(config.dataset), "function")
+    if isinstance(kind, str):
+        kind = import_module(f"cifar_ray.data.{kind}").SOURCE
+    source: Source = kind(config)
+    return source
 
 
-@functools.lru_cache(maxsize=_AT_ONCE)
-def _listed(of: Source, stamp: tuple[int, ...]) -> Found:
-    return of.find()
+def _state(dataset: str) -> list[int]:
+    """The times at which the files beside each other, and the folders up to those of classes, have changed."""
+    if not is_folder(dataset):
+        return []
+    root = Path(path_of(dataset))
+    paths = [root, *itertools.chain.from_iterable(map(root.glob, ("*", "*/*/", "annotations/*")))]
+    return [path.stat().st_ctime_ns for path in paths if path.exists()]
 
 
-@functools.lru_cache(maxsize=_AT_ONCE)
-def _split(of: Source, stamp: tuple[int, ...], dataset: str, test_share: float, val_share: float) -> Found:
-    return split(of, _listed(of, stamp), dataset, test_share, val_share)
-
-
-def find(config: TrainConfig) -> Found:
+def find(config: TrainConfig) -> Source:
     """What there is to read, listed again when it has changed; it is kept until the data set is read.
 
     Raises:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
-    of = _source(config)
-    with _reading(config.dataset):
-        return _split(of, of.stamp(), config.dataset, config.test_share, config.val_share or 0.0)
+    dataset = absolute(config.dataset)
+    with _reading(dataset):
+        key = (dataset, _state(dataset), str(folder(config.data_dir)), config.task)
+        key = (*key, config.target, config.features, config.image_column)
+        whole = _once(key, lambda: _source(config))
+        return _once((*key, config.test_share, config.val_share or 0.0), lambda: whole.split(config))
 
 
 def look(config: TrainConfig) -> Facts:
@@ -74,33 +72,7 @@ def look(config: TrainConfig) -> Facts:
     Raises:
         ConfigError: as :func:`find`.
     """
-    if is_own(config.dataset):
-        return keep(config, _source(config).look(config, find(config)))
-    known = SPECS[config.dataset]
-    kept = round(known.train_size * (config.val_share or 0.0))
-    return keep(config, dataclasses.replace(known, train_size=known.train_size - kept, val_size=kept))
-
-
-_known: dict[tuple[Any, ...], Facts] = {}
-
-
-def keep(config: TrainConfig, facts: Facts) -> Facts:
-    """Have these be the facts of the config's data set in this process: a worker is given them with the data."""
-    _known[_key(config)] = facts
-    return facts
-
-
-def _key(config: TrainConfig) -> tuple[Any, ...]:
-    return tuple(getattr(config, name) for name in (*OF_DATA, "data_dir"))
-
-
-def facts(config: TrainConfig) -> Facts:
-    """The facts of a resolved config's data set, which has been read or looked at, or is looked at now.
-
-    Raises:
-        ConfigError: as :func:`find`.
-    """
-    return _known.get(_key(config)) or look(config)
+    return find(config).look(config)
 
 
 def absolute(dataset: str) -> str:
@@ -134,14 +106,11 @@ def read(config: TrainConfig, progress: Progress = lambda done, total: None, enc
         ConfigError: when it cannot be read or downloaded; the sentence names the file and what to do.
     """
     try:
-        found = find(config)
+        source = find(config)
         with _reading(config.dataset):
-            dataset = _source(config).load(config, found, progress, encoding)
-        keep(config, dataset.spec)
-        return dataset
+            return source.load(config, progress, encoding)
     finally:  # what was found takes as much memory as what is read
-        _listed.cache_clear()
-        _split.cache_clear()
+        _FOUND.clear()
 
 
 def load(name: str, data_dir: str | None = None) -> Dataset:

@@ -28,7 +28,7 @@ from cifar_ray.data.datasets import Dataset, Split, folder
 from cifar_ray.tasks.segmentation import Segmentation
 
 if TYPE_CHECKING:
-    from cifar_ray.data.source import Found, Part, Source
+    from cifar_ray.data.source import Source
 
 Progress = Callable[[int, int], None]
 """Called with the number of images or texts that have been read, and that of all."""
@@ -40,25 +40,30 @@ _UNUSED_S = 30 * 86400
 _MEMORY = 0.5  # share of the free memory that a data set may take: the object store has its own copy
 
 
-def mark(path: str) -> bytes:
-    """What tells a file from others."""
-    stat = Path(path).stat()
+def _mark(sample: Any) -> bytes:
+    """What tells a sample from others: the states of its files, or its pixels."""
+    if isinstance(sample, tuple):
+        return b"".join(map(_mark, sample))
+    if not isinstance(sample, str):
+        return np.asarray(sample).tobytes()
+    stat = Path(sample).stat()
     # `cp -p` and `rsync -a` bring size and time of a file along. They cannot set the time of the change itself.
     state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-    return f"{path} {state}\n".encode(errors="surrogateescape")
+    return f"{sample} {state}\n".encode(errors="surrogateescape")
 
 
-def provide(config: TrainConfig, source: Source, found: Found, progress: Progress) -> Dataset:
+def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
     """The data set of images that a source has found, decoded unless they have been.
 
     Raises:
         ConfigError: when an image cannot be read, the folder cannot be written, or there is no room.
     """
-    state = hashlib.sha256(f"{_LAYOUT} {config.image_size} {source} {found.classes}".encode(errors="surrogateescape"))
-    for part in found.parts.values():
+    name = f"{_LAYOUT} {config.image_size} {config.dataset} {source.classes}"
+    state = hashlib.sha256(name.encode(errors="surrogateescape"))
+    for part in source.parts.values():
         state.update(b"\n")
-        for row in range(len(part)):
-            state.update(source.mark(part, row))
+        for sample, target in zip(part.samples, part.targets):
+            state.update(_mark(sample) + target.tobytes())
     name = os.fsencode(Path(path_of(config.dataset)).name)[:100].decode(errors="ignore")  # no character is cut
     home = folder(config.data_dir) / "folders"
     kept = home / f"{name}-{state.hexdigest()[:16]}"
@@ -69,20 +74,18 @@ def provide(config: TrainConfig, source: Source, found: Found, progress: Progres
                 with suppress(PermissionError):  # somebody else has decoded it
                     os.utime(kept)
             else:
-                _decode(source, found, config, kept, progress)
+                _decode(source, config, kept, progress)
                 _remove_unused(home)
     except OSError as error:
-        raise ConfigError(
-            "data_dir", f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
-        ) from None
+        problem = f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
+        raise ConfigError("data_dir", problem) from None
     try:
-        splits = {name: _kept(kept, name, config.stream, found.column) for name in found.parts}
-        facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
+        splits = {name: _kept(kept, name, config.stream, source.column) for name in source.parts}
+        facts = schema.build(Images, json.loads((kept / "facts.json").read_text()))
     except (OSError, ValueError, EOFError):
-        raise ConfigError(
-            "data_dir", f"must have whole files, and those in {kept} are not; remove that folder"
-        ) from None
-    return arrays.made(config.dataset, splits, facts)
+        problem = f"must have whole files, and those in {kept} are not; remove that folder"
+        raise ConfigError("data_dir", problem) from None
+    return arrays.made(config.dataset, splits, source.classes, facts)
 
 
 def _remove_unused(home: Path) -> None:
@@ -101,28 +104,34 @@ def _kept(folder: Path, half: str, on_disk: bool, column: str) -> Split:
     return Split({"images": images, column: np.load(folder / f"{half}_{column}.npy")})
 
 
-def _decode(source: Source, found: Found, config: TrainConfig, kept: Path, progress: Progress) -> None:
+def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress) -> None:
     """Write all parts' images and labels to the folder ``kept``, which appears whole or not at all."""
-    side, total = config.image_size, sum(map(len, found.parts.values()))
-    has_masks = found.column == Segmentation.target
-    labels = total * side**2 if has_masks else sum(part.targets.nbytes for part in found.parts.values())
-    _check_room(f"its {total:,} images of {side}x{side} pixels", total * side**2 * 3, labels, config, kept.parent)
+    side, total = config.image_size, sum(map(len, source.parts.values()))
+    has_masks = source.column == Segmentation.target
+    labels = total * side**2 if has_masks else sum(part.targets.nbytes for part in source.parts.values())
+    size, what = total * side**2 * 3 + labels, f"its {total:,} images of {side}x{side} pixels"
+    if config.stream:
+        check_memory(config, "image_size", labels, f"the masks of {what}")
+    else:
+        check_memory(config, "image_size", size, what, ", or come with --stream")
+    if size > (free := shutil.disk_usage(kept.parent).free):
+        needs = f"{what} take {size / 2**30:.1f} GiB, and {kept.parent} has {free / 2**30:.1f} GiB"
+        raise ConfigError("data_dir", f"must have room for {config.dataset}: {needs}")
     unreadable: list[imagefiles.UnreadableError] = []
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     done = 0
     try:
-        for half, part in found.parts.items():
+        for half, part in source.parts.items():
             shape = (len(part), side, side, 3)
             images = np.lib.format.open_memmap(partial / f"{half}_images.npy", "w+", np.uint8, shape)
             targets = np.zeros(shape[:3], np.uint8) if has_masks else part.targets
 
-            def decode(start: int, part: Part = part, images: Any = images, targets: np.ndarray = targets) -> int:
-                rows = range(start, min(start + _CHUNK, len(part)))
+            def decode(rows: range, samples: Any = part.samples, images: Any = images, targets: Any = targets) -> int:
                 for row in rows:
                     try:
-                        pixels = source.read(part, row, side)
+                        pixels = source.read(samples[row], side)
                     except imagefiles.UnreadableError as error:
                         unreadable.append(error)
                         continue
@@ -131,14 +140,15 @@ def _decode(source: Source, found: Found, config: TrainConfig, kept: Path, progr
                         targets[row] = pixels[..., 3]
                 return len(rows)
 
+            every = range(len(part))
             with ThreadPoolExecutor() as pool:
-                for count in pool.map(decode, range(0, len(part), _CHUNK)):
+                for count in pool.map(decode, (every[begin : begin + _CHUNK] for begin in every[::_CHUNK])):
                     progress(done := done + count, total)
             images.flush()
-            np.save(partial / f"{half}_{found.column}.npy", targets)
+            np.save(partial / f"{half}_{source.column}.npy", targets)
         imagefiles.refuse(unreadable, total)
-        splits = {half: _kept(partial, half, True, found.column) for half in found.parts}
-        facts = arrays.facts_of(config.dataset, splits, found.classes)
+        splits = {half: _kept(partial, half, True, source.column) for half in source.parts}
+        facts = arrays.facts_of(splits, len(source.classes))
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)
     except BaseException:
@@ -154,14 +164,3 @@ def check_memory(config: TrainConfig, option: str, size: int, what: str, remedy:
             f"must be smaller for {config.dataset}{remedy}: {what} take {size / 2**30:.1f} GiB, and "
             f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
         )
-
-
-def _check_room(what: str, images: int, labels: int, config: TrainConfig, home: Path) -> None:
-    """Refuse what would not fit into the memory, or on the disk: so many bytes of images, and of labels or masks."""
-    if config.stream:
-        check_memory(config, "image_size", labels, f"the masks of {what}")
-    else:
-        check_memory(config, "image_size", images + labels, what, ", or come with --stream")
-    if images + labels > (free := shutil.disk_usage(home).free):
-        needs = f"{what} take {(images + labels) / 2**30:.1f} GiB, and {home} has {free / 2**30:.1f} GiB"
-        raise ConfigError("data_dir", f"must have room for {config.dataset}: {needs}")

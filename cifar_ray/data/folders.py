@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from cifar_ray.config.errors import counted
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import imagefiles
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.source import Files, Found, Part
+from cifar_ray.data.source import Files, Part
 
 _HALVES = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
 """Usual names of the folders of training, test and validation images, in any case; val/ is for the test where there is
@@ -31,51 +30,48 @@ _SYSTEM = ("@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Info
 _KINDS = 5  # kinds of files that are left out and named, at most
 
 
-@dataclass(frozen=True)
-class Folder(Files):
+class Halves(Files):
+    """A folder with a folder of each part.
+
+    Attributes:
+        halves: those folders; ``train`` is the whole where there are none.
+        unused: names of others, and of one that is used otherwise than it says, in words.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.check_there()
+        self.halves, others = _halves(self.root)
+        self.base = self.halves["train"]
+        names = ", ".join(f"{_readable(name)}/" for name in others)
+        self.unused = [f"{names} not used"] if others else []
+        if (test := self.halves.get("test")) and test.name.lower() in _HALVES["val"]:
+            self.unused.append(f"{_readable(test.name)}/ is the test set, since there is no other")
+
+
+class Folder(Halves):
     """A folder of images by class."""
 
-    def find(self) -> Found:
-        halves, left_out = self.halves(), Counter[str]()
-        of = {part: _classes(folder, left_out) for part, folder in halves.parts.items()}
-        train, classes = halves.parts["train"], of["train"][0]
-        if len(classes) < 2:
-            raise unusable(f"must have a folder for each of at least two classes, and {train} has {len(classes)}")
-        for part, (others, _) in of.items():
-            if others != classes:
-                odd = sorted(set(others) ^ set(classes))[0]
-                where = f"{train.name}/ and {halves.parts[part].name}/ of {self.root}"
-                raise unusable(f"must have the same classes in {where}; {odd!r} is in one only")
-        return Found(classes, {part: each for part, (_, each) in of.items()}, left_out=in_words(left_out, halves))
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        left_out = Counter[str]()
+        found = {part: _classes(folder, left_out) for part, folder in self.halves.items()}
+        self.classes = found["train"][0]
+        if len(self.classes) < 2:
+            raise unusable(
+                f"must have a folder for each of at least two classes, and {self.base} has {len(self.classes)}"
+            )
+        for part, (others, _) in found.items():
+            if odd := sorted({*others} ^ {*self.classes}):
+                where = f"{self.base.name}/ and {self.halves[part].name}/ of {self.root}"
+                raise unusable(f"must have the same classes in {where}; {odd[0]!r} is in one only")
+        self.parts = {part: each for part, (_, each) in found.items()}
+        self.left_out = "; ".join(filter(None, (in_words(left_out), *self.unused)))
 
-    def halves(self) -> Halves:
-        """Tell the parts of a folder apart by the names of its folders.
-
-        Raises:
-            ConfigError: when two have a name for the same part, or there is one for the test alone.
-        """
-        self.check_there()
-        names = _folders(self.root)
-        matches = {half: [name for name in names if name.lower() in usual] for half, usual in _HALVES.items()}
-        count = sum(map(len, matches.values()))
-        # Training/ may be a class among others, but not train/, and not where all folders have such names.
-        if not count or (count < len(names) and not _HALVES.keys() & set(names)):
-            return Halves({"train": self.root}, [])
-        train, test = matches["train"], matches["test"] or matches["val"]
-        val = [name for name in matches["val"] if matches["test"] and _folders(self.root / name)]
-        for several in (train, test, val):
-            if len(several) > 1:
-                both = f"{several[0]}/ or {several[1]}/"
-                raise unusable(f"must have {both}, and {self.root} has both; move one of them elsewhere")
-        if not train:
-            raise unusable(f"must have train/ beside {test[0]}/, and {self.root} has none")
-        parts = {"train": train, "test": test, "val": val}
-        unused = [name for name in names if name not in (*train, *test, *val)]
-        return Halves({part: self.root / each[0] for part, each in parts.items() if each}, unused)
-
-    def keys(self, part: Part, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
+    def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
+        """Paths; for the test, each image's place in a fixed shuffle of its class."""
         if option == "val_share":
-            return super().keys(part, labels, option)
+            return super().keys(labels, option)
         from cifar_ray.data import order
 
         ranks = np.zeros_like(labels)
@@ -85,21 +81,36 @@ class Folder(Files):
         return list(map(int, ranks))
 
 
-class Halves(NamedTuple):
-    """The folders of the parts, and the names of unused ones."""
-
-    parts: Mapping[str, Path]
-    unused: list[str]
+SOURCE = Folder
 
 
-def in_words(files: Counter[str], halves: Halves | None = None) -> str:
-    """``124 files left out (.heic 120, .txt 4); old/ not used``, and where the test images have another name."""
-    parts = [f"{counted(files.total(), 'file')} left out ({_kinds(files)})"] if files else []
-    if halves and halves.unused:
-        parts.append(f"{', '.join(f'{_readable(name)}/' for name in halves.unused)} not used")
-    if halves and (test := halves.parts.get("test")) and test.name.lower() in _HALVES["val"]:
-        parts.append(f"{_readable(test.name)}/ is the test set, since there is no other")
-    return "; ".join(parts)
+def _halves(root: Path) -> tuple[dict[str, Path], list[str]]:
+    """The folders of the parts, told by their names, and the names of unused ones.
+
+    Raises:
+        ConfigError: when two have a name for the same part, or there is one for the test alone.
+    """
+    names = _folders(root)
+    matches = {half: [name for name in names if name.lower() in usual] for half, usual in _HALVES.items()}
+    count = sum(map(len, matches.values()))
+    # Training/ may be a class among others, but not train/, and not where all folders have such names.
+    if not count or (count < len(names) and not _HALVES.keys() & set(names)):
+        return {"train": root}, []
+    if not matches["test"]:
+        matches |= {"test": matches["val"], "val": []}
+    matches["val"] = [name for name in matches["val"] if _folders(root / name)]
+    for several in matches.values():
+        if len(several) > 1:
+            raise unusable(f"must have {several[0]}/ or {several[1]}/, and {root} has both; move one of them elsewhere")
+    if not matches["train"]:
+        raise unusable(f"must have train/ beside {matches['test'][0]}/, and {root} has none")
+    parts = {part: root / each[0] for part, each in matches.items() if each}
+    return parts, [name for name in names if root / name not in parts.values()]
+
+
+def in_words(left_out: Counter[str]) -> str:
+    """``124 files left out (.heic 120, .txt 4)``; empty without any."""
+    return f"{counted(left_out.total(), 'file')} left out ({_kinds(left_out)})" if left_out else ""
 
 
 def _kinds(files: Counter[str]) -> str:
@@ -120,14 +131,13 @@ def images(root: Path, others: Counter[str]) -> Iterator[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [name for name in folders if not _is_hidden(name)]
-        for path in (Path(place, name) for name in names if not _is_hidden(name)):
-            if not path.is_file():
-                others["broken links"] += 1
-            elif path.suffix.lower() in imagefiles.SUFFIXES:
+        folders[:] = filter(_is_shown, folders)
+        for path in (Path(place, name) for name in filter(_is_shown, names)):
+            suffix = path.suffix.lower()
+            if suffix in imagefiles.SUFFIXES and path.is_file():
                 yield str(path)
             else:
-                others[_readable(path.suffix.lower()) or "no suffix"] += 1
+                others["broken links" if not path.is_file() else _readable(suffix) or "no suffix"] += 1
 
 
 def no_image(others: Counter[str]) -> str:
@@ -149,13 +159,13 @@ def _classes(root: Path, left_out: Counter[str]) -> tuple[tuple[str, ...], Part]
         left_out += others
         paths += of_class
         labels += [label] * len(of_class)
-    if beside := sum(entry.is_file() and not _is_hidden(entry.name) for entry in root.iterdir()):
+    if beside := sum(entry.is_file() and _is_shown(entry.name) for entry in root.iterdir()):
         left_out["beside the classes"] += beside
-    return tuple(map(_readable, names)), Part(paths, np.array(labels, dtype=np.int64), root)
+    return tuple(map(_readable, names)), Part(paths, np.array(labels, dtype=np.int64))
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name in _SYSTEM
+def _is_shown(name: str) -> bool:
+    return not name.startswith(".") and name not in _SYSTEM
 
 
 def _readable(name: str) -> str:
@@ -163,4 +173,4 @@ def _readable(name: str) -> str:
 
 
 def _folders(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not _is_hidden(entry.name))
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _is_shown(entry.name))

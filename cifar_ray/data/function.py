@@ -8,7 +8,6 @@ length), or texts as whole numbers (N, length) with 0 as padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from cifar_ray.config.facts import Inputs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.source import Found, Part, Source
+from cifar_ray.data.source import Part, Source
+from cifar_ray.tasks import imports
 from cifar_ray.tasks.protocol import Task
 
 _RULE = (
@@ -31,59 +31,54 @@ _RULE = (
 _FLOATS = (np.float32, np.float64)
 
 
-@dataclass(frozen=True)
 class Function(Source):
     """What a function returns for a task that learns of it."""
 
-    path: str
-    task: type[Task]
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> Function:
-        return cls(config.dataset, tasks.of(config))
-
-    def find(self) -> Found:
-        with imports.calling(self.path, "dataset", "must return arrays"):
-            returned = imports.load(self.path, "dataset")()
-        task = self.task
+    def __init__(self, config: TrainConfig) -> None:
+        path, task = config.dataset, tasks.of(config)
+        with imports.calling(path, "dataset", "must return arrays"):
+            returned = imports.load(path, "dataset")()
         try:
-            return _checked(returned, task)
+            self._check(returned, task)
         except ConfigError:
             raise
         except ValueError as error:
             names = "classes" if task.spec.has_classes else "outputs"
             rule = _RULE.format(target=task.target, names=names, rule=task.rule)
-            raise unusable(f"{rule}; {self.path} returns {error}") from None
+            raise unusable(f"{rule}; {path} returns {error}") from None
+
+    def _check(self, returned: Any, task: type[Task]) -> None:
+        """Take what a function has returned; a ValueError says what is wrong with it."""
+        if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
+            raise ValueError(brief(returned))
+        halves = [_half(half, name, task.target) for half, name in zip(returned, ("training", "test"))]
+        (self.kind, train, _), (other, test, _) = halves
+        if self.kind != other or train.shape[1:] != test.shape[1:]:
+            sizes = [f"{name} of {inputs.shape[1:3]}" for name, inputs, _ in halves]
+            raise ValueError(f"{sizes[0]} for training and {sizes[1]} for the test")
+        given = arrays.narrowed([train, test]) if self.kind == "features" else [train, test]
+        names = returned[2] if len(returned) == 3 else None
+        if len(returned) == 3 and not isinstance(names, list | tuple | range):
+            raise ValueError(f"{brief(names)} as names")
+        try:
+            checked = task.targets(halves[0][2], halves[1][2], names)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ConfigError("task", f"must check targets, and {task.__name__} fails: {imports.told(error)}") from None
+        learned = [*map(np.ascontiguousarray, (checked.train, checked.test))]
+        for targets, inputs in zip(learned, given):
+            is_number = targets.dtype.kind in "iub" or targets.dtype in _FLOATS
+            fits = targets.shape == inputs.shape[:3] or task.spec.answer != "masks"
+            if len(targets) != len(inputs) or not is_number or not fits:
+                raise ValueError(f"{task.target} of {targets.dtype} {targets.shape} for {inputs.shape} {self.kind}")
+        if len(set(checked.names)) < len(checked.names) or not all(isinstance(name, str) for name in checked.names):
+            raise ValueError(f"{brief(checked.names)} as names")
+        self.classes, self.column = checked.names, task.target
+        self.parts = dict(zip(("train", "test"), map(Part, given, learned)))
 
 
-def _checked(returned: Any, task: type[Task]) -> Found:
-    """What a function has returned; a ValueError says what is wrong with it."""
-    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
-        raise ValueError(brief(returned))
-    halves = [_half(half, name, task.target) for half, name in zip(returned, ("training", "test"))]
-    (kind, train, _), (other, test, _) = halves
-    if kind != other or train.shape[1:] != test.shape[1:]:
-        sizes = [f"{name} of {inputs.shape[1:3]}" for name, inputs, _ in halves]
-        raise ValueError(f"{sizes[0]} for training and {sizes[1]} for the test")
-    given = arrays.narrowed([train, test]) if kind == "features" else [train, test]
-    names = returned[2] if len(returned) == 3 else None
-    if len(returned) == 3 and not isinstance(names, list | tuple | range):
-        raise ValueError(f"{brief(names)} as names")
-    try:
-        checked = task.targets(halves[0][2], halves[1][2], names)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ConfigError("task", f"must check targets, and {task.__name__} fails: {imports.told(error)}") from None
-    for targets, inputs in zip((checked.train, checked.test), given):
-        if len(targets) != len(inputs) or (targets.dtype.kind not in "iub" and targets.dtype not in _FLOATS):
-            raise ValueError(f"{task.target} of {targets.dtype} {targets.shape} for {len(inputs)} {kind}")
-        if task.spec.has_masks and targets.shape != inputs.shape[:3]:
-            raise ValueError(f"{task.target} of {targets.shape[1:]} for images of {inputs.shape[1:3]}")
-    if len(set(checked.names)) < len(checked.names) or not all(isinstance(name, str) for name in checked.names):
-        raise ValueError(f"{brief(checked.names)} as names")
-    parts = map(Part, given, map(np.ascontiguousarray, (checked.train, checked.test)))
-    return Found(checked.names, dict(zip(("train", "test"), parts)), task.target, kind)
+SOURCE = Function
 
 
 def _half(half: Any, name: str, target: str) -> tuple[Inputs, np.ndarray, np.ndarray]:

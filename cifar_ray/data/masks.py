@@ -7,21 +7,18 @@ PATH/classes.txt names the classes, one a line from number 0 on; without it, the
 
 from __future__ import annotations
 
-import dataclasses
-import io
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import folders, imagefiles
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.folders import Folder
-from cifar_ray.data.source import Found, Part
+from cifar_ray.data.source import Part
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
 
@@ -32,58 +29,54 @@ _STRETCHED = {"L;2": 85, "L;4": 17}
 """What Pillow multiplies grey values of 2 and 4 bits by, so that the highest is white."""
 
 
-@dataclass(frozen=True)
-class Masks(Folder):
-    """A folder of images with masks."""
+class Masks(folders.Halves):
+    """A folder of images with masks; a sample is the paths of both."""
 
-    def find(self) -> Found:
-        halves, left_out = self.halves(), Counter[str]()
-        if "test" not in halves.parts:
+    column = Segmentation.target
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        if "test" not in self.halves:
             raise unusable(f"must have train/ and test/, each with images/ and masks/, and {self.root} has not")
-        pairs = {part: _pairs(folder, left_out) for part, folder in halves.parts.items()}
-        names = self._names(pairs["train"])
-        parts = {
-            part: Part(each, np.zeros(len(each), np.int64), (halves.parts[part], len(names)))
-            for part, each in pairs.items()
-        }
-        return Found(names, parts, Segmentation.target, left_out=folders.in_words(left_out, halves))
+        left_out = Counter[str]()
+        pairs = {part: _pairs(folder, left_out) for part, folder in self.halves.items()}
+        self.parts = {part: Part(each, np.zeros(len(each), np.int64)) for part, each in pairs.items()}
+        self.classes = _names(self.root, pairs["train"])
+        self.left_out = "; ".join(filter(None, (folders.in_words(left_out), *self.unused)))
 
-    def keys(self, part: Part, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
-        return super().keys(dataclasses.replace(part, reader=part.reader[0]), labels, option)
-
-    def files(self, part: Part, row: int) -> tuple[str, ...]:
-        image, mask = part.samples[row]
-        return image, mask
-
-    def read(self, part: Part, row: int, side: int) -> np.ndarray:
+    def read(self, sample: tuple[str, str], side: int) -> np.ndarray:
         """The centre of an image and of its mask, resized to ``side``; the mask by its nearest pixels.
 
         Raises:
             ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
         """
-        (image, mask), classes = part.samples[row], part.reader[1]
+        (image, mask), classes = sample, len(self.classes)
         numbers = _numbers(Path(mask))
         if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
             rule = f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks"
             raise unusable(f"{rule}, and {mask} has {unknown.min()}")
         return beside(image, mask, numbers, side)
 
-    def _names(self, train: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-        """The names of the classes; without a list of them their numbers, up to the highest in a training mask."""
-        listed = self.root / "classes.txt"
-        if listed.is_file():
-            text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
-            names = [line.strip() for line in text.splitlines()]
-            if not 2 <= len(names) <= IGNORED or len(set(names)) < len(names) or not all(names):
-                raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
-            return tuple(names)
-        with ThreadPoolExecutor() as pool:
-            every = pool.map(lambda pair: _numbers(Path(pair[1])), train)
-            highest = max(int(numbers.max(initial=0, where=numbers != IGNORED)) for numbers in every)
-        if highest < 1:
-            rule = f"must have at least two classes in its training masks, beside {IGNORED}, which does not count"
-            raise unusable(f"{rule}, and {self.root} has not")
-        return tuple(map(str, range(highest + 1)))
+
+SOURCE = Masks
+
+
+def _names(root: Path, train: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The names of the classes; without a list of them their numbers, up to the highest in a training mask."""
+    listed = root / "classes.txt"
+    if listed.is_file():
+        text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
+        names = [line.strip() for line in text.splitlines()]
+        if not 2 <= len(names) <= IGNORED or len(set(names)) < len(names) or not all(names):
+            raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
+        return tuple(names)
+    with ThreadPoolExecutor() as pool:
+        every = pool.map(lambda pair: _numbers(Path(pair[1])), train)
+        highest = max(int(numbers.max(initial=0, where=numbers != IGNORED)) for numbers in every)
+    if highest < 1:
+        rule = f"must have at least two classes in its training masks, beside {IGNORED}, which does not count"
+        raise unusable(f"{rule}, and {root} has not")
+    return tuple(map(str, range(highest + 1)))
 
 
 def _pairs(part: Path, left_out: Counter[str]) -> list[tuple[str, str]]:
@@ -94,8 +87,6 @@ def _pairs(part: Path, left_out: Counter[str]) -> list[tuple[str, str]]:
     images, masks = (_by_name(part / kind, left_out) for kind in ("images", "masks"))
     if not images:
         raise unusable(f"must have an image in {part / 'images'}, which has none")
-    if wrong := next((mask for mask in masks.values() if not mask.lower().endswith(".png")), None):
-        raise unusable(f"must have masks as PNG files, and {wrong} is none")
     if lone := next((name for name in images if name not in masks), None):
         raise unusable(f"must have a mask for every image, and {images[lone]} has none in {part / 'masks'}")
     if unpaired := len(masks) - len(images):
@@ -149,28 +140,3 @@ def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
         )
     cropped = ImageOps.fit(laid, (side, side), Image.Resampling.NEAREST)
     return np.dstack([imagefiles.cropped(pixels, side), np.asarray(cropped)])
-
-
-def png(mask: np.ndarray, size: tuple[int, int]) -> bytes:
-    """A predicted mask as a PNG file, as large as the image whose centre the model was given.
-
-    Its pixels are the numbers of classes, with a palette to look at them, and 255 beside the centre.
-
-    Args:
-        mask: uint8, (side, side).
-        size: width and height of the image.
-    """
-    side, file = min(size), io.BytesIO()
-    whole = Image.new("L", size, IGNORED)
-    centre = Image.fromarray(mask).resize((side, side), Image.Resampling.NEAREST)
-    whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
-    whole.putpalette(palette().tobytes())
-    whole.save(file, "png")
-    return file.getvalue()
-
-
-def palette() -> np.ndarray:
-    """A colour for each number, those of the Pascal VOC data set: uint8, (256, 3)."""
-    numbers, channels = np.arange(256)[:, None], np.arange(3)
-    bits = [((numbers >> (3 * turn + channels)) & 1) << (7 - turn) for turn in range(8)]
-    return np.sum(bits, axis=0).astype(np.uint8)

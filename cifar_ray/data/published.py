@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, torchvision_images
 from cifar_ray.data.datasets import SPECS, Dataset, digest, folder, to_model_size, unusable
 from cifar_ray.data.decoded import Progress
-from cifar_ray.data.source import PARTS, Found, Part, Source
+from cifar_ray.data.source import PARTS, Part, Source
 
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST"}
 
@@ -27,45 +26,38 @@ _MNIST_MD5 = {
 }
 
 
-@dataclass(frozen=True)
 class Published(Source):
     """A data set of this package."""
 
-    name: str
-    folder: Path
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> Published:
-        return cls(config.dataset, folder(config.data_dir))
-
-    def find(self) -> Found:
-        spec = SPECS[self.name]
-        if self.name == "digits":
-            return _digits(spec)
-        readers = torchvision_images.opened(f"torchvision:{self.name.upper()}", self.folder, lambda said: None)
-        for file, md5 in _MNIST_MD5.items() if self.name == "mnist" else ():
-            path = self.folder / "MNIST" / "raw" / file
+    def __init__(self, config: TrainConfig) -> None:
+        name, home = config.dataset, folder(config.data_dir)
+        spec = SPECS[name]
+        if name == "digits":
+            self.parts, self.classes = _digits(spec), tuple("0123456789")
+            return
+        readers = torchvision_images.opened(f"torchvision:{name.upper()}", home, lambda said: None)
+        for file, md5 in _MNIST_MD5.items() if name == "mnist" else ():
+            path = home / "MNIST" / "raw" / file
             if files.digest(path, "md5") != md5:
                 raise ConfigError(
                     "", f"data set mnist is corrupt: {path} is not the published file; remove {path.parent}"
                 )
-        parts = {
+        self.classes = tuple(map(str, readers["train"].classes))
+        self.parts = {
             part: Part(to_model_size(spec, reader.data), np.asarray(reader.targets, np.int64))
             for part, reader in readers.items()
         }
-        return Found(tuple(map(str, readers["train"].classes)), parts)
 
-    def load(self, config: TrainConfig, found: Found, progress: Progress, encoding: str) -> Dataset:
-        splits, names = found.splits, found.classes
-        facts = replace(
-            SPECS[self.name],
-            train_size=len(splits["train"]),
-            val_size=len(splits.get("val", ())),
-            names=names,
-            class_counts=arrays.class_counts(splits["train"], len(names)),
-            digest=digest(*(splits[part] for part in PARTS if part in splits)),
-        )
-        return arrays.made(self.name, splits, facts)
+    def load(self, config: TrainConfig, progress: Progress, encoding: str) -> Dataset:
+        """The samples, with facts that are known before."""
+        splits = self.splits
+        val = splits.get("val")
+        spec = replace(SPECS[config.dataset], train_size=len(splits["train"]), val_size=len(val or ()))
+        of_all = digest(*(splits[part] for part in PARTS if part in splits))
+        return Dataset(spec, splits["train"], splits["test"], self.classes, of_all, val=val)
+
+
+SOURCE = Published
 
 
 def present(name: str, data_dir: str | None = None) -> bool:
@@ -73,7 +65,7 @@ def present(name: str, data_dir: str | None = None) -> bool:
     return name == "digits" or (folder(data_dir) / _FOLDERS[name]).is_dir()
 
 
-def _digits(spec: Facts) -> Found:
+def _digits(spec: Facts) -> dict[str, Part]:
     """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
     try:
         from sklearn.datasets import load_digits
@@ -86,4 +78,4 @@ def _digits(spec: Facts) -> Found:
     images, labels = to_model_size(spec, np.rint(bunch.images * (255 / 16))), bunch.target.astype(np.int64)
     shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
     rows = dict(zip(("train", "test"), np.split(shuffled, [spec.train_size])))
-    return Found(tuple("0123456789"), {part: Part(images[at], labels[at]) for part, at in rows.items()})
+    return {part: Part(images[at], labels[at]) for part, at in rows.items()}

@@ -10,132 +10,128 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from cifar_ray.config.errors import ConfigError, brief, first_line, some
+from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.source import Files, Found, Part
+from cifar_ray.data.source import Files, Part
 from cifar_ray.tasks.regression import Regression
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True)
 class Table(Files):
     """CSV files with a line that names the columns."""
 
-    targets: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    image_column: str | None = None
+    column = Regression.target
 
-    @classmethod
-    def of(cls, config: TrainConfig) -> Table:
-        if config.image_column is None and (config.stream or config.image_size != type(config).image_size):
-            option = "stream" if config.stream else "image_size"
-            raise ConfigError(option, "is for images, and a table has some with --image-column")
-        return cls(super().of(config).root, config.target, config.features, config.image_column)
-
-    def find(self) -> Found:
-        paths = self.parts(".csv")
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        paths, image = self.paths(".csv"), config.image_column
         frames = {part: frame(path) for part, path in paths.items()}
         columns = [*frames["train"].columns]
-        targets, features = self._chosen(paths["train"], columns)
-        learned = [numbers(frames[part], targets, path) for part, path in paths.items()]
-        used = {*features, *targets, self.image_column}
-        unused = [column for column in columns if column not in used]
+        self.classes, self.features = _chosen(config, paths["train"], columns)
+        if unused := [name for name in columns if name not in {*self.features, *self.classes, image}]:
+            self.left_out = f"columns not used: {some(unused)}"
+        learned = [numbers(frames[part], self.classes, path) for part, path in paths.items()]
         given: Sequence[Any]
-        if self.image_column is None:
-            advice = " (--features names those to use)"
-            given = arrays.narrowed([numbers(frames[part], features, path, advice) for part, path in paths.items()])
+        if image is None:
+            self.kind, advice = "features", " (--features names those to use)"
+            given = arrays.narrowed([numbers(frames[part], self.features, at, advice) for part, at in paths.items()])
         else:
-            given = [_images(frames[part], self.image_column, path) for part, path in paths.items()]
-        return Found(
-            targets,
-            dict(zip(paths, map(Part, given, learned))),
-            Regression.target,
-            "features" if self.image_column is None else "images",
-            f"columns not used: {some(unused)}" if unused else "",
-            features,
-        )
+            given = [_images(frames[part], image, path) for part, path in paths.items()]
+        self.parts = dict(zip(paths, map(Part, given, learned)))
 
-    def keys(self, part: Part, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
-        return [f"{position}".encode() for position in range(len(part))]
+    def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
+        """The positions of the rows."""
+        return [f"{position}".encode() for position in range(len(labels))]
 
-    def check(self, found: Found) -> None:
-        for name, values in zip(found.classes, found.parts["train"].targets.T):
+    def split(self, config: TrainConfig) -> Self:
+        """See :class:`Source`; it also refuses targets that are the same for all rows."""
+        made = super().split(config)
+        for name, values in zip(made.classes, made.parts["train"].targets.T):
             if not np.ptp(values):
                 raise ConfigError("target", f"must vary over the training rows, and {name} is always {values[0]:g}")
-        if "val" in found.parts and not np.ptp(found.parts["val"].targets, axis=0).any():
+        if "val" in made.parts and not np.ptp(made.parts["val"].targets, axis=0).any():
             raise ConfigError("target", "must vary over the validation rows: without, they have no R2")
+        return made
 
-    def _chosen(self, path: Path, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The columns that are learned of a table, and those that are its features; none where it has images."""
-        import pandas as pd
+    def look(self, config: TrainConfig) -> Images:
+        """See :class:`Source`; it also refuses options for images that there are not."""
+        if self.kind != "images" and (config.stream or config.image_size != type(config).image_size):
+            option = "stream" if config.stream else "image_size"
+            raise ConfigError(option, "is for images, and a table has some with --image-column")
+        return super().look(config)
 
-        if pd.to_numeric(pd.Series(columns), errors="coerce").notna().all():
-            raise unusable(f"must begin with a line that names the columns, and {path} begins with numbers")
-        if not self.targets:
-            raise ConfigError("target", f"must name the columns to learn of {path}, which has {some(columns)}")
+
+SOURCE = Table
+
+
+def _chosen(config: TrainConfig, path: Path, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns that are learned of a table, and those that are its features; none where it has images."""
+    import pandas as pd
+
+    if pd.to_numeric(pd.Series(columns), errors="coerce").notna().all():
+        raise unusable(f"must begin with a line that names the columns, and {path} begins with numbers")
+    if not config.target:
+        raise ConfigError("target", f"must name the columns to learn of {path}, which has {some(columns)}")
+    image = (config.image_column,) if config.image_column is not None else ()
+    asked, named = {"target": config.target, "features": config.features, "image_column": image}, []
+    for option, given in asked.items():
         # A name with a comma in it is one where there is such a column.
-        targets, features = (
-            [part.strip() for name in names for part in ([name] if name in columns else name.split(","))]
-            for names in (self.targets, self.features)
+        asked[option] = tuple(
+            part.strip() for name in given for part in ([name] if name in columns else name.split(","))
         )
-        image = [] if self.image_column is None else [self.image_column]
-        named: list[str] = []
-        for option, names in (("target", targets), ("features", features), ("image_column", image)):
-            for name in names:
-                if name in named:
-                    raise ConfigError(option, f"must name other columns than those named already, got {brief(name)}")
-                if name not in columns:
-                    raise ConfigError(
-                        option, f"must be a column of {path}, which has {some(columns)}, got {brief(name)}"
-                    )
-                named.append(name)
-        if image:
-            if features:
-                raise ConfigError("features", "is for tables of numbers, and with --image-column there are images")
-            return tuple(targets), ()
-        features = features or [name for name in columns if name not in targets]
-        if not features:
-            raise ConfigError("target", f"must leave a column of {path} to learn from, which has {some(columns)}")
-        return tuple(targets), tuple(features)
+        for name in asked[option]:
+            if name in named:
+                raise ConfigError(option, f"must name other columns than those named already, got {brief(name)}")
+            if name not in columns:
+                raise ConfigError(option, f"must be a column of {path}, which has {some(columns)}, got {brief(name)}")
+            named.append(name)
+    if image and asked["features"]:
+        raise ConfigError("features", "is for tables of numbers, and with --image-column there are images")
+    features = asked["features"] or tuple(name for name in columns if name not in named)
+    if not features and not image:
+        raise ConfigError("target", f"must leave a column of {path} to learn from, which has {some(columns)}")
+    return asked["target"], () if image else features
 
 
 def frame(path: Path, only: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV file's cells as text, by column; missing ones at the end of a line are NaN.
+    """The cells of a CSV or JSONL file by column: text in CSV, where missing ones at the end of a line are NaN.
 
     ``only``: names of columns if no other matters, nor how it is named.
 
     Raises:
-        ConfigError: when it is no table with a line that names the columns, and at least one row.
+        ConfigError: when it is no table with names of the columns, and at least one row.
     """
     import pandas as pd
 
     try:
-        cells = pd.read_csv(
-            path, header=None, dtype=object, keep_default_na=False, encoding="utf-8-sig", index_col=False
-        )
-    except UnicodeDecodeError:
-        raise unusable(f"must have CSV files in UTF-8, and {path} is not") from None
-    except pd.errors.EmptyDataError:
-        raise unusable(f"must have rows, and {path} is empty") from None
-    except pd.errors.ParserError as error:
-        raise unusable(f"must have as many cells in every line, and {path} has not ({first_line(error)})") from None
-    names = [str(name).strip() for name in cells.iloc[0]]
-    twice = [f"{name} twice" for name, count in Counter(names).items() if count > 1 and (name in only or not only)]
-    if wrong := ["a column without a name"] * (not only and not all(names)) + twice:
-        raise unusable(f"must name each column once in its first line, and {path} has {wrong[0]}")
-    if len(cells) == 1:
-        raise unusable(f"must have rows, and {path} has only a line that names the columns")
-    return cells[1:].reset_index(drop=True).set_axis(names, axis=1)
+        if path.suffix == ".jsonl":
+            # So that whole numbers stay such beside a row without one.
+            cells = pd.read_json(path, lines=True, dtype=False, dtype_backend="numpy_nullable", encoding="utf-8-sig")
+        else:
+            options: dict[str, Any] = {"dtype": object, "keep_default_na": False, "index_col": False}
+            cells = pd.read_csv(path, header=None, encoding="utf-8-sig", **options)
+            names = [str(name).strip() for name in cells.iloc[0]]
+            cells = cells[1:].reset_index(drop=True).set_axis(names, axis=1)
+    except ValueError as error:  # pandas' own errors are some
+        kind = "a JSON object on each line" if path.suffix == ".jsonl" else "as many cells in every line"
+        raise unusable(f"must be in UTF-8, with {kind}, and {path} is not ({first_line(error)})") from None
+    counts = Counter(cells.columns)
+    twice = [f"{name} twice" for name, count in counts.items() if count > 1 and (name in only or not only)]
+    if wrong := ["a column without a name"] * ("" in counts and not only) + twice:
+        raise unusable(f"must name each column once, and {path} has {wrong[0]}")
+    if cells.empty:
+        raise unusable(f"must have rows, and {path} has none")
+    return cells
 
 
 def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path, advice: str = "") -> np.ndarray:

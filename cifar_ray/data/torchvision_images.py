@@ -10,9 +10,8 @@ import io
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from cifar_ray.config import flags
 from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.config.option import TORCHVISION
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import decoded, imagefiles, source, torchvision_sets
+from cifar_ray.data import imagefiles, torchvision_sets
 from cifar_ray.data.datasets import BORDERED_SIDE, folder, unusable
-from cifar_ray.data.source import Found, Part, Source
+from cifar_ray.data.source import Part, Source
 
 # torchvision gives no public way to labels without images. Where a class has none of these, images are read for them.
 _LABELS = ("targets", "labels", "_labels")
@@ -34,52 +33,32 @@ _SOURCES = ("data", "_image_files", "_images", "samples", "_samples", "imgs")
 _DOWNLOAD_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True)
 class Torchvision(Source):
-    """A data set of torchvision. A part's ``reader`` is torchvision's object, and what it reads each image from."""
+    """A data set of torchvision; a sample is what an image is read from, the number of its part, and its row."""
 
-    dataset: str
-    folder: Path = field(repr=False)  # decoded images stay good when it is moved
+    def __init__(self, config: TrainConfig) -> None:
+        self._dataset = config.dataset
+        readers = opened(config.dataset, folder(config.data_dir))
+        self._readers = [*readers.values()]
+        self.classes, labels = _classes(config.dataset, readers)
+        self.parts = {
+            part: Part([(each, number, row) for row, each in enumerate(_sources(reader))], labels[part])
+            for number, (part, reader) in enumerate(readers.items())
+        }
 
-    @classmethod
-    def of(cls, config: TrainConfig) -> Torchvision:
-        return cls(config.dataset, folder(config.data_dir))
-
-    def find(self) -> Found:
-        readers = opened(self.dataset, self.folder)
-        classes, labels = _classes(self.dataset, readers)
-        return Found(
-            classes,
-            {
-                part: Part(range(len(reader)), labels[part], (reader, _sources(reader)))
-                for part, reader in readers.items()
-            },
-        )
-
-    def files(self, part: Part, row: int) -> tuple[str, ...]:
-        return ()
-
-    def mark(self, part: Part, row: int) -> bytes:
-        of = part.reader[1][part.samples[row]]
-        return part.targets[row].tobytes() + (decoded.mark(str(of)) if _is_path(of) else np.asarray(of).tobytes())
-
-    def contents(self, part: Part) -> Sequence[Hashable]:
-        every = [part.reader[1][row] for row in part.samples]
-        return source.contents(list(map(str, every))) if _is_path(every[0]) else list(map(source.sha256, every))
-
-    def read(self, part: Part, row: int, side: int) -> np.ndarray:
-        row = part.samples[row]
+    def read(self, sample: tuple[Any, int, int], side: int) -> np.ndarray:
+        """See :class:`Source`."""
+        _, part, row = sample
         try:
-            image = imagefiles.upright(part.reader[0][row][0])
+            image = imagefiles.upright(self._readers[part][row][0])
         except Exception as error:  # on damaged files the decoders raise whatever comes
-            raise imagefiles.UnreadableError(f"{row} of {self.dataset}", first_line(error)) from None
-        if torchvision_sets.find(self.dataset).bordered and side == BORDERED_SIDE:
+            raise imagefiles.UnreadableError(f"{row} of {self._dataset}", first_line(error)) from None
+        if torchvision_sets.find(self._dataset).bordered and side == BORDERED_SIDE:
             return np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
         return imagefiles.cropped(image, side)
 
 
-def _is_path(of: Any) -> bool:
-    return isinstance(of, str | Path)
+SOURCE = Torchvision
 
 
 def opened(dataset: str, root: Path, note: Callable[[str], None] = flags.note) -> dict[str, Any]:
@@ -88,12 +67,11 @@ def opened(dataset: str, root: Path, note: Callable[[str], None] = flags.note) -
     Raises:
         ConfigError: when they can be neither read nor downloaded; the sentence says what to do.
     """
+    can_download = torchvision_sets.find(dataset).downloads
     try:
         return _construct(dataset, root)
-    except ConfigError:
-        raise
     except Exception as error:  # files that are missing or damaged lead to whatever comes
-        if not torchvision_sets.find(dataset).downloads:
+        if not can_download:
             raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
     name = dataset.removeprefix(TORCHVISION).replace("/", ".")
     try:
@@ -109,14 +87,13 @@ def opened(dataset: str, root: Path, note: Callable[[str], None] = flags.note) -
         try:
             _download(dataset, root, root / f".{name}.partial")
             return _construct(dataset, root)
-        except ConfigError:
-            raise
         except Exception as error:  # of the network, of archives that are cut off, of gdown
+            reason = " ".join(str(error).split())
             raise ConfigError(
                 "",
-                f"{dataset} is not whole in {root} and could not be downloaded ({' '.join(str(error).split())}); check "
-                "the network, put its files there in place of those that are, name another --data-dir, or take "
-                "--dataset digits, which needs no network",
+                f"{dataset} is not whole in {root} and could not be downloaded ({reason}); check the network, put its "
+                "files there in place of those that are, name another --data-dir, or take --dataset digits, which "
+                "needs no network",
             ) from None
 
 
@@ -138,19 +115,14 @@ def _download(dataset: str, root: Path, partial: Path) -> None:
 
 
 def _construct(dataset: str, root: Path, **options: Any) -> dict[str, Any]:
-    from torchvision import __version__, datasets
+    from torchvision import datasets
 
     facts, name = torchvision_sets.find(dataset), dataset.removeprefix(TORCHVISION).partition("/")[0]
-    if not hasattr(datasets, name):
-        raise unusable(f"must be in the torchvision installed here ({__version__}), got {dataset}")
     reader = getattr(datasets, name)
     if name == "MNIST":
         # It prefers the files that an old version of it has left in processed/, which nobody can verify.
         reader = type(name, (reader,), {"_check_legacy_exist": lambda self: False})
-    try:
-        return {part: reader(str(root), **which, **facts.options, **options) for part, which in facts.parts.items()}
-    except ImportError as error:
-        raise unusable(f"needs {error.name} for {dataset}: install it") from None
+    return {part: reader(str(root), **which, **facts.options, **options) for part, which in facts.parts.items()}
 
 
 def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
@@ -163,13 +135,10 @@ def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], d
     if unknown := {int(label) for of in labels.values() for label in np.setdiff1d(of, used)}:
         raise unusable(f"must have training images of class {min(unknown)}, and {dataset} has none")
     given = getattr(parts["train"], "classes", None)
-    names = [_name(given[label]) if given else str(label) for label in used]
+    names = [given[label] if given else str(label) for label in used]
+    names = [", ".join(name) if isinstance(name, tuple) else str(name) for name in names]
     unique = tuple(name if names.count(name) == 1 else f"{name} ({label})" for name, label in zip(names, used))
     return unique, {name: np.searchsorted(used, of).astype(np.int64) for name, of in labels.items()}
-
-
-def _name(given: Any) -> str:
-    return ", ".join(given) if isinstance(given, tuple) else str(given)
 
 
 def _labels(part: Any) -> np.ndarray:
@@ -182,10 +151,11 @@ def _labels(part: Any) -> np.ndarray:
 
 
 def _sources(part: Any) -> Sequence[Any]:
-    """What each image is read from: a file, or pixels; its position where that cannot be told."""
+    """What each image is read from: the path of a file, or pixels; its position where that cannot be told."""
     for attribute in _SOURCES:
         if hasattr(part, attribute):
             images = getattr(part, attribute)
-            first: Any = images[0]
-            return [each[0] for each in images] if isinstance(first, tuple) else images  # type: ignore[no-any-return]
+            if isinstance(images[0], tuple):  # with its label
+                images = [each[0] for each in images]
+            return [*map(str, images)] if isinstance(images[0], str | Path) else np.asarray(images)
     return range(len(part))

@@ -70,9 +70,6 @@ SETS: dict[str, PublishedSet] = {
     "USPS": _halves(flip=False),
 }
 
-WITHOUT_TEST = ("Caltech101", "Caltech256", "EuroSAT", "SEMEION", "SUN397")
-"""Those whose images torchvision does not split; any split would be ours, and comparable to nobody's figures."""
-
 
 def known(dataset: str) -> PublishedSet | None:
     """What is known of ``torchvision:NAME``; None for any other data set."""
@@ -85,13 +82,10 @@ def find(dataset: str) -> PublishedSet:
     Raises:
         ConfigError: when torchvision does not have it, or not with training and test images.
     """
+    if found := known(dataset):
+        return found
     name = dataset.removeprefix(TORCHVISION)
-    if name in SETS:
-        return SETS[name]
-    if name in WITHOUT_TEST:
-        raise unusable(f"must have test images, and {dataset} is not split: use folder:PATH with --test-share")
-    if variants := [f"{TORCHVISION}{each}" for each in SETS if each.startswith(f"{name.partition('/')[0]}/")]:
-        raise unusable(f"must be {one_of(variants)}, got {dataset[:80]}")
-    other_case = next((each for each in SETS if each.lower() == name.lower()), "")
-    rule = "must name a data set of torchvision that classifies images"
-    raise unusable(f"{rule}, got {dataset[:80]}{suggestion(other_case or name, SETS)}")
+    other_case = next((each for each in SETS if each.lower() == name.lower()), name)
+    variants = [f"{TORCHVISION}{each}" for each in SETS if each.startswith(f"{name.partition('/')[0]}/")]
+    rule = one_of(variants) if variants else "a data set of torchvision that has labels, and test images apart"
+    raise unusable(f"must be {rule}, got {dataset[:80]}{suggestion(other_case, SETS)}")

@@ -7,17 +7,13 @@ and more.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data.datasets import Split
-
-
-def _rank(key: bytes | int) -> Any:
-    return key if isinstance(key, int) else hashlib.sha256(key).digest()
 
 
 def rows(
@@ -33,7 +29,7 @@ def rows(
     Equal samples are on one side, that of the first of them, whatever their classes.
 
     Args:
-        keys: what a sample's rank is made of: the SHA-256 of bytes, or a number as it is.
+        keys: what a sample's rank within its class is made of: the SHA-256 of bytes, or a number as it is.
         contents: equal for equal samples.
         classes: number of each sample's class.
         names: of the classes.
@@ -46,19 +42,17 @@ def rows(
     Raises:
         ConfigError: naming a class of which no sample would be left on one side.
     """
-    equal: dict[Hashable, list[int]] = {}
+    equal: defaultdict[Hashable, list[int]] = defaultdict(list)
     for row, content in enumerate(contents):
-        equal.setdefault(content, []).append(row)
-    groups: dict[int, list[list[int]]] = {}
-    for group in equal.values():
-        groups.setdefault(int(classes[group[0]]), []).append(group)
+        equal[content].append(row)
+    ranks = [key if isinstance(key, int) else hashlib.sha256(key).digest() for key in keys]
+    left = np.maximum(np.round(share * np.bincount(classes, minlength=len(names))), 1)
     kept = np.zeros(len(keys), dtype=bool)
-    for label, wanted in enumerate(np.bincount(classes, minlength=len(names))):
-        left = max(round(share * wanted), 1)
-        for group in sorted(groups.get(label, ()), key=lambda group: _rank(keys[group[0]])):
-            if left > 0:
-                kept[group] = True
-                left -= int((classes[group] == label).sum())
+    for group in sorted(equal.values(), key=lambda group: ranks[group[0]]):  # type: ignore[arg-type, return-value]
+        label = classes[group[0]]
+        if left[label] > 0:
+            kept[group] = True
+            left[label] -= np.count_nonzero(classes[group] == label)
     for label, name in enumerate(names):
         of_class = kept[classes == label]
         if of_class.all() or not of_class.any():

@@ -17,12 +17,11 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from PIL import Image
 
-from cifar_ray.data import Dataset
-from cifar_ray.data.masks import palette
+from cifar_ray.data import Dataset, tokens
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.spec import IGNORED
 from cifar_ray.tracking import drawing, mistakes, store
-from cifar_ray.training import samples
+from cifar_ray.training.mask_png import palette
 from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"

@@ -20,15 +20,12 @@ from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import imagefiles, masks
+from cifar_ray.data import imagefiles
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.data.masks import Masks
-from cifar_ray.data.source import Part
-from cifar_ray.display.dataset import lines
 from cifar_ray.orchestration.run import given
 from cifar_ray.tasks.segmentation import Segmentation
-from cifar_ray.training import recipe
-from tests.support.helpers import contents
+from cifar_ray.training import mask_png, recipe
 
 SIDE, NAMES = 16, ("ground", "left", "right")
 
@@ -110,8 +107,9 @@ def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -
 
 
 def read(image: Path, mask: Path, side: int) -> np.ndarray:
-    part = Part([(str(image), str(mask))], np.zeros(1), (image.parent, 255))
-    return Masks(image.parent).read(part, 0, side)
+    made = object.__new__(Masks)
+    made.classes = tuple(map(str, range(255)))
+    return made.read((str(image), str(mask)), side)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -260,7 +258,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "must have masks of one number of 8 bits a pixel, and {root}/train/masks/a/03.png is RGB",
     ),
     "jpeg": (
-        lambda root: (root / "train/masks/a/03.png").rename(root / "train/masks/a/03.jpg"),
+        lambda root: (
+            (root / "train/masks/a/03.png").unlink(),
+            Image.fromarray(BLANK).save(root / "train/masks/a/03.jpg"),
+        ),
         "must have masks as PNG files, and {root}/train/masks/a/03.jpg is none",
     ),
     "another format": (
@@ -278,6 +279,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "two images": (
         lambda root: (root / "train/images/a/03.png").with_suffix(".bmp").write_bytes(b""),
         "must have one image and one mask of each name, and there are {root}/train/images/a/03.bmp and "
+        "{root}/train/images/a/03.png",
+    ),
+    "two images but for capitals": (
+        lambda root: (root / "train/images/a/03.png").with_suffix(".PNG").write_bytes(b""),
+        "must have one image and one mask of each name, and there are {root}/train/images/a/03.PNG and "
         "{root}/train/images/a/03.png",
     ),
     "two masks": (
@@ -322,7 +328,7 @@ def test_masks_go_to_a_new_or_an_empty_folder_unless_files_may_be_replaced(tmp_p
     image, place = tmp_path / "images" / "a.jpg", tmp_path / "masks" / "a.png"
     place.parent.mkdir()
     assert given.places([image], [image], place.parent) == {image: place}
-    given.write(place, masks.png(np.zeros((4, 4), dtype=np.uint8), (9, 7)))
+    given.write(place, mask_png.png(np.zeros((4, 4), dtype=np.uint8), (9, 7)))
     with pytest.raises(ConfigError, match=f"must be a new or an empty folder, and {place.parent} has files; --over"):
         given.places([image], [image], place.parent)
     assert given.places([image], [image], place.parent, overwrite=True) == {image: place}
@@ -333,11 +339,11 @@ def test_a_predicted_mask_lies_over_the_centre_of_its_image(size: tuple[int, int
     width, height = size
     image = Image.fromarray(np.arange(width * height, dtype=np.uint32).reshape(height, width).astype(np.uint8))
     given = imagefiles.cropped(image, 8)[..., 0]
-    file = Image.open(BytesIO(masks.png(given, size)))
+    file = Image.open(BytesIO(mask_png.png(given, size)))
     assert (file.format, file.mode, file.size) == ("PNG", "P", size)
     side, numbers = min(size), np.asarray(file)
     top, left = (height - side) // 2, (width - side) // 2
     centre = numbers[top : top + side, left : left + side]
     assert np.array_equal(centre, np.asarray(Image.fromarray(given).resize((side, side), Image.Resampling.NEAREST)))
     assert (numbers == 255).sum() >= numbers.size - side**2
-    assert masks.palette()[[0, 1, 15]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128]]
+    assert mask_png.palette()[[0, 1, 15]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128]]

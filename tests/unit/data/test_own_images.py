@@ -397,7 +397,7 @@ def test_a_new_image_is_seen_by_the_next_run_of_a_process(root: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    assert refusal(nowhere) == f"--dataset must name a folder that is there, and there is no {nowhere}"
+    assert refusal(nowhere) == f"--dataset must name a folder that is there, and {nowhere} is none"
     nowhere.touch()
     assert refusal(nowhere) == f"--dataset must name a folder that is there, and {nowhere} is none"
 

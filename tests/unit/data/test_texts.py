@@ -11,7 +11,7 @@ import pytest
 from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data.source import Found
+from cifar_ray.data.source import Source
 from cifar_ray.orchestration.run import given
 
 ROWS = [("A fine film.", "good"), ("It drags,\nand drags.", "bad"), ('He said "no".', "bad"), ("Ünusual 🙂", "good")]
@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def listed(root: Path, val_share: float = 0.0, test_share: float = 0.0) -> Found:
+def listed(root: Path, val_share: float = 0.0, test_share: float = 0.0) -> Source:
     return data.find(TrainConfig(dataset=f"text:{root}", val_share=val_share, test_share=test_share))
 
 
@@ -70,18 +70,18 @@ BAD = {
     "no column": ("train.csv", "text,class\nx,good\n", "must have the column label, and {} has not"),
     "no column in JSON": ("train.jsonl", '{"label": "a"}', "must have the column text, and {} has not"),
     "empty text": ("train.csv", 'text,label\nx,good\n"  \n ",bad\n', "must have a text and a label in each row, and {} has ' \\n ' and 'bad' in row 2"),
-    "no label": ("train.jsonl", '{"text": "x", "label": null}', "in each row, and {} has 'x' and nothing in row 1"),
+    "no label": ("train.jsonl", '{"text": "x", "label": null}', "in each row, and {} has 'x' and <NA> in row 1"),
     "number for text": ("train.jsonl", '{"text": 5, "label": "a"}', "in each row, and {} has 5 and 'a' in row 1"),
-    "not UTF-8": ("train.csv", b"text,label\nx,good\n\xe9t\xe9,bad\n", "must have CSV files in UTF-8, and {} is not"),
+    "not UTF-8": ("train.csv", b"text,label\nx,good\n\xe9t\xe9,bad\n", "must be in UTF-8, with as many cells in every line, and {} is not ('utf-8' codec can't decode"),
     "one class": ("train.csv", "text,label\nx,good\ny,good\n", "at least two classes, and all labels of {} are 'good'"),
     "class of the test alone": ("test.jsonl", '{"text": "x", "label": "odd"}', "the same classes in all files; 'odd' is in {} and not in "),
-    "malformed line": ("train.jsonl", '{"text": "x", "label": "a"}\n{"text": "y", \n', "must have a JSON object on each line, and {} has not (Expected object or value at position "),
+    "malformed line": ("train.jsonl", '{"text": "x", "label": "a"}\n{"text": "y", \n', "must be in UTF-8, with a JSON object on each line, and {} is not (Expected object or value at position "),
     "list for object": ("train.jsonl", '["x", "a"]', "must have the column text, and {} has not"),
-    "cells": ("train.csv", "text,label\nx,y,good\n", "must have as many cells in every line, and {} has not (Error tokenizing data. C error: Expected 2 fields in line 2, saw 3)"),
-    "open quote": ("train.csv", 'text,label\n"x,good\n', "must have as many cells in every line, and {} has not (Error tokenizing data. C error: EOF inside string starting at row 1)"),
-    "nothing": ("train.csv", "", "must have rows, and {} is empty"),
+    "cells": ("train.csv", "text,label\nx,y,good\n", "must be in UTF-8, with as many cells in every line, and {} is not (Error tokenizing data. C error: Expected 2 fields in line 2, saw 3)"),
+    "open quote": ("train.csv", 'text,label\n"x,good\n', "must be in UTF-8, with as many cells in every line, and {} is not (Error tokenizing data. C error: EOF inside string starting at row 1)"),
+    "nothing": ("train.csv", "", "must be in UTF-8, with as many cells in every line, and {} is not (No columns to parse from file)"),
     "a cell too few": ("train.csv", "text,label\nx\n", "in each row, and {} has 'x' and '' in row 1"),
-    "a column twice": ("train.csv", "text,text,label\nx,y,good\n", "must name each column once in its first line, and {} has text twice"),
+    "a column twice": ("train.csv", "text,text,label\nx,y,good\n", "must name each column once, and {} has text twice"),
     "header alone": ("test.jsonl", "\n", "must have rows, and {} has none"),
 }  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_p
         ConfigError, match=r"test_share must be given, such as 0.2, for text:.*reviews.csv, which has no "
     ):
         listed(tmp_path / "reviews.csv")
-    rule = r"dataset must name a folder, or a \.csv or \.jsonl file, that is there, and there is no .*/none\.csv"
+    rule = r"dataset must name a folder, or a \.csv or \.jsonl file, that is there, and .*/none\.csv is none"
     with pytest.raises(ConfigError, match=f"^{rule}$"):
         listed(tmp_path / "none.csv")
 
@@ -159,7 +159,11 @@ def test_texts_to_answer_for_are_words_columns_and_lines(root: Path) -> None:
     [
         ("a.csv", "words\nx\n", "a file of texts must have the column text, and {} has not"),
         ("a.jsonl", '{"text": " "}', "a file of texts must have a text in each row, and {} has ' ' in row 1"),
-        ("a.jsonl", "text", "a file of texts must have a JSON object on each line, and {} has not (Unexpected "),
+        (
+            "a.jsonl",
+            "text",
+            "a file of texts must be in UTF-8, with a JSON object on each line, and {} is not (Unexpected ",
+        ),
         (
             "a.txt",
             b"one\n\xff",

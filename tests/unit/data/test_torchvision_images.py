@@ -16,7 +16,7 @@ from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import imagefiles, torchvision_sets
+from cifar_ray.data import imagefiles
 from cifar_ray.data.torchvision_sets import SETS
 from cifar_ray.training import recipe
 
@@ -55,7 +55,6 @@ def test_the_table_fits_the_classes_of_torchvision() -> None:
         asked = {key for part in facts.parts.values() for key in part} | facts.options.keys()
         assert asked <= known, name
         assert facts.downloads <= ("download" in known), name
-    assert all(hasattr(datasets, name) for name in torchvision_sets.WITHOUT_TEST)
 
 
 def test_mnists_format_is_read_with_its_border_and_its_classes(tmp_path: Path) -> None:
@@ -155,17 +154,23 @@ def test_a_part_of_emnist_is_named_and_its_labels_begin_at_0(tmp_path: Path) -> 
     [
         (
             "FashionMnist",
-            "must name a data set of torchvision that classifies images, got torchvision:FashionMnist; did you mean "
+            "must be a data set of torchvision that has labels, and test images apart, got torchvision:FashionMnist; did you mean "
             "'FashionMNIST'?",
         ),
         (
             "fashionmnist",
-            "must name a data set of torchvision that classifies images, got torchvision:fashionmnist; did you mean "
+            "must be a data set of torchvision that has labels, and test images apart, got torchvision:fashionmnist; did you mean "
             "'FashionMNIST'?",
         ),
         ("EMNIST/letter", "must be torchvision:EMNIST/balanced, torchvision:EMNIST/byclass, "),
-        ("CocoDetection", "must name a data set of torchvision that classifies images, got torchvision:CocoDetection"),
-        ("EuroSAT", "must have test images, and torchvision:EuroSAT is not split: use folder:PATH with --test-share"),
+        (
+            "CocoDetection",
+            "must be a data set of torchvision that has labels, and test images apart, got torchvision:Coco",
+        ),
+        (
+            "EuroSAT",
+            "must be a data set of torchvision that has labels, and test images apart, got torchvision:EuroSAT",
+        ),
         ("EMNIST", "must be torchvision:EMNIST/balanced, torchvision:EMNIST/byclass, "),
     ],
 )

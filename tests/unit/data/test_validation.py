@@ -18,8 +18,6 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, Split, source, validation
-from cifar_ray.data.published import Published
-from cifar_ray.display.dataset import lines
 from cifar_ray.training import recipe
 from tests.support.helpers import contents
 from tests.support.images import folder_of_digits
@@ -70,22 +68,24 @@ def test_it_is_that_share_of_each_class_and_the_rest_is_trained_on(digits: Datas
     assert f" {len(found.val):,} validation and 360 test images" in contents(found)
 
 
-def found(parts: dict[str, Split], names: tuple[str, ...]) -> source.Found:
+class Made(source.Source):
     """Parts as a source finds them, before any are kept for validation."""
-    (column,) = (name for name in parts["train"].columns if name != "images")
-    made = {name: source.Part(part.images, part[column]) for name, part in parts.items()}
-    return source.Found(names, made, column)
+
+    def __init__(self, parts: dict[str, Split], names: tuple[str, ...]) -> None:
+        (self.column,) = (name for name in parts["train"].columns if name != "images")
+        self.parts = {name: source.Part(part.images, part[self.column]) for name, part in parts.items()}
+        self.classes = names
 
 
-def split(whole: source.Found, share: float) -> dict[str, Split]:
-    return source.split(Published("digits", Path()), whole, "digits", 0.0, share).splits
+def split(whole: source.Source, share: float) -> dict[str, Split]:
+    return whole.split(TrainConfig(dataset="digits", val_share=share)).splits
 
 
 def test_neither_the_seed_nor_the_test_images_move_it(digits: Dataset) -> None:
     first = data.read(of("digits", val_share=0.2))
     assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).digest == first.digest
     test = digits.test.at(slice(None, None, -1))
-    moved = found({"train": digits.train, "test": test}, digits.class_names)
+    moved = Made({"train": digits.train, "test": test}, digits.class_names)
     assert rows_of(split(moved, 0.2)["val"]) == rows_of(first.val)
 
 
@@ -251,14 +251,14 @@ def test_what_has_been_read_is_not_kept_beside_it() -> None:
 def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
     ink = digits.train.images.reshape(len(digits.train), -1).mean(1, dtype=np.float32)
     train = Split({"images": digits.train.images, "ink": ink})
-    parts = split(found({"train": train, "test": train}, ("ink",)), 0.1)
+    parts = split(Made({"train": train, "test": train}, ("ink",)), 0.1)
     assert abs(len(parts["val"]) - 0.1 * len(train)) <= 2
     assert len(parts["train"]) + len(parts["val"]) == len(train)
     ordered = Split({"images": train.images, "labels": digits.train["labels"] + 100})  # numbers of nothing with a name
-    again = split(found({"train": ordered, "test": ordered}, ("a", "b")), 0.1)
+    again = split(Made({"train": ordered, "test": ordered}, ("a", "b")), 0.1)
     assert np.array_equal(again["val"].images, parts["val"].images)
     with pytest.raises(ConfigError, match=r"to learn from, got 0\.5, and there are 1$"):
-        split(found({"train": train.at(slice(1)), "test": train}, ("ink",)), 0.5)
+        split(Made({"train": train.at(slice(1)), "test": train}, ("ink",)), 0.5)
 
 
 def test_too_few_images_are_refused_also_once_they_are_counted(digits: Dataset) -> None:
