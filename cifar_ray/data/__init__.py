@@ -59,8 +59,8 @@ def find(config: TrainConfig) -> Source:
     """
     dataset = absolute(config.dataset)
     with _reading(dataset):
-        key = (dataset, _state(dataset), str(folder(config.data_dir)), config.task)
-        key = (*key, config.target, config.features, config.image_column)
+        options = (config.task, config.target, config.features, config.image_column)
+        key = (dataset, _state(dataset), folder(config.data_dir), *options)
         whole = _once(key, lambda: _source(config))
         return _once((*key, config.test_share, config.val_share or 0.0), lambda: whole.split(config))
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class Source(abc.ABC):
             digests = dict(zip(shared, pool.map(lambda path: files.digest(Path(path), "sha256"), shared)))
         return [(size, digests.get(path, "")) for path, size in zip(origins, sizes)]
 
-    def split(self, config: TrainConfig) -> Self:
+    def split(self, config: TrainConfig) -> Source:
         """The same with a share of the training samples kept for the test and for validation, alike in every run.
 
         It is a share of each class, or of all samples where there are no classes; equal samples are on one side.
@@ -185,7 +185,9 @@ class Files(Source):
         self.root = self.base = files.absolute("dataset", path_of(config.dataset))
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
-        """The paths of the files."""
+        """The paths of files; see :class:`Source` for arrays."""
+        if self.is_read:
+            return super().keys(labels, option)
         return [os.fsencode(os.path.relpath(path, self.base)) for path in self.parts["train"].origins]
 
     def paths(self, *suffixes: str) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from cifar_ray.config.sections import Images
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.source import Files, Part
+from cifar_ray.data.source import Files, Part, Source
 from cifar_ray.tasks.regression import Regression
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Table(Files):
         """The positions of the rows."""
         return [f"{position}".encode() for position in range(len(labels))]
 
-    def split(self, config: TrainConfig) -> Self:
+    def split(self, config: TrainConfig) -> Source:
         """See :class:`Source`; it also refuses targets that are the same for all rows."""
         made = super().split(config)
         for name, values in zip(made.classes, made.parts["train"].targets.T):

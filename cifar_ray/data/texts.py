@@ -71,9 +71,9 @@ class Texts(Files):
         count = sum(map(len, self.parts.values()))
         what = f"its {count:,} texts of {length:,} tokens"  # int32
         decoded.check_memory(config, "text.max_length", 4 * count * length, what)
-        encoding = encoding or tokens.train(self.parts["train"].samples, config.text, progress)
+        encoding = encoding or tokens.train([*self.parts["train"].samples], config.text, progress)
         for name, part in self.parts.items():
-            encoded, longer = tokens.encode(encoding, part.samples, length, progress)
+            encoded, longer = tokens.encode(encoding, [*part.samples], length, progress)
             splits[name] = Split({"tokens": encoded, "labels": part.targets})
             cut += longer
         facts = arrays.facts_of(splits, len(self.classes))

@@ -157,5 +157,5 @@ def _sources(part: Any) -> Sequence[Any]:
             images = getattr(part, attribute)
             if isinstance(images[0], tuple):  # with its label
                 images = [each[0] for each in images]
-            return [*map(str, images)] if isinstance(images[0], str | Path) else np.asarray(images)
+            return [*map(str, images)] if isinstance(images[0], str | Path) else [*np.asarray(images)]
     return range(len(part))
