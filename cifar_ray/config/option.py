@@ -97,6 +97,11 @@ def prefix_of(dataset: str) -> str:
     return prefix if prefix in SOURCES else ""
 
 
+def kinds_of_data() -> list[str]:
+    """What ``--dataset`` may be, beside a name."""
+    return [f"{prefix}{'NAME' if prefix == TORCHVISION else 'PATH'}" for prefix in SOURCES] + [OWN]
+
+
 def is_folder(dataset: str) -> bool:
     """Whether a data set is files below a path."""
     return prefix_of(dataset) not in ("", TORCHVISION)
@@ -147,7 +152,8 @@ def chosen(value: str | None) -> str | None:
         return value
     if library := library_of(value):
         return f"{library}:NAME"
-    return f"{value.partition(':')[0]}:PATH" if is_folder(value) else OWN
+    kind = f"{prefix_of(value)}PATH"
+    return kind if kind in (*SIZED, TEXT_PATH) else OWN  # a kind that no option is for counts as one's own
 
 
 def _only(field: dataclasses.Field[Any]) -> Mapping[str, tuple[str, ...]]:

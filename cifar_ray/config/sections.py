@@ -15,17 +15,13 @@ from cifar_ray.config import errors
 from cifar_ray.config.option import (
     FOLDER,
     FOLDER_PATH,
-    IMPORT_PATH,
-    OF_TORCHVISION,
     OWN,
     SIZED,
-    SOURCES,
     TABLE_PATH,
     TEXT_PATH,
-    TORCHVISION,
+    kinds_of_data,
     library_of,
     option,
-    prefix_of,
 )
 from cifar_ray.config.schema import STRICT, Columns, Count, Positive, Share, Whole, fits, plainly
 from cifar_ray.config.topology import parse as parse_topology
@@ -56,13 +52,11 @@ def _name(text: str) -> str:
 
 def _dataset(text: str) -> str:
     known = typing.get_args(DatasetName)
-    names_data = prefix_of(text) and not text.endswith(":")
-    is_function = re.fullmatch(IMPORT_PATH, text, re.ASCII) and not library_of(text)
-    if text not in known and not names_data and not is_function:
+    # Which kinds there are is asked where the data are read: a worker knows none that a script has added.
+    is_own = re.fullmatch(r"[A-Za-z_][\w.]*:.*[^:]", text, re.ASCII | re.DOTALL) and library_of(text) != "timm"
+    if text not in known and not is_own:
         meant = f"; did you mean {FOLDER}{text}?" if _is_there(text) else ""
-        paths = [f"{prefix}PATH" for prefix in SOURCES if prefix != TORCHVISION]
-        choices = errors.one_of([*known, OF_TORCHVISION, *paths, OWN])
-        raise ValueError(f"must be {choices}, got {errors.brief(text)}{meant}")
+        raise ValueError(f"must be {errors.one_of([*known, *kinds_of_data()])}, got {errors.brief(text)}{meant}")
     return text
 
 
@@ -135,7 +129,7 @@ class Data:
 
     text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
 
-    images: Images = option(Images, weights=True, recorded=True)
+    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, OWN)}, recorded=True)
     """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)

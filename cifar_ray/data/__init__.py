@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from importlib import import_module
 from pathlib import Path
 
 from cifar_ray.config import files
-from cifar_ray.config.option import SOURCES, is_folder, is_own, path_of, prefix_of
+from cifar_ray.config.errors import brief, one_of
+from cifar_ray.config.option import IMPORT_PATH, SOURCES, is_folder, is_own, kinds_of_data, path_of, prefix_of
 from cifar_ray.config.sections import Images
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import arrays
@@ -27,7 +29,7 @@ _FOUND: deque[tuple[object, Source]] = deque(maxlen=8)
 
 
 def _once(key: object, find: Callable[[], Source]) -> Source:
-    found = next((source for known, source in _FOUND if known == key), None)
+    found = next((source for known, source in [*_FOUND] if known == key), None)  # threads may add some
     if found is None:
         _FOUND.append((key, found := find()))
     return found
@@ -35,7 +37,10 @@ def _once(key: object, find: Callable[[], Source]) -> Source:
 
 def _source(config: TrainConfig) -> Source:
     """List a data set: one of this package by its name, another by what that begins with, or a function's."""
-    kind = "published" if config.dataset in SPECS else SOURCES.get(prefix_of(config.dataset), "function")
+    dataset = config.dataset
+    kind = "published" if dataset in SPECS else SOURCES.get(prefix_of(dataset), "function")
+    if kind == "function" and not re.fullmatch(IMPORT_PATH, dataset, re.ASCII):
+        raise unusable(f"must be {one_of([*SPECS, *kinds_of_data()])}, got {brief(dataset)}")
     if isinstance(kind, str):
         kind = import_module(f"cifar_ray.data.{kind}").SOURCE
     source: Source = kind(config)

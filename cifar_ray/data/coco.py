@@ -71,12 +71,12 @@ class Coco(Files):
     def _mask(self, read: Any, number: int) -> np.ndarray:
         """The class of each pixel of an image: uint8, (height, width)."""
         size = [read.imgs[number]["height"], read.imgs[number]["width"]]
-        mask, instances = np.zeros(size, np.uint8), read.loadAnns(read.getAnnIds(number))
-        for each in instances:
+        mask, instances = np.zeros(size, np.uint8), []
+        for each in read.loadAnns(read.getAnnIds(number)):
             if not _fits(each["segmentation"], size):
                 raise ValueError(f"annotation {each['id']} is no outline or runs of pixels that fit its image")
-        found = [(read.annToMask(each), each) for each in instances]
-        for pixels, each in sorted(found, key=lambda pair: int(pair[0].sum()), reverse=True):
+            instances.append((read.annToMask(each), each))
+        for pixels, each in sorted(instances, key=lambda pair: int(pair[0].sum()), reverse=True):
             mask[pixels > 0] = IGNORED if each.get("iscrowd") else self._labels[each["category_id"]]
         return mask
 

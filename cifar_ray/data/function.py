@@ -57,11 +57,11 @@ class Function(Source):
             sizes = [f"{name} of {inputs.shape[1:3]}" for name, inputs, _ in halves]
             raise ValueError(f"{sizes[0]} for training and {sizes[1]} for the test")
         given = arrays.narrowed([train, test]) if self.kind == "features" else [train, test]
-        names = returned[2] if len(returned) == 3 else None
-        if len(returned) == 3 and not isinstance(names, list | tuple | range):
-            raise ValueError(f"{brief(names)} as names")
+        names = returned[2:]
+        if names and not isinstance(names[0], list | tuple | range):
+            raise ValueError(f"{brief(names[0])} as names")
         try:
-            checked = task.targets(halves[0][2], halves[1][2], names)
+            checked = task.targets(halves[0][2], halves[1][2], names[0] if names else None)
         except ValueError:
             raise
         except Exception as error:

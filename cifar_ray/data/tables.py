@@ -134,6 +134,12 @@ def frame(path: Path, only: Sequence[str] = ()) -> pd.DataFrame:
     return cells
 
 
+def check_columns(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> None:
+    """Refuse a file that lacks one of these columns."""
+    if missing := next((name for name in columns if name not in rows), None):
+        raise unusable(f"must have the column {missing}, and {path} has not")
+
+
 def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path, advice: str = "") -> np.ndarray:
     """The numbers of some columns, float64 (N, C).
 
@@ -143,8 +149,7 @@ def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path, advice: str 
     """
     import pandas as pd
 
-    if missing := next((name for name in columns if name not in rows), None):
-        raise unusable(f"must have the column {missing}, and {path} has not")
+    check_columns(rows, columns, path)
     cells = rows[[*columns]].to_numpy(dtype=object)
     read = pd.to_numeric(pd.Series(cells.ravel(), dtype=str).str.strip(), errors="coerce")  # at once: columns are slow
     values = np.array(read, np.float64).reshape(cells.shape)  # a copy, since tensors need one that can be written
@@ -160,8 +165,7 @@ def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path, advice: str 
 
 def _images(rows: pd.DataFrame, column: str, path: Path) -> list[str]:
     """The paths of a part's images."""
-    if column not in rows:
-        raise unusable(f"must have the column {column}, and {path} has not")
+    check_columns(rows, [column], path)
     files = [path.parent / str(name).strip() for name in rows[column]]
     if missing := next((row for row, file in enumerate(files, 1) if not file.is_file()), 0):
         where = f"{path} names {files[missing - 1]} in row {missing}"

@@ -94,8 +94,7 @@ def rows(path: Path, columns: Sequence[str] = ("text", "label")) -> list[tuple[s
         ConfigError: when it is no such file, or a row has no text or no label.
     """
     found = tables.frame(path, columns)
-    if lacking := next((name for name in columns if name not in found), ""):
-        raise unusable(f"must have the column {lacking}, and {path} has not")
+    tables.check_columns(found, columns, path)
     every = []
     for number, row in enumerate(zip(*(found[name].tolist() for name in columns)), 1):
         text, *label = row
