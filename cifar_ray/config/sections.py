@@ -15,7 +15,6 @@ from cifar_ray.config import errors
 from cifar_ray.config.option import (
     FOLDER,
     FOLDER_PATH,
-    OWN,
     SIZED,
     TABLE_PATH,
     TEXT_PATH,
@@ -128,9 +127,6 @@ class Data:
     For data sets larger than memory."""
 
     text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
-
-    images: Images = option(Images, weights=True, only={"dataset": (*SIZED, TEXT_PATH, OWN)}, recorded=True)
-    """Contents of a data set of your own."""
 
     augment: AugmentName | None = option(None, weights=True)
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of

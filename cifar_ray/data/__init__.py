@@ -10,19 +10,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import brief, one_of
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import IMPORT_PATH, SOURCES, is_folder, is_own, kinds_of_data, path_of, prefix_of
-from cifar_ray.config.sections import Images
+from cifar_ray.config.runfile import OF_DATA
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import arrays
-from cifar_ray.data.datasets import SPECS, Dataset, Facts, Split, folder, unusable
+from cifar_ray.data.datasets import SPECS, Dataset, Split, folder, unusable
 from cifar_ray.data.decoded import Progress
 from cifar_ray.data.published import present
 from cifar_ray.data.source import Source
 
-__all__ = ["SOURCES", "SPECS", "Dataset", "Facts", "Split", "folder", "load", "look", "present", "read", "spec"]
+__all__ = [
+    "SOURCES",
+    "SPECS",
+    "Dataset",
+    "Facts",
+    "Split",
+    "facts",
+    "folder",
+    "keep",
+    "load",
+    "look",
+    "present",
+    "read",
+]
 
 _FOUND: deque[tuple[object, Source]] = deque(maxlen=8)
 """Data sets that have been found and not been read yet: a sweep may have several, each in two splits."""
@@ -77,7 +91,33 @@ def look(config: TrainConfig) -> Facts:
     Raises:
         ConfigError: as :func:`find`.
     """
-    return find(config).look(config)
+    if is_own(config.dataset):
+        return keep(config, find(config).look(config))
+    known = SPECS[config.dataset]
+    kept = round(known.train_size * (config.val_share or 0.0))
+    return keep(config, dataclasses.replace(known, train_size=known.train_size - kept, val_size=kept))
+
+
+_known: dict[tuple[Any, ...], Facts] = {}
+
+
+def keep(config: TrainConfig, facts: Facts) -> Facts:
+    """Have these be the facts of the config's data set in this process: a worker is given them with the data."""
+    _known[_key(config)] = facts
+    return facts
+
+
+def _key(config: TrainConfig) -> tuple[Any, ...]:
+    return tuple(getattr(config, name) for name in (*OF_DATA, "data_dir"))
+
+
+def facts(config: TrainConfig) -> Facts:
+    """The facts of a resolved config's data set, which has been read or looked at, or is looked at now.
+
+    Raises:
+        ConfigError: as :func:`find`.
+    """
+    return _known.get(_key(config)) or look(config)
 
 
 def absolute(dataset: str) -> str:
@@ -113,7 +153,9 @@ def read(config: TrainConfig, progress: Progress = lambda done, total: None, enc
     try:
         source = find(config)
         with _reading(config.dataset):
-            return source.load(config, progress, encoding)
+            dataset = source.load(config, progress, encoding)
+        keep(config, dataset.spec)
+        return dataset
     finally:  # what was found takes as much memory as what is read
         _FOUND.clear()
 

@@ -81,11 +81,11 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
         raise ConfigError("data_dir", problem) from None
     try:
         splits = {name: _kept(kept, name, config.stream, source.column) for name in source.parts}
-        facts = schema.build(Images, json.loads((kept / "facts.json").read_text()))
+        facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
     except (OSError, ValueError, EOFError):
         problem = f"must have whole files, and those in {kept} are not; remove that folder"
         raise ConfigError("data_dir", problem) from None
-    return arrays.made(config.dataset, splits, source.classes, facts)
+    return arrays.made(config.dataset, splits, facts)
 
 
 def _remove_unused(home: Path) -> None:
@@ -148,7 +148,7 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
             np.save(partial / f"{half}_{source.column}.npy", targets)
         imagefiles.refuse(unreadable, total)
         splits = {half: _kept(partial, half, True, source.column) for half in source.parts}
-        facts = arrays.facts_of(splits, len(source.classes))
+        facts = arrays.facts_of(config.dataset, splits, source.classes)
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)
     except BaseException:

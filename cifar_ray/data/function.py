@@ -20,7 +20,6 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
 from cifar_ray.data.source import Part, Source
-from cifar_ray.tasks import imports
 from cifar_ray.tasks.protocol import Task
 
 _RULE = (
@@ -69,7 +68,7 @@ class Function(Source):
         learned = [*map(np.ascontiguousarray, (checked.train, checked.test))]
         for targets, inputs in zip(learned, given):
             is_number = targets.dtype.kind in "iub" or targets.dtype in _FLOATS
-            fits = targets.shape == inputs.shape[:3] or task.spec.answer != "masks"
+            fits = targets.shape == inputs.shape[:3] or not task.spec.has_masks
             if len(targets) != len(inputs) or not is_number or not fits:
                 raise ValueError(f"{task.target} of {targets.dtype} {targets.shape} for {inputs.shape} {self.kind}")
         if len(set(checked.names)) < len(checked.names) or not all(isinstance(name, str) for name in checked.names):

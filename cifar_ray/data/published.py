@@ -51,10 +51,15 @@ class Published(Source):
     def load(self, config: TrainConfig, progress: Progress, encoding: str) -> Dataset:
         """The samples, with facts that are known before."""
         splits = self.splits
-        val = splits.get("val")
-        spec = replace(SPECS[config.dataset], train_size=len(splits["train"]), val_size=len(val or ()))
-        of_all = digest(*(splits[part] for part in PARTS if part in splits))
-        return Dataset(spec, splits["train"], splits["test"], self.classes, of_all, val=val)
+        facts = replace(
+            SPECS[config.dataset],
+            train_size=len(splits["train"]),
+            val_size=len(splits.get("val", ())),
+            names=self.classes,
+            class_counts=arrays.class_counts(splits["train"], len(self.classes)),
+            digest=digest(*(splits[part] for part in PARTS if part in splits)),
+        )
+        return arrays.made(config.dataset, splits, facts)
 
 
 SOURCE = Published

@@ -150,15 +150,15 @@ class Source(abc.ABC):
         }
 
     @functools.cached_property
-    def _facts(self) -> Images:
-        return arrays.facts_of(self.splits, len(self.classes), self.features)
+    def _facts(self) -> Facts:
+        return arrays.facts_of("", self.splits, self.classes, self.features)
 
-    def look(self, config: TrainConfig) -> Images:
+    def look(self, config: TrainConfig) -> Facts:
         """The facts, as far as they are known without decoding an image."""
         if self.is_read:
             return self._facts
-        sizes = {name: len(part) for name, part in self.parts.items()}
-        facts = Images(len(self.classes), sizes["train"], sizes["test"], config.image_size, val=sizes.get("val", 0))
+        train, test, val = (len(self.parts.get(name, ())) for name in PARTS)
+        facts = Facts(len(self.classes), train, test, val, **arrays.of_images(config.dataset, config.image_size))
         if self.column != Regression.target:
             return facts
         mean, std = arrays.standard(self.parts["train"].targets)
@@ -167,7 +167,7 @@ class Source(abc.ABC):
     def load(self, config: TrainConfig, progress: Progress, encoding: str) -> Dataset:
         """Read the data set; image files are decoded when they have not been, or have changed."""
         if self.is_read:
-            made = arrays.made(config.dataset, self.splits, self.classes, self._facts)
+            made = arrays.made(config.dataset, self.splits, self._facts)
         else:
             made = decoded.provide(config, self, progress)
         return replace(made, left_out="; ".join(filter(None, (self.left_out, made.left_out))))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cifar_ray.config.errors import ConfigError, brief, first_line, some
-from cifar_ray.config.sections import Images
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
@@ -63,7 +63,7 @@ class Table(Files):
             raise ConfigError("target", "must vary over the validation rows: without, they have no R2")
         return made
 
-    def look(self, config: TrainConfig) -> Images:
+    def look(self, config: TrainConfig) -> Facts:
         """See :class:`Source`; it also refuses options for images that there are not."""
         if self.kind != "images" and (config.stream or config.image_size != type(config).image_size):
             option = "stream" if config.stream else "image_size"

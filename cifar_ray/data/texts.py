@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from cifar_ray.config.errors import brief, counted, some
-from cifar_ray.config.sections import Images
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, decoded, tables, tokens
 from cifar_ray.data.datasets import Dataset, Split, unusable
@@ -56,11 +56,10 @@ class Texts(Files):
         """The texts as the model sees them."""
         return [unicodedata.normalize("NFC", text).strip().lower() for text in self.parts["train"].samples]
 
-    def look(self, config: TrainConfig) -> Images:
+    def look(self, config: TrainConfig) -> Facts:
         """The facts, as far as they are known without a tokenizer."""
-        options = config.text
-        facts = super().look(config)
-        return replace(facts, side=0, inputs="tokens", length=options.max_length, vocabulary=options.vocabulary)
+        shape, vocabulary = (config.text.max_length,), config.text.vocabulary
+        return replace(super().look(config), inputs="tokens", shape=shape, vocabulary=vocabulary)
 
     def load(self, config: TrainConfig, progress: decoded.Progress, encoding: str) -> Dataset:
         """The texts as tokens, by the tokenizer ``encoding`` or one that the training texts give.
@@ -76,10 +75,10 @@ class Texts(Files):
             encoded, longer = tokens.encode(encoding, [*part.samples], length, progress)
             splits[name] = Split({"tokens": encoded, "labels": part.targets})
             cut += longer
-        facts = arrays.facts_of(splits, len(self.classes))
+        facts = arrays.facts_of(config.dataset, splits, self.classes)
         digest = hashlib.sha256(f"{facts.digest} {encoding}".encode()).hexdigest()[:16]
         facts = replace(facts, vocabulary=config.text.vocabulary, digest=digest)
-        made = arrays.made(config.dataset, splits, self.classes, facts)
+        made = arrays.made(config.dataset, splits, facts)
         words = f"{counted(cut, 'text')} longer than {length:,} tokens, cut there" if cut else ""
         return replace(made, left_out=words, encoding=encoding)
 

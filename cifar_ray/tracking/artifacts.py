@@ -17,11 +17,11 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from PIL import Image
 
-from cifar_ray.data import Dataset, tokens
+from cifar_ray.data import Dataset
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.spec import IGNORED
 from cifar_ray.tracking import drawing, mistakes, store
-from cifar_ray.training.mask_png import palette
+from cifar_ray.training import samples
 from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
@@ -119,7 +119,7 @@ def masks_figure(images: np.ndarray, true: np.ndarray, predicted: np.ndarray, na
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    colours, count = palette(), len(images)
+    colours, count = samples.palette(), len(images)
     figure = Figure(figsize=(1.2 * count + 1.5, 3.8), layout="constrained")
     axes = figure.subplots(3, count, squeeze=False)
     rows = {"image": images, "mask": colours[true], "predicted": colours[predicted]}

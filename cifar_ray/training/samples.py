@@ -1,4 +1,4 @@
-"""Samples as people give them to a trained model, and see them: image files, texts, or numbers by name."""
+"""Samples as people give them to a trained model and see them: image files, texts, numbers by name; and masks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 
 from cifar_ray.config.facts import Facts, Inputs
 from cifar_ray.data import tokens
+from cifar_ray.tasks.spec import IGNORED
 
 _SIDE = 64  # pixels of an image that is drawn, at most: a report reads every run's
 _CHARACTERS = 240  # of a text that is drawn, at most
@@ -109,3 +110,27 @@ def _png(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "png", optimize=True)
     return file.getvalue()
+
+
+def mask_png(mask: np.ndarray, size: tuple[int, int]) -> bytes:
+    """A predicted mask as a PNG file, as large as the image whose centre the model was given.
+
+    Its pixels are the numbers of classes, with a palette to look at them, and 255 beside the centre.
+
+    Args:
+        mask: uint8, (side, side).
+        size: width and height of the image.
+    """
+    side = min(size)
+    whole = Image.new("L", size, IGNORED)
+    centre = Image.fromarray(mask).resize((side, side), Image.Resampling.NEAREST)
+    whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
+    whole.putpalette(palette().tobytes())
+    return _png(whole)
+
+
+def palette() -> np.ndarray:
+    """A colour for each number, those of the Pascal VOC data set: uint8, (256, 3)."""
+    numbers, channels = np.arange(256)[:, None], np.arange(3)
+    bits = [((numbers >> (3 * turn + channels)) & 1) << (7 - turn) for turn in range(8)]
+    return np.sum(bits, axis=0).astype(np.uint8)

@@ -16,7 +16,7 @@ from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset, Facts, imagefiles, tokens
+from cifar_ray.data import Dataset
 from cifar_ray.orchestration.run import checkpoints, given, run_folder
 from cifar_ray.orchestration.run.given import Note
 from cifar_ray.strategies.worker import Worker
@@ -24,7 +24,7 @@ from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
-from cifar_ray.training import checkpoint, gpus, hardware, manifest, mask_png, predictor, recipe
+from cifar_ray.training import checkpoint, hardware, predictor, recipe, samples
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
 
@@ -257,37 +257,4 @@ def answered(task: TaskSpec, names: Sequence[str], row: Tensor, size: tuple[int,
     if not task.has_masks:
         return row.tolist(), b""
     shares = torch.bincount(row.flatten(), minlength=len(names)) / row.numel()
-    return shares.tolist(), mask_png.png(row.numpy(), size)
-
-
-def pixels(
-    spec: Facts, paths: Sequence[Path], required: Collection[Path], note: Note
-) -> tuple[list[Path], Tensor, list[tuple[int, int]]]:
-    """Read image files as the input of a model of that data set.
-
-    Returns:
-        The files that can be read, others are left out with a note; their pixels, uint8, (N, side, side, 3); and the
-        width and height of each image.
-
-    Raises:
-        ConfigError: naming a file of ``required`` that is not an image.
-    """
-    readable, scaled, sizes = [], [], []
-    for path in paths:  # one at a time, since a decoded photo takes tens of megabytes
-        try:
-            with imagefiles.named(path):
-                one, size = _scaled(spec, path)
-        except ConfigError as error:
-            if path in required:
-                raise
-            note(f"left out: {error.problem}")
-        else:
-            readable.append(path)
-            scaled.append(one)
-            sizes.append(size)
-    return readable, torch.cat(scaled) if scaled else torch.empty(0), sizes
-
-
-def _scaled(spec: Facts, path: Path) -> tuple[Tensor, tuple[int, int]]:
-    image = imagefiles.read(path)
-    return imagefiles.batch(spec, [image]), image.size
+    return shares.tolist(), samples.mask_png(row.numpy(), size)

@@ -23,9 +23,11 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.data.masks import Masks
+from cifar_ray.display.dataset import lines
 from cifar_ray.orchestration.run import given
 from cifar_ray.tasks.segmentation import Segmentation
-from cifar_ray.training import mask_png, recipe
+from cifar_ray.training import recipe, samples
+from tests.support.helpers import contents
 
 SIDE, NAMES = 16, ("ground", "left", "right")
 
@@ -328,7 +330,7 @@ def test_masks_go_to_a_new_or_an_empty_folder_unless_files_may_be_replaced(tmp_p
     image, place = tmp_path / "images" / "a.jpg", tmp_path / "masks" / "a.png"
     place.parent.mkdir()
     assert given.places([image], [image], place.parent) == {image: place}
-    given.write(place, mask_png.png(np.zeros((4, 4), dtype=np.uint8), (9, 7)))
+    given.write(place, samples.mask_png(np.zeros((4, 4), dtype=np.uint8), (9, 7)))
     with pytest.raises(ConfigError, match=f"must be a new or an empty folder, and {place.parent} has files; --over"):
         given.places([image], [image], place.parent)
     assert given.places([image], [image], place.parent, overwrite=True) == {image: place}
@@ -339,11 +341,11 @@ def test_a_predicted_mask_lies_over_the_centre_of_its_image(size: tuple[int, int
     width, height = size
     image = Image.fromarray(np.arange(width * height, dtype=np.uint32).reshape(height, width).astype(np.uint8))
     given = imagefiles.cropped(image, 8)[..., 0]
-    file = Image.open(BytesIO(mask_png.png(given, size)))
+    file = Image.open(BytesIO(samples.mask_png(given, size)))
     assert (file.format, file.mode, file.size) == ("PNG", "P", size)
     side, numbers = min(size), np.asarray(file)
     top, left = (height - side) // 2, (width - side) // 2
     centre = numbers[top : top + side, left : left + side]
     assert np.array_equal(centre, np.asarray(Image.fromarray(given).resize((side, side), Image.Resampling.NEAREST)))
     assert (numbers == 255).sum() >= numbers.size - side**2
-    assert mask_png.palette()[[0, 1, 15]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128]]
+    assert samples.palette()[[0, 1, 15]].tolist() == [[0, 0, 0], [128, 0, 0], [192, 128, 128]]

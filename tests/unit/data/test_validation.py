@@ -18,6 +18,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset, Split, source, validation
+from cifar_ray.display.dataset import lines
 from cifar_ray.training import recipe
 from tests.support.helpers import contents
 from tests.support.images import folder_of_digits

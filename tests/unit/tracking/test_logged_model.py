@@ -11,7 +11,7 @@ from PIL import Image
 
 from cifar_ray.data import SPECS, Facts, imagefiles
 from cifar_ray.tracking import logged_model
-from cifar_ray.training import mask_png
+from cifar_ray.training import samples
 from tests.support.helpers import png
 
 FOLDER = Facts(3, 9, 3, shape=(3, 40, 40), native_size=40, crop=True)
@@ -51,7 +51,7 @@ def test_it_prepares_an_image_as_predict_does(file: bytes, spec: Facts) -> None:
 @pytest.mark.parametrize("size", [(8, 8), (30, 17), (16, 41)])
 def test_its_masks_are_those_of_predict(size: tuple[int, int]) -> None:
     numbers = np.random.default_rng(0).integers(0, 11, (8, 8), dtype=np.uint8)
-    files = logged_model.LoggedModel().mask(numbers, size), mask_png.png(numbers, size)
+    files = logged_model.LoggedModel().mask(numbers, size), samples.mask_png(numbers, size)
     ours, theirs = (np.asarray(Image.open(io.BytesIO(file))) for file in files)
     assert ours.shape == size[::-1]
     assert np.array_equal(ours, theirs)
