@@ -235,10 +235,10 @@ def predict(
     if task.has_masks:
         places = given.places(given.images(images)[0], images, out, overwrite)
     predictions: list[Prediction] = []
-    for samples, inputs, sizes in given.of(snapshot.spec, snapshot.encoding).batches(images, words, note):
+    for named, inputs, sizes in given.of(snapshot.spec, snapshot.encoding).batches(images, words, note):
         with torch.inference_mode():
             rows = model(inputs)
-        for sample, row, size in zip(samples, rows, sizes):
+        for sample, row, size in zip(named, rows, sizes):
             numbers, mask = answered(task, names, row, size)
             if place := places.get(sample["image"]) if mask else None:
                 given.write(place, mask)
