@@ -38,7 +38,7 @@ def models(pattern: str | None = None) -> int:
     names = [*typing.get_args(ModelName)]
     for library in LIBRARIES:
         try:
-            names += libraries.names(library)
+            names += [f"{library}:{name}" for name in libraries.load(library).names()]
         except ConfigError:
             flags.note(f"{library} is not installed; `pip install 'cifar-ray[{library}]'` adds its networks")
     part = pattern or "*"
@@ -53,8 +53,9 @@ def models(pattern: str | None = None) -> int:
     for name in matches:
         size, tags = ("", ""), ""
         if library_of(name):
-            parameters, side = libraries.size(name)
-            size, tags = (f"{parameters:,}", f"{side}"), " ".join(libraries.weights(name))
+            module, known = libraries.find(name)
+            parameters, side = module.size(known)
+            size, tags = (f"{parameters:,}", f"{side}"), " ".join(module.weights(known))
         print(f"{name:<{width}}  {size[0]:>13}  {size[1]:>5}  {tags}".rstrip(), flush=True)
     return 0
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from cifar_ray.config import keywords
 from cifar_ray.config.model import ModelName
-from cifar_ray.config.option import is_own
+from cifar_ray.config.option import is_function, is_own
+from cifar_ray.tasks import imports
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,12 +40,8 @@ def build(config: TrainConfig, spec: Facts) -> nn.Module:
     It maps a batch of inputs, such as float32 images (B, C, H, W), to float numbers (B, num_classes), or for masks (B,
     num_classes, H, W).
     """
-    from cifar_ray.data import modality
-
-    if is_own(config.model):
-        from cifar_ray.models import own
-
-        return own.build(config, spec)
+    if is_function(config.model):
+        imports.check_source(config, "model")
     entry = of(config.model)
     network = entry.build(*modality.of(spec).sizes, **config.model_options)
     return network if entry.adapt is None else entry.adapt(network, config, spec)
@@ -61,7 +58,7 @@ def complete(config: TrainConfig, spec: Facts) -> dict[str, Any]:
     if is_own(config.model):
         from cifar_ray.models import own
 
-        function = own.function(config, spec)
+        function = own.function(config.model)
     else:
         function = of(config.model).build
     return keywords.complete(

@@ -68,10 +68,10 @@ def whole(model: nn.Module) -> list[nn.Module]:
     raise ConfigError("strategy", f"{rule}, whose decoder uses the output of every encoder level")
 
 
-def initialise(network: nn.Module) -> None:
+def initialise(network: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_in") -> None:
     """Draw the weights of convolutions before ReLU (He et al. 2015), and set their biases to 0."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -18,44 +18,56 @@ from torch import Tensor, nn
 from cifar_ray.config.errors import ConfigError, first_line, suggestion
 from cifar_ray.config.option import LIBRARIES
 
+_OF_WEIGHTS = {"weights", "weights_backbone", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"}
+_OF_WEIGHTS |= {"checkpoint_path", "cache_dir", "progress"}
 
-def names(library: str) -> list[str]:
-    """The models of a library, such as ``torchvision:resnet18``.
+
+def load(library: str) -> ModuleType:
+    """The module here of a library.
 
     Raises:
         ConfigError: when the library is not installed.
     """
-    return [f"{library}:{name}" for name in _module(library).names()]
+    assert library in LIBRARIES
+    try:
+        return importlib.import_module(f"cifar_ray.models.{library}_models")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "model", f"needs {error.name}; install it with `pip install 'cifar-ray[{library}]'`"
+        ) from None
+
+
+@functools.cache
+def find(model: str) -> tuple[ModuleType, str]:
+    """The module here of a model's library, and the network's name in the library.
+
+    Raises:
+        ConfigError: when there is no such network.
+    """
+    library, _, name = model.partition(":")
+    module = load(library)
+    known = module.names()
+    if name not in known:
+        near = suggestion(name, known)
+        raise ConfigError("model", f"must name a network of {library} that classifies images, got {model}{near}")
+    return module, name
 
 
 def builder(model: str) -> Callable[..., nn.Module]:
     """What is called as ``build(image_size, channels, classes, **options)`` and returns the network, without weights.
 
     Raises:
-        ConfigError: when there is no such network. The builder raises it on options that the network does not have.
+        ConfigError: when there is no such network. The builder raises it on options that say which weights to load.
     """
-    return functools.partial(_build, model)
+    module, name = find(model)
 
+    def build(*sizes: int, **options: Any) -> nn.Module:
+        if hidden := sorted(_OF_WEIGHTS & {*options}):
+            raise ConfigError("model_options", f"must not have {hidden[0]}: give --weights")
+        made: nn.Module = module.build(name, *sizes, **options)
+        return made
 
-def size(model: str) -> tuple[int, int]:
-    """Parameters of a model as the library has it, and the side of the images that its weights are for, in pixels."""
-    module, name = _found(model)
-    parameters, side = module.size(name)
-    return parameters, side
-
-
-def weights(model: str) -> Sequence[str]:
-    """The names of the weights that the library has for a model of its own."""
-    module, name = _found(model)
-    known: Sequence[str] = module.weights(name)
-    return known
-
-
-def pixels(model: str, tag: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of the pixels that the library's weights ``tag`` were trained with."""
-    module, name = _found(model)
-    constants: tuple[tuple[float, ...], tuple[float, ...]] = module.pixels(name, tag)
-    return constants
+    return build
 
 
 def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -64,7 +76,7 @@ def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[st
     Raises:
         ConfigError: when they can be neither read nor downloaded.
     """
-    module, name = _found(model)
+    module, name = find(model)
     try:
         with torch.random.fork_rng(devices=[]):  # timm builds a network for them
             state: dict[str, Tensor] = module.fetch(name, tag, image_size, channels, **options)
@@ -74,36 +86,3 @@ def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[st
             f"{tag} of {model} can be neither read from {module.CACHE} nor downloaded ({first_line(error)})",
         ) from None
     return state
-
-
-def _build(model: str, image_size: int, channels: int, classes: int, **options: Any) -> nn.Module:
-    module, name = _found(model)
-    if hidden := [option for option in options if option in module.OF_WEIGHTS]:
-        raise ConfigError("model_options", f"must not have {hidden[0]}: give --weights")
-    try:
-        made: nn.Module = module.build(name, image_size, channels, classes, **options)
-    except TypeError as error:
-        raise ConfigError("model_options", f"must fit {model}: {error}") from None
-    return made
-
-
-@functools.cache
-def _found(model: str) -> tuple[ModuleType, str]:
-    """The library's module, and the network's name in the library."""
-    library, _, name = model.partition(":")
-    module = _module(library)
-    known = module.names()
-    if name not in known:
-        near = suggestion(name, known)
-        raise ConfigError("model", f"must name a network of {library} that classifies images, got {model}{near}")
-    return module, name
-
-
-def _module(library: str) -> ModuleType:
-    assert library in LIBRARIES
-    try:
-        return importlib.import_module(f"cifar_ray.models.{library}_models")
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "model", f"needs {error.name}; install it with `pip install 'cifar-ray[{library}]'`"
-        ) from None

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from cifar_ray.config.schema import Count, Counts
-from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.models.architecture import Architecture, Recipe, initialise
 
 RECIPES = (
     Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0),
@@ -67,9 +67,7 @@ def build(
             filters = width * 2**stage
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(filters, classes)]
     network = nn.Sequential(*layers)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    initialise(network, "fan_out")
     return network
 
 

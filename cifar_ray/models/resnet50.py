@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import nn
 
 from cifar_ray.models import pointwise
-from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.models.architecture import Architecture, Recipe, initialise
 
 Stem = Annotated[
     Literal["imagenet", "cifar"],
@@ -34,7 +34,7 @@ def build(image_size: int, channels: int, classes: int, *, stem: Stem = "imagene
     network = resnet50(weights=None, num_classes=classes)
     if stem == "cifar":
         network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+        initialise(network.conv1, "fan_out")
         network.maxpool = nn.Identity()
     pointwise.replace(network)
     return network

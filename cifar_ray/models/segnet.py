@@ -34,10 +34,24 @@ def _stage(channels: Sequence[int]) -> list[nn.Module]:
     return layers
 
 
-class SegNet(nn.Module):
-    """Images (B, channels, H, W), at least 2 pixels for each stage to halve, to logits (B, num_classes, H, W)."""
+Blocks = Annotated[
+    Counts,
+    Field(description="Convolutions in each stage of the encoder, which halves the image, and of the decoder"),
+]
+Width = Annotated[
+    Count,
+    Field(
+        description="Filters of the first stage; each later one has twice as many, at most 8 times. The paper has 64"
+    ),
+]
 
-    def __init__(self, channels: int, num_classes: int, blocks: Sequence[int], width: int) -> None:
+
+class SegNet(nn.Module):
+    """Images (B, channels, H, W), at least 2 pixels for each stage to halve, to logits (B, classes, H, W)."""
+
+    def __init__(
+        self, image_size: int, channels: int, classes: int, *, blocks: Blocks = (2, 2, 3, 3, 3), width: Width = 16
+    ) -> None:
         super().__init__()
         filters = [width * min(2**stage, _WIDEST) for stage in range(len(blocks))]
         before = (channels, *filters)
@@ -47,7 +61,7 @@ class SegNet(nn.Module):
             inner = [filters[stage]] * blocks[stage]
             layers = _stage([*inner, before[stage]] if stage else inner)
             if not stage:
-                layers.append(nn.Conv2d(width, num_classes, 3, padding=1))
+                layers.append(nn.Conv2d(width, classes, 3, padding=1))
             self.add_module(f"decode{stage}", nn.Sequential(*layers))
         self._stages = len(blocks)
         initialise(self)
@@ -66,23 +80,4 @@ class SegNet(nn.Module):
         return x
 
 
-Blocks = Annotated[
-    Counts,
-    Field(description="Convolutions in each stage of the encoder, which halves the image, and of the decoder"),
-]
-Width = Annotated[
-    Count,
-    Field(
-        description="Filters of the first stage; each later one has twice as many, at most 8 times. The paper has 64"
-    ),
-]
-
-
-def build(
-    image_size: int, channels: int, classes: int, *, blocks: Blocks = (2, 2, 3, 3, 3), width: Width = 16
-) -> nn.Module:
-    """The network, whose keywords are its options."""
-    return SegNet(channels, classes, blocks, width)
-
-
-MODEL = Architecture(build, RECIPES, whole, has_masks=True)
+MODEL = Architecture(SegNet, RECIPES, whole, has_masks=True)

@@ -8,7 +8,6 @@ import timm
 import torch
 from torch import Tensor, nn
 
-OF_WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 CACHE = "HF_HOME (~/.cache/huggingface)"
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 from torchvision import models
 
-OF_WEIGHTS = ("weights", "weights_backbone", "progress")
 CACHE = "TORCH_HOME (~/.cache/torch)"
 
 # Auxiliary classifiers give logits of their own; without init_weights, torchvision warns of its default. Its weights

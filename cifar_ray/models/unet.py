@@ -51,17 +51,29 @@ class Up(nn.Module):
         return self.merge(torch.cat([skip, x], dim=1))
 
 
-class UNet(nn.Module):
-    """Images (B, channels, H, W) of at least 16x16 pixels to logits (B, num_classes, H, W)."""
+Width = Annotated[
+    Count, Field(description="Filters of the first level; each of four deeper ones has twice as many. The paper has 64")
+]
+Norm = Annotated[
+    Literal["batch", "none"],
+    Field(description="Batch norm after each 3x3 convolution, or biases alone, as in the paper"),
+]
 
-    def __init__(self, channels: int, num_classes: int, width: int, has_norm: bool) -> None:
+
+class UNet(nn.Module):
+    """Images (B, channels, H, W) of at least 16x16 pixels to logits (B, classes, H, W); the keywords are options."""
+
+    def __init__(
+        self, image_size: int, channels: int, classes: int, *, width: Width = 16, norm: Norm = "batch"
+    ) -> None:
         super().__init__()
+        has_norm = norm == "batch"
         filters = [width * 2**level for level in range(_LEVELS + 1)]
         for level, (inputs, outputs) in enumerate(zip((channels, *filters), filters)):
             self.add_module(f"down{level}", pair(inputs, outputs, has_norm))
         for level in reversed(range(_LEVELS)):
             self.add_module(f"up{level}", Up(filters[level + 1], filters[level], has_norm))
-        self.head = nn.Conv2d(width, num_classes, 1)
+        self.head = nn.Conv2d(width, classes, 1)
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -76,18 +88,4 @@ class UNet(nn.Module):
         return self.head(x)
 
 
-Width = Annotated[
-    Count, Field(description="Filters of the first level; each of four deeper ones has twice as many. The paper has 64")
-]
-Norm = Annotated[
-    Literal["batch", "none"],
-    Field(description="Batch norm after each 3x3 convolution, or biases alone, as in the paper"),
-]
-
-
-def build(image_size: int, channels: int, classes: int, *, width: Width = 16, norm: Norm = "batch") -> nn.Module:
-    """The network, whose keywords are its options."""
-    return UNet(channels, classes, width, norm == "batch")
-
-
-MODEL = Architecture(build, RECIPES, whole, has_masks=True)
+MODEL = Architecture(UNet, RECIPES, whole, has_masks=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.models.architecture import Architecture, Recipe, initialise
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
@@ -25,10 +25,7 @@ def build(image_size: int, channels: int, classes: int) -> nn.Module:
     side = image_size // 2 ** len(_STAGES)
     layers += [nn.Flatten(), nn.Linear(channels * side * side, classes)]
     network = nn.Sequential(*layers)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+    initialise(network, "fan_out")
     return network
 
 

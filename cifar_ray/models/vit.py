@@ -77,23 +77,50 @@ class Block(nn.Module):
         return branch * (kept / (1 - self.skip)).to(branch.dtype)
 
 
+Dim = Annotated[Count, Field(description="Embedding size; a multiple of the number of heads")]
+Depth = Annotated[Count, Field(description="Transformer blocks")]
+Heads = Annotated[Count, Field(description="Attention heads")]
+MlpRatio = Annotated[Count, Field(description="Width of a block's hidden layer as a multiple of dim")]
+Dropout = Annotated[Share, Field(description="Dropout rate after the embedding, in attention and in the MLP")]
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Refuse a width that attention heads cannot share."""
+    if dim % heads:
+        raise ConfigError("model_options.dim", f"must be a multiple of model_options.heads ({heads}), got {dim}")
+
+
 class VisionTransformer(nn.Module):
-    """Images (B, C, H, W) to logits (B, num_classes), read off the [CLS] token."""
+    """Images (B, C, H, W) to logits (B, classes), read off the [CLS] token; the keywords are the model's options.
+
+    Raises:
+        ConfigError: when sizes do not divide each other.
+    """
 
     def __init__(
         self,
         image_size: int,
         channels: int,
-        num_classes: int,
-        patch_size: int,
-        dim: int,
-        depth: int,
-        heads: int,
-        mlp_ratio: int,
-        dropout: float,
-        stochastic_depth: float,
+        classes: int,
+        *,
+        patch_size: Annotated[Count, Field(description="Side of a square patch in pixels")] = 4,
+        dim: Dim = 192,
+        depth: Depth = 6,
+        heads: Heads = 3,
+        mlp_ratio: MlpRatio = 2,
+        dropout: Dropout = 0.0,
+        stochastic_depth: Annotated[
+            Share,
+            Field(
+                description="Probability of skipping the last block for a sample; it rises linearly from 0 at the first"
+            ),
+        ] = 0.1,
     ) -> None:
         super().__init__()
+        if image_size % patch_size:
+            problem = f"must divide the image's side of {image_size}, got {patch_size}"
+            raise ConfigError("model_options.patch_size", problem)
+        check_heads(dim, heads)
         patches = (image_size // patch_size) ** 2
         self.patchify = nn.Conv2d(channels, dim, patch_size, patch_size)
         self.cls = nn.Parameter(torch.zeros(1, 1, dim))
@@ -102,7 +129,7 @@ class VisionTransformer(nn.Module):
         skips = [stochastic_depth * layer / max(depth - 1, 1) for layer in range(depth)]
         self.blocks = nn.Sequential(*(Block(dim, heads, mlp_ratio * dim, dropout, skip) for skip in skips))
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, num_classes)
+        self.head = nn.Linear(dim, classes)
         nn.init.trunc_normal_(self.cls, std=0.02)
         nn.init.trunc_normal_(self.positions, std=0.02)
         for module in self.modules():
@@ -137,49 +164,6 @@ class Method(nn.Module):
         return self._method(x)
 
 
-Dim = Annotated[Count, Field(description="Embedding size; a multiple of the number of heads")]
-Depth = Annotated[Count, Field(description="Transformer blocks")]
-Heads = Annotated[Count, Field(description="Attention heads")]
-MlpRatio = Annotated[Count, Field(description="Width of a block's hidden layer as a multiple of dim")]
-Dropout = Annotated[Share, Field(description="Dropout rate after the embedding, in attention and in the MLP")]
-
-
-def build(
-    image_size: int,
-    channels: int,
-    classes: int,
-    *,
-    patch_size: Annotated[Count, Field(description="Side of a square patch in pixels")] = 4,
-    dim: Dim = 192,
-    depth: Depth = 6,
-    heads: Heads = 3,
-    mlp_ratio: MlpRatio = 2,
-    dropout: Dropout = 0.0,
-    stochastic_depth: Annotated[
-        Share,
-        Field(description="Probability of skipping the last block for a sample; it rises linearly from 0 at the first"),
-    ] = 0.1,
-) -> nn.Module:
-    """The network, whose keywords are its options.
-
-    Raises:
-        ConfigError: when sizes do not divide each other.
-    """
-    if image_size % patch_size:
-        problem = f"must divide the image's side of {image_size}, got {patch_size}"
-        raise ConfigError("model_options.patch_size", problem)
-    check_heads(dim, heads)
-    return VisionTransformer(
-        image_size, channels, classes, patch_size, dim, depth, heads, mlp_ratio, dropout, stochastic_depth
-    )
-
-
-def check_heads(dim: int, heads: int) -> None:
-    """Refuse a width that attention heads cannot share."""
-    if dim % heads:
-        raise ConfigError("model_options.dim", f"must be a multiple of model_options.heads ({heads}), got {dim}")
-
-
 def layers(model: VisionTransformer) -> list[nn.Module]:
     """The embedding, the blocks and the head."""
     embedding = Method(
@@ -188,4 +172,4 @@ def layers(model: VisionTransformer) -> list[nn.Module]:
     return [embedding, *model.blocks, Method(model.read, norm=model.norm, head=model.head)]
 
 
-MODEL = Architecture(build, RECIPES, layers)
+MODEL = Architecture(VisionTransformer, RECIPES, layers)

@@ -86,7 +86,7 @@ class Pipeline(Strategy):
                 f"got {config.strategy}",
             )
         if is_own(config.model):
-            own_models.check_layers(config, data.facts(config), lambda made: stages.units(models.layers(config, made)))
+            own_models.check_layers(config, data.facts(config))
         most = len(stages.units(models.layers(config, model)))
         if workers > most:
             raise ConfigError(

@@ -75,11 +75,12 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
 
 def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     """Refuse a resolved config whose parts do not go together; ``batch_option`` is the option that gave the batch."""
-    outputs = tasks.spec(config, spec).outputs(spec.num_classes, spec.image_size)
+    outputs = tasks.spec(config).outputs(spec.num_classes, spec.image_size)
+    traits: dict[str, str] = {}
     if is_own(config.model):
-        own_models.check(config, spec, outputs)
-    elif is_own(config.dataset) and modality.of(spec).varies:
-        _check_side(config, spec)
+        traits = own_models.check(config, spec, outputs)
+    elif is_own(config.dataset) and spec.inputs == "images":
+        checks.side(config, spec)
     else:
         models.outline(config, spec)  # refuses options that do not go together
     freezing.check(config, spec)
@@ -87,10 +88,9 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     _check_sizes(config, spec, batch_option)
     strategy = strategies.of(config)
     check_place(config, Decided.asked(config))
-    if is_own(config.model):
-        own_models.check_strategy(config, spec, strategy.cannot)
+    own_models.refuse(config, "strategy", strategy.cannot, traits)
     if config.precision == "fp16":
-        _check_fp16(config, spec)
+        checks.fp16(config, traits)
     if config.compile and config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
     recipe, together = models.recipe(config), "whose workers take every step together"

@@ -55,7 +55,8 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
                 "run numbers words differently"
             )
         return initial_weights.read(path), ""
-    known = libraries.weights(model) if library_of(model) else ()
+    library, name = libraries.find(model) if library_of(model) else (None, "")
+    known = library.weights(name) if library else ()
     if text in known:
         spec = data.facts(config)
         if difference := _other_pixels(config, text):
@@ -84,9 +85,9 @@ def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
 
 def _other_pixels(config: ResolvedConfig, tag: str) -> str:
     """That the run normalises pixels in another way than the library did for its weights; empty when it does not."""
-    theirs = libraries.pixels(config.model, tag)
-    same = next((f"--normalise {name}" for name, constants in CONSTANTS.items() if constants == theirs), "")
-    if same == f"--normalise {config.normalise}":
+    library, name = libraries.find(config.model)
+    theirs = library.pixels(name, tag)
+    if theirs == CONSTANTS.get(config.normalise):
         return ""
     return f"weights of {tag}: trained with pixels normalised as {same or 'no --normalise'} does"
 

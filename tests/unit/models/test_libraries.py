@@ -93,10 +93,10 @@ def test_a_network_for_images_of_one_size_is_built_for_theirs(name: str) -> None
         ({"model": "timm:test_vitt"}, "--model must name a network of timm that classifies images, got timm:test_vitt; did you mean 'test_vit'?"),
         ({"model": "torchvision:alexnet"}, "--model must give float logits (B, 10) for images (B, 3, 32, 32), and torchvision:alexnet fails: RuntimeError: "),
         ({"model": "torchvision:googlenet", "model_options": {"aux_logits": True}}, "--model must "),
-        ({"model": SMALL, "model_options": {"width": 2}}, f"--model-options must fit {SMALL}: ShuffleNetV2.__init__() got an unexpected keyword argument 'width'"),
+        ({"model": SMALL, "model_options": {"width": 2}}, f"--model must build a model when called with (32, 3, 10), the data set's sizes, and {SMALL} fails: TypeError: ShuffleNetV2.__init__() got an unexpected keyword argument 'width'"),
         ({"model": SMALL, "model_options": {"weights": "DEFAULT"}}, "--model-options must not have weights: give --weights"),
         ({"model": "timm:test_vit", "model_options": {"checkpoint_path": "a.pt"}}, "--model-options must not have checkpoint_path: give --weights"),
-        ({"model": "timm:test_vit", "model_options": {"width": 2}}, "--model-options must fit timm:test_vit: "),
+        ({"model": "timm:test_vit", "model_options": {"width": 2}}, "--model must build a model when called with (32, 3, 10), the data set's sizes, and timm:test_vit fails: TypeError: "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_network_is_refused(values: dict[str, object], sentence: str) -> None:
@@ -108,7 +108,7 @@ def test_timm_that_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     monkeypatch.delitem(sys.modules, "cifar_ray.models.timm_models", raising=False)
-    libraries._found.cache_clear()
+    libraries.find.cache_clear()
     assert refusal(model="timm:test_efficientnet") == (
         "--model needs timm; install it with `pip install 'cifar-ray[timm]'`"
     )

@@ -99,15 +99,13 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
         ({"model": f"{NETS}:biuld"}, f"--model must name a function, and {NETS} has no biuld; did you mean 'build'?"),
         ({"model": f"{NETS}:A_NUMBER"}, f"--model must name a function, and {NETS}:A_NUMBER is 3"),
         ({"model": f"{NETS}:no_module"}, f"--model must return an nn.Module, and {NETS}:no_module returns 'a net'"),
-        ({"model": f"{NETS}:nothing_learns"}, f"--model must have weights to learn, and that of {NETS}:nothing_learns has none"),
         ({"model": f"{NETS}:too_many"}, f"--model must give float logits (B, 10) for images (B, 3, 32, 32), and {NETS}:too_many gives shape (2, 11) for 2 images"),
         ({"model": f"{NETS}:lazy"}, f"--model must know its sizes when it is built, and {NETS}:lazy has lazy layers"),
         ({"model": f"{NETS}:Unused", "strategy": "fsdp"}, f"--strategy must be other than fsdp for {NETS}:Unused, which does not use its parameter spare.weight in every step"),
         ({"model": f"{NETS}:frozen", "topology": "1x2", "strategy": "parameter_server"}, f"--strategy must be another for {NETS}:frozen, some of whose weights do not learn"),
         ({"model": "time:sleep"}, "--model must name a function in a Python file, and time:sleep is in none"),
-        ({"model": f"{NETS}:broken"}, f"--model must build a model, and {NETS}:broken fails: KeyError: 'no weights' (nets.py, line LINE)"),
+        ({"model": f"{NETS}:broken"}, f"--model must build a model when called with (32, 3, 10), the data set's sizes, and {NETS}:broken fails: KeyError: 'no weights' (nets.py, line LINE)"),
         ({"model": f"{NETS}:build", "model_options": {"size": 3}}, f"--model-options.size is no option of {NETS}:build, which has width, act, norm"),
-        ({"model": "torchvision.models:resnet18"}, "--model must be a function that takes (image_size, channels, classes), and torchvision.models:resnet18 does not; write one that calls it, such as: def build(image_size, channels, classes): return resnet18(num_classes=classes)"),
         ({"model": f"{NETS}:build", "model_options": {"width": "wide"}}, "--model-options.width must be a whole number, got 'wide'"),
         ({"model": f"{NETS}:build", "model_options": {"two words": 3}}, "--model-options must have names as Python's arguments have them, got 'two words'"),
         ({"model": f"{NETS}:build", "model_options": {"width": [[3]]}}, "--model-options.width must be a number, true, false or a text, got [3]"),
@@ -117,6 +115,12 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
 def test_what_cannot_be_a_model_is_refused(values: dict[str, object], sentence: str) -> None:
     line = str(nets.broken.__code__.co_firstlineno + 1)
     assert refusal(**values) == sentence.replace("FOLDER", str(Path.cwd())).replace("LINE", line)
+
+
+def test_a_model_without_weights_to_learn_is_refused() -> None:
+    assert refusal(model=f"{NETS}:nothing_learns").startswith(
+        f"--model must have weights that learn from its logits, and {NETS}:nothing_learns fails: RuntimeError: "
+    )
 
 
 def test_a_model_that_takes_other_images_is_refused() -> None:
@@ -177,7 +181,7 @@ def test_looking_at_a_model_leaves_the_generator_alone() -> None:
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
-    own._checked.clear()
+    own._tried.clear()
     resolved(DIGITS, model=f"{NETS}:Staged", topology="1x2", strategy="gpipe")
     assert torch.equal(torch.rand(3), wanted)
 

@@ -23,8 +23,8 @@ def size(model: nn.Module) -> int:
 
 def test_unet_has_the_parameters_of_its_paper() -> None:
     with torch.device("meta"):
-        assert size(UNet(1, 2, 64, has_norm=False)) == 31_030_658
-        assert size(UNet(3, 1, 64, has_norm=True)) == 31_037_633
+        assert size(UNet(16, 1, 2, width=64, norm="none")) == 31_030_658
+        assert size(UNet(16, 3, 1, width=64)) == 31_037_633
 
 
 def test_segnet_is_vgg16_and_its_mirror_image() -> None:
@@ -32,7 +32,7 @@ def test_segnet_is_vgg16_and_its_mirror_image() -> None:
     encoder = sum(9 * inputs * outputs + 2 * outputs for inputs, outputs in VGG16)
     decoder = sum(9 * inputs * outputs + 2 * inputs for inputs, outputs in VGG16[1:]) + 9 * 64 * classes + classes
     with torch.device("meta"):
-        found = size(SegNet(3, classes, (2, 2, 3, 3, 3), 64))
+        found = size(SegNet(32, 3, classes, width=64))
     assert found == encoder + decoder == 29_441_996
 
 
@@ -57,7 +57,7 @@ def test_logits_are_as_large_as_the_image(name: str, side: int, training: bool) 
 
 def test_what_a_pixel_is_given_depends_on_its_neighbourhood_alone() -> None:
     """A mirrored image has the mirrored logits where the weights are mirrored, too: nothing is shifted on its way."""
-    model = UNet(3, 4, 2, has_norm=False).eval()
+    model = UNet(16, 3, 4, width=2, norm="none").eval()
     images = torch.rand(1, 3, 32, 32)
     expected = model(images)
     with torch.no_grad():
