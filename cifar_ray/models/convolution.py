@@ -1,4 +1,4 @@
-"""Convolutions that are matrix products where their result has few pixels.
+"""Convolutions that are matrix products where their result has few pixels, and 1x1 convolutions that always are.
 
 A convolution's forward pass and both its gradients are products of a matrix that has a row for every pixel of the
 result, the patch of the input that it comes from ("columns", im2col; Chellapilla et al. 2006). It is kernel height x
@@ -16,52 +16,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-KEPT_BYTES = 256 * 2**20
-"""Columns that all layers of a model keep for the backward pass, at most: as much as the activations of a small model.
-A layer with more than its share of it makes them again, which takes a tenth of a product's time where it pays."""
-
 MOST_BYTES = 256 * 2**20
-"""A layer with larger columns is left a convolution: memory that is written once, and never again from a cache."""
+"""A layer with larger columns, which are kept for the backward pass, is left a convolution."""
 
 Pair = tuple[int, int]  # vertical, horizontal
 
 
-def memory_format(chosen: str | None) -> torch.memory_format:
-    """How images and weights lie in memory."""
-    return torch.contiguous_format if chosen == "contiguous" else torch.channels_last
-
-
 def laid_out(inputs: Tensor, chosen: str | None) -> Tensor:
     """A model's inputs with images as they are to lie in memory."""
-    return inputs.to(memory_format=memory_format(chosen)) if inputs.ndim == 4 else inputs
+    return inputs.to(memory_format=_format(chosen)) if inputs.ndim == 4 else inputs
+
+
+def _format(chosen: str | None) -> torch.memory_format:
+    return torch.contiguous_format if chosen == "contiguous" else torch.channels_last
 
 
 def replaceable(network: nn.Module) -> list[nn.Conv2d]:
     """The layers of ``network`` that can be products."""
-    layers = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d) and type(layer) is nn.Conv2d]
     return [
         layer
-        for layer in layers
-        if layer.groups == 1
-        and layer.dilation == (1, 1)
-        and layer.padding_mode == "zeros"
+        for layer in network.modules()
+        if type(layer) is nn.Conv2d
+        and (layer.groups, layer.dilation, layer.padding_mode) == (1, (1, 1), "zeros")
         and not isinstance(layer.padding, str)
     ]
 
 
 def install(network: nn.Module, chosen: str | None) -> None:
-    """Have the convolutions of ``network`` compute as ``chosen`` says, in place.
+    """Have the weights of ``network`` lie in memory, and its convolutions compute, as ``chosen`` says, in place.
 
-    Their class changes; their parameters, names and hooks stay.
+    The convolutions' class changes; their parameters, names and hooks stay.
     """
+    network.to(memory_format=_format(chosen))
     if chosen is None or not chosen.startswith("products"):
         return
     side, _, parts = chosen.removeprefix("products").partition("_")
-    layers = replaceable(network)
-    for layer in layers:
+    for layer in replaceable(network):
         layer.__class__ = Convolution
         assert isinstance(layer, Convolution)
-        layer.most_side, layer.with_data, layer.kept_bytes = int(side), not parts, KEPT_BYTES // len(layers)
+        layer.most_side, layer.with_data = int(side), not parts
 
 
 class Convolution(nn.Conv2d):
@@ -73,27 +66,46 @@ class Convolution(nn.Conv2d):
 
     most_side: int
     with_data: bool
-    kept_bytes: int
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.ndim == 4 and input.device.type == "cpu" and torch.is_grad_enabled():
-            is_cast = torch.is_autocast_enabled("cpu") and input.dtype == torch.float32
-            dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self.weight.dtype
-            sides = _result(input, self)
-            size = len(input) * math.prod(sides) * self.weight[0].numel() * dtype.itemsize
-            if max(sides) <= self.most_side and size <= MOST_BYTES and (is_cast or input.dtype == dtype):
-                bias = None if self.bias is None else self.bias.to(dtype)
-                how = (self.stride, self.padding, self.with_data, size <= self.kept_bytes)
-                out: Tensor = _Products.apply(input.to(dtype), self.weight.to(dtype), bias, *how)
-                return out
-        return super().forward(input)
+        if input.ndim != 4 or input.device.type != "cpu" or not torch.is_grad_enabled():
+            return super().forward(input)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
+        how: tuple[Pair, Pair] = self.stride, self.padding  # type: ignore[assignment]
+        sides = [
+            (side + 2 * padding - kernel) // stride + 1
+            for side, kernel, stride, padding in zip(input.shape[2:], self.kernel_size, *how)
+        ]
+        size = len(input) * math.prod(sides) * self.weight[0].numel() * dtype.itemsize
+        if max(sides) > self.most_side or size > MOST_BYTES:
+            return super().forward(input)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        out: Tensor = _Products.apply(input.to(dtype), self.weight.to(dtype), bias, *how, self.with_data)
+        return out
 
 
-def _result(images: Tensor, layer: nn.Conv2d) -> list[int]:
-    """Height and width of a layer's result for images (B, C, H, W)."""
-    assert not isinstance(layer.padding, str)
-    sizes = zip(images.shape[2:], layer.kernel_size, layer.stride, layer.padding)
-    return [(side + 2 * padding - kernel) // stride + 1 for side, kernel, stride, padding in sizes]
+class Pointwise(nn.Conv2d):
+    """A 1x1 convolution without padding; (B, C, H, W) to (B, filters, H/stride, W/stride).
+
+    In bfloat16 on a CPU it is a matrix product over the channels, which is the same arithmetic. oneDNN's backward pass
+    of such a convolution over images of few pixels is slow: 512 to 2,048 channels over 64 images of one pixel took
+    14.9 ms of CPU time, forward and backward, against 1.6, and 64 to 256 channels over 8x8 pixels 1.43 against 1.28
+    (least of n = 3, one thread of an AMD EPYC). In float32 the convolution is faster but for single pixels.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        vertical, horizontal = self.stride
+        pixels = x[:, :, ::vertical, ::horizontal].permute(0, 2, 3, 1)
+        return F.linear(pixels, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def make_pointwise(network: nn.Module) -> None:
+    """Make every 1x1 convolution within ``network`` a :class:`Pointwise` one, in place."""
+    for layer in network.modules():
+        if type(layer) is nn.Conv2d and layer.kernel_size == (1, 1):
+            layer.__class__ = Pointwise
 
 
 class _Products(torch.autograd.Function):
@@ -106,7 +118,6 @@ class _Products(torch.autograd.Function):
         stride: Pair,
         padding: Pair,
         with_data: bool,
-        keep: bool,
     ) -> Tensor:
         patches = _patches(x, weight, stride, padding)
         (images, tall, wide), matrix = patches.shape[:3], _matrix(weight).t()
@@ -117,7 +128,7 @@ class _Products(torch.autograd.Function):
             torch.mm(columns, matrix, out=rows)
         else:
             torch.addmm(bias, columns, matrix, out=rows)
-        ctx.save_for_backward(x, weight, columns if keep else None)
+        ctx.save_for_backward(x, weight, columns)
         ctx.stride, ctx.padding, ctx.with_data = stride, padding, with_data
         return out
 
@@ -125,24 +136,27 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,) = gradients
         x, weight, columns = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        results: list[Tensor | None] = [None, None, None]
-        if not torch.is_grad_enabled():  # a gradient's gradient is that of convolutions
-            rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)  # one for every pixel: (B x H' x W', filters)
-            if wanted[0] and ctx.with_data:
-                results[0] = _data_gradient(rows, gradient, weight, x, ctx.stride, ctx.padding)
-            if wanted[1]:
-                if columns is None:
-                    columns = _patches(x, weight, ctx.stride, ctx.padding).reshape(len(rows), -1)
-                filters, channels, *kernel = weight.shape
-                results[1] = (rows.t() @ columns).view(filters, *kernel, channels).permute(0, 3, 1, 2)
-            results[2] = gradient.sum((0, 2, 3)) if wanted[2] else None
-        missing = [needed and result is None for needed, result in zip(wanted, results)]
-        if any(missing):
-            sizes = ([len(weight)], ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1)
-            others = torch.ops.aten.convolution_backward(gradient, x, weight, *sizes, missing)
-            results = [other if result is None else result for result, other in zip(results, others)]
-        return *results, None, None, None, None
+        stride, padding = ctx.stride, ctx.padding
+        wanted: list[bool] = [*ctx.needs_input_grad[:3]]
+
+        def of_convolution(wanted: list[bool]) -> Any:
+            sizes = ([len(weight)], stride, padding, (1, 1), False, (0, 0), 1)
+            return torch.ops.aten.convolution_backward(gradient, x, weight, *sizes, wanted)
+
+        if torch.is_grad_enabled():  # a gradient's gradient is that of convolutions
+            return *of_convolution(wanted), None, None, None
+        rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)  # one for every pixel: (B x H' x W', filters)
+        data = of_weight = of_bias = None
+        if wanted[0] and ctx.with_data:
+            data = _data_gradient(rows, gradient, weight, x, stride, padding)
+        elif wanted[0]:
+            data = of_convolution([True, False, False])[0]
+        if wanted[1]:
+            filters, channels, *kernel = weight.shape
+            of_weight = (rows.t() @ columns).view(filters, *kernel, channels).permute(0, 3, 1, 2)
+        if wanted[2]:
+            of_bias = gradient.sum((0, 2, 3))
+        return data, of_weight, of_bias, None, None, None
 
 
 def _patches(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:

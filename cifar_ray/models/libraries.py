@@ -1,36 +1,123 @@
 """Networks of other libraries, by the libraries' own registries: ``--model torchvision:NAME`` and ``timm:NAME``.
 
-Each library has a module here with six functions: its names, what builds one of them, the size of one, the names of the
-weights that there are for one, the download of such weights, and the constants that pixels were normalised by.
+Each library is a class with the same methods: the names of its networks that classify images, one built without
+weights, its size (parameters, and the side in pixels of the images that its weights are for), the tags of the weights
+that there are for it, the weights of a tag as a state dict for the library's own classes, from its cache or downloaded,
+and the constants that the pixels which they were trained with were normalised by.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cifar_ray.config.errors import ConfigError, first_line, suggestion
-from cifar_ray.config.option import LIBRARIES
 
+Constants = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation per channel."""
+
+
+class Torchvision:
+    """torchvision's networks that classify images; all of them take three channels, as every data set has."""
+
+    cache = "TORCH_HOME (~/.cache/torch)"
+
+    def __init__(self) -> None:
+        from torchvision import models
+
+        self._models: Any = models
+
+    def names(self) -> list[str]:
+        return self._models.list_models(module=self._models)  # others are in modules of their own
+
+    def build(self, name: str, image_size: int, channels: int, classes: int, **options: Any) -> nn.Module:
+        usual: dict[str, Any] = {}
+        if name in ("googlenet", "inception_v3"):
+            # Auxiliary classifiers give logits of their own; without init_weights, torchvision warns of its default.
+            # Its weights were trained with pixels of mean 0.5; transform_input makes those of `--normalise imagenet`.
+            usual = {"aux_logits": False, "init_weights": True, "transform_input": True}
+        elif name.startswith("vit_"):
+            usual = {"image_size": image_size}
+        elif name.startswith("maxvit_"):
+            usual = {"input_size": (image_size, image_size)}
+        return self._models.get_model_builder(name)(weights=None, num_classes=classes, **{**usual, **options})
+
+    def size(self, name: str) -> tuple[int, int]:
+        usual = self._models.get_model_weights(name)["DEFAULT"]
+        return usual.meta["num_params"], usual.transforms().crop_size[0]
+
+    def weights(self, name: str) -> list[str]:
+        return [*self._models.get_model_weights(name).__members__]
+
+    def fetch(self, name: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:
+        return self._models.get_model_weights(name)[tag].get_state_dict(
+            progress=False, check_hash=True, weights_only=True
+        )
+
+    def pixels(self, name: str, tag: str) -> Constants:
+        transforms = self._models.get_model_weights(name)[tag].transforms()
+        return tuple(transforms.mean), tuple(transforms.std)
+
+
+class Timm:
+    """timm's networks; timm is an extra."""
+
+    cache = "HF_HOME (~/.cache/huggingface)"
+
+    def __init__(self) -> None:
+        import timm
+
+        self._timm: Any = timm
+
+    def names(self) -> list[str]:
+        return self._timm.list_models()
+
+    def build(self, name: str, image_size: int, channels: int, classes: int, **options: Any) -> nn.Module:
+        return self._create(name, image_size, in_chans=channels, num_classes=classes, **options)
+
+    def _create(self, name: str, image_size: int, **options: Any) -> nn.Module:
+        """The network ``NAME`` or ``NAME.WEIGHTS``; one that takes images of one size only is built for ours."""
+        known = self._timm.get_pretrained_cfg(name)
+        size = {"img_size": image_size} if known is not None and known.fixed_input_size else {}
+        return self._timm.create_model(name, **{**size, **options})
+
+    def size(self, name: str) -> tuple[int, int]:
+        with torch.device("meta"):  # timm has no record of the number of parameters
+            parameters = self._timm.create_model(name).parameters()
+        return sum(each.numel() for each in parameters), self._timm.get_pretrained_cfg(name).input_size[-1]
+
+    def weights(self, name: str) -> list[str]:
+        return [tagged.removeprefix(f"{name}.") for tagged in self._timm.list_pretrained(f"{name}.*")]
+
+    def fetch(self, name: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:
+        # timm fits them to the images' size and channels.
+        network = self._create(f"{name}.{tag}", image_size, in_chans=channels, pretrained=True, **options)
+        return network.state_dict()
+
+    def pixels(self, name: str, tag: str) -> Constants:
+        known = self._timm.get_pretrained_cfg(f"{name}.{tag}")
+        return tuple(known.mean), tuple(known.std)
+
+
+Library = Torchvision | Timm
+_LIBRARIES: dict[str, type[Library]] = {"torchvision": Torchvision, "timm": Timm}
 _OF_WEIGHTS = {"weights", "weights_backbone", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"}
 _OF_WEIGHTS |= {"checkpoint_path", "cache_dir", "progress"}
 
 
-def load(library: str) -> ModuleType:
-    """The module here of a library.
+@functools.cache
+def load(library: str) -> Library:
+    """A library by its name.
 
     Raises:
-        ConfigError: when the library is not installed.
+        ConfigError: when it is not installed.
     """
-    assert library in LIBRARIES
     try:
-        return importlib.import_module(f"cifar_ray.models.{library}_models")
+        return _LIBRARIES[library]()
     except ModuleNotFoundError as error:
         raise ConfigError(
             "model", f"needs {error.name}; install it with `pip install 'cifar-ray[{library}]'`"
@@ -38,19 +125,18 @@ def load(library: str) -> ModuleType:
 
 
 @functools.cache
-def find(model: str) -> tuple[ModuleType, str]:
-    """The module here of a model's library, and the network's name in the library.
+def find(model: str) -> tuple[Library, str]:
+    """The library of a model such as ``timm:convnext_tiny``, and the network's name in it.
 
     Raises:
         ConfigError: when there is no such network.
     """
     library, _, name = model.partition(":")
-    module = load(library)
-    known = module.names()
+    known = load(library).names()
     if name not in known:
         near = suggestion(name, known)
         raise ConfigError("model", f"must name a network of {library} that classifies images, got {model}{near}")
-    return module, name
+    return load(library), name
 
 
 def builder(model: str) -> Callable[..., nn.Module]:
@@ -59,13 +145,12 @@ def builder(model: str) -> Callable[..., nn.Module]:
     Raises:
         ConfigError: when there is no such network. The builder raises it on options that say which weights to load.
     """
-    module, name = find(model)
+    library, name = find(model)
 
     def build(*sizes: int, **options: Any) -> nn.Module:
         if hidden := sorted(_OF_WEIGHTS & {*options}):
             raise ConfigError("model_options", f"must not have {hidden[0]}: give --weights")
-        made: nn.Module = module.build(name, *sizes, **options)
-        return made
+        return library.build(name, *sizes, **options)
 
     return build
 
@@ -76,13 +161,12 @@ def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[st
     Raises:
         ConfigError: when they can be neither read nor downloaded.
     """
-    module, name = find(model)
+    library, name = find(model)
     try:
         with torch.random.fork_rng(devices=[]):  # timm builds a network for them
-            state: dict[str, Tensor] = module.fetch(name, tag, image_size, channels, **options)
+            return library.fetch(name, tag, image_size, channels, options)
     except Exception as error:  # of the network, the disk, or whatever a damaged file leads to
         raise ConfigError(
             "weights",
-            f"{tag} of {model} can be neither read from {module.CACHE} nor downloaded ({first_line(error)})",
+            f"{tag} of {model} can be neither read from {library.cache} nor downloaded ({first_line(error)})",
         ) from None
-    return state

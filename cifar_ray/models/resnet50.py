@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from cifar_ray.models import pointwise
+from cifar_ray.models import convolution
 from cifar_ray.models.architecture import Architecture, Recipe, initialise
 
 Stem = Annotated[
@@ -36,7 +36,7 @@ def build(image_size: int, channels: int, classes: int, *, stem: Stem = "imagene
         network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         initialise(network.conv1, "fan_out")
         network.maxpool = nn.Identity()
-    pointwise.replace(network)
+    convolution.make_pointwise(network)
     return network
 
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from cifar_ray import data, models, strategies, tasks
 from cifar_ray.config.model import USUAL
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import modality
 from cifar_ray.models import convolution
-from cifar_ray.strategies import compiling
+from cifar_ray.strategies import compiling, gradients
 from cifar_ray.strategies.worker import Worker, autocast
 from cifar_ray.training import hardware
 
@@ -33,15 +31,12 @@ GAIN = 1.05
 """How many times as fast as usual a pass must be with convolutions computed in another way."""
 
 LEAST_STEPS = 1000
-"""Passes of a run for which convolutions are measured: that takes as long as 15 to 50 of them."""
+"""Passes of a run for which convolutions are measured: that takes as long as 15 to 50 of 64 images."""
 
-PASS_S = 0.25
-"""A pass of the images that convolutions are measured with, at most, in CPU seconds. There are as many of them as are
-trained on together, if these do not take longer."""
-
-_SAMPLES = 16
-"""At most so many on a CPU, where the ratio hardly depends on them and a large model's passes take long. On a GPU it
-does, since few images are over before their kernels are launched: so many as are trained on together."""
+_SAMPLES, _IMAGES = 16, 64
+"""Samples to measure precisions with on a CPU, and images to measure convolutions with, at most: with more, the ratios
+hardly differ, and a large model's passes take long. On a GPU, passes of few samples are over before their kernels are
+launched: precisions are measured with as many as are trained on together."""
 
 _ENOUGH_S = 0.3
 _PRECISIONS, _FIRST, _FINAL = (2, 10), (2, 10), (5, 50)  # rounds, at least and while there is time
@@ -81,14 +76,18 @@ def choose(config: ResolvedConfig, worker: Worker, passes: int | None = None) ->
     """
     names = undecided(config, worker.device.type, passes_of(config) if passes is None else passes)
     precision, convolutions = config.precision.replace("auto", "fp32"), config.convolutions or USUAL
-    measured = []
-    with _one_thread(), compiling.refusing(config):
-        if "precision" in names:
-            precision, why = _choose_precision(config, worker)
-            measured.append(why)
-        if "convolutions" in names:
-            convolutions, why = _choose_convolutions(config, precision, worker)
-            measured.append(why)
+    measured, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with compiling.refusing(config):
+            if "precision" in names:
+                precision, why = _choose_precision(config, worker)
+                measured.append(why)
+            if "convolutions" in names:
+                convolutions, why = _choose_convolutions(config, precision, worker)
+                measured.append(why)
+    finally:
+        torch.set_num_threads(threads)
     return Choice(precision, convolutions, "; ".join(measured))
 
 
@@ -108,59 +107,43 @@ def passes_of(config: ResolvedConfig) -> int:
     return config.epochs * data.steps_per_epoch(config) * config.accumulate
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _choose_precision(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:
     """The faster precision, and what was measured, in words."""
-    count, seconds = _measure_what_fits(config, _samples(config, worker.device), worker.device)
-    fp32, bf16 = _mean(seconds, worker)
+    device, count = worker.device, max(strategies.of(config).at_once(config), 2)
+    count = count if device.type == "cuda" else min(count, _SAMPLES)
+    fp32, bf16 = _mean(_measure(config, count, device), worker)
+    passed = f"{count} {tasks.spec(config).unit} forward and backward"
     if math.isinf(bf16):
         return "fp32", "a GPU here has no bf16 arithmetic; --precision fp16 is for such a one"
-    counted = f"{count} {tasks.spec(config, data.facts(config)).unit}"
-    measured = f"{counted} forward and backward: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
+    if math.isinf(fp32):
+        return "bf16", f"{passed} do not fit into a GPU's memory in fp32"
+    measured = f"{passed}: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
     return "bf16" if fp32 > MARGIN * bf16 else "fp32", measured
+
+
+def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
+    """Least seconds of a forward and backward pass in float32 and in bfloat16; infinite for what a GPU cannot do."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return [0.0, math.inf]
+    one_pass = timed_pass(config, count, USUAL, device)
+    try:
+        return _least([functools.partial(one_pass, precision) for precision in ("fp32", "bf16")], *_PRECISIONS)
+    except torch.OutOfMemoryError:
+        return [math.inf, 0.0]
 
 
 def _mean(seconds: Sequence[float], worker: Worker) -> list[float]:
     """The mean of each figure over all ranks."""
     if worker.world_size == 1:
         return [*seconds]
-    mean = torch.tensor(seconds, dtype=torch.float64, device=worker.device) / worker.world_size
-    dist.all_reduce(mean)
+    mean = torch.tensor(seconds, dtype=torch.float64, device=worker.device)
+    gradients.average([mean])
     return mean.tolist()  # type: ignore[no-any-return]
 
 
-def _samples(config: ResolvedConfig, device: torch.device) -> int:
-    """How many samples to measure precisions with."""
-    at_once = max(strategies.of(config).at_once(config), 2)
-    return at_once if device.type == "cuda" else min(at_once, _SAMPLES)
-
-
-def _measure_what_fits(config: ResolvedConfig, count: int, device: torch.device) -> tuple[int, list[float]]:
-    """As :func:`_measure`, with half as many samples where a GPU has no memory for them in float32; and how many."""
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return 0, [0.0, math.inf]
-    try:
-        return count, _measure(config, count, device)
-    except torch.OutOfMemoryError:
-        if count < 4:
-            raise
-    return _measure_what_fits(config, count // 2, device)
-
-
-def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
-    """Least seconds of a forward and backward pass in float32 and in bfloat16; in turn, and without the first round."""
-    one_pass = timed_pass(config, count, USUAL, device)
-    passes = [functools.partial(one_pass, precision) for precision in ("fp32", "bf16")]
-    return [min(times) for times in in_turn(passes, *_PRECISIONS)]
+def _least(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[float]:
+    """The least seconds of each call, :func:`in_turn`."""
+    return [min(times) for times in in_turn(timed, least, most)]
 
 
 def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:
@@ -174,8 +157,8 @@ def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list
 
 def timed_pass(config: ResolvedConfig, count: int, convolutions: str, device: torch.device) -> Callable[[str], float]:
     """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds."""
-    facts, layout = data.facts(config), convolution.memory_format(convolutions)
-    model = models.build(config, facts).to(device).to(memory_format=layout).train()
+    spec = data.facts(config)
+    model = models.build(config, spec).to(device).train()
     convolution.install(model, convolutions)
     inputs = convolution.laid_out(modality.of(facts).example(count, device), convolutions)
     forward = compiling.Compiled(model, device) if config.compile else model
@@ -194,23 +177,15 @@ def timed_pass(config: ResolvedConfig, count: int, convolutions: str, device: to
 
 def _choose_convolutions(config: ResolvedConfig, precision: str, worker: Worker) -> tuple[str, str]:
     """The fastest way to compute convolutions on CPUs, and what was measured, in words."""
-    at_once = max(strategies.of(config).at_once(config), 2)
-    few = min(at_once, _SAMPLES)
-    one_pass = timed_pass(config, few, USUAL, worker.device)
-    (seconds,) = _mean([min(one_pass(precision) for _ in range(3))], worker)
-    count = min(at_once, max(few, int(few * PASS_S / seconds)))
+    count = min(max(strategies.of(config).at_once(config), 2), _IMAGES)
     passes = {
         name: functools.partial(timed_pass(config, count, name, worker.device), precision) for name in ways(config)
     }
-
-    def least(names: Sequence[str], rounds: tuple[int, int]) -> dict[str, float]:
-        times = in_turn([passes[name] for name in names], *rounds)
-        return dict(zip(names, _mean([min(of) for of in times], worker)))
-
-    measured = least([*passes], _FIRST)
+    measured = dict(zip(passes, _mean(_least([*passes.values()], *_FIRST), worker)))
     best = min(measured, key=measured.__getitem__)
     if best != USUAL:  # the least of many may be so by chance
-        measured |= least([USUAL, best], _FINAL)
+        two = [USUAL, best]
+        measured |= zip(two, _mean(_least([passes[name] for name in two], *_FINAL), worker))
     told = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in measured.items())
     chosen = best if measured[USUAL] > GAIN * measured[best] else USUAL
     return chosen, f"{count} images in {precision}: {told}"

@@ -194,8 +194,7 @@ def _model(config: ResolvedConfig, decided: Decided, spec: Facts, worker: Worker
         _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    layout = convolution.memory_format(decided.convolutions)
-    model = model.to(worker.device).to(memory_format=layout).train()
+    model = model.to(worker.device).train()
     convolution.install(model, decided.convolutions)
     if frozen:
         freezing.freeze(model, config)

@@ -107,7 +107,7 @@ def test_timm_that_is_not_installed_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    monkeypatch.delitem(sys.modules, "cifar_ray.models.timm_models", raising=False)
+    libraries.load.cache_clear()
     libraries.find.cache_clear()
     assert refusal(model="timm:test_efficientnet") == (
         "--model needs timm; install it with `pip install 'cifar-ray[timm]'`"

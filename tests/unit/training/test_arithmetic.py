@@ -102,19 +102,15 @@ def test_a_gpu_without_bfloat16_is_not_asked_to_try_it(monkeypatch: pytest.Monke
     )
 
 
-@pytest.mark.parametrize(("room", "images"), [(1000, 500), (250, 250), (100, 62)])
-def test_a_gpu_is_measured_with_the_batch_of_the_run_or_the_part_that_fits(
-    room: int, images: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
-        if count > room:
-            raise torch.OutOfMemoryError
-        return [1.0, 0.5]
+def test_a_gpu_without_room_for_float32_trains_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_pass(precision: str) -> float:
+        raise torch.OutOfMemoryError
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    monkeypatch.setattr(arithmetic, "_measure", measure)
+    monkeypatch.setattr(arithmetic, "timed_pass", lambda *_: one_pass)
     chosen = arithmetic.choose(replace(CONFIG, global_batch_size=500), GPU)
-    assert (chosen.precision, chosen.measured.split()[0]) == ("bf16", str(images))
+    assert chosen.precision == "bf16"
+    assert chosen.measured == "500 images forward and backward do not fit into a GPU's memory in fp32"
 
 
 NETWORK = {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}, "batch_size": 20, "precision": "fp32"}
@@ -183,12 +179,16 @@ def test_a_pipeline_keeps_its_layout(seconds: dict[str, float]) -> None:
     assert arithmetic.choose(LONG, Worker()).convolutions == "contiguous"
 
 
-def test_after_a_measurement_that_fails_there_are_as_many_threads_as_before() -> None:
+def test_after_a_measurement_that_fails_there_are_as_many_threads_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    monkeypatch.setattr(arithmetic, "timed_pass", fail)
     try:
-        with pytest.raises(MemoryError), arithmetic._one_thread():
-            raise MemoryError
+        with pytest.raises(MemoryError):
+            arithmetic.choose(LONG, Worker())
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
