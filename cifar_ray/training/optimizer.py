@@ -219,5 +219,5 @@ def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> fl
         return peak
     done = (step - warmup) / max(total - warmup, 1)
     if is_own(config.schedule):
-        return peak * own.course(config.schedule)(done)
+        return peak * own.course(config.schedule, done)
     return peak * 0.5 * (1 + math.cos(math.pi * done))

@@ -7,7 +7,6 @@ done, and returns the share of the peak learning rate.
 
 from __future__ import annotations
 
-import functools
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -26,9 +25,6 @@ from cifar_ray.data.datasets import as_tensor
 from cifar_ray.tasks import LOSS
 from cifar_ray.training import freezing
 
-_TRIED = 101
-"""Places at which a course is tried."""
-
 _SAMPLES = 64
 """Samples that a task is tried on, spread over all."""
 
@@ -39,7 +35,7 @@ def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch
     """What the user's function makes of the groups of parameters.
 
     Raises:
-        ConfigError: when it fails, or makes no optimizer of all these parameters.
+        ConfigError: when it fails, or makes no optimizer of all these parameters in groups with these learning rates.
     """
     imports.check_source(config, "optimizer")
     path = config.optimizer
@@ -47,106 +43,93 @@ def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch
         made = imports.load(path, "optimizer")(list(groups), lr=config.lr, **config.optimizer_options)
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError("optimizer", f"must make a torch.optim.Optimizer, and {path} makes {brief(made)}")
-    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-    if held != {id(parameter) for group in groups for parameter in group["params"]}:
+    given, kept = _factors(groups), _factors(made.param_groups)
+    if given.keys() != kept.keys():
         raise ConfigError("optimizer", f"must take all the parameters that it is given, and {path} does not")
-    factors = {id(parameter): group.get("lr_factor", 1.0) for group in groups for parameter in group["params"]}
-    for group in made.param_groups:
-        factor, *others = {factors[id(parameter)] for parameter in group["params"]} or {1.0}
-        if others:
-            raise ConfigError("lr_scale", f"needs an optimizer that keeps its groups apart, and {path} makes others")
-        if factor != 1:
-            group["lr_factor"] = factor
+    if given != kept:
+        raise ConfigError("lr_scale", f"needs an optimizer that keeps its groups apart, and {path} makes others")
     return made
 
 
-@functools.cache
-def course(path: str) -> Callable[[float], float]:
-    """The user's function of the share that is done."""
-    return imports.load(path, "schedule")
+def _factors(groups: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """The learning rate of every parameter as a multiple of the run's."""
+    return {id(parameter): group.get("lr_factor", 1.0) for group in groups for parameter in group["params"]}
+
+
+def course(path: str, done: float) -> float:
+    """The share of the peak by the user's function, when this share of the steps after the warm-up is done.
+
+    Raises:
+        ConfigError: when it fails, or returns none.
+    """
+    with imports.calling(path, "schedule", "must be a function of one number"):
+        share: Any = imports.load(path, "schedule")(done)
+    if not isinstance(share, int | float) or not 0 <= share < math.inf:
+        raise ConfigError(
+            "schedule", f"must return a share of the peak, 0 or more, and {path} returns {brief(share)} for {done:.2f}"
+        )
+    return share
 
 
 def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
     """Try what is the user's own, once in a process; torch's generator is left as it was.
 
-    It is two steps of the optimizer, whose state a checkpoint must hold, all of a course, and some samples of a task.
+    It is a step of the optimizer, whose state a checkpoint must hold, the end of a course, and some samples of a task.
 
     Raises:
         ConfigError: when they cannot be used.
     """
-    for key in ("schedule", "optimizer", "task"):
-        if is_own(getattr(config, key)):
-            imports.check_source(config, key)
     if repr(config) in _checked:
         return
-    if is_own(config.schedule):
-        _check_course(config.schedule)
-    if is_own(config.optimizer):
-        with torch.random.fork_rng(devices=[]):
-            model = models.build(config, data.facts(config))
-            freezing.freeze(model, config)
-            _check_optimizer(config.optimizer, model, make)
-    if is_own(config.task):
-        with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
+        if is_own(config.schedule):
+            imports.check_source(config, "schedule")
+            course(config.schedule, 0.99)
+        if is_own(config.optimizer):
+            _check_optimizer(config, make)
+        if is_own(config.task):
             _check_task(config)
     _checked.add(repr(config))
 
 
-def _check_course(path: str) -> None:
-    for done in (place / _TRIED for place in range(_TRIED)):
-        with imports.calling(path, "schedule", "must be a function of one number"):
-            share = imports.load(path, "schedule")(done)
-        is_number = isinstance(share, int | float) and not isinstance(share, bool)
-        if not is_number or not math.isfinite(share) or share < 0:
-            raise ConfigError(
-                "schedule",
-                f"must return a share of the peak, 0 or more, and {path} returns {brief(share)} for {done:.2f}",
-            )
-
-
-def _check_optimizer(path: str, model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+def _check_optimizer(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    model = models.build(config, data.spec(config))
+    freezing.freeze(model, config)
     made = make(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 1e-3)
-    with imports.calling(path, "optimizer", "must take steps without arguments"):
-        for _ in range(2):
-            made.step()
+    with imports.calling(config.optimizer, "optimizer", "must take steps without arguments"):
+        made.step()
     rule = "must have a state of tensors, numbers and text, which a checkpoint holds"
-    with imports.calling(path, "optimizer", rule):
+    with imports.calling(config.optimizer, "optimizer", rule):
         kept = io.BytesIO()
         torch.save(made.state_dict(), kept)
-        kept.seek(0)
-        make(model).load_state_dict(torch.load(kept, weights_only=True))
+        torch.load(io.BytesIO(kept.getvalue()), weights_only=True)
 
 
 def _check_task(config: ResolvedConfig) -> None:
     """Train on some samples and evaluate them; labels that have not been read yet are made up."""
-    facts, path = data.facts(config), config.task
-    task = tasks.build(config, facts)
-    shape = task.spec.outputs(facts.num_classes, facts.image_size)
-    targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % facts.num_classes
+    task, spec = tasks.build(config), data.facts(config)
+    shape = task.spec.outputs(spec.num_classes, spec.image_size)
+    targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % spec.num_classes
     if option.chosen(config.dataset) == OWN:
         column = as_tensor(data.find(config).parts["train"].targets)
         targets = column[:: max(len(column) // _SAMPLES, 1)][:_SAMPLES]
     size = len(targets)
-    outputs = models.build(config, facts).train()(modality.of(facts).example(size))
-    with imports.calling(str(path), "task", "must have the methods of cifar_ray.tasks.protocol.Task"):
+    outputs = models.build(config, spec).train()(modality.of(spec).example(size))
+    with imports.calling(str(config.task), "task", "must have the methods of cifar_ray.tasks.protocol.Task"):
         counts = task.counts(targets)
         loss = task.loss(outputs, targets, float(size if counts is None else counts.sum().clamp(min=1)))
-        tally = task.tally(outputs.detach(), targets)
-        metrics = {name: float(value) for name, value in task.evaluation(tally, size).metrics.items()}
+        metrics = task.evaluation(task.tally(outputs.detach(), targets), size).metrics
         answers = task.predictions(outputs.detach())
     answer = shape[1:] or shape  # of masks a number for each pixel
     figures = {LOSS.name, *(each.name for each in task.spec.figures if not each.optional or each.name in metrics)}
-    is_loss = isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad
-    is_count = counts is None or (counts.shape == (size,) and not counts.is_floating_point())
     for holds, rule in (
-        (is_count, "count whole numbers (N,)"),
-        (is_loss, "have a loss of one number, with a gradient"),
-        (all(isinstance(each, Tensor) for each in tally.values()), "tally tensors"),
+        (counts is None or not counts.is_floating_point(), "count whole numbers (N,)"),
+        (isinstance(loss, Tensor) and loss.shape == (), "have a loss of one number, with a gradient"),
         (metrics.keys() == figures, f"evaluate {', '.join(sorted(figures))}"),
         (answers.shape == (size, *answer), f"predict {math.prod(answer)} numbers for a sample"),
     ):
         if not holds:
-            raise ConfigError("task", f"must {rule}, and {path} does not")
+            raise ConfigError("task", f"must {rule}, and {config.task} does not")
