@@ -17,9 +17,8 @@ from cifar_ray.display.run import Console
 def models(pattern: str | None = None) -> int:
     """List the models of this package, of torchvision and of timm.
 
-    With PATTERN: also the parameters, the side of the images in pixels and the names for --weights. Those of this
-    package depend on the data, and have no such names. With the whole NAME of one of this package, or MODULE:FUNCTION
-    of your own: its options.
+    With PATTERN: also the names for --weights, which those of this package do not have. With the whole NAME of one of
+    this package, or MODULE:FUNCTION of your own: its options.
 
     Args:
         pattern: Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: the names of all.
@@ -49,14 +48,13 @@ def models(pattern: str | None = None) -> int:
         print("\n".join(matches))
         return 0
     width = max(map(len, matches))
-    print(f"{'model':<{width}}  {'parameters':>13}  {'image':>5}  weights")
+    print(f"{'model':<{width}}  weights")
     for name in matches:
-        size, tags = ("", ""), ""
+        tags: list[str] = []
         if library_of(name):
-            module, known = libraries.find(name)
-            parameters, side = module.size(known)
-            size, tags = (f"{parameters:,}", f"{side}"), " ".join(module.weights(known))
-        print(f"{name:<{width}}  {size[0]:>13}  {size[1]:>5}  {tags}".rstrip(), flush=True)
+            owner, known = libraries.find(name)
+            tags = owner.weights(known)
+        print(f"{name:<{width}}  {' '.join(tags)}".rstrip())
     return 0
 
 

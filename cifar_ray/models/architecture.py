@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,6 +67,16 @@ def whole(model: nn.Module) -> list[nn.Module]:
     """Refuse to take apart a model whose later layers use what several earlier ones gave."""
     rule = f"must keep the model whole for --model {type(model).__name__.lower()}"
     raise ConfigError("strategy", f"{rule}, whose decoder uses the output of every encoder level")
+
+
+def convolutions(channels: Sequence[int], has_norm: bool = True) -> list[nn.Module]:
+    """3x3 convolutions from each number of channels to the next, with batch norm unless they have biases, and ReLU."""
+    layers: list[nn.Module] = []
+    for inputs, filters in itertools.pairwise(channels):
+        layers.append(nn.Conv2d(inputs, filters, 3, padding=1, bias=not has_norm))
+        layers += [nn.BatchNorm2d(filters)] * has_norm
+        layers.append(nn.ReLU())
+    return layers
 
 
 def initialise(network: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_in") -> None:

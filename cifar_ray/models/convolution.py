@@ -50,22 +50,19 @@ def install(network: nn.Module, chosen: str | None) -> None:
     network.to(memory_format=_format(chosen))
     if chosen is None or not chosen.startswith("products"):
         return
-    side, _, parts = chosen.removeprefix("products").partition("_")
     for layer in replaceable(network):
         layer.__class__ = Convolution
         assert isinstance(layer, Convolution)
-        layer.most_side, layer.with_data = int(side), not parts
+        layer.most_side = int(chosen.removeprefix("products"))
 
 
 class Convolution(nn.Conv2d):
     """A convolution that :func:`install` has changed; (B, C, H, W) to (B, filters, H', W').
 
-    It is a product in training on a CPU, where no side of the result is longer than ``most_side``; without
-    ``with_data`` the gradient of the input is a convolution's.
+    It is a product in training on a CPU, where no side of the result is longer than ``most_side``.
     """
 
     most_side: int
-    with_data: bool
 
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim != 4 or input.device.type != "cpu" or not torch.is_grad_enabled():
@@ -80,7 +77,7 @@ class Convolution(nn.Conv2d):
         if max(sides) > self.most_side or size > MOST_BYTES:
             return super().forward(input)
         bias = None if self.bias is None else self.bias.to(dtype)
-        out: Tensor = _Products.apply(input.to(dtype), self.weight.to(dtype), bias, *how, self.with_data)
+        out: Tensor = _Products.apply(input.to(dtype), self.weight.to(dtype), bias, *how)
         return out
 
 
@@ -110,15 +107,7 @@ def make_pointwise(network: nn.Module) -> None:
 
 class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Pair,
-        padding: Pair,
-        with_data: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         patches = _patches(x, weight, stride, padding)
         (images, tall, wide), matrix = patches.shape[:3], _matrix(weight).t()
         columns = patches.reshape(images * tall * wide, -1)
@@ -129,34 +118,27 @@ class _Products(torch.autograd.Function):
         else:
             torch.addmm(bias, columns, matrix, out=rows)
         ctx.save_for_backward(x, weight, columns)
-        ctx.stride, ctx.padding, ctx.with_data = stride, padding, with_data
+        ctx.how = stride, padding
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (gradient,) = gradients
         x, weight, columns = ctx.saved_tensors
-        stride, padding = ctx.stride, ctx.padding
-        wanted: list[bool] = [*ctx.needs_input_grad[:3]]
-
-        def of_convolution(wanted: list[bool]) -> Any:
-            sizes = ([len(weight)], stride, padding, (1, 1), False, (0, 0), 1)
-            return torch.ops.aten.convolution_backward(gradient, x, weight, *sizes, wanted)
-
+        wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # a gradient's gradient is that of convolutions
-            return *of_convolution(wanted), None, None, None
+            how = ([len(weight)], *ctx.how, (1, 1), False, (0, 0), 1)
+            return *torch.ops.aten.convolution_backward(gradient, x, weight, *how, wanted), None, None
         rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)  # one for every pixel: (B x H' x W', filters)
         data = of_weight = of_bias = None
-        if wanted[0] and ctx.with_data:
-            data = _data_gradient(rows, gradient, weight, x, stride, padding)
-        elif wanted[0]:
-            data = of_convolution([True, False, False])[0]
+        if wanted[0]:
+            data = _data_gradient(rows, gradient, weight, x, *ctx.how)
         if wanted[1]:
             filters, channels, *kernel = weight.shape
             of_weight = (rows.t() @ columns).view(filters, *kernel, channels).permute(0, 3, 1, 2)
         if wanted[2]:
             of_bias = gradient.sum((0, 2, 3))
-        return data, of_weight, of_bias, None, None, None
+        return data, of_weight, of_bias, None, None
 
 
 def _patches(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:

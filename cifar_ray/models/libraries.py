@@ -1,9 +1,8 @@
 """Networks of other libraries, by the libraries' own registries: ``--model torchvision:NAME`` and ``timm:NAME``.
 
 Each library is a class with the same methods: the names of its networks that classify images, one built without
-weights, its size (parameters, and the side in pixels of the images that its weights are for), the tags of the weights
-that there are for it, the weights of a tag as a state dict for the library's own classes, from its cache or downloaded,
-and the constants that the pixels which they were trained with were normalised by.
+weights, the tags of the weights that there are for it, the weights of a tag as a state dict for the library's own
+classes, from its cache or downloaded, and the constants that normalised the pixels which they were trained with.
 """
 
 from __future__ import annotations
@@ -46,17 +45,12 @@ class Torchvision:
             usual = {"input_size": (image_size, image_size)}
         return self._models.get_model_builder(name)(weights=None, num_classes=classes, **{**usual, **options})
 
-    def size(self, name: str) -> tuple[int, int]:
-        usual = self._models.get_model_weights(name)["DEFAULT"]
-        return usual.meta["num_params"], usual.transforms().crop_size[0]
-
     def weights(self, name: str) -> list[str]:
         return [*self._models.get_model_weights(name).__members__]
 
     def fetch(self, name: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:
-        return self._models.get_model_weights(name)[tag].get_state_dict(
-            progress=False, check_hash=True, weights_only=True
-        )
+        entry = self._models.get_model_weights(name)[tag]
+        return entry.get_state_dict(progress=False, check_hash=True, weights_only=True)
 
     def pixels(self, name: str, tag: str) -> Constants:
         transforms = self._models.get_model_weights(name)[tag].transforms()
@@ -84,11 +78,6 @@ class Timm:
         known = self._timm.get_pretrained_cfg(name)
         size = {"img_size": image_size} if known is not None and known.fixed_input_size else {}
         return self._timm.create_model(name, **{**size, **options})
-
-    def size(self, name: str) -> tuple[int, int]:
-        with torch.device("meta"):  # timm has no record of the number of parameters
-            parameters = self._timm.create_model(name).parameters()
-        return sum(each.numel() for each in parameters), self._timm.get_pretrained_cfg(name).input_size[-1]
 
     def weights(self, name: str) -> list[str]:
         return [tagged.removeprefix(f"{name}.") for tagged in self._timm.list_pretrained(f"{name}.*")]

@@ -7,8 +7,6 @@ the 13 convolutions of VGG-16 with batch norm, five max-pools whose indices say 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.schema import Count, Counts
-from cifar_ray.models.architecture import Architecture, Recipe, initialise, whole
+from cifar_ray.models.architecture import Architecture, Recipe, convolutions, initialise, whole
 
 RECIPES = (
     Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=16),
@@ -24,14 +22,6 @@ RECIPES = (
 )
 
 _WIDEST = 8  # times the first stage's filters
-
-
-def _stage(channels: Sequence[int]) -> list[nn.Module]:
-    """3x3 convolutions with batch norm from each number of channels to the next."""
-    layers: list[nn.Module] = []
-    for inputs, filters in itertools.pairwise(channels):
-        layers += [nn.Conv2d(inputs, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
-    return layers
 
 
 Blocks = Annotated[
@@ -56,10 +46,10 @@ class SegNet(nn.Module):
         filters = [width * min(2**stage, _WIDEST) for stage in range(len(blocks))]
         before = (channels, *filters)
         for stage, count in enumerate(blocks):
-            self.add_module(f"encode{stage}", nn.Sequential(*_stage([before[stage], *[filters[stage]] * count])))
+            self.add_module(f"encode{stage}", nn.Sequential(*convolutions([before[stage], *[filters[stage]] * count])))
         for stage in reversed(range(len(blocks))):
             inner = [filters[stage]] * blocks[stage]
-            layers = _stage([*inner, before[stage]] if stage else inner)
+            layers = convolutions([*inner, before[stage]] if stage else inner)
             if not stage:
                 layers.append(nn.Conv2d(width, classes, 3, padding=1))
             self.add_module(f"decode{stage}", nn.Sequential(*layers))

@@ -13,6 +13,8 @@ norms learn 64 times as fast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -60,13 +62,8 @@ class Mirrored(nn.Sequential):
     """Layers whose output, outside training, is the mean over an image and its mirror image."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            return self._layers(x)
-        return (self._layers(x) + self._layers(x.flip(3))) / 2
-
-    def _layers(self, x: Tensor) -> Tensor:
-        logits: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-        return logits
+        layers: Callable[[Tensor], Tensor] = super().forward
+        return layers(x) if self.training else (layers(x) + layers(x.flip(3))) / 2
 
 
 def build(image_size: int, channels: int, classes: int) -> nn.Sequential:
@@ -87,8 +84,7 @@ def build(image_size: int, channels: int, classes: int) -> nn.Sequential:
 
 def mirrored(network: nn.Module, config: TrainConfig, spec: Facts) -> nn.Module:
     """The network, with the mean over an image and its mirror image where training images are mirrored."""
-    is_mirrored = spec.flip and config.augment not in ("none", "crop")
-    return Mirrored(*network.children()) if is_mirrored else network
+    return Mirrored(*network.children()) if spec.flip and config.augment not in ("none", "crop") else network
 
 
 def _convolution(channels: int, filters: int) -> nn.Conv2d:

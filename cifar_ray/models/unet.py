@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.schema import Count
-from cifar_ray.models.architecture import Architecture, Recipe, initialise, whole
+from cifar_ray.models.architecture import Architecture, Recipe, convolutions, initialise, whole
 
 RECIPES = (
     Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=16),
@@ -26,23 +26,13 @@ RECIPES = (
 _LEVELS = 4
 
 
-def pair(channels: int, filters: int, has_norm: bool) -> nn.Sequential:
-    """Two 3x3 convolutions; (B, C, H, W) to (B, filters, H, W)."""
-    layers: list[nn.Module] = []
-    for inputs in (channels, filters):
-        layers.append(nn.Conv2d(inputs, filters, 3, padding=1, bias=not has_norm))
-        layers += [nn.BatchNorm2d(filters)] * has_norm
-        layers.append(nn.ReLU())
-    return nn.Sequential(*layers)
-
-
 class Up(nn.Module):
     """Twice as large as (B, C, H, W), beside what the encoder had at that size: (B, filters, 2 H, 2 W)."""
 
     def __init__(self, channels: int, filters: int, has_norm: bool) -> None:
         super().__init__()
         self.enlarge = nn.ConvTranspose2d(channels, filters, 2, stride=2)
-        self.merge = pair(2 * filters, filters, has_norm)
+        self.merge = nn.Sequential(*convolutions([2 * filters, filters, filters], has_norm))
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         x = self.enlarge(x)
@@ -70,7 +60,7 @@ class UNet(nn.Module):
         has_norm = norm == "batch"
         filters = [width * 2**level for level in range(_LEVELS + 1)]
         for level, (inputs, outputs) in enumerate(zip((channels, *filters), filters)):
-            self.add_module(f"down{level}", pair(inputs, outputs, has_norm))
+            self.add_module(f"down{level}", nn.Sequential(*convolutions([inputs, outputs, outputs], has_norm)))
         for level in reversed(range(_LEVELS)):
             self.add_module(f"up{level}", Up(filters[level + 1], filters[level], has_norm))
         self.head = nn.Conv2d(width, classes, 1)

@@ -31,7 +31,7 @@ GAIN = 1.05
 """How many times as fast as usual a pass must be with convolutions computed in another way."""
 
 LEAST_STEPS = 1000
-"""Passes of a run for which convolutions are measured: that takes as long as 15 to 50 of 64 images."""
+"""Passes of a run for which convolutions are measured: that takes as long as 20 to 40 of 64 images."""
 
 _SAMPLES, _IMAGES = 16, 64
 """Samples to measure precisions with on a CPU, and images to measure convolutions with, at most: with more, the ratios
@@ -203,7 +203,7 @@ def ways(config: ResolvedConfig) -> list[str]:
     most = {next(most for most in _MOST if side <= most) for side in sides if side <= max(_MOST)}
     # What a pipeline's stages send one another is channels last.
     layouts = (USUAL,) if strategies.of(config).cut else (USUAL, "contiguous")
-    return [*layouts, *(f"products{side}{parts}" for side in sorted(most) for parts in ("", "_forward_weight"))]
+    return [*layouts, *(f"products{side}" for side in sorted(most))]
 
 
 def _now(device: torch.device) -> float:

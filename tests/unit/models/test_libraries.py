@@ -126,8 +126,8 @@ def test_models_are_listed_by_part_of_a_name_or_a_pattern_with_what_their_librar
 ) -> None:
     assert main(["models", "*resnet18"]) == 0
     _, *listed = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert listed[:2] == [["resnet18"], ["torchvision:resnet18", "11,689,512", "224", "IMAGENET1K_V1", "DEFAULT"]]
-    assert ["timm:skresnet18", "11,958,056", "224", "ra_in1k"] in listed
+    assert listed[:2] == [["resnet18"], ["torchvision:resnet18", "IMAGENET1K_V1", "DEFAULT"]]
+    assert ["timm:skresnet18", "ra_in1k"] in listed
     assert main(["models", "torchvision:vgg1?_bn"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == ["model", *(f"torchvision:vgg1{depth}_bn" for depth in (1, 3, 6, 9))]

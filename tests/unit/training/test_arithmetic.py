@@ -143,7 +143,7 @@ def test_all_other_runs_measure_nothing(values: dict[str, object]) -> None:
 )
 def test_products_are_tried_up_to_the_sides_that_a_model_has(model: str, sides: list[int]) -> None:
     asked = recipe.resolve(TrainConfig(dataset="digits", model=model, batch_size=20))
-    products = [f"products{side}{parts}" for side in sides for parts in ("", "_forward_weight")]
+    products = [f"products{side}" for side in sides]
     assert arithmetic.ways(asked) == ["channels_last", "contiguous", *products]
 
 
@@ -161,7 +161,6 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         ({"products8": 0.94}, "products8"),
         ({"products8": 0.96}, USUAL),
         ({"contiguous": 0.94, "products8": 0.95}, "contiguous"),
-        ({"products8": 0.94, "products8_forward_weight": 0.93}, "products8_forward_weight"),
     ],
 )
 def test_the_fastest_way_is_taken_if_it_gains_5_percent(
