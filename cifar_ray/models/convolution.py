@@ -31,17 +31,6 @@ def _format(chosen: str | None) -> torch.memory_format:
     return torch.contiguous_format if chosen == "contiguous" else torch.channels_last
 
 
-def replaceable(network: nn.Module) -> list[nn.Conv2d]:
-    """The layers of ``network`` that can be products."""
-    return [
-        layer
-        for layer in network.modules()
-        if type(layer) is nn.Conv2d
-        and (layer.groups, layer.dilation, layer.padding_mode) == (1, (1, 1), "zeros")
-        and not isinstance(layer.padding, str)
-    ]
-
-
 def install(network: nn.Module, chosen: str | None) -> None:
     """Have the weights of ``network`` lie in memory, and its convolutions compute, as ``chosen`` says, in place.
 
@@ -50,10 +39,15 @@ def install(network: nn.Module, chosen: str | None) -> None:
     network.to(memory_format=_format(chosen))
     if chosen is None or not chosen.startswith("products"):
         return
-    for layer in replaceable(network):
-        layer.__class__ = Convolution
-        assert isinstance(layer, Convolution)
-        layer.most_side = int(chosen.removeprefix("products"))
+    for layer in network.modules():
+        if (
+            type(layer) is nn.Conv2d
+            and (layer.groups, layer.dilation, layer.padding_mode) == (1, (1, 1), "zeros")
+            and not isinstance(layer.padding, str)
+        ):
+            layer.__class__ = Convolution
+            assert isinstance(layer, Convolution)
+            layer.most_side = int(chosen.removeprefix("products"))
 
 
 class Convolution(nn.Conv2d):

@@ -11,11 +11,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from cifar_ray import data, models, strategies, tasks
-from cifar_ray.config.model import USUAL
+from cifar_ray.config.model import USUAL, ConvolutionsName
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import modality
 from cifar_ray.models import convolution
@@ -40,7 +41,6 @@ launched: precisions are measured with as many as are trained on together."""
 
 _ENOUGH_S = 0.3
 _PRECISIONS, _FIRST, _FINAL = (2, 10), (2, 10), (5, 50)  # rounds, at least and while there is time
-_MOST = (2, 4, 8)  # sides of a result up to which a convolution may be a product
 
 
 @dataclass(frozen=True)
@@ -192,18 +192,11 @@ def _choose_convolutions(config: ResolvedConfig, precision: str, worker: Worker)
 
 
 def ways(config: ResolvedConfig) -> list[str]:
-    """The ways to compute convolutions that differ for a model."""
-    facts = data.facts(config)
-    model = models.build(config, facts)
-    sides: set[int] = set()
-    for layer in convolution.replaceable(model):
-        layer.register_forward_hook(lambda layer, _, result: sides.add(max(result.shape[2:])))
-    with torch.no_grad():
-        model.eval()(modality.of(facts).example(2))
-    most = {next(most for most in _MOST if side <= most) for side in sides if side <= max(_MOST)}
-    # What a pipeline's stages send one another is channels last.
-    layouts = (USUAL,) if strategies.of(config).cut else (USUAL, "contiguous")
-    return [*layouts, *(f"products{side}" for side in sorted(most))]
+    """The ways to compute convolutions that a run may choose."""
+    every = list(get_args(ConvolutionsName))
+    if strategies.of(config).cut:  # what a pipeline's stages send one another is channels last
+        every.remove("contiguous")
+    return every
 
 
 def _now(device: torch.device) -> float:

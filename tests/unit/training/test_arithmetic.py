@@ -137,16 +137,6 @@ def test_all_other_runs_measure_nothing(values: dict[str, object]) -> None:
     assert arithmetic.choose(replace(LONG, **values), Worker()) == Choice("fp32", named)
 
 
-@pytest.mark.parametrize(
-    ("model", "sides"),
-    [("simple_cnn", []), ("vgg11", [2, 4, 8]), ("resnet18", [4, 8]), ("vit", [8])],
-)
-def test_products_are_tried_up_to_the_sides_that_a_model_has(model: str, sides: list[int]) -> None:
-    asked = recipe.resolve(TrainConfig(dataset="digits", model=model, batch_size=20))
-    products = [f"products{side}" for side in sides]
-    assert arithmetic.ways(asked) == ["channels_last", "contiguous", *products]
-
-
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds of a pass in every way, in place of a clock's."""
@@ -167,8 +157,7 @@ def test_the_fastest_way_is_taken_if_it_gains_5_percent(
     times: dict[str, float], chosen: str, seconds: dict[str, float]
 ) -> None:
     seconds |= times
-    deep = replace(LONG, model_options={"blocks": (1, 1, 1), "width": 8})  # its last sides are 8
-    assert arithmetic.choose(deep, Worker()).convolutions == chosen
+    assert arithmetic.choose(LONG, Worker()).convolutions == chosen
 
 
 def test_a_pipeline_keeps_its_layout(seconds: dict[str, float]) -> None:
