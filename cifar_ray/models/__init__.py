@@ -6,10 +6,9 @@ import functools
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args
 
-from cifar_ray.config import keywords
+from cifar_ray.config import imports, keywords
 from cifar_ray.config.model import ModelName
 from cifar_ray.config.option import is_function, is_own
-from cifar_ray.tasks import imports
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +39,8 @@ def build(config: TrainConfig, spec: Facts) -> nn.Module:
     It maps a batch of inputs, such as float32 images (B, C, H, W), to float numbers (B, num_classes), or for masks (B,
     num_classes, H, W).
     """
+    from cifar_ray.data import modality
+
     if is_function(config.model):
         imports.check_source(config, "model")
     entry = of(config.model)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.option import is_function, library_of
 from cifar_ray.config.train import TrainConfig
@@ -141,7 +142,10 @@ def check_layers(config: TrainConfig, spec: Facts) -> None:
     """
     results = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model, inputs = build(config.model, *modality.of(spec).sizes, **config.model_options).train(), modality.of(spec).example(4)
+        model, inputs = (
+            build(config.model, *modality.of(spec).sizes, **config.model_options).train(),
+            modality.of(spec).example(4),
+        )
         whole, layers = copy.deepcopy(model), _layers(config.model, model)
         with imports.calling(config.model, "model", "must be its stages(), one after the other"):
             for called in (whole, nn.Sequential(*layers)):

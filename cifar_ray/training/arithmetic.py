@@ -112,7 +112,7 @@ def _choose_precision(config: ResolvedConfig, worker: Worker) -> tuple[str, str]
     device, count = worker.device, max(strategies.of(config).at_once(config), 2)
     count = count if device.type == "cuda" else min(count, _SAMPLES)
     fp32, bf16 = _mean(_measure(config, count, device), worker)
-    passed = f"{count} {tasks.spec(config).unit} forward and backward"
+    passed = f"{count} {tasks.spec(config, data.facts(config)).unit} forward and backward"
     if math.isinf(bf16):
         return "fp32", "a GPU here has no bf16 arithmetic; --precision fp16 is for such a one"
     if math.isinf(fp32):
@@ -157,8 +157,8 @@ def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list
 
 def timed_pass(config: ResolvedConfig, count: int, convolutions: str, device: torch.device) -> Callable[[str], float]:
     """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds."""
-    spec = data.facts(config)
-    model = models.build(config, spec).to(device).train()
+    facts = data.facts(config)
+    model = models.build(config, facts).to(device).train()
     convolution.install(model, convolutions)
     inputs = convolution.laid_out(modality.of(facts).example(count, device), convolutions)
     forward = compiling.Compiled(model, device) if config.compile else model

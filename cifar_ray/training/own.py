@@ -93,7 +93,7 @@ def check(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimi
 
 
 def _check_optimizer(config: ResolvedConfig, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-    model = models.build(config, data.spec(config))
+    model = models.build(config, data.facts(config))
     freezing.freeze(model, config)
     made = make(model)
     for parameter in model.parameters():
@@ -110,7 +110,8 @@ def _check_optimizer(config: ResolvedConfig, make: Callable[[nn.Module], torch.o
 
 def _check_task(config: ResolvedConfig) -> None:
     """Train on some samples and evaluate them; labels that have not been read yet are made up."""
-    task, spec = tasks.build(config), data.facts(config)
+    spec = data.facts(config)
+    task = tasks.build(config, spec)
     shape = task.spec.outputs(spec.num_classes, spec.image_size)
     targets = torch.arange(_SAMPLES * math.prod(shape[1:])).view(_SAMPLES, *shape[1:]) % spec.num_classes
     if option.chosen(config.dataset) == OWN:

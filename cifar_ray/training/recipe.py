@@ -8,7 +8,7 @@ import functools
 import shlex
 import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -75,12 +75,12 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
 
 def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     """Refuse a resolved config whose parts do not go together; ``batch_option`` is the option that gave the batch."""
-    outputs = tasks.spec(config).outputs(spec.num_classes, spec.image_size)
+    outputs = tasks.spec(config, spec).outputs(spec.num_classes, spec.image_size)
     traits: dict[str, str] = {}
     if is_own(config.model):
         traits = own_models.check(config, spec, outputs)
-    elif is_own(config.dataset) and spec.inputs == "images":
-        checks.side(config, spec)
+    elif is_own(config.dataset) and modality.of(spec).varies:
+        _check_side(config, spec)
     else:
         models.outline(config, spec)  # refuses options that do not go together
     freezing.check(config, spec)
@@ -90,7 +90,7 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     check_place(config, Decided.asked(config))
     own_models.refuse(config, "strategy", strategy.cannot, traits)
     if config.precision == "fp16":
-        checks.fp16(config, traits)
+        _check_fp16(config, traits)
     if config.compile and config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
     recipe, together = models.recipe(config), "whose workers take every step together"
@@ -229,8 +229,8 @@ def _takes(config: ResolvedConfig, spec: Facts, samples: int) -> bool:
     return True
 
 
-def _check_fp16(config: ResolvedConfig, spec: Facts) -> None:
-    """Refuse float16 where its loss cannot be scaled."""
+def _check_fp16(config: ResolvedConfig, traits: Mapping[str, str]) -> None:
+    """Refuse float16 where its loss cannot be scaled, as for some :data:`~cifar_ray.models.own.TRAITS` of a model."""
     if config.strategy not in SCALING:
         raise ConfigError(
             "precision",
@@ -242,8 +242,7 @@ def _check_fp16(config: ResolvedConfig, spec: Facts) -> None:
             "strategy_options.comm_hook",
             "must be other than powersgd with --precision fp16: it would carry over what overflows",
         )
-    if is_own(config.model):
-        own_models.check_float32(config, spec, "precision", "fp16")
+    own_models.refuse(config, "precision", frozenset({"dtype"}), traits)
 
 
 def _val_share(config: TrainConfig, chooser: str) -> float | None:

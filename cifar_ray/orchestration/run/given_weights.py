@@ -87,7 +87,8 @@ def _other_pixels(config: ResolvedConfig, tag: str) -> str:
     """That the run normalises pixels in another way than the library did for its weights; empty when it does not."""
     library, name = libraries.find(config.model)
     theirs = library.pixels(name, tag)
-    if theirs == CONSTANTS.get(config.normalise):
+    same = next((f"--normalise {known}" for known, constants in CONSTANTS.items() if constants == theirs), "")
+    if same == f"--normalise {config.normalise}":
         return ""
     return f"weights of {tag}: trained with pixels normalised as {same or 'no --normalise'} does"
 
