@@ -77,7 +77,7 @@ def make_up_images() -> None:
             return len(made.train["labels"])
 
         def __getitem__(self, index: int) -> Any:
-            return self._transform(Image.fromarray(made.train.images[index])), int(made.train["labels"][index])
+            return self._transform(Image.fromarray(made.train.inputs[index])), int(made.train["labels"][index])
 
     data.load = lambda *_: made
     torchvision.datasets.CIFAR10 = Random  # type: ignore[assignment, misc]

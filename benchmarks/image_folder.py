@@ -34,9 +34,9 @@ def write(root: Path) -> None:
     cifar = data.load("cifar10")
     for half, split, count in (("train", cifar.train, IMAGES), ("test", cifar.test, TESTS)):
         for index in range(count):
-            folder = root / half / cifar.class_names[split["labels"][index]]
+            folder = root / half / cifar.spec.names[split["labels"][index]]
             folder.mkdir(parents=True, exist_ok=True)
-            image = Image.fromarray(split.images[index]).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+            image = Image.fromarray(split.inputs[index]).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
             image.save(folder / f"{index:05}.jpg", quality=90)
 
 

@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
         folder.mkdir(parents=True)
         digits = data.load("digits")
         for part, split in (("train", digits.train), ("test", digits.test)):
-            np.save(folder / f"{part}_images.npy", split.images)
+            np.save(folder / f"{part}_images.npy", split.inputs)
             np.save(folder / f"{part}_labels.npy", split["labels"])
     result = cifar_ray.train(TrainConfig(dataset=f"npy:{folder}", model="simple_cnn", epochs=2, topology="1x2"))
     print(result.metrics["test/accuracy"])

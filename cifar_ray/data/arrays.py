@@ -58,7 +58,7 @@ def facts_of(dataset: str, parts: Mapping[str, Split], names: tuple[str, ...], f
         mean, std = standard(train.inputs)
         return replace(facts, shape=train.inputs.shape[1:], mean=mean, std=std)
     pixels = np.zeros((3, 256), dtype=np.int64)
-    for chunk in np.array_split(train.images, max(len(train.images) // 1024, 1)):
+    for chunk in np.array_split(train.inputs, max(len(train.inputs) // 1024, 1)):
         for channel in range(3):
             pixels[channel] += np.bincount(chunk[..., channel].ravel(), minlength=256)
     values = np.arange(256) / 255
@@ -67,7 +67,7 @@ def facts_of(dataset: str, parts: Mapping[str, Split], names: tuple[str, ...], f
     stds = np.sqrt(np.maximum(shares @ values**2 - means**2, 0))
     return replace(
         facts,
-        **of_images(dataset, train.images.shape[1]),
+        **of_images(dataset, train.inputs.shape[1]),
         mean=tuple(round(float(value), 4) for value in means),
         std=tuple(max(round(float(value), 4), 1e-4) for value in stds),  # a channel may be one colour
     )

@@ -80,13 +80,8 @@ class Split:
 
     @property
     def inputs(self) -> np.ndarray:
-        """What the model is given."""
+        """That column."""
         return self.columns[self.kind]
-
-    @property
-    def images(self) -> np.ndarray:
-        """The images of a split that has them."""
-        return self.columns["images"]
 
     def at(self, rows: Any) -> Split:
         """Some of the samples, as NumPy chooses rows."""
@@ -127,16 +122,6 @@ class Dataset:
     val: Split | None = None
     encoding: str = ""
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One for each number that a model gives for a sample, such as its labels."""
-        return self.spec.names
-
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 over all columns."""
-        return self.spec.digest
-
     def normalised(self, by: str) -> Dataset:
         """The same samples, with the facts of :func:`normalised`."""
         return replace(self, spec=normalised(self.spec, by))
@@ -174,14 +159,9 @@ def folder(data_dir: str | None) -> Path:
 
 
 def to_model_size(spec: Facts, images: Any) -> np.ndarray:
-    """Published images as the models get them.
+    """Published images, (N, side, side, 3), or (N, side, side) when grey, as the models get them.
 
-    8x8 images are enlarged, each pixel to 4x4; 28x28 ones get a border of 2 zeros; grey ones get three
-    equal channels.
-
-    Args:
-        spec: the data set.
-        images: uint8, (N, side, side, 3), or (N, side, side) when grey, with ``spec.native_size`` as side.
+    8x8 images are enlarged, each pixel to 4x4; 28x28 ones get a border of 2 zeros; grey ones three equal channels.
 
     Returns:
         uint8, (N, 32, 32, 3), contiguous.

@@ -1,4 +1,4 @@
-"""Image files, and images that arrive as bytes, as a model gets them."""
+"""Image files, and images that arrive as bytes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.facts import Facts
-from cifar_ray.data.datasets import to_model_size
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """What is read, by Pillow's names. Others are rare, and one of them (EPS) starts another program."""
@@ -52,18 +47,14 @@ def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
     try:
         with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise Image.DecompressionBombError
+                raise ImageError(f"it has too many pixels; at most {MAX_PIXELS:,} are read")
             yield image
     except ImageError:
         raise
-    except Image.DecompressionBombError:
-        raise ImageError(f"it has too many pixels; at most {MAX_PIXELS:,} are read") from None
     except UnidentifiedImageError:
         raise ImageError("it is not an image") from None
-    except OSError as error:
-        raise ImageError(error.strerror or "it is truncated or damaged") from None
-    except Exception:  # on damaged files the decoders raise whatever comes
-        raise ImageError("it is truncated or damaged") from None
+    except Exception as error:  # on damaged files the decoders raise whatever comes
+        raise ImageError(getattr(error, "strerror", "") or "it is truncated or damaged") from None
 
 
 def refuse(errors: Sequence[UnreadableError], total: int) -> None:
@@ -111,21 +102,6 @@ def upright(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ImageError("its grey values have no known white; save it with 8 bits per pixel")
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def batch(spec: Facts, images: Sequence[Image.Image]) -> Tensor:
-    """Images as the input of a model of that data set: scaled to its images' size, and made grey if they are.
-
-    Returns:
-        uint8, (N, side, side, 3), channels last.
-    """
-    import torch
-
-    if spec.crop:
-        return torch.from_numpy(np.stack([cropped(image, spec.image_size) for image in images]))
-    size = (spec.native_size, spec.native_size)
-    pixels = [image.convert("L" if spec.grey else "RGB").resize(size) for image in images]
-    return torch.from_numpy(to_model_size(spec, np.stack([np.asarray(image) for image in pixels])))
 
 
 def square(path: Path, side: int) -> np.ndarray:

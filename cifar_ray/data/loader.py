@@ -96,18 +96,14 @@ class TrainLoader:
         device: torch.device,
         variation: augment.Variation = augment.USUAL,
     ) -> None:
-        self._config = config
-        self._spec = dataset.spec
-        self._channels_last = decided.convolutions != "contiguous"
-        self._shard = data_shard
-        self._variation = variation
-        self._device = device
+        self._config, self._spec, self._shard, self._device = config, dataset.spec, data_shard, device
+        self._channels_last, self._variation = decided.convolutions != "contiguous", variation
         self._normalise = modality.of(dataset.spec).normaliser().to(device)
         task = tasks.build(config, dataset.spec)
         inputs, targets = as_tensor(dataset.train.inputs), as_tensor(dataset.train[task.target])
         # On a GPU the whole data set moves there once (185 MB for CIFAR-10); on a CPU it stays shared, or on disk.
         self._reader = ThreadPoolExecutor(1) if dataset.train.file else None
-        self._inputs = inputs if self._reader else _moved(inputs, device, config, dataset.spec)
+        self._inputs = inputs if self._reader else _moved(inputs, device, config)
         self._targets = targets.to(device)
         self._task, self._has_masks = task, task.spec.has_masks
         counts = None if self._has_masks else task.counts(targets)
@@ -201,19 +197,17 @@ class TrainLoader:
 
     def _varied(self, images: Tensor, samples: Tensor, epoch: int, is_mask: bool = False) -> Tensor:
         """Training images, or their masks, as an epoch shows them, before they are mixed; others do not vary."""
-        config, images = self._config, images.to(self._device, non_blocking=True)
-        if config.augment == "none" or not len(samples):
+        augmentation, seed = self._config.augment, self._config.seed
+        images = images.to(self._device, non_blocking=True)
+        if augmentation == "none" or not len(samples):
             return images
-        flip = config.augment != "crop" and self._spec.flip
-        if config.augment == "resized_crop":
-            return policies.resized_crop(images, samples, config.seed, epoch, flip, self._variation, is_mask)
+        flip = augmentation != "crop" and self._spec.flip
+        if augmentation == "resized_crop":
+            return policies.resized_crop(images, samples, seed, epoch, flip, self._variation, is_mask)
         border = IGNORED if is_mask else 0
-        images = augment.crop_and_flip(images, samples, config.seed, epoch, flip, self._variation, border)
-        if config.augment == "randaugment":
-            return policies.rand_augment(images, samples, config.seed, epoch)
-        if config.augment == "trivialaugment":
-            return policies.trivial_augment(images, samples, config.seed, epoch)
-        return images
+        images = augment.crop_and_flip(images, samples, seed, epoch, flip, self._variation, border)
+        policy = policies.POLICIES.get(augmentation)
+        return policy(images, samples, seed, epoch) if policy else images
 
     def _permutation(self, epoch: int) -> Tensor:
         """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""
@@ -247,20 +241,15 @@ class TrainLoader:
         return Texts(mean, 1 - mean * batch / computed.item())
 
 
-def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig, facts: Facts) -> Tensor:
+def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:
     """The training inputs on ``device``; a ConfigError names what helps where a GPU has no room for them."""
     try:
         return inputs.to(device)
     except torch.OutOfMemoryError:
-        left, total = torch.cuda.mem_get_info(device)
-        allowed = torch.cuda.get_per_process_memory_fraction(device) * total  # less where runs share the GPU
-        free, needed = min(left, allowed) / 1e9, inputs.nbytes / 1e9
-    remedy = ", come with --stream," if chosen(config.dataset) in SIZED and modality.of(facts).varies else ""
-    raise ConfigError(
-        "dataset",
-        f"must be smaller{remedy} or train with --device cpu: its training {tasks.spec(config, facts).unit} take "
-        f"{needed:.1f} GB, and the GPU has {free:.1f} GB free",
-    )
+        free, needed = torch.cuda.mem_get_info(device)[0] / 1e9, inputs.nbytes / 1e9
+    remedy = ", come with --stream," * (chosen(config.dataset) in SIZED)
+    has = f"its training samples take {needed:.1f} GB, and the GPU has {free:.1f} GB free"
+    raise ConfigError("dataset", f"must be smaller{remedy} or train with --device cpu: {has}")
 
 
 def evaluation_batches(

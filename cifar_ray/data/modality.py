@@ -13,10 +13,8 @@ from cifar_ray.data import tokens
 from cifar_ray.data.datasets import as_tensor
 
 EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
-"""Test samples per forward pass, by kind of device; of images larger than 64x64 pixels, as many as have together as
-many pixels. But for rounding it has no effect on the metrics. On a CPU, float32 is slower where what the layers of more
-images hand on leaves the cache: ResNet on one thread of an AMD EPYC took 0.9 CPU seconds for 2,560 images with 128 at
-once, 1.3 with 256, 1.9 with 512 (medians, n = 3)."""
+"""Test samples per forward pass; of images above 64x64 pixels, as many as have as many pixels. ResNet on one thread of
+an AMD EPYC took 0.9 CPU seconds for 2,560 images with 128 at once, 1.3 with 256, 1.9 with 512 (medians, n = 3)."""
 _USUAL_SIDE = 64
 
 

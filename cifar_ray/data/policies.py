@@ -30,15 +30,6 @@ _TRIES = 10
 """How often RandomResizedCrop draws a box that does not fit into the image before it takes the whole image."""
 
 
-class Box(NamedTuple):
-    """A part of an image, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-
 class _Operation(NamedTuple):
     """``apply(images, magnitude)``, with the strongest magnitude in RandAugment and in TrivialAugment.
 
@@ -118,8 +109,8 @@ def resized_crop(
     return crops
 
 
-def boxes(samples: Tensor, seed: int, epoch: int, side: int) -> list[Box]:
-    """The part of each image, of ``side`` pixels, that a resized crop shows.
+def boxes(samples: Tensor, seed: int, epoch: int, side: int) -> list[tuple[int, int, int, int]]:
+    """The part of each image, of ``side`` pixels, that a resized crop shows: top, left, height, width.
 
     Its area is 8 to 100 % of the image's and its aspect ratio 3:4 to 4:3, uniform in the logarithm; it lies anywhere.
     """
@@ -135,7 +126,7 @@ def boxes(samples: Tensor, seed: int, epoch: int, side: int) -> list[Box]:
             if 0 < tall <= side and 0 < wide <= side:
                 height, width = tall, wide
                 break
-        chosen.append(Box(int(row * (side - height + 1)), int(column * (side - width + 1)), height, width))
+        chosen.append((int(row * (side - height + 1)), int(column * (side - width + 1)), height, width))
     return chosen
 
 
@@ -157,6 +148,9 @@ def _apply(images: Tensor, hashed: Tensor, wide: bool) -> Tensor:
     back[places] = torch.arange(len(places), device=places.device)
     return changed[back].permute(0, 2, 3, 1).contiguous()
 
+
+POLICIES = {"randaugment": rand_augment, "trivialaugment": trivial_augment}
+"""By the names that ``--augment`` has."""
 
 Together = Callable[[Tensor, Tensor], Tensor]
 """An operation on images (N, C, side, side), uint8, each with the number of what it drew (N,): twice the level, and

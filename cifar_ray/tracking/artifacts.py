@@ -104,9 +104,9 @@ def log_masks(
     picture = io.BytesIO()
     try:
         with torch.inference_mode():
-            predicted = load()[0](torch.from_numpy(np.array(shown.images))).numpy()
+            predicted = load()[0](torch.from_numpy(np.array(shown.inputs))).numpy()
         with drawing.settings():
-            figure = masks_figure(shown.images, shown[column], predicted, dataset.class_names)
+            figure = masks_figure(shown.inputs, shown[column], predicted, dataset.spec.names)
             figure.savefig(picture, format="png", bbox_inches="tight")
     except Exception as error:
         return store.reason(error)
@@ -175,7 +175,7 @@ def log_model(
             "probability": DataType.double,
             "probabilities": Map(DataType.double),
         },
-        "values": dict.fromkeys(dataset.class_names, DataType.double),
+        "values": dict.fromkeys(dataset.spec.names, DataType.double),
     }
     outputs = of_answers[task.answer]
     # MLflow would refuse whole numbers in a column of doubles.
@@ -187,7 +187,7 @@ def log_model(
     config = {
         "inputs": dataset.spec.inputs,
         "answer": task.answer,
-        "labels": list(dataset.class_names),
+        "labels": list(dataset.spec.names),
         **taken.settings,
     }
     inputs = torch.from_numpy(np.resize(dataset.test.inputs[:2], (2, *dataset.test.inputs.shape[1:])))
@@ -233,7 +233,7 @@ def log_model(
                 signature=signature,
                 input_example=pd.DataFrame([example]),
                 pip_requirements=requirements,
-                metadata={"dataset": dataset.name, "dataset_digest": dataset.digest},
+                metadata={"dataset": dataset.name, "dataset_digest": dataset.spec.digest},
             )
             client.log_model_artifacts(logged.model_id, f"{folder}/model")
             status = LoggedModelStatus.READY

@@ -41,8 +41,8 @@ def records(mistakes: Sequence[Mistake], tested: Dataset) -> list[Record]:
     return [
         {
             "index": mistake.position * every // some,  # as Dataset.tested_on takes them
-            "true": tested.class_names[mistake.label],
-            "predicted": tested.class_names[mistake.predicted],
+            "true": tested.spec.names[mistake.label],
+            "predicted": tested.spec.names[mistake.predicted],
             "probability": mistake.probability,
             **drawn,
         }

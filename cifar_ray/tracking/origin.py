@@ -127,7 +127,7 @@ def dataset_input(dataset: Dataset) -> DatasetInput:
     """The data set as MLflow lists it among a run's inputs."""
     name = dataset.name
     source = HTTPDatasetSource(_HOMES[name]) if name in _HOMES else CodeDatasetSource({"cifar_ray.dataset": name})
-    meta = MetaDataset(source, name=name, digest=dataset.digest)
+    meta = MetaDataset(source, name=name, digest=dataset.spec.digest)
     return DatasetInput(DatasetEntity.from_dictionary(meta.to_dict()), [InputTag("mlflow.data.context", "training")])
 
 

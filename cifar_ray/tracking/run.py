@@ -256,7 +256,7 @@ class RunRecord(Record):
         self._sink.tags({"cifar_ray.weights_sha256": outcome.weights_sha256, "cifar_ray.checkpoint": address})
         if outcome.steps is not None:
             self._steps(outcome.steps, last)
-        names, confusion = dataset.class_names, outcome.confusion
+        names, confusion = dataset.spec.names, outcome.confusion
         wrong = mistakes.records(outcome.mistakes, dataset)
 
         def draw(client: MlflowClient, run_id: str) -> None:

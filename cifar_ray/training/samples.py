@@ -5,13 +5,17 @@ from __future__ import annotations
 import abc
 import base64
 import io
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from cifar_ray.config.facts import Facts, Inputs
-from cifar_ray.data import tokens
+from cifar_ray.data import imagefiles, tokens
+from cifar_ray.data.datasets import to_model_size
 from cifar_ray.tasks.spec import IGNORED
 
 _SIDE = 64  # pixels of an image that is drawn, at most: a report reads every run's
@@ -110,6 +114,19 @@ def _png(image: Image.Image) -> bytes:
     file = io.BytesIO()
     image.save(file, "png", optimize=True)
     return file.getvalue()
+
+
+def batch(facts: Facts, images: Sequence[Image.Image]) -> Tensor:
+    """Images as the input of a model of that data set: scaled to its images' size, and made grey if they are.
+
+    Returns:
+        uint8, (N, side, side, 3), channels last.
+    """
+    if facts.crop:
+        return torch.from_numpy(np.stack([imagefiles.cropped(image, facts.image_size) for image in images]))
+    size = (facts.native_size, facts.native_size)
+    pixels = [image.convert("L" if facts.grey else "RGB").resize(size) for image in images]
+    return torch.from_numpy(to_model_size(facts, np.stack([np.asarray(image) for image in pixels])))
 
 
 def mask_png(mask: np.ndarray, size: tuple[int, int]) -> bytes:

@@ -35,8 +35,8 @@ def _classes(labels: range, each: int | None) -> tuple[Half, Half, list[str]]:
     halves = []
     for split, most in ((cifar10.train, each), (cifar10.test, None)):
         rows = np.concatenate([np.flatnonzero(split["labels"] == label)[:most] for label in labels])
-        halves.append((split.images[rows], split["labels"][rows] - labels.start))
-    return halves[0], halves[1], [cifar10.class_names[label] for label in labels]
+        halves.append((split.inputs[rows], split["labels"][rows] - labels.start))
+    return halves[0], halves[1], [cifar10.spec.names[label] for label in labels]
 
 
 def main() -> None:

@@ -144,7 +144,7 @@ def test_a_model_is_served_by_replicas_on_ray_serve(person: Person) -> None:
         assert [answer.status_code for answer in answers] == [200] * 10, answers[0].text
         while len(list(replicas(person))) < 2:
             time.sleep(0.2)
-        image = png(data.load("digits").test.images[0])
+        image = png(data.load("digits").test.inputs[0])
         predicted = requests.post(f"{url}/predict?top=3", data=image, timeout=60).json()
         server.send_signal(signal.SIGINT)
         server.wait(60)

@@ -293,8 +293,8 @@ def test_the_gpu_is_shown_images_that_stay_on_disk(
 ) -> None:
     monkeypatch.setattr(loader, "AHEAD", 128)  # several blocks, of which one is gathered while another is shown
     asked, whole = config(dataset="cifar10", augment=augment), colour_images()
-    on_disk = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, whole.train.images.shape)
-    on_disk[:] = whole.train.images
+    on_disk = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, whole.train.inputs.shape)
+    on_disk[:] = whole.train.inputs
     train = Split({"images": on_disk, "labels": whole.train["labels"]})
     assert train.file
     in_memory, streamed = (

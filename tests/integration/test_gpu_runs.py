@@ -41,7 +41,7 @@ def test_a_run_takes_the_gpu_and_its_model_loads(resident: Person, monkeypatch: 
     test = data.load("digits").test
     monkeypatch.setenv("MLFLOW_TRACKING_URI", resident.uri)
     model = mlflow.pyfunc.load_model(f"models:/{logged.model_id}")
-    answers = model.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in test.images]})
+    answers = model.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in test.inputs]})
     right = (np.asarray(answers["label"].astype(int)) == test["labels"]).mean()
     assert right == pytest.approx(run.data.metrics["test/accuracy"], abs=0.01)
 

@@ -53,7 +53,7 @@ def _memory(pid: int) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_images_are_in_a_nodes_memory_once_for_all_its_workers(person: Person) -> None:
-    images = data.load("cifar10").train.images.nbytes
+    images = data.load("cifar10").train.inputs.nbytes
     small, large = held(person, "digits"), held(person, "cifar10")
     for (own, _), (more, shared) in zip(small, large, strict=True):
         assert more - own < images / 2, "a worker has a copy of its own"

@@ -91,7 +91,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Images of digits in several formats and sizes, none of them that of the data set."""
     folder, formats = tmp_path_factory.mktemp("images"), ("png", "jpg", "gif", "bmp", "webp", "tiff")
     made = []
-    for index, pixels in enumerate(data.load("digits").test.images[:32]):
+    for index, pixels in enumerate(data.load("digits").test.inputs[:32]):
         made.append(folder / f"{index}.{formats[index % len(formats)]}")
         Image.fromarray(pixels).resize((40 + index, 90)).save(made[-1])
     return made
@@ -216,7 +216,7 @@ def test_a_run_is_registered_once_and_loaded_by_its_name(
         "model": "simple_cnn",
         "test_accuracy": f"{run.data.metrics['test/accuracy']:.4f}",
         "classes": json.dumps([str(digit) for digit in range(10)]),
-        "dataset_digest": run.inputs.dataset_inputs[0].dataset.digest,
+        "dataset_digest": run.inputs.dataset_inputs[0].dataset.spec.digest,
         "weights_sha256": run.data.tags["cifar_ray.weights_sha256"],
     }
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")

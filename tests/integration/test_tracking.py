@@ -250,7 +250,7 @@ def test_checkpoints_become_models_of_the_run(
     epochs = {output.model_id: output.step for output in run.outputs.model_outputs}
     assert epochs == {best.model_id: 1, final.model_id: 2}
     assert (best.name, final.name) == ("mi_ne-best", "mi_ne")  # MLflow takes no dot
-    images = digits.test.images[:20]
+    images = digits.test.inputs[:20]
     for model, path in ((best, first), (final, last)):
         assert model.tags["weights_sha256"] == checkpoint.read(path).weights_sha256
         with store.as_default(client.tracking_uri):
@@ -259,9 +259,9 @@ def test_checkpoints_become_models_of_the_run(
             required = Path(mlflow.pyfunc.get_model_dependencies(model.model_uri)).read_text().split()
         expected = predictor.of(path)(torch.from_numpy(images)).detach().numpy()
         answers = loaded.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in images]})
-        found = np.array([[row[name] for name in digits.class_names] for row in answers.probabilities])
+        found = np.array([[row[name] for name in digits.spec.names] for row in answers.probabilities])
         assert found == pytest.approx(expected, abs=1e-5)
-        assert list(answers.label) == [digits.class_names[row.argmax()] for row in found]
+        assert list(answers.label) == [digits.spec.names[row.argmax()] for row in found]
         assert list(answers.probability) == list(found.max(1))
         assert len(loaded.predict({"image": [png(images[0])]})) == 1
         assert (model.params, model.model_type) == (run.data.params, "classifier")

@@ -101,7 +101,7 @@ def test_a_run_is_recorded_whole_and_found_again(server: str, person: Person) ->
         loaded = mlflow.pyfunc.load_model(f"models:/{model.model_id}")
     finally:
         mlflow.set_tracking_uri("")
-    files = [png(pixels) for pixels in data.load("digits").test.images[:3]]
+    files = [png(pixels) for pixels in data.load("digits").test.inputs[:3]]
     assert [len(each) for each in loaded.predict({"image": files}).probabilities] == [10] * 3
 
 

@@ -75,7 +75,7 @@ def test_mlflow_has_parameters_tags_and_the_data_set(run: Run) -> None:
         assert run.data.tags[name]
     assert "times_are_a_clusters" not in run.data.tags
     (used,) = run.inputs.dataset_inputs
-    assert (used.dataset.name, used.dataset.digest) == ("digits", data.load("digits").digest)
+    assert (used.dataset.name, used.dataset.spec.digest) == ("digits", data.load("digits").digest)
 
 
 def test_mlflow_has_metrics_once_per_epoch_and_logged_iteration(run: Run, resident: Person) -> None:
@@ -144,7 +144,7 @@ def test_the_model_is_loaded_from_mlflow_and_reaches_the_recorded_accuracy(run: 
     finally:
         mlflow.set_tracking_uri(before)
     digits = data.load("digits")
-    answers = model.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in digits.test.images]})
+    answers = model.predict({"image": [png(pixels[::4, ::4, 0]) for pixels in digits.test.inputs]})
     assert [sum(each.values()) for each in answers.probabilities] == pytest.approx(np.ones(360), abs=1e-4)
     accuracy = (answers.label.astype(int) == digits.test["labels"]).mean()
     assert accuracy == pytest.approx(run.data.metrics["test/accuracy"], abs=1 / 360)  # float32 here, maybe bf16 there
@@ -161,7 +161,7 @@ def test_evaluating_again_gives_the_recorded_figures(run: Run, resident: Person)
 def test_predicting_names_the_classes_of_images(run: Run, resident: Person, tmp_path: Path) -> None:
     test = data.load("digits").test
     files = [tmp_path / f"{index}.png" for index in range(20)]
-    for file, pixels in zip(files, test.images, strict=False):
+    for file, pixels in zip(files, test.inputs, strict=False):
         Image.fromarray(pixels).resize((200, 200), Image.Resampling.NEAREST).save(file)
     shown = resident.succeeds("predict", "first", *map(str, files), "--top", "1").stdout.splitlines()
     found = [re.fullmatch(rf"{file}: (\d) +[\d.]+%", line) for file, line in zip(files, shown, strict=True)]

@@ -50,7 +50,7 @@ def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
         {**outcome.times, "time/training_s": 2.25}, rows, outcome.weights_sha256, outcome.checkpoint,
     )  # fmt: skip
     assert repr(result) == "<run mine: test accuracy 50.00%, training 2.2 s; open in MLflow: cifar-ray ui>"
-    images = torch.as_tensor(digits.test.images)
+    images = torch.as_tensor(digits.test.inputs)
     for best in (False, True):
         with torch.inference_mode():
             found = result.load_model(best)(images).argmax(1)

@@ -20,6 +20,7 @@ from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, brief, one_of
 from cifar_ray.config.facts import Facts, Inputs
 from cifar_ray.data import folders, imagefiles, tables, texts, tokens
+from cifar_ray.training import samples
 
 _LINES = ".txt"
 _OF_TEXTS = (*texts.SUFFIXES, _LINES)
@@ -95,7 +96,7 @@ class _Images(Given):
         for begin in range(0, len(every), _AT_ONCE):
             if begin and begin % _NOTE_EVERY == 0:
                 note(f"{begin:,} of {len(every):,} images")
-            samples, inputs, sizes = [], [], []
+            named, inputs, sizes = [], [], []
             for path in every[begin : begin + _AT_ONCE]:  # one at a time: a decoded photo takes tens of megabytes
                 try:
                     with imagefiles.named(path):
@@ -105,16 +106,16 @@ class _Images(Given):
                         raise
                     note(f"left out: {error.problem}")
                     continue
-                samples.append({"image": path})
-                inputs.append(imagefiles.batch(self.facts, [image]))
+                named.append({"image": path})
+                inputs.append(samples.batch(self.facts, [image]))
                 sizes.append(image.size)
                 del image
-            if samples:
-                yield samples, torch.cat(inputs), sizes
+            if named:
+                yield named, torch.cat(inputs), sizes
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         image = imagefiles.read(BytesIO(body))
-        return imagefiles.batch(self.facts, [image]), image.size
+        return samples.batch(self.facts, [image]), image.size
 
 
 class _Texts(Given):

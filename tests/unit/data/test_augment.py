@@ -140,7 +140,7 @@ def test_without_augmentation_images_are_the_data_sets(digits: Dataset) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", batch_size=32, augment="none"))
     (images, labels, *_), *_ = TrainLoader(config, Decided.asked(config), digits, DataShard(), CPU).micro_batches(0, 0)
     samples = order.global_batch(order.permutation(0, 0, 1437), 0, 32).numpy()
-    assert torch.equal(images, modality.of(digits.spec).normaliser()(torch.from_numpy(digits.train.images[samples])))
+    assert torch.equal(images, modality.of(digits.spec).normaliser()(torch.from_numpy(digits.train.inputs[samples])))
     assert labels.tolist() == digits.train["labels"][samples].tolist()
 
 

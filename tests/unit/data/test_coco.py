@@ -48,7 +48,7 @@ def of(root: Path, **values: object) -> ResolvedConfig:
 def test_a_set_in_cocos_layout_is_read_as_images_with_masks(root: Path) -> None:
     config = of(root)
     dataset = data.read(config)
-    assert (tasks.spec(config, data.facts(config)).name, config.dataset_name, dataset.class_names) == (
+    assert (tasks.spec(config, data.facts(config)).name, config.dataset_name, dataset.spec.names) == (
         "segmentation",
         "coco",
         NAMES,
@@ -56,11 +56,11 @@ def test_a_set_in_cocos_layout_is_read_as_images_with_masks(root: Path) -> None:
     assert (len(dataset.train), len(dataset.test), data.facts(config).num_classes) == (12, 4, 4)
     assert dataset.left_out == "val2017/ is the test set, since COCO's test images have no annotations"
     for number, colour in enumerate(coco.COLOURS.values(), 1):  # the categories by their numbers
-        learned = (dataset.train.images == colour).all(-1)
+        learned = (dataset.train.inputs == colour).all(-1)
         assert learned.any()
         # At the edges of a rectangle, colours are blended.
         assert (dataset.train["masks"][learned] == number).all()
-    crowd = (dataset.train.images == coco.CROWD).all(-1)
+    crowd = (dataset.train.inputs == coco.CROWD).all(-1)
     assert (dataset.train["masks"][crowd] == 255).all()
     assert (dataset.train["masks"] == 255).sum() == pytest.approx(crowd.sum(), rel=0.2)
     assert recipe.settle(config, Decided.asked(config), dataset).data == dataset.spec
@@ -111,7 +111,7 @@ def test_annotations_that_change_make_other_masks(root: Path) -> None:
     content = read(root, "val")
     content["annotations"][0]["category_id"] = 1 + 43 * (content["annotations"][0]["category_id"] == 1)
     coco.write(root, "val", "2017", content)
-    assert data.read(of(root)).digest != before.digest
+    assert data.read(of(root)).digest != before.spec.digest
 
 
 def read(root: Path, part: str) -> dict[str, Any]:

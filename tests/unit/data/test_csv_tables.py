@@ -52,7 +52,7 @@ def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
         "none",
         ("age", "bmi", "sex"),
     )
-    assert dataset.class_names == ("y",)
+    assert dataset.spec.names == ("y",)
     assert dataset.test.inputs == pytest.approx(rows(20, 1)[["age", "bmi", "sex"]].to_numpy())
     assert dataset.test["targets"] == pytest.approx(rows(20, 1)[["y"]].to_numpy())
     assert (dataset.spec.std[2], dataset.spec.mean[2]) == (0.0, 1.0)  # a feature that is always the same
@@ -121,7 +121,7 @@ def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -
     for asked_for in ({**values, "features": ["b, in m", "a,b"]}, flags.parse(TrainConfig, words, "train")):
         asked = recipe.resolve(runfile.from_mapping(asked_for))
         dataset = data.read(asked)
-        assert (dataset.class_names, dataset.spec.features) == (("median price",), ("b, in m", "a", "b"))
+        assert (dataset.spec.names, dataset.spec.features) == (("median price",), ("b, in m", "a", "b"))
         assert dataset.left_out == "columns not used: name"
         kept = Decided.from_mapping(recipe.settle(asked, Decided.asked(asked), dataset).to_mapping())
         assert kept.facts.features == ("b, in m", "a", "b")
@@ -191,18 +191,18 @@ def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> Non
     values |= {"model": "simple_cnn", "image_size": 16, "data_dir": str(tmp_path / "cache"), "epochs": 2}
     asked = resolved({**USUAL, **values}, val_share=0.25)
     dataset = data.read(asked)
-    assert (dataset.spec.inputs, dataset.train.images.shape, dataset.left_out) == (
+    assert (dataset.spec.inputs, dataset.train.inputs.shape, dataset.left_out) == (
         "images",
         (30, 16, 16, 3),
         "columns not used: by",
     )
-    assert dataset.train["targets"][:, 0] == pytest.approx(dataset.train.images[:, 8, 8, 0])
+    assert dataset.train["targets"][:, 0] == pytest.approx(dataset.train.inputs[:, 8, 8, 0])
     with pytest.raises(ConfigError, match=r"augment must be none, .* for regression, which has no labels to mix"):
         resolved({**USUAL, **values}, augment="mixup")
     with pytest.raises(ConfigError, match="image_size must suit --model simple_cnn"):
         resolved({**USUAL, **values}, image_size=2)
     streamed = data.read(replace(asked, stream=True))
-    assert (streamed.digest, streamed.spec) == (dataset.digest, dataset.spec)
+    assert (streamed.digest, streamed.spec) == (dataset.spec.digest, dataset.spec)
     more: dict[str, object] = {"strategy": "reproducible", "log_every": 1, "global_batch_size": 8, "val_share": 0.25}
     snapshots = train_everywhere(partial(resolved, {**USUAL, **values}, **more), tmp_path / "runs", stop_after=4)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1

@@ -32,14 +32,14 @@ def test_digits_are_the_real_ones_with_a_fixed_split(digits: Dataset) -> None:
     from sklearn.datasets import load_digits
 
     assert (len(digits.train["labels"]), len(digits.test["labels"])) == (1437, 360)
-    assert digits.train.images.shape == (1437, 32, 32, 3)
-    assert digits.train.images.dtype == np.uint8
-    together = np.concatenate([digits.train.images, digits.test.images])[:, ::4, ::4, 0]
+    assert digits.train.inputs.shape == (1437, 32, 32, 3)
+    assert digits.train.inputs.dtype == np.uint8
+    together = np.concatenate([digits.train.inputs, digits.test.inputs])[:, ::4, ::4, 0]
     real = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
     assert sorted(map(bytes, together)) == sorted(map(bytes, real))
-    assert digits.class_names == tuple("0123456789")
+    assert digits.spec.names == tuple("0123456789")
     assert min(Counter(digits.test["labels"].tolist()).values()) > 20
-    assert digits.digest == data.load("digits").digest == "1872b75c538a060b"
+    assert digits.spec.digest == data.load("digits").digest == "1872b75c538a060b"
 
 
 def test_grey_images_are_brought_to_32x32x3() -> None:

@@ -16,6 +16,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import SPECS, Dataset, imagefiles
 from cifar_ray.data.imagefiles import FORMATS, ImageError, read
 from cifar_ray.orchestration.run import given, results
+from cifar_ray.training import samples
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:
@@ -26,19 +27,19 @@ def encoded(image: Image.Image, kind: str) -> bytes:
 
 @pytest.fixture
 def image(digits: Dataset) -> Image.Image:
-    return Image.fromarray(digits.test.images[0])
+    return Image.fromarray(digits.test.inputs[0])
 
 
 def test_an_image_of_the_data_set_is_what_training_had(digits: Dataset) -> None:
     """Digits are published as 8x8 grey images; training and files both enlarge them."""
-    published = [Image.fromarray(pixels[::4, ::4, 0]) for pixels in digits.test.images[:5]]
-    assert torch.equal(imagefiles.batch(digits.spec, published), torch.from_numpy(digits.test.images[:5]))
+    published = [Image.fromarray(pixels[::4, ::4, 0]) for pixels in digits.test.inputs[:5]]
+    assert torch.equal(samples.batch(digits.spec, published), torch.from_numpy(digits.test.inputs[:5]))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
 @pytest.mark.parametrize("name", SPECS)
 def test_every_mode_and_size_becomes_a_models_input(name: str, mode: str) -> None:
-    pixels = imagefiles.batch(SPECS[name], [Image.new(mode, (50, 3)), Image.new(mode, (1, 1))])
+    pixels = samples.batch(SPECS[name], [Image.new(mode, (50, 3)), Image.new(mode, (1, 1))])
     assert (pixels.shape, pixels.dtype) == ((2, 32, 32, 3), torch.uint8)
 
 
@@ -48,14 +49,14 @@ def test_grey_of_16_bits_has_all_shades(name: str, mode: str) -> None:
     shades = np.arange(256, dtype=np.uint8).reshape(16, 16)
     fine = (shades * np.uint16(257)).astype(">u2" if mode == "I;16B" else "<u2")
     files = [encoded(Image.fromarray(shades), "TIFF"), encoded(Image.frombytes(mode, (16, 16), fine.tobytes()), "TIFF")]
-    coarse, deep = imagefiles.batch(SPECS[name], [read(io.BytesIO(file)) for file in files])
+    coarse, deep = samples.batch(SPECS[name], [read(io.BytesIO(file)) for file in files])
     assert torch.equal(coarse, deep)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_lab_colours_become_a_models_input(name: str) -> None:
     white = encoded(Image.new("LAB", (9, 9), (255, 128, 128)), "TIFF")
-    centre = imagefiles.batch(SPECS[name], [read(io.BytesIO(white))])[:, 4:-4, 4:-4]  # small images have a margin
+    centre = samples.batch(SPECS[name], [read(io.BytesIO(white))])[:, 4:-4, 4:-4]  # small images have a margin
     assert centre.min() > 250
 
 
@@ -85,7 +86,7 @@ def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image,
         for _ in range(draw.randint(0, 5)):
             damaged[draw.randrange(min(len(damaged), draw.choice((40, len(damaged)))))] = draw.randrange(256)
         try:
-            imagefiles.batch(
+            samples.batch(
                 SPECS["cifar10"], [read(io.BytesIO(damaged[: draw.choice((len(whole), draw.randrange(len(whole))))]))]
             )
         except ImageError:

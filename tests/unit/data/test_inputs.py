@@ -210,6 +210,6 @@ def test_an_evaluation_of_rows_keeps_no_pictures_of_mistakes(tmp_path: Path) -> 
     assert outcome.mistakes == ()
     newest = checkpoint.latest(tmp_path)
     assert newest is not None
-    assert newest[1].class_names == ("a", "b", "c")
+    assert newest[1].spec.names == ("a", "b", "c")
     assert (newest[1].task.name, newest[1].task.unit) == ("classification", "rows")
     assert {"test/rows", "epoch_rows_per_s"} <= outcome.metrics.keys()

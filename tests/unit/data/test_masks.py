@@ -67,7 +67,7 @@ def of(root: Path, **values: object) -> ResolvedConfig:
 def test_images_and_masks_are_paired_by_name(root: Path) -> None:
     config = of(root)
     dataset = data.read(config)
-    assert (dataset.class_names, data.facts(config).num_classes, len(dataset.train), len(dataset.test)) == (
+    assert (dataset.spec.names, data.facts(config).num_classes, len(dataset.train), len(dataset.test)) == (
         NAMES,
         3,
         24,
@@ -76,21 +76,21 @@ def test_images_and_masks_are_paired_by_name(root: Path) -> None:
     (counts,) = {tuple(dataset.train["masks"].shape)}
     assert counts == (24, SIDE, SIDE)
     valid = dataset.train["masks"] != 255
-    assert np.array_equal(dataset.train.images[..., 0][valid], 80 * dataset.train["masks"][valid])
+    assert np.array_equal(dataset.train.inputs[..., 0][valid], 80 * dataset.train["masks"][valid])
     assert dataset.spec.class_counts == tuple(int((dataset.train["masks"] == label).sum()) for label in range(3))
     assert recipe.settle(config, Decided.asked(config), dataset).data == dataset.spec
 
 
 def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(root: Path) -> None:
     (root / "classes.txt").unlink()
-    assert data.read(of(root)).class_names == ("0", "1", "2")
+    assert data.read(of(root)).spec.names == ("0", "1", "2")
 
 
 def test_the_suffix_of_a_mask_may_be_in_capitals(root: Path) -> None:
     before = data.read(of(root))
     for mask in root.glob("*/masks/a/*.png"):
         mask.rename(mask.with_suffix(".PNG"))
-    assert data.read(of(root)).digest == before.digest
+    assert data.read(of(root)).digest == before.spec.digest
 
 
 def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_photo_and_its_mask_are_turned_alike(tmp_path: Path, turn: int) -> Non
 
 def test_a_list_of_classes_may_begin_with_a_mark_and_end_with_empty_lines(root: Path) -> None:
     (root / "classes.txt").write_text("\n".join([*NAMES, "", ""]), encoding="utf-8-sig")
-    assert data.read(of(root)).class_names == NAMES
+    assert data.read(of(root)).spec.names == NAMES
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -152,7 +152,7 @@ def test_grey_values_of_few_bits_are_numbers_of_classes(bits: int, tmp_path: Pat
 def test_images_that_stay_on_disk_are_the_same_ones(root: Path) -> None:
     streamed = data.read(of(root, stream=True))
     assert streamed.train.file is not None
-    assert streamed.digest == data.read(of(root)).digest
+    assert streamed.spec.digest == data.read(of(root)).spec.digest
     assert pickle.loads(pickle.dumps(streamed.train))["masks"].tobytes() == streamed.train["masks"].tobytes()
 
 

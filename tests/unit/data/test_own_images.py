@@ -61,17 +61,17 @@ def refusal(root: Path | str, **values: object) -> str:
 def test_a_folder_gives_what_torchvisions_reader_gives(root: Path) -> None:
     config = of(root, image_size=8)
     found, theirs = data.read(config), ImageFolder(str(root / "train"))
-    assert found.class_names == tuple(theirs.classes)
+    assert found.spec.names == tuple(theirs.classes)
     assert found.train["labels"].tolist() == theirs.targets
     assert all(
-        np.array_equal(np.asarray(image), ours) for (image, _), ours in zip(theirs, found.train.images, strict=True)
+        np.array_equal(np.asarray(image), ours) for (image, _), ours in zip(theirs, found.train.inputs, strict=True)
     )
     assert (data.facts(config).num_classes, data.facts(config).train_size, data.facts(config).test_size) == (
         10,
         100,
         100,
     )
-    pixels = found.train.images.reshape(-1, 3) / 255
+    pixels = found.train.inputs.reshape(-1, 3) / 255
     assert np.allclose(found.spec.mean, pixels.mean(0), atol=1e-4)
     assert np.allclose(found.spec.std, pixels.std(0), atol=1e-4)
 
@@ -85,10 +85,10 @@ def test_images_are_decoded_once_and_again_when_a_file_has_changed(root: Path) -
 
     first = read()
     assert told[-1] == (200, 200)
-    assert (read().digest, len(told)) == (first.digest, 2)
+    assert (read().digest, len(told)) == (first.spec.digest, 2)
     one = next(root.glob("train/0/*.png"))
     one.write_bytes(next(root.glob("train/1/*.png")).read_bytes())
-    assert read().digest != first.digest
+    assert read().digest != first.spec.digest
     held = recipe.settle(config, Decided.asked(config), first)
     with pytest.raises(
         ConfigError, match=f"dataset must have the images that the run began with, and those of folder:{root} "
@@ -104,9 +104,9 @@ def test_a_file_of_another_content_with_the_size_and_time_of_the_first_is_decode
     for file, shade in zip(files, (0, 255)):
         Image.new("RGB", (8, 8), (shade, shade, shade)).save(file, "BMP")
         os.utime(file, ns=(10**18, 10**18))
-    assert data.read(of(root)).train.images[0].max() == 0
+    assert data.read(of(root)).train.inputs[0].max() == 0
     bring(files[1], files[0])
-    assert (files[0].stat().st_mtime_ns, data.read(of(root)).train.images[0].min()) == (10**18, 255)
+    assert (files[0].stat().st_mtime_ns, data.read(of(root)).train.inputs[0].min()) == (10**18, 255)
 
 
 def test_decoded_images_that_no_run_uses_are_removed_after_a_month(root: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_was_found_is_part_of_the_run(root: Path) -> None:
     shutil.rmtree(root)  # workers, predictions and the server need no folder
     assert runfile.resolved_from_mapping(runfile.to_mapping(config)) == config
     assert Decided.from_mapping(found.to_mapping()) == found
-    assert runfile.params(config, found)["data.digest"] == dataset.digest
+    assert runfile.params(config, found)["data.digest"] == dataset.spec.digest
     shown = recipe.command(config)
     assert f"--dataset folder:{root}" in shown
     assert "digest" not in shown
@@ -144,8 +144,8 @@ def test_a_share_is_kept_for_the_test_and_is_the_same_in_every_run(tmp_path: Pat
     dataset = data.read(config)
     per_class = np.bincount(dataset.train["labels"]) + np.bincount(dataset.test["labels"])
     assert np.bincount(dataset.test["labels"]).tolist() == [round(0.2 * count) for count in per_class]
-    assert data.read(replace(config, seed=1)).digest == dataset.digest
-    together = [image.tobytes() for split in (dataset.train, dataset.test) for image in split.images]
+    assert data.read(replace(config, seed=1)).digest == dataset.spec.digest
+    together = [image.tobytes() for split in (dataset.train, dataset.test) for image in split.inputs]
     whole = ImageFolder(str(tmp_path / "some" / "train"))
     assert sorted(together) == sorted(imagefiles.cropped(image, 32).tobytes() for image, _ in whole)
 
@@ -170,12 +170,12 @@ def test_images_of_every_kind_become_three_channels(tmp_path: Path) -> None:
     deep = Image.fromarray(np.full((9, 9), 200 << 8, dtype=np.uint16))
     colours = {"a": grey, "b": grey.convert("P"), "c": grey.convert("1"), "d": grey.convert("RGBA"), "e": deep}
     images_in(tmp_path, colours)
-    found = data.read(of(tmp_path)).train.images
+    found = data.read(of(tmp_path)).train.inputs
     assert found[0, 0, 0].tolist() == found[4, 0, 0].tolist() == [200, 200, 200]
     for half in ("train", "test"):
         Image.new("CMYK", (9, 9), (0, 255, 255, 0)).save(tmp_path / half / "a" / "1.png.jpg")
         (tmp_path / half / "a" / "1.png").unlink()
-    red = data.read(of(tmp_path)).train.images[0, 16, 16]
+    red = data.read(of(tmp_path)).train.inputs[0, 16, 16]
     assert red[0] > 200 > 50 > red[1]
 
 
@@ -185,7 +185,7 @@ def test_a_photo_is_turned_as_its_camera_was(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
     images_in(tmp_path, {"a": image, "b": image}, exif=exif)
-    upright = data.read(of(tmp_path)).train.images[0]
+    upright = data.read(of(tmp_path)).train.inputs[0]
     assert (upright[:16].min(), upright[16:].max()) == (255, 0)
 
 
@@ -205,7 +205,7 @@ def test_training_predictions_the_server_and_mlflow_see_one_image(tmp_path: Path
         app._image(dataset.spec, body)[0][0].numpy(),
         model.pixels(model.image(body)),
     ):
-        assert np.array_equal(seen, dataset.test.images[0])
+        assert np.array_equal(seen, dataset.test.inputs[0])
 
 
 def renamed(root: Path, halves: dict[str, str]) -> None:
@@ -221,13 +221,13 @@ def test_folders_of_training_and_test_images_may_have_any_usual_name(root: Path,
     before = data.read(of(root))
     renamed(root, {"train": train, "test": test})
     found = data.read(of(root))
-    assert (found.class_names, found.digest) == (before.class_names, before.digest)
+    assert (found.spec.names, found.spec.digest) == (before.class_names, before.spec.digest)
 
 
 def test_training_among_other_folders_is_a_class(root: Path) -> None:
     renamed(root / "train", {"0": "Training", "1": "Testing"})
     found = data.read(of(root / "train", test_share=0.2))
-    assert (found.class_names[-2:], len(found.class_names)) == (("Testing", "Training"), 10)
+    assert (found.spec.names[-2:], len(found.spec.names)) == (("Testing", "Training"), 10)
 
 
 def test_folders_that_systems_make_are_no_classes_and_their_files_no_images(root: Path) -> None:
@@ -237,7 +237,7 @@ def test_folders_that_systems_make_are_no_classes_and_their_files_no_images(root
         (root / folder).mkdir(parents=True)
         shutil.copy(image, root / folder)
     found = data.read(of(root))
-    assert (found.class_names, found.digest, found.left_out) == (before.class_names, before.digest, "")
+    assert (found.spec.names, found.spec.digest, found.left_out) == (before.class_names, before.spec.digest, "")
 
 
 def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_before(root: Path) -> None:
@@ -364,7 +364,7 @@ def test_a_folder_that_cannot_be_learned_from_is_refused(
 ) -> None:
     change(root)
     if not sentence:
-        assert data.read(of(root, **values)).train.images.shape == (100, 16, 16, 3)
+        assert data.read(of(root, **values)).train.inputs.shape == (100, 16, 16, 3)
     else:
         assert refusal(root, **values).startswith(sentence.format(root=root))
 
@@ -469,10 +469,10 @@ def arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str]) -> None:
     config = of(arrays("half(12), half(6), ['cat', 'dog', 'owl']"))
     dataset = data.read(config)
-    assert dataset.class_names == ("cat", "dog", "owl")
-    assert (dataset.train.images.shape, dataset.test.images.shape) == ((12, 16, 16, 3), (6, 16, 16, 3))
+    assert dataset.spec.names == ("cat", "dog", "owl")
+    assert (dataset.train.inputs.shape, dataset.test.inputs.shape) == ((12, 16, 16, 3), (6, 16, 16, 3))
     assert (data.facts(config).image_size, config.dataset_name.partition(".")[2]) == (16, "load")
-    assert data.read(of(arrays("half(12), half(6)"))).class_names == ("0", "1", "2")
+    assert data.read(of(arrays("half(12), half(6)"))).spec.names == ("0", "1", "2")
 
 
 @pytest.mark.parametrize(
@@ -542,11 +542,11 @@ def test_a_damaged_copy_is_named(root: Path) -> None:
 
 def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> None:
     whole, streamed = data.read(of(root)), data.read(of(root, stream=True))
-    assert (streamed.spec, streamed.digest, streamed.class_names) == (whole.spec, whole.digest, whole.class_names)
+    assert streamed.spec == whole.spec
     assert whole.train.file is None
     assert streamed.train.file is not None
     sent = pickle.dumps(streamed)
-    assert len(sent) < 10_000 < whole.train.images.nbytes
+    assert len(sent) < 10_000 < whole.train.inputs.nbytes
     for mine, theirs in ((streamed, whole), (pickle.loads(sent), whole), (pickle.loads(pickle.dumps(whole)), whole)):
         for half in ("train", "test"):
             assert np.array_equal(getattr(mine, half).images, getattr(theirs, half).images)
@@ -628,4 +628,4 @@ def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypat
 def test_a_class_whose_name_is_not_utf_8_has_a_name_that_can_be_written(root: Path) -> None:
     for half in ("train", "test"):
         (root / half / "0").rename(root / half / "caf\udce9")
-    assert "caf\\xe9" in data.read(of(root)).class_names
+    assert "caf\\xe9" in data.read(of(root)).spec.names

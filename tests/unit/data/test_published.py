@@ -68,13 +68,13 @@ def test_it_is_fetched_once_and_each_half_is_its_own(tmp_path: Path, capsys: pyt
     assert data.present("cifar10", str(root))
     assert socket.getdefaulttimeout() == before
     assert capsys.readouterr().err == ""  # no progress bar in a file
-    assert np.array_equal(first.train.images, CONTENT["a"])
-    assert np.array_equal(first.test.images, CONTENT["b"])
+    assert np.array_equal(first.train.inputs, CONTENT["a"])
+    assert np.array_equal(first.test.inputs, CONTENT["b"])
     assert (first.train["labels"].tolist(), first.test["labels"].tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
-    assert first.class_names == ("cat", "dog")
-    assert first.digest == again.digest
+    assert first.spec.names == ("cat", "dog")
+    assert first.spec.digest == again.spec.digest
     content = [CONTENT["a"], first.train["labels"], CONTENT["b"], first.test["labels"]]
-    assert first.digest == hashlib.sha256(b"".join(array.tobytes() for array in content)).hexdigest()[:16]
+    assert first.spec.digest == hashlib.sha256(b"".join(array.tobytes() for array in content)).hexdigest()[:16]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data import imagefiles
 from cifar_ray.data.torchvision_sets import SETS
-from cifar_ray.training import recipe
+from cifar_ray.training import recipe, samples
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 28, 28), np.uint8)
 
@@ -62,12 +61,12 @@ def test_mnists_format_is_read_with_its_border_and_its_classes(tmp_path: Path) -
     config = of("FashionMNIST", tmp_path)
     assert (data.facts(config).num_classes, data.facts(config).train_size, data.facts(config).test_size) == (10, 40, 20)
     found = data.read(config)
-    assert found.class_names[:2] == ("T-shirt/top", "Trouser")
+    assert found.spec.names[:2] == ("T-shirt/top", "Trouser")
     assert found.test["labels"].tolist() == [*range(10)] * 2
-    assert np.array_equal(found.train.images[3, 2:30, 2:30, 1], PIXELS[3])
-    assert not found.train.images[:, :2].any()
+    assert np.array_equal(found.train.inputs[3, 2:30, 2:30, 1], PIXELS[3])
+    assert not found.train.inputs[:, :2].any()
     assert config.augment == "crop_flip"
-    assert np.array_equal(imagefiles.batch(found.spec, [Image.fromarray(PIXELS[41])])[0], found.test.images[1])
+    assert np.array_equal(samples.batch(found.spec, [Image.fromarray(PIXELS[41])])[0], found.test.inputs[1])
     assert config.dataset_name == "torchvision.FashionMNIST"
 
 
@@ -95,12 +94,12 @@ def test_validation_images_are_those_of_the_same_share_at_any_size_and_on_disk(t
         30,
         10,
     )
-    assert {image.tobytes() for image in (*cut.train.images, *cut.val.images)} == {
-        image.tobytes() for image in whole.train.images
+    assert {image.tobytes() for image in (*cut.train.inputs, *cut.val.inputs)} == {
+        image.tobytes() for image in whole.train.inputs
     }
     streamed = data.read(of("FashionMNIST", tmp_path, val_share=0.25, stream=True, model="resnet"))
     assert streamed.train.file is not None
-    assert streamed.digest == cut.digest
+    assert streamed.digest == cut.spec.digest
 
 
 def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_
     sized = {"image_size": 16, "batch_size": 1, "model": "resnet"}
     found = data.read(config := of("RenderedSST2", tmp_path, **sized))
     same = data.read(recipe.resolve(TrainConfig(dataset=f"folder:{root}", data_dir=str(tmp_path), **sized)))  # type: ignore[arg-type]
-    assert (found.digest, found.class_names, found.spec.val_size) == (same.digest, same.class_names, 6)
+    assert (found.spec.digest, found.spec.names, found.spec.val_size) == (same.digest, same.class_names, 6)
     assert data.facts(config).val_size == 6
     sentence = "--val-share is for data without validation samples, and torchvision:RenderedSST2 has some"
     assert refusal("RenderedSST2", tmp_path, val_share=0.1) == sentence
@@ -145,8 +144,8 @@ def test_a_part_of_emnist_is_named_and_its_labels_begin_at_0(tmp_path: Path) -> 
             write_idx(tmp_path / "EMNIST" / "raw" / f"emnist-letters-{half}-{kind}-ubyte", values)
     config = of("EMNIST/letters", tmp_path)
     found = data.read(config)
-    assert (config.dataset_name, len(found.class_names)) == ("torchvision.EMNIST.letters", 26)
-    assert found.class_names[found.train["labels"][27]] == "b"
+    assert (config.dataset_name, len(found.spec.names)) == ("torchvision.EMNIST.letters", 26)
+    assert found.spec.names[found.train["labels"][27]] == "b"
 
 
 @pytest.mark.parametrize(
@@ -207,5 +206,5 @@ def test_torchvisions_are_the_images_of_the_built_in_ones(tmp_path: Path, name: 
     (tmp_path / source).symlink_to(data.folder(None) / source)
     ours = data.load(name)
     found = data.read(of(theirs, tmp_path))
-    assert (found.digest, found.class_names) == (ours.digest, ours.class_names)
+    assert (found.spec.digest, found.spec.names) == (ours.digest, ours.class_names)
     assert (found.spec.mean, found.spec.std, found.spec.flip) == (ours.spec.mean, ours.spec.std, ours.spec.flip)

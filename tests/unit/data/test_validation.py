@@ -49,7 +49,7 @@ def refusal(dataset: Path | str, **values: object) -> str:
 
 def rows_of(split: Split | None) -> set[bytes]:
     assert split is not None
-    return {image.tobytes() + label.tobytes() for image, label in zip(split.images, split["labels"], strict=True)}
+    return {image.tobytes() + label.tobytes() for image, label in zip(split.inputs, split["labels"], strict=True)}
 
 
 def test_it_is_that_share_of_each_class_and_the_rest_is_trained_on(digits: Dataset) -> None:
@@ -63,7 +63,7 @@ def test_it_is_that_share_of_each_class_and_the_rest_is_trained_on(digits: Datas
     assert rows_of(found.train) | rows_of(found.val) == rows_of(digits.train)
     assert (found.spec.train_size, found.spec.val_size) == (len(found.train), len(found.val))
     assert rows_of(found.test) == rows_of(digits.test)
-    assert found.digest != digits.digest
+    assert found.spec.digest != digits.spec.digest
     assert abs(data.facts(config).train_size - found.spec.train_size) <= 10
     assert " training, " in contents(found)
     assert f" {len(found.val):,} validation and 360 test images" in contents(found)
@@ -84,9 +84,9 @@ def split(whole: source.Source, share: float) -> dict[str, Split]:
 
 def test_neither_the_seed_nor_the_test_images_move_it(digits: Dataset) -> None:
     first = data.read(of("digits", val_share=0.2))
-    assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).digest == first.digest
+    assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).digest == first.spec.digest
     test = digits.test.at(slice(None, None, -1))
-    moved = Made({"train": digits.train, "test": test}, digits.class_names)
+    moved = Made({"train": digits.train, "test": test}, digits.spec.names)
     assert rows_of(split(moved, 0.2)["val"]) == rows_of(first.val)
 
 
@@ -94,7 +94,7 @@ def test_a_larger_share_keeps_more_and_none_keeps_nothing(digits: Dataset) -> No
     small, large = (rows_of(data.read(of("digits", val_share=share)).val) for share in (0.1, 0.3))
     assert small < large
     without = data.read(of("digits", val_share=0))
-    assert (without.val, without.digest) == (None, digits.digest)
+    assert (without.val, without.digest) == (None, digits.spec.digest)
 
 
 KEYS = [f"{row}".encode() for row in range(40)]
@@ -149,7 +149,7 @@ def test_a_folder_keeps_files_by_their_relative_paths(root: Path, tmp_path: Path
     shutil.rmtree(tmp_path / "elsewhere" / "test" / "0")
     shutil.copytree(root / "test" / "1", tmp_path / "elsewhere" / "test" / "0")
     assert rows_of(data.read(of(tmp_path / "elsewhere", val_share=0.2)).val) == rows_of(first.val)
-    pixels = first.train.images.reshape(-1, 3) / 255
+    pixels = first.train.inputs.reshape(-1, 3) / 255
     assert np.allclose(first.spec.mean, pixels.mean(0), atol=1e-4)  # of the images to train on alone
 
 
@@ -168,7 +168,7 @@ def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(ro
     shared = data.read(of(root / "train", test_share=0.2, val_share=0.2))
     assert shared.val is not None
     splits = (shared.train, shared.test, shared.val)
-    parts = [{image.tobytes() for image in split.images} for split in splits]
+    parts = [{image.tobytes() for image in split.inputs} for split in splits]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 200
     assert (sum(map(len, splits)), shared.spec.test_copies, shared.spec.val_copies) == (400, 0, 0)
     folder_of_digits(root, 60, ("val",))  # which are training images
@@ -186,7 +186,7 @@ def test_streamed_images_stay_on_disk(root: Path) -> None:
     found, memory = (data.read(of(root, val_share=0.2, stream=stream)) for stream in (True, False))
     assert found.val is not None
     assert found.val.file is not None
-    assert (found.digest, found.spec) == (memory.digest, memory.spec)
+    assert (found.spec.digest, found.spec) == (memory.digest, memory.spec)
     again: Dataset = pickle.loads(pickle.dumps(found))
     assert rows_of(again.val) == rows_of(memory.val)
 
@@ -221,14 +221,14 @@ def test_val_alone_is_the_test_set_and_that_is_said(root: Path) -> None:
     before = data.read(of(root))
     (root / "test").rename(root / "val")
     found = data.read(of(root))
-    assert (found.val, found.digest, before.left_out) == (None, before.digest, "")
+    assert (found.val, found.spec.digest, before.left_out) == (None, before.spec.digest, "")
     assert contents(found).endswith(" test images; val/ is the test set, since there is no other")
     assert data.read(of(root, val_share=0.1)).val is not None
 
 
 def some() -> object:
     digits = data.load("digits")
-    return tuple((split.images[:150], split["labels"][:150]) for split in (digits.train, digits.test))
+    return tuple((split.inputs[:150], split["labels"][:150]) for split in (digits.train, digits.test))
 
 
 def test_a_function_of_ones_own_has_them_too() -> None:
@@ -236,26 +236,26 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     found = data.read(config)
     assert found.val is not None
     assert (data.facts(config).train_size, data.facts(config).val_size) == (len(found.train), len(found.val))
-    assert data.facts(config).digest == found.digest
+    assert data.facts(config).digest == found.spec.digest
     assert np.bincount(found.val["labels"], minlength=10).min() >= 1
-    assert data.read(of(f"{__name__}:some")).digest != found.digest
+    assert data.read(of(f"{__name__}:some")).digest != found.spec.digest
     assert recipe.settle(config, Decided.asked(config), found).data == data.facts(config)
 
 
 def test_what_has_been_read_is_not_kept_beside_it() -> None:
     found = data.read(of(f"{__name__}:some"))
-    kept = weakref.ref(found.train.images)
+    kept = weakref.ref(found.train.inputs)
     del found
     assert kept() is None
 
 
 def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
-    ink = digits.train.images.reshape(len(digits.train), -1).mean(1, dtype=np.float32)
-    train = Split({"images": digits.train.images, "ink": ink})
+    ink = digits.train.inputs.reshape(len(digits.train), -1).mean(1, dtype=np.float32)
+    train = Split({"images": digits.train.inputs, "ink": ink})
     parts = split(Made({"train": train, "test": train}, ("ink",)), 0.1)
     assert abs(len(parts["val"]) - 0.1 * len(train)) <= 2
     assert len(parts["train"]) + len(parts["val"]) == len(train)
-    ordered = Split({"images": train.images, "labels": digits.train["labels"] + 100})  # numbers of nothing with a name
+    ordered = Split({"images": train.inputs, "labels": digits.train["labels"] + 100})  # numbers of nothing with a name
     again = split(Made({"train": ordered, "test": ordered}, ("a", "b")), 0.1)
     assert np.array_equal(again["val"].images, parts["val"].images)
     with pytest.raises(ConfigError, match=r"to learn from, got 0\.5, and there are 1$"):

@@ -34,7 +34,7 @@ def test_the_first_convolution_whitens_the_images() -> None:
 def test_what_hardly_varies_is_not_blown_up(digits: Dataset) -> None:
     """In grey images the three channels are one."""
     network = build()
-    speednet.whiten(network, modality.of(digits.spec).normaliser()(as_tensor(digits.train.images)[:500]))
+    speednet.whiten(network, modality.of(digits.spec).normaliser()(as_tensor(digits.train.inputs)[:500]))
     assert network[0].weight.abs().max() < 1 / 5e-4**0.5
 
 

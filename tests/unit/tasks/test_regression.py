@@ -142,7 +142,7 @@ def test_a_trained_model_answers_in_the_targets_units(tmp_path: Path) -> None:
     assert best is not None
     snapshot = checkpoint.load(best)
     assert (snapshot.task.primary.name, snapshot.task.answer, snapshot.task.unit) == ("r2", "values", "rows")
-    assert snapshot.class_names == ("price", "size")
+    assert snapshot.spec.names == ("price", "size")
     assert snapshot.spec.target_mean == pytest.approx(dataset.train["targets"].mean(0))
     assert snapshot.score == outcome.metrics["best/r2"]
     with torch.inference_mode():
@@ -165,7 +165,7 @@ def images() -> object:
 
 def test_a_function_may_return_one_target_and_images() -> None:
     one = data.read(resolved(USUAL, dataset=f"{OWN}:one_target"))
-    assert (one.class_names, one.train["targets"].shape) == (("target",), (96, 1))
+    assert (one.spec.names, one.train["targets"].shape) == (("target",), (96, 1))
     asked = resolved({**USUAL, "model": "simple_cnn", "model_options": {}}, dataset=f"{OWN}:images")
     assert (asked.augment, tasks.spec(asked, data.facts(asked)).unit) == ("none", "images")
     facts = data.facts(asked)

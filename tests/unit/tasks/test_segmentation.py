@@ -175,7 +175,7 @@ def test_a_run_begins_with_the_weights_of_another_and_its_model_answers_masks(
     assert snapshot.score == outcome.metrics["best/miou"]
     test = data.read(asked).test
     with torch.inference_mode():
-        answers = predictor.of(best)(torch.from_numpy(test.images))
+        answers = predictor.of(best)(torch.from_numpy(test.inputs))
     assert (answers.dtype, answers.shape) == (torch.uint8, (20, 16, 16))
     expected = figures_by_hand(answers.numpy(), test["masks"], 11)
     assert outcome.metrics["chosen/test/miou"] == pytest.approx(expected["miou"], rel=1e-9)
@@ -223,7 +223,7 @@ def unnamed() -> tuple[object, object, object]:
 def test_a_function_of_the_users_own_may_return_masks(usual: dict[str, object]) -> None:
     asked = resolved({**USUAL, "image_size": 32}, dataset=f"{__name__}:arrays", task="segmentation")
     dataset = data.read(asked)
-    assert (dataset.train["masks"].dtype, dataset.class_names) == (np.uint8, ("ground", "square"))
+    assert (dataset.train["masks"].dtype, dataset.spec.names) == (np.uint8, ("ground", "square"))
     assert runfile.to_mapping(asked)["task"] == "segmentation"
     assert "--task segmentation" in recipe.command(asked)  # type: ignore[arg-type]
     by_data = resolved(usual, task="segmentation")

@@ -118,7 +118,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
     assert snapshot.encoding == dataset.encoding
     again = data.read(snapshot.config, encoding=snapshot.encoding)
     found = recipe.settle(snapshot.config, Decided.asked(snapshot.config), again).facts
-    assert (found.digest, found.mean, found.length, found.vocabulary) == (again.digest, (), 40, 400)
+    assert (found.spec.digest, found.mean, found.length, found.vocabulary) == (again.spec.digest, (), 40, 400)
     rows = tokens.cut(dataset.test.inputs)
     with torch.inference_mode():
         answers = predictor.of(checkpoint.every(tmp_path)[-1])(torch.from_numpy(rows))
@@ -127,7 +127,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
     wrong = mistakes.records(outcome.mistakes, dataset)
     assert len(wrong) == min(16, (~right).sum())
     first = outcome.mistakes[0]
-    assert wrong[0]["true"] == dataset.class_names[dataset.test["labels"][first.position]]
+    assert wrong[0]["true"] == dataset.spec.names[dataset.test["labels"][first.position]]
     assert wrong[0]["text"] == tokens.decode(dataset.encoding, dataset.test.inputs[first.position])
 
 

@@ -44,7 +44,7 @@ FILES = {
 def test_it_prepares_an_image_as_predict_does(file: bytes, spec: Facts) -> None:
     model = logged_model.LoggedModel()
     model.config = {"side": spec.image_size, "native_side": spec.native_size, "grey": spec.grey, "crop": spec.crop}
-    (expected,) = imagefiles.batch(spec, [imagefiles.read(io.BytesIO(file))]).numpy()
+    (expected,) = samples.batch(spec, [imagefiles.read(io.BytesIO(file))]).numpy()
     assert np.array_equal(model.pixels(model.image(file)), expected)
 
 

@@ -164,8 +164,8 @@ def test_a_version_says_what_its_outputs_mean_and_what_it_has_learned_from(
     log(client, run_id, "final", "f")
     registry.register("mine", "pets", None, client.tracking_uri)
     version = client.get_model_version("pets", "1")
-    assert (version.tags["classes"], version.tags["dataset_digest"]) == ('["cat", "dog"]', digits.digest)
-    told = f"resnet on digits (digest {digits.digest}): test accuracy 50.00%, run mine. Classes: cat, dog."
+    assert (version.tags["classes"], version.tags["dataset_digest"]) == ('["cat", "dog"]', digits.spec.digest)
+    told = f"resnet on digits (digest {digits.spec.digest}): test accuracy 50.00%, run mine. Classes: cat, dog."
     assert (version.description, client.get_registered_model("pets").description) == (told, told)
 
 

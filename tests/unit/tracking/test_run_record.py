@@ -106,7 +106,11 @@ def test_a_run_says_from_its_beginning_what_it_is(
     params = runfile.params(CONFIG, DECIDED)
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
     (given,) = found.inputs.dataset_inputs
-    assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == ("digits", digits.digest, "http")
+    assert (given.dataset.name, given.dataset.spec.digest, given.dataset.source_type) == (
+        "digits",
+        digits.spec.digest,
+        "http",
+    )
     assert json.loads(given.dataset.source) == {"url": "https://scikit-learn.org/stable/datasets/toy_dataset.html"}
     assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
     assert text(client, record.run_id, "config.yaml") == runfile.to_yaml(CONFIG, DECIDED)
@@ -236,12 +240,12 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     }  # fmt: skip
     assert found.data.tags["cifar_ray.weights_sha256"] == "abc"
     assert found.data.tags["cifar_ray.checkpoint"] == "/there/mine/checkpoints/step-00000022"
-    names = list(digits.class_names)
+    names = list(digits.spec.names)
     confusion = value(client, record.run_id, "confusion_matrix.json")
     (mistake,) = confusion.pop("mistakes")
     assert confusion == {"classes": names, "counts": CONFUSION}
     with Image.open(io.BytesIO(base64.b64decode(mistake.pop("png")))) as picture:
-        assert np.array_equal(picture, digits.test.images[3])
+        assert np.array_equal(picture, digits.test.inputs[3])
     assert mistake == {"index": 3, "true": "1", "predicted": "2", "probability": 0.9876}
     per_class = value(client, record.run_id, "per_class.json")
     assert per_class == {"columns": ["class", "recall"], "data": [[*row] for row in zip(names, RECALL)]}
@@ -429,7 +433,7 @@ def test_a_mistake_on_some_of_the_test_images_has_its_index_among_all(digits: Da
     (record,) = mistakes.records([Mistake(3, 1, 2, 0.9)], digits.tested_on(50))
     assert record["index"] > 3
     shown = Image.open(io.BytesIO(base64.b64decode(record["png"])))
-    assert np.array_equal(np.asarray(shown), digits.test.images[record["index"]])
+    assert np.array_equal(np.asarray(shown), digits.test.inputs[record["index"]])
 
 
 def test_the_trace_of_a_rank_is_an_artifact(client: MlflowClient, digits: Dataset, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_class_without_images_counts_only_where_it_is_predicted(digits: Datase
     predicted = np.where(np.arange(360) % 9 == 0, 8, truth)
     model = Noisy(digits)
     model.logits = nn.functional.one_hot(torch.from_numpy(predicted), 10).float()
-    split = Split({"images": digits.test.images, "labels": truth})
+    split = Split({"images": digits.test.inputs, "labels": truth})
     evaluation = Evaluator(replace(digits, test=split), Worker(), Classification(TrainConfig()))(model)
     expected = metrics.precision_recall_fscore_support(truth, predicted, average="macro", zero_division=0)
     found = [evaluation.metrics[name] for name in ("precision", "recall", "f1")]
@@ -144,7 +144,7 @@ def test_figures_are_those_of_the_saved_model_in_float32(
     assert set(rounding) == {("ieee", torch.float32)}
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # for training again
     with torch.inference_mode():
-        probabilities = predictor.of(Path(outcome.checkpoint))(torch.from_numpy(digits.test.images))
+        probabilities = predictor.of(Path(outcome.checkpoint))(torch.from_numpy(digits.test.inputs))
     labels = digits.test["labels"]
     loss = nn.functional.nll_loss(probabilities.double().log(), torch.from_numpy(labels))
     assert outcome.metrics["test/loss"] == pytest.approx(loss.item(), rel=1e-5)

@@ -196,7 +196,7 @@ def evaluated(device: str, digits: Dataset) -> tuple[float, list[str]]:
 
 
 def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, digits: Dataset) -> None:
-    images = len(digits.test.images)
+    images = len(digits.test.inputs)
     assert evaluated("auto", digits) == (images, ["evaluating on the CPU: the GPU has too little free memory"])
     with pytest.raises(ConfigError, match=r"^device must be cpu or auto here: the GPU has too little free memory$"):
         evaluated("cuda", digits)

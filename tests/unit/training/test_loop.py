@@ -92,7 +92,7 @@ def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: P
     keep = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": 5e-4}, {"params": keep, "weight_decay": 0.0}]
     sgd = torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True, fused=True)
-    images, labels = torch.from_numpy(digits.train.images), torch.from_numpy(digits.train["labels"])
+    images, labels = torch.from_numpy(digits.train.inputs), torch.from_numpy(digits.train["labels"])
     normalise = modality.of(digits.spec).normaliser()
     for epoch in range(2):
         for step in range(11):
