@@ -29,9 +29,12 @@ _OTHERS = (*(f"{library}:NAME" for library in LIBRARIES), OWN)
 USUAL = "channels_last"
 """How convolutions are computed where nothing else is chosen."""
 
-ConvolutionsName = Literal["channels_last", "contiguous", "products2", "products4", "products8"]
+_Products = Literal["products2", "products4", "products8"]
+_WithoutData = Literal["products2_forward_weight", "products4_forward_weight", "products8_forward_weight"]
+ConvolutionsName = Literal["channels_last", "contiguous", _Products, _WithoutData]
 """How convolutions are computed: with channels last in memory or contiguous; or with channels last and as matrix
-products where no side of the result is longer than so many pixels."""
+products where no side of the result is longer than so many pixels, but for the gradient of the input with
+``_forward_weight``."""
 
 
 OF_DATA = {MASKS_PATH: "unet", COCO_PATH: "unet", TEXT_PATH: "textcnn", TABLE_PATH: "mlp"}

@@ -47,16 +47,19 @@ def install(network: nn.Module, chosen: str | None) -> None:
         ):
             layer.__class__ = Convolution
             assert isinstance(layer, Convolution)
-            layer.most_side = int(chosen.removeprefix("products"))
+            side, _, parts = chosen.removeprefix("products").partition("_")
+            layer.most_side, layer.with_data = int(side), not parts
 
 
 class Convolution(nn.Conv2d):
     """A convolution that :func:`install` has changed; (B, C, H, W) to (B, filters, H', W').
 
-    It is a product in training on a CPU, where no side of the result is longer than ``most_side``.
+    It is a product in training on a CPU, where no side of the result is longer than ``most_side``; without
+    ``with_data`` the gradient of the input is a convolution's.
     """
 
     most_side: int
+    with_data: bool
 
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim != 4 or input.device.type != "cpu" or not torch.is_grad_enabled():
@@ -71,7 +74,7 @@ class Convolution(nn.Conv2d):
         if max(sides) > self.most_side or size > MOST_BYTES:
             return super().forward(input)
         bias = None if self.bias is None else self.bias.to(dtype)
-        out: Tensor = _Products.apply(input.to(dtype), self.weight.to(dtype), bias, *how)
+        out: Tensor = _Products.apply(input.to(dtype), self.weight.to(dtype), bias, *how, self.with_data)
         return out
 
 
@@ -101,7 +104,9 @@ def make_pointwise(network: nn.Module) -> None:
 
 class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, with_data: bool
+    ) -> Tensor:
         patches = _patches(x, weight, stride, padding)
         (images, tall, wide), matrix = patches.shape[:3], _matrix(weight).t()
         columns = patches.reshape(images * tall * wide, -1)
@@ -112,7 +117,7 @@ class _Products(torch.autograd.Function):
         else:
             torch.addmm(bias, columns, matrix, out=rows)
         ctx.save_for_backward(x, weight, columns)
-        ctx.how = stride, padding
+        ctx.how, ctx.with_data = (stride, padding), with_data
         return out
 
     @staticmethod
@@ -120,19 +125,25 @@ class _Products(torch.autograd.Function):
         (gradient,) = gradients
         x, weight, columns = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # a gradient's gradient is that of convolutions
-            how = ([len(weight)], *ctx.how, (1, 1), False, (0, 0), 1)
-            return *torch.ops.aten.convolution_backward(gradient, x, weight, *how, wanted), None, None
+        twice = torch.is_grad_enabled()  # a gradient's gradient is that of convolutions
+        by_convolution = wanted if twice else (wanted[0] and not ctx.with_data, False, False)
+        how = ([len(weight)], *ctx.how, (1, 1), False, (0, 0), 1)
+        data, of_weight, of_bias = (
+            torch.ops.aten.convolution_backward(gradient, x, weight, *how, by_convolution)
+            if any(by_convolution)
+            else (None, None, None)
+        )
+        if twice:
+            return data, of_weight, of_bias, None, None, None
         rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)  # one for every pixel: (B x H' x W', filters)
-        data = of_weight = of_bias = None
-        if wanted[0]:
+        if wanted[0] and ctx.with_data:
             data = _data_gradient(rows, gradient, weight, x, *ctx.how)
         if wanted[1]:
             filters, channels, *kernel = weight.shape
             of_weight = (rows.t() @ columns).view(filters, *kernel, channels).permute(0, 3, 1, 2)
         if wanted[2]:
             of_bias = gradient.sum((0, 2, 3))
-        return data, of_weight, of_bias, None, None
+        return data, of_weight, of_bias, None, None, None
 
 
 def _patches(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:

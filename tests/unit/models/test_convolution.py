@@ -37,7 +37,7 @@ def assert_close(results: list[Tensor], wanted: list[Tensor], tolerance: float) 
 
 @pytest.mark.parametrize("seed", range(120))
 def test_products_are_the_convolution(seed: int) -> None:
-    """Kernels of 1 to 7, square or not, with any stride, padding, bias, dtype and layout."""
+    """Kernels of 1 to 7, square or not, with any stride, padding, bias, dtype, layout and with or without the gradient of the input."""
     draw = random.Random(seed)
     kernel = (draw.randint(1, 7), draw.randint(1, 7)) if draw.random() < 0.5 else draw.choice((1, 2, 3, 5, 7))
     stride = (draw.randint(1, 3), draw.randint(1, 3)) if draw.random() < 0.5 else draw.randint(1, 3)
@@ -49,7 +49,7 @@ def test_products_are_the_convolution(seed: int) -> None:
     images = torch.randn(draw.randint(1, 5), channels, draw.randint(7, 12), draw.randint(7, 12), dtype=dtype)
     if draw.random() < 0.5:
         layer, images = (of.to(memory_format=torch.channels_last) for of in (layer, images))
-    product = installed(layer, "products99")
+    product = installed(layer, draw.choice(("products99", "products99_forward_weight")))
     assert type(product) is convolution.Convolution
     tolerance = TOLERANCE[torch.bfloat16 if autocast else dtype]
     assert_close(passes(product, images, autocast), passes(layer, images, autocast), tolerance)
