@@ -31,13 +31,9 @@ CONSTANTS = {
 """Mean and standard deviation per channel by which pixels may be normalised in place of a data set's own."""
 
 INPUTS: tuple[Inputs, ...] = get_args(Inputs)
-"""What a model may be given of a sample, by the column that has it:
-
-- ``images``: uint8 (N, side, side, 3), channels last; a model takes them normalised, float32 (B, C, H, W).
-- ``features``: rows of numbers, float32 or float64 (N, length); a model takes them standardised, float32 (B, length).
-- ``tokens``: texts, int32 (N, length), numbers below the vocabulary, with 0 as padding behind a shorter text; a model
-  takes them as int64 (B, length).
-"""
+"""What a model may be given of a sample, by its column: ``images``, uint8 (N, side, side, 3), which it takes as float32
+(B, C, H, W); ``features``, float32 or float64 (N, length), which it takes standardised, float32 (B, length);
+``tokens``, int32 (N, length) below the vocabulary, with 0 as padding behind a shorter text, which it takes as int64."""
 
 BORDERED_SIDE = 32
 """Side of an image in MNIST's format once it has its border."""

@@ -13,12 +13,11 @@ from torch import Tensor
 from cifar_ray import tasks
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import SIZED, chosen
 from cifar_ray.config.sections import MIXING
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import augment, mixing, modality, order, policies, tokens
-from cifar_ray.data.datasets import Dataset, Split, as_tensor
+from cifar_ray.data.datasets import Dataset, as_tensor
 from cifar_ray.tasks.spec import IGNORED
 
 AHEAD = 1024
@@ -250,19 +249,3 @@ def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tens
     remedy = ", come with --stream," * (chosen(config.dataset) in SIZED)
     has = f"its training samples take {needed:.1f} GB, and the GPU has {free:.1f} GB free"
     raise ConfigError("dataset", f"must be smaller{remedy} or train with --device cpu: {has}")
-
-
-def evaluation_batches(
-    split: Split, target: str, facts: Facts, rank: int, world_size: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's share of ``split``: every sample is on exactly one rank, at any world size.
-
-    Yields:
-        Inputs as the model takes them (B, ...) and rows of the column ``target``, on ``device``.
-    """
-    inputs, targets, kind = as_tensor(split.inputs), as_tensor(split[target]), modality.of(facts)
-    normalise, size = kind.normaliser().to(device), kind.at_once(device)
-    mine = order.evaluation_range(len(targets), rank, world_size)
-    for start in range(mine.start, mine.stop, size):
-        part = slice(start, min(start + size, mine.stop))
-        yield normalise(kind.shown(inputs[part]).to(device)), targets[part].to(device)

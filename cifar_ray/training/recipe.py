@@ -186,7 +186,7 @@ def _check_task(config: TrainConfig, spec: Facts) -> None:
         kinds[config.model] = ("images", wanted[1])  # what it gives is tried
     if kinds.get(config.model, wanted) != wanted:
         known = [name for name, kind in kinds.items() if kind == wanted]
-        what = "pixels" if wanted[1] else modality.of(spec).learned_of
+        what = "pixels" if wanted[1] else tasks.UNITS[spec.inputs]
         raise ConfigError(
             "model",
             f"must be {errors.one_of([*known, 'one of your own'])} to learn the {task.target} of {what}, as "

@@ -15,8 +15,9 @@ from cifar_ray.config.sections import AugmentName
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import SPECS, Dataset, augment, modality, order
 from cifar_ray.data.datasets import normalised
-from cifar_ray.data.loader import DataShard, MicroBatch, TrainLoader, evaluation_batches
+from cifar_ray.data.loader import DataShard, MicroBatch, TrainLoader
 from cifar_ray.training import recipe
+from cifar_ray.training.evaluate import evaluation_batches
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,10 @@ from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset, Split, loader, modality, order
-from cifar_ray.data.loader import DataShard, TrainLoader, evaluation_batches
-from cifar_ray.training import recipe
+from cifar_ray.data import Dataset, Split, loader, order
+from cifar_ray.data.loader import DataShard, TrainLoader
+from cifar_ray.training import evaluate, recipe
+from cifar_ray.training.evaluate import evaluation_batches
 
 CPU = torch.device("cpu")
 SEED = 5
@@ -76,7 +77,7 @@ def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Da
 
 
 def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(modality.EVALUATION_BATCH, "cpu", 100)
+    monkeypatch.setitem(evaluate.EVALUATION_BATCH, "cpu", 100)
     sizes = [
         [
             (len(images), len(labels))
@@ -91,7 +92,7 @@ def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.M
 def test_large_images_are_evaluated_fewer_at_once(
     side: int, size: int, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(modality.EVALUATION_BATCH, "cpu", 100)
+    monkeypatch.setitem(evaluate.EVALUATION_BATCH, "cpu", 100)
     spec = replace(digits.spec, shape=(3, side, side))
     large = Split({"images": np.zeros((100, side, side, 3), np.uint8), "labels": digits.test["labels"][:100]})
     images, _ = next(evaluation_batches(large, "labels", spec, 0, 1, CPU))
