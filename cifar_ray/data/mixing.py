@@ -41,44 +41,25 @@ def partners(samples: Tensor, seed: int, epoch: int, size: int) -> Partners:
 def mixup(images: Tensor, others: Tensor, drawn: Partners) -> Tensor:
     """Blend each image with its partner (Zhang et al. 2018, alpha 1: every share is equally likely).
 
-    Args:
-        images: uint8, shape (B, H, W, C).
-        others: the partners, likewise.
-        drawn: the draws.
-
-    Returns:
-        uint8, shape (B, H, W, C).
+    ``images`` and their partners ``others`` are uint8, (B, H, W, C), and so is the result.
     """
     share = drawn.draws[0].int()[:, None, None, None]
     return ((images * (_WHOLE - share) + others * share + _WHOLE // 2) >> 10).to(torch.uint8)
 
 
 def cutmix(images: Tensor, others: Tensor, drawn: Partners) -> Tensor:
-    """Paste a box of its partner into each image, in the same place (Yun et al. 2019, alpha 1).
-
-    Arguments and result are those of :func:`mixup`.
-    """
-    height, width, channels = images.shape[1:]
-    box = _boxes(drawn, height, width)
-    rows = torch.arange(height, device=images.device)
-    columns = torch.arange(width, device=images.device).repeat_interleave(channels)
-    inside = _within(rows, *box[0])[:, :, None] & _within(columns, *box[1])[:, None, :]
-    return torch.where(inside, others.flatten(2), images.flatten(2)).view(images.shape)
+    """Paste a box of its partner into each image, in the same place (Yun et al. 2019, alpha 1); see :func:`mixup`."""
+    height, width = images.shape[1:3]
+    (top, bottom), (left, right) = ([edge[:, None] for edge in span] for span in _boxes(drawn, height, width))
+    rows, columns = (torch.arange(side, device=images.device) for side in (height, width))
+    tall, wide = (top <= rows) & (rows < bottom), (left <= columns) & (columns < right)
+    return torch.where((tall[:, :, None] & wide[:, None, :])[..., None], others, images)
 
 
 def labels(first: Tensor, others: Tensor, drawn: Partners, name: str, side: int, classes: int) -> Tensor:
-    """The labels of images that :func:`mixup` or :func:`cutmix` has made.
+    """The labels of images of ``side`` pixels that were mixed as ``name`` says: each class's share, 1 in all.
 
-    Args:
-        first: labels of the images, int64, shape (B,).
-        others: those of the partners, likewise.
-        drawn: the draws.
-        name: ``mixup`` or ``cutmix``.
-        side: side of an image in pixels.
-        classes: number of classes.
-
-    Returns:
-        float32, shape (B, classes): each class's share of the image, 1 in all.
+    The labels of images and of their partners are int64, (B,), the result float32, (B, classes).
     """
     if name == "mixup":
         share = drawn.draws[0] / _WHOLE
@@ -89,17 +70,10 @@ def labels(first: Tensor, others: Tensor, drawn: Partners, name: str, side: int,
     return one.lerp(other, share.float()[:, None])
 
 
-def _boxes(drawn: Partners, height: int, width: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _boxes(drawn: Partners, height: int, width: int) -> list[tuple[Tensor, Tensor]]:
     """Top and bottom, left and right of the boxes, each of shape (B,): centred anywhere, and cut off at the edges."""
-    area, row, column = drawn.draws
-    share = (area.double() / _WHOLE).sqrt()
-    return _span(row, share, height), _span(column, share, width)
-
-
-def _span(centre: Tensor, share: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    middle, half = centre * size // _WHOLE, (share * size).long() // 2
-    return (middle - half).clamp(min=0), (middle + half).clamp(max=size)
-
-
-def _within(places: Tensor, start: Tensor, stop: Tensor) -> Tensor:
-    return (places >= start[:, None]) & (places < stop[:, None])
+    share, spans = (drawn.draws[0].double() / _WHOLE).sqrt(), []
+    for centre, size in zip(drawn.draws[1:], (height, width)):
+        middle, half = centre * size // _WHOLE, (share * size).long() // 2
+        spans.append(((middle - half).clamp(min=0), (middle + half).clamp(max=size)))
+    return spans

@@ -1,10 +1,8 @@
 """torchvision's augmentations, drawn for each sample from (seed, epoch, sample).
 
 RandAugment and TrivialAugment are operations on shape and colour, with torchvision's magnitudes. Samples that drew the
-same operation go through it together, whatever magnitude each drew: TrivialAugment computes some 200 things for 1,024
-images of 32 pixels, and would 7,000 if each of its 868 operations and magnitudes were one of its own. What an operation
-with a magnitude does to places or values is a table that torchvision itself has made, once. The resized crop is that of
-RandomResizedCrop, one sample after the other.
+same operation go through it together, whatever magnitude each drew: some 200 calls for 1,024 images of 32 pixels in
+place of 7,000. What an operation does to places or values is a table that torchvision itself has made, once.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ _TRIES = 10
 class _Operation(NamedTuple):
     """``apply(images, magnitude)``, with the strongest magnitude in RandAugment and in TrivialAugment.
 
-    A signed one goes either way by chance. With its magnitude, it ``moves`` pixels, ``maps`` values to others, or
-    ``blends``; one that does nothing of these has no magnitude. Of images and the shares of each that stay,
-    ``terms`` are two whose sum is the result, once the second is multiplied by the share that does not.
+    A signed one goes either way by chance. With its magnitude, it ``moves`` pixels, ``maps`` values, or ``blends``: of
+    images and the shares that stay, ``terms`` are two whose sum is the result, the second times the share that does
+    not.
     """
 
     apply: Callable[[Tensor, float], Tensor]
@@ -49,14 +47,7 @@ class _Operation(NamedTuple):
 def rand_augment(images: Tensor, samples: Tensor, seed: int, epoch: int) -> Tensor:
     """Two operations for each image, of 14, at level 9 of 30 (Cubuk et al. 2020, with torchvision's defaults).
 
-    Args:
-        images: uint8, shape (B, H, W, C).
-        samples: index of each image in its data set; int64, shape (B,), on the images' device.
-        seed: the run's seed.
-        epoch: the epoch, from 0.
-
-    Returns:
-        uint8, shape (B, H, W, C).
+    Arguments and result are those of :func:`cifar_ray.data.augment.crop_and_flip`.
     """
     for turn in range(2):
         images = _apply(images, order.hash64(seed, epoch, samples, _DRAWS + turn), wide=False)
@@ -82,19 +73,9 @@ def resized_crop(
 ) -> Tensor:
     """A box of each image, of any of :func:`boxes`, resized to the image's size with antialiasing; perhaps mirrored.
 
-    Source: Szegedy et al. 2015, "Going Deeper with Convolutions", as torchvision's RandomResizedCrop has it.
-
-    Args:
-        images: uint8, shape (B, H, W, C), square.
-        samples: index of each image in its data set; int64, shape (B,), on the images' device.
-        seed: the run's seed.
-        epoch: the epoch, from 0.
-        flip: whether to mirror half of the images, the ones that :func:`cifar_ray.data.augment.draws` names.
-        variation: how images vary; of it, when they are mirrored.
-        nearest: whether pixels are chosen and not mixed, as masks need it.
-
-    Returns:
-        uint8, shape (B, H, W, C).
+    Source: Szegedy et al. 2015, "Going Deeper with Convolutions", as torchvision's RandomResizedCrop has it. Images are
+    square; with ``nearest``, pixels are chosen and not mixed, as masks need it. Other arguments and the result are
+    those of :func:`cifar_ray.data.augment.crop_and_flip`.
     """
     from torchvision.transforms.v2 import InterpolationMode
     from torchvision.transforms.v2 import functional as F
