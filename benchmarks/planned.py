@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import exchanged
 import record
 
 from cifar_ray.config.topology import parse
@@ -116,7 +117,7 @@ def main() -> None:
     (vgg, _), *_ = works(unshaped).values()
 
     def host(work: Work) -> Link | None:
-        return model.host(without_network, work, Link(math.inf))
+        return exchanged.host(without_network, work, Link(math.inf))
 
     made, raw, runs = [], {}, []
     for link, name in VGG.items():

@@ -38,6 +38,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import exchanged
 import forked
 import record
 
@@ -211,7 +212,7 @@ def predict(folder: Path, names: list[str], strategies: list[str], is_all: bool)
             ready[cell[:2]] = passes.readiness(config, trial.params.get("precision", "fp32"), 16, 1)
         work = from_runs.work_of(config, ready[cell[:2]], runs.device, trial)
         link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
-        planned = model.plan(runs, work, [topology], Means(link=link, host=model.host(runs, work)))
+        planned = model.plan(runs, work, [topology], Means(link=link, host=exchanged.host(runs, work)))
         if planned.skipped:
             sys.exit(f"{cell.name}: {planned.skipped[cell.topology]}")
         span = planned.rows[0].step_s

@@ -26,6 +26,7 @@ from cifar_ray.orchestration.cluster import servers
 from cifar_ray.planning import exchange, from_runs, probing
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
+from cifar_ray.planning.from_runs import Planned
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means
 from cifar_ray.reporting import cost
@@ -87,8 +88,7 @@ def plan(
         link: Network between machines, in each direction: RATE or RATE:LATENCY such as 10gbit or 400mbit:100us; iperf3
             and ping measure them. Needed for more than one node.
         host: What an exchange costs the workers themselves, whatever the network: copying, adding up and the backend's
-            own work, as RATE:LATENCY. Default: that of those runs that wait for all of their exchange on one node
-            (strategy all_reduce, gather_scatter or send_recv); without such a run, none.
+            own work, as RATE:LATENCY. Default: none.
         price: Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot,
             or a Ray cluster file.
         speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
@@ -122,7 +122,7 @@ def plan(
 
             study = exported.together(reports.read(from_ or (sweep,), uri), "global_batch")
             try:
-                made, means, unit = from_runs.plan(study, topologies, means, node, speed_factor, options, planned)
+                made = from_runs.plan(study, topologies, means, node, speed_factor, options, planned)
             except ConfigError as error:
                 if not sweep or error.key != "from_":
                     raise
@@ -131,8 +131,20 @@ def plan(
         again = _again(asked, sweep, planned) + stores.flag(uri or "")
         note = f"The runs are sweep {sweep}; `{again}` plans from them again."
         made = dataclasses.replace(made, notes=(*made.notes, note))
-    output.show(made, json, lambda: words_of.show(made.plan, means, made.notes, Console(), unit))
+    output.show(made, json, lambda: _print(made))
     return 0 if made.plan.fastest else 1  # none is possible, or keeps to the limits
+
+
+def _print(made: Planned) -> None:
+    console = Console()
+    for line in words_of.findings(made.plan, made.means, made.unit):
+        console.line(line)
+    if made.plan.rows:
+        console.columns(*words_of.table(made.plan, made.unit))
+    for name, reason in made.plan.skipped.items():
+        console.line(f"{name}: not planned, {reason}")
+    for note in made.notes:
+        console.line(note)
 
 
 def _train(

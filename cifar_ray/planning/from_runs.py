@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config import command_line, flags, runfile, schema
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -31,10 +30,14 @@ class Planned:
 
     Attributes:
         plan: the rows, and what is best.
+        means: what it is for.
+        unit: what the task calls its samples.
         notes: what the figures rest on, in sentences.
     """
 
     plan: Plan
+    means: Means
+    unit: str
     notes: tuple[str, ...]
 
 
@@ -46,20 +49,17 @@ def plan(
     speed: float | None = None,
     given: Mapping[str, Any] | None = None,
     planned: ResolvedConfig | None = None,
-) -> tuple[Planned, Means, str]:
+) -> Planned:
     """What a training takes on each topology.
 
     Args:
         study: the runs.
         topologies: what is planned.
-        means: the link, the host's work if it is known, and the limits.
+        means: the link, the host's work, and the limits.
         price: of a node.
         speed: how many times as fast as the runs' the machine of that price is.
         given: what differs from the first run: its strategy with that one's options, global batch and epochs.
         planned: the training, where the runs were trained for this plan; else it is that of the first run.
-
-    Returns:
-        The plan, the means with what was filled in from the runs, and what the task calls its samples.
 
     Raises:
         ConfigError: when the runs do not tell what is needed, or what is given does not fit them.
@@ -69,7 +69,7 @@ def plan(
     given = given or {}
     runs, trial, notes = measured.of_study(study, given.get("model"))
     check_price(price, speed, runs.hardware, runs.device)
-    runs = runs if speed is None else measured.faster(runs, speed)
+    runs = runs if speed is None else dataclasses.replace(runs, speed=speed)
     config = training(trial, given) if planned is None else planned
     precision = trial.params.get("precision", "fp32")
     readiness = probe.readiness(config, precision, _IMAGES, config.cpus_per_worker or 1)
@@ -77,17 +77,15 @@ def plan(
     has_gpus = price is not None and price.gpu != ""
     means = dataclasses.replace(
         means,
-        host=means.host or model.host(runs, work),
         usd_per_hour=price.usd_per_hour if price else None,
         gpus=price.gpus if price and has_gpus else None,
-        memory_mib=price.gpu_memory_mib if price else None,
     )
     made = model.plan(runs, work, topologies, means)
     title, unit = f"{config.model} on {config.dataset}", trial.task.unit
     notes += words.notes(runs, work, means, made.rows, price.words if price else "", title, unit)
     if "steps_per_epoch" in trial.params:
         notes.append(f"An epoch is whole here, {work.steps:,} steps; the runs' were {trial.params['steps_per_epoch']}.")
-    return Planned(made, tuple(notes)), means, unit
+    return Planned(made, means, unit, tuple(notes))
 
 
 def check_price(price: Price | None, speed: float | None, hardware: str, device: str) -> None:
@@ -153,5 +151,4 @@ def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Tr
         config.epochs,
         sent,
         evaluated,
-        measured.sent(runfile.params(config, Decided.asked(config))),
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cifar_ray.planning.span import Span
@@ -32,11 +30,8 @@ class Link:
 
     @property
     def words(self) -> str:
-        """``10 Gbit/s, 50 us for each message``; without a rate where bytes cost nothing."""
-        if math.isinf(self.bytes_per_s) and not self.latency_s:
-            return "no measurable time"
-        rate = "" if math.isinf(self.bytes_per_s) else f"{8 * self.bytes_per_s / 1e9:.3g} Gbit/s, "
-        return f"{rate}{1e6 * self.latency_s:.3g} us for each message"
+        """``10 Gbit/s, 50 us for each message``."""
+        return f"{8 * self.bytes_per_s / 1e9:.3g} Gbit/s, {1e6 * self.latency_s:.3g} us for each message"
 
 
 def parse(text: str) -> Link:
@@ -88,27 +83,3 @@ class Route:
         """From both side by side to one after the other; a backend sends one part while it adds up another."""
         wire, work = self.network_s(traffic), self.host_s(traffic)
         return Span(max(wire, work), (max(wire, work) + wire + work) / 2, wire + work)
-
-
-def fitted(measured: Sequence[tuple[Traffic, float]]) -> Link | None:
-    """The latency and rate that come nearest to measured exchanges (least squares, neither below zero).
-
-    With exchanges of one kind, whose messages are all as large, the rate alone is fitted.
-    """
-    points = [(traffic.messages, traffic.size, seconds) for traffic, seconds in measured if seconds > 0]
-    if not points:
-        return None
-    mm = sum(m * m for m, _, _ in points)
-    ss = sum(s * s for _, s, _ in points)
-    ms = sum(m * s for m, s, _ in points)
-    mt = sum(m * t for m, _, t in points)
-    st = sum(s * t for _, s, t in points)
-    determinant = mm * ss - ms * ms
-    latency, per_byte = 0.0, st / ss
-    if determinant > 1e-6 * mm * ss:
-        latency, per_byte = (mt * ss - st * ms) / determinant, (st * mm - mt * ms) / determinant
-        if latency < 0:
-            latency, per_byte = 0.0, st / ss
-        elif per_byte < 0:
-            latency, per_byte = mt / mm, 0.0
-    return Link(1 / per_byte if per_byte else math.inf, latency)

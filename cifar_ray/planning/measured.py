@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, counted, one_of
 from cifar_ray.planning.exchange import AFTER, WHOLE
@@ -18,11 +18,6 @@ KIND = (
 )
 """Options that, beside those of the model, tell the work of a step or of an evaluation from others."""
 
-SENT = ("bucket_cap_mb", "strategy_options.comm_hook", "strategy_options.sync_every")
-"""Options that tell what a strategy sends."""
-
-_FARTHEST = 2.0
-"""Up to which multiple of what was measured a straight line is drawn on."""
 _P95 = 1.645  # standard deviations from a normal distribution's median to its 95th percentile
 
 
@@ -47,8 +42,6 @@ class Sample:
         evaluation: of an epoch, times the workers that shared it.
         checkpoint: of an epoch.
         once: of a run, everything that is in no epoch: start-up, data, the end.
-        memory_mib: the largest worker's peak.
-        sent: what its strategy sends, as :func:`sent` has them.
     """
 
     name: str
@@ -67,8 +60,6 @@ class Sample:
     evaluation: float
     checkpoint: float
     once: float
-    memory_mib: float
-    sent: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -88,11 +79,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Passes:
-    """One micro-batch of some size on one worker: its seconds, and the parts of them that it takes to make it and that
-    the backward pass takes."""
+    """One micro-batch of some size on one worker: its seconds, and the share of them of the backward pass."""
 
     seconds: Span
-    data: float
     backward: float
 
 
@@ -122,8 +111,7 @@ class Measured:
     def passes(self, images: int, workers: int) -> Passes | str:
         """One micro-batch of so many images with so many workers on a machine, or why it is not known.
 
-        Between two sizes that were measured, and up to twice beyond, lies a straight line; there is none through one.
-        Beyond, it keeps between the time of the nearest size and as much of it as there are images.
+        Between two sizes that were measured lies a straight line; nothing is said of sizes beyond them.
         """
         runs = [sample for sample in self.on(workers) if sample.is_plain]
         if not runs and self.is_fixed:
@@ -133,29 +121,16 @@ class Measured:
             return f"needs a run with {counted(workers, 'worker')} on a node and {plain}, in which passes hide nothing"
         sizes = sorted({sample.images for sample in runs})
         at = {size: [sample for sample in runs if sample.images == size] for size in sizes}
-        if images in at:
-            near = [images]
-        elif len(sizes) > 1 and sizes[0] / _FARTHEST <= images <= sizes[-1] * _FARTHEST:
-            right = min(max(bisect.bisect_left(sizes, images), 1), len(sizes) - 1)
-            near = [sizes[right - 1], sizes[right]]
-        else:
+        if not sizes[0] <= images <= sizes[-1]:
             known = one_of(map(str, sizes))
             return f"needs a run with about {images} images per worker and micro-batch; those given have {known}"
+        above = bisect.bisect_left(sizes, images)
+        near = [images] if images in at else sizes[above - 1 : above + 1]
         spans = [_passes(at[size]) for size in near]
         share = (images - near[0]) / (near[1] - near[0]) if len(near) > 1 else 0.0
-        mid = _between([span.mid for span in spans], share)
-        if not sizes[0] <= images <= sizes[-1]:
-            size, span = (near[0], spans[0]) if images < sizes[0] else (near[-1], spans[-1])
-            least, most = sorted((span.mid, span.mid * images / size))
-            mid = min(max(mid, least), most)
-        low = min(span.low / span.mid for span in spans)
-        high = max(span.high / span.mid for span in spans)
-        whole = [sample.computing * sample.micro_batches for sample in at[near[-1]]]
-        data, backward = (
-            _mean([getattr(sample, part) / took for sample, took in zip(at[near[-1]], whole)])
-            for part in ("data", "backward")
-        )
-        return Passes(Span(low * mid, mid, high * mid).times(1 / self.speed), data, backward)
+        seconds = spans[0].times(1 - share) + spans[-1].times(share)
+        backward = _mean([run.backward / (run.computing * run.micro_batches) for run in at[near[-1]]])
+        return Passes(seconds.times(1 / self.speed), backward)
 
     def jitter(self, workers: int) -> float:
         """The standard deviation of a step's computing, as a share of it, where no worker waits for another."""
@@ -188,12 +163,6 @@ class Measured:
         slope = sum((count - mean_count) * (time - mean) for count, time in zip(counts, times)) / (spread or 1)
         mid = mean + max(slope, 0.0) * (nodes - mean_count)
         return Span(*(max(mid + time - mean, 0.0) for time in (min(times), mean, max(times))))
-
-    def memory_mib(self, images: int, workers: int) -> float | None:
-        """A worker's peak with so many images in a micro-batch; the next larger run's, None where there is none."""
-        larger = [sample for sample in self.on(workers) if sample.images >= images]
-        least = min((sample.images for sample in larger), default=0)
-        return max((sample.memory_mib for sample in larger if sample.images == least), default=None)
 
 
 def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, list[str]]:
@@ -233,17 +202,6 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
     measured = Measured(tuple(map(_sample, usable)), hardware, device, fixed)
     left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
     return measured, usable[0], left
-
-
-def sent(params: Mapping[str, str]) -> tuple[str, ...]:
-    """The options that tell what a strategy sends, of the parameters of a run, each as ``name=value``."""
-    values = {name: params.get(name) for name in SENT}
-    return tuple(f"{name}={value}" for name, value in values.items() if value)
-
-
-def faster(measured: Measured, speed: float) -> Measured:
-    """The same runs on a machine so many times as fast."""
-    return replace(measured, speed=speed)
 
 
 def why_not(trial: Trial) -> str:
@@ -297,8 +255,6 @@ def _sample(trial: Trial) -> Sample:
         evaluation=metrics.get("time/evaluation_s", 0.0) / epochs * trial.world_size,
         checkpoint=metrics.get("time/checkpoint_s", 0.0) / epochs,
         once=once,
-        memory_mib=metrics.get("peak_memory_mib", 0.0),
-        sent=sent(trial.params),
     )
 
 
@@ -310,10 +266,6 @@ def _passes(samples: Sequence[Sample]) -> Span:
         _mean([sample.computing for sample in samples]),
         max(sample.computing * share for sample, share in zip(samples, shares)),
     )
-
-
-def _between(values: Sequence[float], share: float) -> float:
-    return values[0] + (values[-1] - values[0]) * share
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,9 +11,9 @@ from statistics import NormalDist
 from cifar_ray.config.errors import counted
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange as exchanges
-from cifar_ray.planning.exchange import AFTER, STAR, Exchange
-from cifar_ray.planning.link import Link, Route, Traffic, fitted
-from cifar_ray.planning.measured import Measured, Sample
+from cifar_ray.planning.exchange import Exchange
+from cifar_ray.planning.link import Link, Route
+from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.span import Span
 
 KNEE = 1.2
@@ -35,7 +35,6 @@ class Work:
         epochs: in all.
         exchange: how gradients are exchanged.
         evaluated: images of an evaluation, as a multiple of the runs'.
-        sent: what the strategy sends, as :func:`cifar_ray.planning.measured.sent` has them.
     """
 
     global_batch_size: int
@@ -44,7 +43,6 @@ class Work:
     epochs: int
     exchange: Exchange
     evaluated: float = 1.0
-    sent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,6 @@ class Means:
         host: the work of an exchange on the workers themselves.
         usd_per_hour: of a node.
         gpus: of a node; None where workers use CPUs, or the machine is not known.
-        memory_mib: of one of its GPUs.
         deadline_s: the whole run's seconds.
         budget_usd: the whole run's dollars.
     """
@@ -65,7 +62,6 @@ class Means:
     host: Link | None = None
     usd_per_hour: float | None = None
     gpus: int | None = None
-    memory_mib: float | None = None
     deadline_s: float | None = None
     budget_usd: float | None = None
 
@@ -85,7 +81,6 @@ class Row:
         usd: dollars of the whole run; None without a price.
         parts: seconds of the whole run by what they go to.
         bound: the part that takes longest.
-        measured_s: seconds of a step in the runs that did exactly this; None where there is none.
     """
 
     topology: str
@@ -98,12 +93,6 @@ class Row:
     usd: Span | None
     parts: dict[str, float]
     bound: str
-    measured_s: float | None = None
-
-    def excess(self, means: Means) -> float:
-        """The likely time or cost as a multiple of its limit, whichever is more."""
-        time = self.total_s.mid / means.deadline_s if means.deadline_s else 0.0
-        return max(time, self.usd.mid / means.budget_usd if means.budget_usd and self.usd else 0.0)
 
     def keeps(self, means: Means) -> bool:
         """Whether it keeps to the limits up to the far end of its range."""
@@ -122,7 +111,6 @@ class Plan:
             always bring more.
         fastest: the topology with the shortest run within the limits; empty where none keeps to them.
         cheapest: the one with the lowest cost.
-        nearest: the one that comes nearest to the limits where none keeps to them, else empty.
     """
 
     rows: tuple[Row, ...]
@@ -130,7 +118,6 @@ class Plan:
     knee: int | None
     fastest: str
     cheapest: str
-    nearest: str
 
 
 def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: Means) -> Plan:
@@ -150,8 +137,7 @@ def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: 
     fastest = min(within, key=lambda row: row.total_s.mid, default=None)
     priced = [row for row in within if row.usd]
     cheapest = min(priced, key=lambda row: row.usd.mid if row.usd else 0.0, default=None)
-    nearest = min(rows, key=lambda row: row.excess(means)) if rows and not within else None
-    chosen = (row.topology if row else "" for row in (fastest, cheapest, nearest))
+    chosen = (row.topology if row else "" for row in (fastest, cheapest))
     return Plan(tuple(rows), skipped, knee(rows), *chosen)
 
 
@@ -169,9 +155,6 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     step = _step(measured, work, topology, Route(means.link if topology.nodes > 1 else None, means.host), images)
     if isinstance(step, str):
         return step
-    memory = measured.memory_mib(images, per_node)
-    if means.memory_mib is not None and memory is not None and memory > means.memory_mib:
-        return f"a worker takes {memory:,.0f} MiB, and the GPU has {means.memory_mib:,.0f}"
 
     steps = work.steps * work.epochs
     evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
@@ -190,10 +173,8 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     }
     usd = None if means.usd_per_hour is None else total.times(topology.nodes * means.usd_per_hour / 3600)
     bound = max(parts, key=lambda name: parts[name])
-    same = [each.iteration for each in measured.samples if _is_same(each, topology, images, work)]
-    known = sum(same) / len(same) if same and measured.speed == 1 else None
     rate = whole.under(work.global_batch_size)
-    return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound, known)
+    return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound)
 
 
 @dataclass(frozen=True)
@@ -223,13 +204,6 @@ def _step(measured: Measured, work: Work, topology: Topology, route: Route, imag
     return Step(computing, exchange, waiting, measured.optimizer(per_node))
 
 
-def _is_same(sample: Sample, topology: Topology, images: int, work: Work) -> bool:
-    """Whether a run did what is planned; over which link it did, it has not recorded."""
-    same = (sample.nodes, sample.workers) == (topology.nodes, topology.workers_per_node)
-    alike = sample.world_size == 1 or (sample.strategy, sample.sent) == (work.exchange.strategy, work.sent)
-    return same and alike and (sample.images, sample.micro_batches) == (images, work.micro_batches)
-
-
 def _waiting(measured: Measured, work: Work, topology: Topology, computing: float) -> Span:
     """Seconds that a step waits for the slowest worker: from none, where they are slow together, to twice the mean.
 
@@ -243,33 +217,6 @@ def _waiting(measured: Measured, work: Work, topology: Topology, computing: floa
 def slowest(workers: int) -> float:
     """The expected largest of so many standard normal values (Blom 1958, to 5 % of the exact one)."""
     return NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25)) if workers > 1 else 0.0
-
-
-def host(measured: Measured, work: Work, link: Link | None = None) -> Link | None:
-    """What the exchanges of the runs cost their workers.
-
-    Runs of strategies whose messages differ in size tell what a message costs from what its bytes cost. What passes
-    through rank 0 and what goes around a ring cost different times, so runs of the other kind count only where there
-    are none of the planned one's own.
-
-    Args:
-        measured: the runs; those count whose exchange no pass hides.
-        work: what they exchanged.
-        link: between the nodes of the runs; None counts runs on one node alone.
-    """
-    open_ones = [sample for sample in measured.samples if sample.world_size > 1 and sample.strategy in AFTER]
-    open_ones = [sample for sample in open_ones if sample.nodes == 1 or link is not None]
-    is_star = work.exchange.strategy == STAR
-    open_ones = [sample for sample in open_ones if (sample.strategy == STAR) == is_star] or open_ones
-    points: list[tuple[Traffic, float]] = []
-    for sample in open_ones:
-        topology = Topology(sample.nodes, sample.workers)
-        of_run = replace(work.exchange, strategy=sample.strategy)
-        route = Route(link if sample.nodes > 1 else None, None)
-        traffic = exchanges.traffic(of_run, topology, route)
-        waited = slowest(sample.world_size) * measured.jitter(sample.workers) * sample.computing * sample.micro_batches
-        points.append((traffic, sample.exchange - waited - route.network_s(traffic)))
-    return fitted(points)
 
 
 def knee(rows: Sequence[Row]) -> int | None:

@@ -13,7 +13,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.planning.exchange import AFTER, STAR
+from cifar_ray.planning.exchange import AFTER
 
 STEPS = 40
 """Of each run, at least."""
@@ -77,10 +77,7 @@ def cells(
 ) -> list[dict[str, list[Any]]]:
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
-    Runs of several workers tell what an exchange costs the workers themselves: one with few large messages beside those
-    with many, or with ``gather_scatter``. Where each node is to have one worker, they have two, and so where more have
-    no room. A worker that computes the same beside any number of others is measured alone where there is no room for
-    these.
+    A worker that computes the same beside any number of others is measured alone where there is no room for these.
 
     Args:
         config: the training.
@@ -94,8 +91,7 @@ def cells(
         ConfigError: when no topology can share the global batch.
     """
     is_alike = device == "cuda" or cpus is None
-    space = math.inf if room is None else room
-    most = space if is_alike else math.inf
+    most = math.inf if room is None or not is_alike else room
     even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]
     shares: dict[int, list[int]] = defaultdict(list)
     for topology in even:
@@ -104,25 +100,16 @@ def cells(
     if not shares:
         problem = "must be a multiple of the workers of one topology at least"
         raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
-    fitting = [workers for workers in shares if workers <= space]
-    if fitting and max(fitting) == 1 and space > 1 and any(each.world_size > 1 for each in even):
-        shares[2] = [min(min(wanted) for wanted in shares.values())]
-        fitting.append(2)
 
-    def cell(workers: int, size: int, strategy: str) -> dict[str, list[Any]]:
+    def cell(workers: int, size: int) -> dict[str, list[Any]]:
         whole = images // (size * workers * config.accumulate)
         made: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
         made |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
         if cpus is not None:
             made["cpus_per_worker"] = [max(cpus // workers, 1)]
-        return {**made, "strategy": [strategy]}
+        return {**made, "strategy": [AFTER[0]]}
 
-    runs = [(workers, size) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]
-    made = [cell(*run, AFTER[0]) for run in runs]
-    few = min((workers for workers in fitting if workers > 1), default=0)
-    if few:
-        made.append(cell(few, min(shares[few]), STAR if config.strategy == STAR else "send_recv"))
-    return made
+    return [cell(workers, size) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]
 
 
 def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]) -> SweepConfig:

@@ -1,9 +1,8 @@
-"""A plan as a terminal shows it: what is best first, then the table, then what it rests on."""
+"""What a terminal shows of a plan: what is best, the table, and what they rest on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from cifar_ray.config import topology
 from cifar_ray.config.errors import counted, one_of
@@ -13,34 +12,11 @@ from cifar_ray.planning.model import TOO_FAST, Means, Plan, Row, Work
 from cifar_ray.planning.span import Span
 
 
-class Printer(Protocol):
-    """What prints."""
-
-    def line(self, text: str, /) -> None:
-        """One line, wrapped."""
-
-    def columns(self, header: Sequence[str], rows: Sequence[Sequence[str]], /) -> None:
-        """A table."""
-
-
-def show(plan: Plan, means: Means, notes: Sequence[str], printer: Printer, unit: str) -> None:
-    """Print a plan; ``unit`` is what the task calls its samples, such as ``images``."""
-    for line in findings(plan, means, unit):
-        printer.line(line)
-    if plan.rows:
-        printer.columns(*table(plan, unit))
-    for name, reason in plan.skipped.items():
-        printer.line(f"{name}: not planned, {reason}")
-    for note in notes:
-        printer.line(note)
-
-
 def findings(plan: Plan, means: Means, unit: str) -> Iterator[str]:
-    """What is fastest and cheapest within the limits, or what comes nearest to them, and the knee."""
+    """What is fastest and cheapest within the limits, and the knee."""
     rows = {row.topology: row for row in plan.rows}
-    if plan.nearest:
-        row = rows[plan.nearest]
-        yield f"No topology keeps to {_limits(means)}. {row.topology} comes nearest: {_whole(row)}."
+    if plan.rows and not plan.fastest:
+        yield f"No topology keeps to {_limits(means)}."
     within = f" within {_limits(means)}" if _limits(means) else ""
     kept = [row for row in plan.rows if row.keeps(means)]
     if plan.fastest:
@@ -69,14 +45,11 @@ def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
     """The header and a line for each topology."""
     header = ["topology", unit, "step", f"{unit}/s", "efficiency", "whole run"]
     header += ["cost"] * any(row.usd for row in plan.rows)
-    header += ["step measured"] * any(row.measured_s is not None for row in plan.rows)
     lines = []
     for row in plan.rows:
         line = [row.topology, str(row.images), _seconds(row.step_s), _number(row.images_per_s)]
         line += [f"{100 * row.efficiency:.0f} %", ranged(row.total_s, duration)]
         line += [ranged(row.usd, dollars)] if row.usd else []
-        if "step measured" in header:
-            line += ["" if row.measured_s is None else f"{row.measured_s:.3g} s"]
         lines.append([*line, row.bound])
     return [*header, "bound by"], lines
 

@@ -54,12 +54,6 @@ class Price:
         count = self.gpu.split(" ")[0]
         return int(count) if count.isdecimal() else int(self.gpu != "")
 
-    @property
-    def gpu_memory_mib(self) -> float | None:
-        """Memory of one of its GPUs; None where it has none."""
-        name = self.gpu.lstrip("0123456789 ")
-        return _listed()["gpu_memory_gb"][name] * 1e9 / 2**20 if name else None
-
     def paid(self, nodes: int, seconds: float | None, images: float | None = 1000.0) -> float | None:
         """US dollars for so many machines, for 1,000 of so many images; None where either is not known."""
         return self.paid_for(nodes * seconds) / images * 1000 if seconds is not None and images else None

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cifar_ray import data, models
+from cifar_ray import data
 from cifar_ray.config import option, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.planning import exchange as exchanges
 from cifar_ray.planning import measured, model
-from cifar_ray.planning.exchange import AFTER, WHOLE, Exchange, Gradients
+from cifar_ray.planning.exchange import WHOLE, Exchange, Gradients
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.planning.span import Span
-from cifar_ray.strategies.gradients import learning
 from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, Study, Trial
 
 UNKNOWN = "no finished run tells it"
 
 WORK = (
-    *("topology", "batch_size", "accumulate", "strategy", "sync_batchnorm", *measured.SENT),
+    *("topology", "batch_size", "accumulate", "strategy", "sync_batchnorm", "bucket_cap_mb"),
+    *("strategy_options.comm_hook", "strategy_options.sync_every"),
     *("epochs", "steps_per_epoch", "test_images"),
 )
 """Options that tell runs of one kind (:data:`cifar_ray.planning.measured.KIND`) apart in time."""
@@ -30,8 +29,6 @@ _NOT_THE_SAME = "no finished run did the same"
 _UNDECIDED = (None, "auto")
 _WITHIN = ("training", "evaluation", "checkpoint")  # phases of which the model makes more than what happens once
 _ONCE = ("startup", "data", "other")
-
-_outlined: dict[tuple[str, ...], tuple[tuple[int, ...], int]] = {}
 
 
 def seconds(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> Span | str:
@@ -73,30 +70,23 @@ def _took(run: Trial) -> float:
 
 
 def _planned(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> Span | str:
-    """As :func:`seconds`, by the model alone, which takes one node and workers that have the whole model each."""
+    """As :func:`seconds`, by the model alone: of one worker, since what an exchange costs is not known."""
     alike = _alike(config, decided, runs)
     if not alike:
         return UNKNOWN
-    if config.placement.nodes > 1:
-        return f"{_NOT_THE_SAME}, and the link between nodes is not known"
-    if config.strategy not in WHOLE or (exchanges.unknown(config) and config.world_size > 1):
-        return f"{_NOT_THE_SAME}, and what it exchanges cannot be planned here"
+    if config.world_size > 1:
+        return f"{_NOT_THE_SAME}, and what an exchange between workers costs is not known"
+    if config.strategy not in WHOLE:
+        return f"{_NOT_THE_SAME}, and {config.strategy} cannot be planned"
     try:
         known, _, _ = measured.of_study(Study("", [_as_planned(run, config) for run in alike], "", ""))
     except ConfigError as error:
         return f"{UNKNOWN}: --plan-from {error.problem}"
     known = replace(known, is_fixed=known.device == "cuda" or decided.cpus_per_worker is not None)
-    exchange = _exchange(config, known)
-    work = Work(
-        config.global_batch_size,
-        config.accumulate,
-        data.steps_per_epoch(config),
-        config.epochs,
-        exchange,
-        sent=measured.sent(runfile.params(config, decided)),
-    )
-    host = model.host(known, work) if config.world_size > 1 else None
-    plan = model.plan(known, work, [config.placement], Means(host=host))
+    nothing = Exchange(config.strategy, Gradients((0,), (1.0,)))
+    steps = data.steps_per_epoch(config)
+    work = Work(config.global_batch_size, config.accumulate, steps, config.epochs, nothing)
+    plan = model.plan(known, work, [config.placement], Means())
     return plan.rows[0].total_s if plan.rows else plan.skipped[config.topology]
 
 
@@ -131,24 +121,3 @@ def _as_planned(run: Trial, config: ResolvedConfig) -> Trial:
         metrics["time/evaluation_s"] *= (config.test_images or whole) / int(params.get("test_images", whole))
     params.pop("test_images", None)
     return replace(run, metrics=metrics, params=params)
-
-
-def _exchange(config: ResolvedConfig, known: measured.Measured) -> Exchange:
-    """What a run exchanges; without gradients where the runs do not tell what an exchange on one node costs.
-
-    When each gradient is ready is not measured here, where others train: all are taken to be ready after the pass.
-    """
-    tells = any(sample.world_size > 1 and sample.strategy in AFTER for sample in known.samples)
-    sizes, buffers = _sizes(config) if tells and config.world_size > 1 else ((0,), 0)
-    return Exchange.of(config, Gradients(sizes, (1.0,) * len(sizes)), buffers, known.device)
-
-
-def _sizes(config: ResolvedConfig) -> tuple[tuple[int, ...], int]:
-    """Bytes of each gradient, in the order of a backward pass, and of the model's buffers; looked at once."""
-    facts = data.facts(config)
-    key = (*config.model_key, str(facts.num_classes), str(facts.shape), str(facts.vocabulary))
-    if key not in _outlined:  # it may call the user's own function, which may be slow
-        outline = models.outline(config, facts)
-        sizes = tuple(parameter.nbytes for parameter in reversed(learning(outline)))
-        _outlined[key] = sizes, sum(buffer.nbytes for buffer in outline.buffers() if buffer.is_floating_point())
-    return _outlined[key]

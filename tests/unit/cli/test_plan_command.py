@@ -76,7 +76,7 @@ def test_the_plan_says_the_best_first_and_what_it_rests_on(runs: str, capsys: py
 def test_the_plan_as_json_is_of_the_training_that_is_asked_for(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = whole(f"--from {runs} --nodes 1 2 --link 10gbit --epochs 5", capsys)
     alone, two = found["plan"]["rows"]
-    assert (alone["step_s"]["mid"], alone["measured_s"]) == pytest.approx((0.066, 0.066))
+    assert alone["step_s"]["mid"] == pytest.approx(0.066)
     assert two["step_s"]["mid"] == pytest.approx(0.034, rel=0.05)
     # 1,437 of the digits are for training: 22 steps of 64 in each of 5 epochs; 10 s of start-up and 10 s of data.
     assert alone["parts"]["computing"] + alone["parts"]["start-up"] == pytest.approx(22 * 5 * 0.066 + 20)
@@ -126,10 +126,10 @@ def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
     assert devices == ["cuda"]
 
 
-def test_a_deadline_that_nothing_meets_names_the_nearest_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deadline_that_nothing_meets_is_said_first(runs: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--from {runs} --nodes 1,2 --link 10gbit --price 3.6 --deadline 1s --budget 2"
     out, _ = planned(words, capsys, status=1)
-    assert out.startswith("No topology keeps to 1 s and 2 USD. 2x1 comes nearest: ")
+    assert out.startswith("No topology keeps to 1 s and 2 USD.")
     assert "Fastest" not in out
 
 

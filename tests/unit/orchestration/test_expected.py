@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from cifar_ray.config import runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.sweep import expected
-from cifar_ray.planning.exchange import WHOLE
 from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Trial
 from cifar_ray.training import recipe
 
 DIGITS = 1437  # images for training
-EXCHANGED = "no finished run did the same, and what it exchanges cannot be planned here"
+EXCHANGED = "no finished run did the same, and what an exchange between workers costs is not known"
 
 
 def config(batch: int = 64, **changes: Any) -> ResolvedConfig:
@@ -67,25 +65,6 @@ def test_the_same_work_takes_what_it_took() -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", WHOLE)
-def test_two_workers_are_expected_by_runs_of_one_alone(strategy: str) -> None:
-    two = config(64, topology="1x2", strategy=strategy)
-    computing = 2 * (DIGITS // 128) * 0.066 + 20 + 5 - 2  # they share the evaluation
-    assert mid(expected.seconds(two, Decided.asked(two), [run(config(64))])) == pytest.approx(computing)
-
-
-def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
-    alone = [run(config(64)), run(config(16))]
-    two = config(32, topology="1x2", strategy="all_reduce")
-    computing = 2 * (DIGITS // 64) * 0.034 + 20 + 5 - 2  # they share the evaluation
-    assert mid(expected.seconds(two, Decided.asked(two), alone)) == pytest.approx(computing)
-    beside = [run(config(batch, topology="1x2", strategy="all_reduce"), exchange=0.01) for batch in (16, 64)]
-    exchanged = mid(expected.seconds(two, Decided.asked(two), [*alone, *beside])) - (
-        computing + 2
-    )  # their own evaluation took 4 s
-    assert exchanged == pytest.approx(2 * (DIGITS // 64) * 0.01, rel=0.1), "as many bytes at any batch"
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -93,9 +72,8 @@ def test_two_workers_compute_as_one_does_and_exchange_besides() -> None:
         ({"augment": "none"}, expected.UNKNOWN),
         ({"cpus_per_worker": 2}, expected.UNKNOWN),
         ({"val_share": 0.1}, expected.UNKNOWN),
-        ({"topology": "2x1"}, "no finished run did the same, and the link between nodes is not known"),
+        ({"topology": "2x1"}, EXCHANGED),
         ({"topology": "1x2", "strategy": "fsdp"}, EXCHANGED),
-        ({"topology": "1x2", "strategy_options": {"comm_hook": "powersgd"}}, EXCHANGED),
         ({"batch": 32}, "needs a run with about 32 images per worker and micro-batch; those given have 64"),
     ],
 )
@@ -148,45 +126,3 @@ def test_runs_that_were_not_whole_or_not_timed_are_not_the_same_work(tags: dict[
     whole = run(config(64, seed=1), **{"time/placed_s": 10.0})
     other = replace(whole, tags={**whole.tags, **tags}, metrics={**whole.metrics, "time/placed_s": 2.0})
     assert expected.seconds(config(64), Decided.asked(config(64)), [whole, other]) == Span.exactly(10.0)
-
-
-def test_local_sgd_sends_the_optimizers_state_as_well() -> None:
-    beside = [
-        run(config(64, topology="1x2", strategy="all_reduce", optimizer=name), exchange=0.01)
-        for name in ("sgd", "adamw")
-    ]
-    often: dict[str, Any] = {"topology": "1x2", "strategy": "local_sgd", "strategy_options": {"sync_every": 1}}
-    alone = 2 * (DIGITS // 128) * 0.066 + 25
-    sgd, adamw = (
-        mid(
-            expected.seconds(
-                config(64, **often, optimizer=name), Decided.asked(config(64, **often, optimizer=name)), beside
-            )
-        )
-        - alone
-        for name in ("sgd", "adamw")
-    )
-    exchanged = 2 * (DIGITS // 128) * 0.01
-    assert sgd > 1.9 * exchanged
-    assert adamw > 2.9 * exchanged
-
-
-def test_a_models_shapes_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "counted.py").write_text(
-        "from torch import nn\n"
-        "calls = []\n"
-        "def build(image_size, channels, classes):\n"
-        "    calls.append(classes)\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, classes))\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    two = replace(config(64, topology="1x2", strategy="all_reduce"), model="counted:build")
-    runs = [run(two, exchange=0.01)]
-    found = [
-        expected.seconds(replace(two, epochs=epochs), Decided.asked(replace(two, epochs=epochs)), runs)
-        for epochs in (3, 4)
-    ]
-    assert mid(found[0]) < mid(found[1])
-    import counted  # type: ignore[import-not-found]
-
-    assert counted.calls == [10]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from cifar_ray import strategies
@@ -16,12 +14,6 @@ from cifar_ray.planning.span import Span
 GIGABIT = Link(125e6)
 # 10 MB in three gradients, of which the last to be ready is the smallest.
 GRADIENTS = Gradients((6_000_000, 3_000_000, 1_000_000), (0.2, 0.5, 0.9))
-
-
-def test_a_link_on_which_bytes_cost_nothing_has_no_rate_in_words() -> None:
-    assert Link(1.25e9, 5e-5).words == "10 Gbit/s, 50 us for each message"
-    assert Link(math.inf, 1.2e-5).words == "12 us for each message"
-    assert Link(math.inf).words == "no measurable time"
 
 
 def of(strategy: str, **changes: object) -> Exchange:
@@ -118,22 +110,3 @@ def test_the_work_of_the_workers_is_hidden_at_best_and_added_at_worst() -> None:
 def test_link_and_worker_overlap_at_best_and_take_turns_at_worst() -> None:
     found = Route(Link(100.0), Link(50.0)).seconds(Traffic(1, 100, 100))
     assert (found.low, found.mid, found.high) == pytest.approx((2.0, 2.5, 3.0))
-
-
-def test_a_host_is_fitted_to_exchanges_of_different_kinds() -> None:
-    true = Link(5e8, 3e-4)
-    kinds = [Traffic(6, 5e7, 0), Traffic(200, 5e7, 0), Traffic(30, 1e7, 0)]
-    found = link.fitted([(each, true.seconds(each.messages, each.size)) for each in kinds])
-    assert found is not None
-    assert (found.bytes_per_s, found.latency_s) == pytest.approx((true.bytes_per_s, true.latency_s))
-
-
-def test_exchanges_of_one_kind_tell_the_rate_alone_and_no_figure_is_negative() -> None:
-    one_kind = link.fitted([(Traffic(10, 1e6, 0), 0.1)] * 3)
-    assert one_kind is not None
-    assert (one_kind.bytes_per_s, one_kind.latency_s) == pytest.approx((1e7, 0.0))
-    assert link.fitted([(Traffic(10, 1e6, 0), 0.1), (Traffic(10, 2e6, 0), 0.3)]).latency_s == 0  # type: ignore[union-attr]
-    no_rate = link.fitted([(Traffic(10, 2e6, 0), 0.1), (Traffic(20, 1e6, 0), 0.3)])
-    assert no_rate is not None
-    assert no_rate.bytes_per_s == math.inf
-    assert link.fitted([(Traffic(10, 1e6, 0), -0.1)]) is None

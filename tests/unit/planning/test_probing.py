@@ -53,39 +53,15 @@ def test_workers_of_a_node_are_measured_together_at_the_sizes_that_they_will_hav
         ("1x1", 64, 4),
         ("1x2", 16, 2),
         ("1x2", 32, 2),
-        ("1x2", 16, 2),
     ]
-    assert [each[-1] for each in found] == ["all_reduce"] * 4 + ["send_recv"]
+    assert [each[-1] for each in found] == ["all_reduce"] * 4
     assert shapes(64, "1x2", "2x2", accumulate=2)[0][:2] == ("1x2", 8)
 
 
-def test_two_workers_tell_what_an_exchange_costs_where_nodes_have_one() -> None:
-    found = [(topology, batch, strategy) for topology, batch, *_, strategy in shapes(64, "1x1", "4x1")]
-    assert found[:2] == [("1x1", 16, "all_reduce"), ("1x1", 64, "all_reduce")]
-    assert found[2:] == [("1x2", 16, "all_reduce"), ("1x2", 16, "send_recv")]
-    assert [each[0] for each in shapes(64, "4x1")] == ["1x1", "1x2", "1x2"]
-
-
-def test_what_passes_through_rank_0_is_measured_by_itself() -> None:
-    found = [strategy for *_, strategy in shapes(64, "1x1", "4x1", strategy="gather_scatter")]
-    assert found == ["all_reduce"] * 3 + ["gather_scatter"]
-
-
-def test_nothing_is_exchanged_where_all_is_planned_for_one_worker_or_one_worker_has_room() -> None:
+def test_one_worker_of_each_node_is_measured_alone() -> None:
     # Twice 1,000 images are more than the data set has.
     assert [found[:2] for found in shapes(1000, "1x1", "1x1")] == [("1x1", 1000)]
     assert [found[0] for found in shapes(64, "1x1", "2x1", cpus=1, room=1)] == ["1x1", "1x1"]
-
-
-def test_the_fewest_workers_beside_others_send_large_messages() -> None:
-    found = [(topology, strategy) for topology, *_, strategy in shapes(64, "1x2", "1x64", cpus=2, room=2)]
-    assert found == [("1x2", "all_reduce"), ("1x64", "all_reduce"), ("1x2", "send_recv")]
-
-
-def test_two_workers_tell_what_an_exchange_costs_where_those_planned_have_no_room() -> None:
-    found = [(topology, batch, strategy) for topology, batch, *_, strategy in shapes(64, "1x1", "1x4", cpus=2, room=2)]
-    assert found[:2] == [("1x1", 64, "all_reduce"), ("1x2", 16, "all_reduce")]
-    assert found[2:] == [("1x4", 16, "all_reduce"), ("1x2", 16, "send_recv")]
 
 
 def test_workers_that_have_no_room_are_measured_alone_where_each_has_its_own_gpu_or_cpus() -> None:
@@ -93,7 +69,7 @@ def test_workers_that_have_no_room_are_measured_alone_where_each_has_its_own_gpu
     assert [found[:2] for found in shapes(64, "1x1", "1x8", cpus=4, room=1, device="cuda")] == eight
     assert [found[:2] for found in shapes(64, "1x1", "1x8", room=1, cpus_per_worker=2)] == eight
     beside = shapes(64, "1x1", "1x2", "1x8", cpus=4, room=2, device="cuda")
-    assert [found[:2] for found in beside] == [*eight, ("1x2", 32), ("1x2", 32)]
+    assert [found[:2] for found in beside] == [*eight, ("1x2", 32)]
 
 
 def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:
