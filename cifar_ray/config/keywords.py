@@ -107,7 +107,7 @@ def descriptions(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def checked(function: F) -> F:
-    """Decorator: check the arguments of a command that is called from Python, where no text stands for a number."""
+    """Decorator: check the arguments of a command that is called from Python."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -118,7 +118,7 @@ def checked(function: F) -> F:
             if keyword.name in bound.arguments:
                 value = bound.arguments[keyword.name]
                 value = tuple(map(schema.plain, value)) if isinstance(value, tuple) else schema.plain(value)
-                bound.arguments[keyword.name] = schema.build(keyword.kind, value, keyword.name, strict=True)
+                bound.arguments[keyword.name] = schema.build(keyword.kind, value, keyword.name)
         return function(*bound.args, **bound.kwargs)
 
     return cast(F, call)

@@ -1,7 +1,6 @@
 """Plain values to checked ones, by pydantic, with its complaints as sentences of this program.
 
-The same annotations check YAML files, command-line words, JSON and calls from Python. In the first three, the text of
-a number is a number.
+The same annotations check YAML files, command-line words, JSON and calls from Python: the text of a number is a number.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import os
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -26,10 +26,8 @@ from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
 
 T = TypeVar("T")
 
-_LONGEST_RANGE = 100_000
-
-STRICT = ConfigDict(strict=True, extra="forbid")
-"""How a dataclass is checked: no unknown keys; from Python, every value has its own type."""
+NO_OTHERS = ConfigDict(extra="forbid")
+"""How a dataclass is checked: unknown keys are refused."""
 
 
 def _no_bool(complaint: Any) -> BeforeValidator:
@@ -110,18 +108,6 @@ Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
-class _Explained:
-    """The docstring of a dataclass with those of its fields, which Python itself does not keep; for ``help``."""
-
-    def __get__(self, instance: object, cls: type) -> str:
-        lines = [f"{name}: {doc}" for name, doc in docstrings(cls).items()]
-        wrapped = [
-            textwrap.fill(line, 100, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
-            for line in lines
-        ]
-        return "\n".join([summary(cls), "", "Attributes:", *wrapped])
-
-
 def summary(described: Any) -> str:
     """The docstring of a class, without those of its fields, or of a function.
 
@@ -156,73 +142,49 @@ def _source(described: Any) -> ast.ClassDef | ast.FunctionDef:
 
 def plainly(cls: type[T]) -> type[T]:
     """Class decorator for a pydantic dataclass: an impossible value is a ConfigError, from Python, too."""
-    cls.__doc__ = _Explained()  # type: ignore[assignment]
     validated = cls.__init__
 
     @functools.wraps(validated)
     def init(self: T, *args: Any, **values: Any) -> None:
-        try:
-            parameters = [*inspect.signature(cls).parameters][: len(args)] if args else []
-            names = itertools.zip_longest(parameters, args, fillvalue="")
-            fitted = {name: _fitted(cls, name, value) for name, value in values.items()}
-            validated(self, *(_fitted(cls, name, value) for name, value in names), **fitted)
-        except ValidationError as error:
-            raise _sentence(error, cls, "") from None
+        with _in_words(cls):
+            validated(self, *map(plain, args), **plain(values))
 
     cls.__init__ = init  # type: ignore[assignment, method-assign]
     return cls
 
 
-def _fitted(cls: type, name: str, value: Any) -> Any:
-    """A value from Python as the field takes it: plain, and the options of a nested dataclass as that dataclass."""
-    value, kind = plain(value), field_types(cls).get(name)
-    is_options = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    if not dataclasses.is_dataclass(kind) or not is_options:
-        return value
-    try:
-        return typing.cast(type, kind)(**value)
-    except ConfigError as error:
-        raise ConfigError(f"{name}.{error.key}" if error.key else "", error.problem) from None
-
-
-def build(kind: Any, value: Any, key: str = "", strict: bool = False) -> Any:
+def build(kind: Any, value: Any, key: str = "") -> Any:
     """``value`` from YAML, JSON or the command line as a ``kind``: a dataclass or any type that pydantic knows.
 
-    For a dataclass it is a mapping of field names to values; the text ``None`` means None. From Python if ``strict``:
-    then no text stands for a number.
+    For a dataclass it is a mapping of field names to values; the text ``None`` means None.
 
     Raises:
         ConfigError: naming the key and what it may be.
     """
-    return _validate(kind, _adapter(kind), value if strict else _without_none(value), key, strict)
+    with _in_words(kind, key):
+        return _adapter(kind).validate_python(_without_none(value))
 
 
-def field(cls: type, name: str, value: Any, strict: bool = False) -> Any:
+def field(cls: type, name: str, value: Any) -> Any:
     """``value`` as the field ``name`` (dotted) of the dataclass ``cls``.
-
-    It is from YAML, JSON or the command line, or from Python if ``strict``: then no text stands for a number.
 
     Raises:
         ConfigError: naming the field and what it may be.
     """
-    return _validate(cls, _field_adapter(cls, name), value if strict else _without_none(value), name, strict)
+    with _in_words(cls, name):
+        return _adapter(type_of(cls, name)).validate_python(_without_none(value))
 
 
-def _validate(kind: Any, adapter: TypeAdapter[Any], value: Any, key: str, strict: bool) -> Any:
+@contextmanager
+def _in_words(kind: Any, key: str = "") -> Iterator[None]:
+    """Context manager: the complaints of pydantic on a ``kind`` are ConfigErrors."""
     try:
-        return adapter.validate_python(value, strict=strict)
+        yield
     except ValidationError as error:
         raise _sentence(error, kind, key) from None
 
 
-@functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-@functools.cache
-def _field_adapter(cls: type, name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(type_of(cls, name))
+_adapter = functools.cache(TypeAdapter)
 
 
 def _without_none(value: Any) -> Any:
@@ -272,9 +234,7 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
         bound = "2**63" if context[name] >= 2**63 else f"{context[name]:g}"
         shown = value[:LONGEST] if isinstance(value, str) else brief(value)  # a number as text, without quotes
         return ConfigError(where, f"must be {words} {bound}, got {shown}")
-    if code == "dataclass_exact_type":
-        wanted = f"a {context['class_name']}"
-    elif code == "dataclass_type":
+    if code == "dataclass_type":
         wanted = "a mapping of its options"
     elif code == "literal_error":
         wanted = context["expected"].replace("'", "")
@@ -293,7 +253,7 @@ def flat_fields(cls: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.F
     """Dotted name and field of every option of a config, those of its groups included."""
     for field in dataclasses.fields(cls):
         inner = field_types(cls)[field.name]
-        if dataclasses.is_dataclass(inner) and field.metadata.get("weights") is None:
+        if dataclasses.is_dataclass(inner):
             yield from flat_fields(inner, f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", field
@@ -340,15 +300,9 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` with YAML's own types for tuples, mappings, ranges, paths, and numpy's numbers and arrays.
-
-    Raises:
-        ConfigError: when a range is too long to write out.
-    """
+    """``value`` with YAML's own types for tuples, mappings, ranges, paths, and numpy's numbers and arrays."""
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, range) and value[_LONGEST_RANGE:]:
-        raise ConfigError("", f"a range may have at most {_LONGEST_RANGE:,} values, got {brief(value)}")
     if isinstance(value, tuple | list | range):
         return [plain(item) for item in value]
     if isinstance(value, os.PathLike):

@@ -22,7 +22,7 @@ from cifar_ray.config.option import (
     library_of,
     option,
 )
-from cifar_ray.config.schema import STRICT, Columns, Count, Positive, Share, Whole, fits, plainly
+from cifar_ray.config.schema import NO_OTHERS, Columns, Count, Positive, Share, Whole, fits, plainly
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -73,7 +73,7 @@ RangeText = Annotated[str, fits(parse_range)]
 
 
 @plainly
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=NO_OTHERS)
 class TextOptions:
     """Only with ``--dataset text:PATH``."""
 
@@ -174,7 +174,7 @@ class Placement:
 
 
 @plainly
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=NO_OTHERS)
 class ProfileOptions:
     """Profile some steps."""
 

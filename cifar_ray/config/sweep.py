@@ -27,7 +27,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
 from cifar_ray.config.model import usual
 from cifar_ray.config.option import check_choices, choices, left_out, option
-from cifar_ray.config.schema import STRICT, Count, Number, Positive, Whole, fits, plainly
+from cifar_ray.config.schema import NO_OTHERS, Count, Number, Positive, Whole, fits, plainly
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
 
@@ -145,7 +145,7 @@ def _check_field(key: str, name: str) -> None:
 
 
 @plainly
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=NO_OTHERS)
 class Asha:
     """Only with ``--scheduler asha``."""
 
@@ -158,7 +158,7 @@ class Asha:
 
 
 @plainly
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=NO_OTHERS)
 class SweepConfig:
     """Train every combination of values, and record all runs under one parent."""
 
@@ -349,7 +349,7 @@ def _check_range(name: str, values: Range) -> None:
         ways = errors.one_of(f"{kind}:LOW:HIGH" for kind, of in _DRAWN.items() if of is wanted)
         raise ConfigError("grid", f"must list the values of {name} or have a range of the form {ways}")
     for end in (values.low, values.high):
-        schema.field(TrainConfig, name, end, strict=True)
+        schema.field(TrainConfig, name, end)
     if values.kind == "loguniform" and values.low <= 0:
         raise ConfigError("grid", f"must have positive numbers in the loguniform range of {name}")
     if not values.low < values.high:

@@ -20,7 +20,7 @@ from cifar_ray.config.limits import Limits
 from cifar_ray.config.model import Model, usual
 from cifar_ray.config.optimisation import Batch, Optimisation, OptimizerText, ScheduleText
 from cifar_ray.config.option import check_choices, is_folder, path_of
-from cifar_ray.config.schema import STRICT, Count, NotNegative, Positive, Share, plainly
+from cifar_ray.config.schema import NO_OTHERS, Count, NotNegative, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.strategy import Strategy
 from cifar_ray.config.task import Task
@@ -29,7 +29,7 @@ from cifar_ray.config.topology import parse as parse_topology
 
 
 @plainly
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=NO_OTHERS)
 class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Model, Task, Data):
     """Train one model on one topology."""
 
@@ -91,7 +91,7 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
 
 
 @plainly
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=NO_OTHERS)
 class ResolvedConfig(TrainConfig):
     """A run with the global batch and the model's recipe filled in; ``recipe.resolve`` makes it."""
 

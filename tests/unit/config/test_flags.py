@@ -178,8 +178,6 @@ def test_a_keyword_of_a_function_is_a_flag_its_help_and_an_argument_from_python(
     for call in (lambda: flags.call(command, ["a", "--digits", "0"], "show"), lambda: measured("a", digits=0)):
         with pytest.raises(ConfigError, match=r"^digits must be at least 1, got 0$"):
             call()
-    with pytest.raises(ConfigError, match=r"^digits must be a whole number, got '5'$"):
-        measured("a", digits="5")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^runs must be given$"):
         measured()
     with pytest.raises(ConfigError, match=r"^RUNS must be given$"):

@@ -10,18 +10,18 @@ from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import schema, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.schema import STRICT, Count, Counts, Number, Positive, Share, Whole, plainly
+from cifar_ray.config.schema import NO_OTHERS, Count, Counts, Number, Positive, Share, Whole, plainly
 
 
 @plainly
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=NO_OTHERS)
 class Inner:
     depth: Count = 2
     sizes: Counts = (1, 2)
 
 
 @plainly
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=NO_OTHERS)
 class Outer:
     name: str = "x"
     rate: Number = 0.5
@@ -76,22 +76,15 @@ def test_values_are_taken_over_and_the_rest_stays() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"rate": "1"}, "rate must be a finite number, got '1'"),
-        ({"fast": "true"}, "fast must be true or false, got 'true'"),
-        ({"inner": {"depth": "1"}}, "inner.depth must be a whole number, got '1'"),
-        ({"inner": {"detph": 1}}, "unknown key 'detph'; did you mean 'depth'?"),
-        ({"inner": {1: 1}}, "inner must be a Inner, got {1: 1}"),
-        ({"inner": 1}, "inner must be a Inner, got 1"),
+        ({"inner": {"detph": 1}}, "unknown key 'inner.detph'; did you mean 'depth'?"),
+        ({"inner": {1: 1}}, "unknown key 1"),
+        ({"inner": 1}, "inner must be a mapping of its options, got 1"),
         ({"count": np.float64(1.5)}, "count must be a whole number, got 1.5"),
         ({"count": np.bool_(True)}, "count must be a whole number, got True"),
-        (
-            {"inner": {"sizes": range(10**20)}},
-            "a range may have at most 100,000 values, got range(0, 100000000000000000000)",
-        ),
         ({"nmae": "y"}, "unknown key 'nmae'; did you mean 'name'?"),
     ],
 )
-def test_from_python_every_value_has_its_type(values: dict[str, Any], sentence: str) -> None:
+def test_a_mistake_in_python_is_one_sentence_too(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Outer(**values)
     assert str(caught.value) == sentence
@@ -114,8 +107,6 @@ def test_a_value_is_checked_as_one_field() -> None:
     assert schema.field(Outer, "inner.sizes", ["1", 2]) == (1, 2)
     with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got 'x'$"):
         schema.field(Outer, "inner.depth", "x")
-    with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got '1'$"):
-        schema.field(Outer, "inner.depth", "1", strict=True)
 
 
 @pytest.mark.parametrize(
