@@ -93,7 +93,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     if command not in commands:
         raise ConfigError("", f"cifar-ray submit takes train, resume or sweep after `--`, got {command!r}")
     given = flags.read(commands[command], rest, command)
-    given = {key: value for key, value in given.items() if key not in ("json", "dry_run", "plan_from", "retry_failed")}
+    given = {key: value for key, value in given.items() if key not in ("json", "dry_run", "retry_failed")}
     file = earlier = flag = None
     weights: list[str | None] = []
     job = name or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"

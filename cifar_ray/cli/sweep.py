@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +11,16 @@ from cifar_ray.cli.train import LIBRARIES
 from cifar_ray.config import addresses, command_line, flags, schema
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.keywords import passes_to
-from cifar_ray.config.limits import dollars, duration
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
-from cifar_ray.planning.words import ranged
 from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri as stores
 from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:  # imports torch, Ray and MLflow
     from cifar_ray.orchestration.sweep.driver import SweepResult
-    from cifar_ray.orchestration.sweep.dry_run import DryRow, DryRun
+    from cifar_ray.orchestration.sweep.dry_run import DryRun
 
 _NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
 
@@ -35,7 +32,6 @@ def sweep(
     resume: str | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
-    plan_from: tuple[str, ...] = (),
     json: bool = False,
     **new: Any,
 ) -> int:
@@ -52,14 +48,11 @@ def sweep(
         resume: Name of a sweep to continue: finished runs stay, the rest is trained under the same parent. Only
             --max-time and --max-cost may be given anew.
         retry_failed: With --resume: runs that have failed go on, too, from their newest checkpoints.
-        dry_run: Train and write nothing: print the runs, those that are skipped, and their time and cost where finished
-            runs tell them.
-        plan_from: With --dry-run: names of finished sweeps or runs that tell times, or .json files of cifar-ray export.
+        dry_run: Train and write nothing: print the runs, and those that are skipped.
         json: With --dry-run: print it as one JSON document on standard output.
     """
-    if not dry_run and (json or plan_from):
-        key = "json" if json else "plan_from"
-        raise ConfigError(key, "is for --dry-run, which shows the sweep and trains nothing")
+    if json and not dry_run:
+        raise ConfigError("json", "is for --dry-run, which shows the sweep and trains nothing")
     config = None
     if resume is not None:
         name, uri, changed = resume, new["options"].get("tracking_uri"), new_limits(**new)
@@ -72,7 +65,6 @@ def sweep(
         name, base, uri, changed = config.name, config.base, config.base.tracking_uri, {}
         cost.checked(base.price)
         servers.reach_chosen(base.address)
-    early.check_studies(plan_from, uri)
     with output.progress(json):
         with early.loading(f"sweep {name}: {LIBRARIES}", always=not dry_run), servers.before_ray(base):
             from cifar_ray.orchestration.sweep import dry_run as dry
@@ -83,9 +75,9 @@ def sweep(
         elif not dry_run and config is not None:
             result = runner.sweep(config, output.typed(), begun=IMPORTED_AT)
         elif config is None:
-            found = dry.of_begun(name, uri, plan_from, retry_failed, changed)
+            found = dry.of_begun(name, uri, retry_failed, changed)
         else:
-            found = dry.of_new(config, plan_from)
+            found = dry.of_new(config)
     if dry_run:
         output.show(found, json, lambda: _print(found))
         return 0
@@ -134,34 +126,11 @@ def _print_result(result: SweepResult) -> None:
 
 
 def _print(found: DryRun) -> None:
-    console, titles = Console(), ["run", "state", "time on its nodes", "cost", "note"]
-    columns = list(zip(titles, *map(_cells, found.rows)))
-    header, *lines = zip(*(column for column in columns if any(column[1:])))
-    console.columns(header, lines)
+    console = Console()
+    console.columns(("run", "state", "note"), [(row.name, row.state, row.reason) for row in found.rows])
     for note in found.notes:
         console.line(note)
-    console.line(f"sweep {found.name}: {_summary(found)}")
-
-
-def _cells(row: DryRow) -> tuple[str, ...]:
-    time = ranged(row.seconds, duration) if row.seconds else ""
-    usd = ranged(row.usd, dollars) if row.usd else ""
-    return row.name, row.state, time, usd, row.reason
-
-
-def _summary(found: DryRun) -> str:
-    """How many runs there are, and what all whose time is known take."""
-    left = [row for row in found.rows if row.state == "waiting"]
-    others = Counter(row.state for row in found.rows if row.state != "waiting")
-    counts = [counted(len(left), "run"), *(f"{number} {state}" for state, number in others.items())]
-    if found.at_once:
-        counts.append(f"{found.at_once} at once")
-    if not left:
-        return ", ".join(counts)
-    known = [row for row in left if row.seconds is not None]
-    if found.seconds is None or not known:
-        return f"{', '.join(counts)}; time unknown"
-    of = "" if len(known) == len(left) else f" for the {counted(len(known), 'run')} whose time is known"
-    paid = "" if found.usd is None else f", {ranged(found.usd, dollars)}"
-    takes = f"about {ranged(found.seconds, duration)} on their nodes, one after the other{paid}{of}"
-    return f"{', '.join(counts)}; {takes}; starting Ray and waiting come on top (unknown)"
+    states = Counter(row.state for row in found.rows)
+    counts = [counted(states.pop("waiting", 0), "run"), *(f"{number} {state}" for state, number in states.items())]
+    counts += [f"{found.at_once} at once"] if found.at_once else []
+    console.line(f"sweep {found.name}: {', '.join(counts)}")

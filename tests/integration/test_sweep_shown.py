@@ -17,11 +17,8 @@ PAPER_GRID = Path(__file__).parents[2] / "examples" / "paper_grid.yaml"
 def test_the_paper_grid_is_shown_and_nothing_is_written(person: Person) -> None:
     *rows, last = person.succeeds("sweep", str(PAPER_GRID), "--dry-run").stdout.splitlines()[1:]
     assert len(rows) == 18
-    assert rows[0].split(maxsplit=5) == [
-        *("simple_cnn", "bs16", "1x1", "seed0", "waiting"),
-        "time unknown: no finished run tells it",
-    ]
-    assert re.fullmatch(r"sweep paper_grid: 18 runs, \d+ at once; time unknown", last)
+    assert rows[0].split() == ["simple_cnn", "bs16", "1x1", "seed0", "waiting"]
+    assert re.fullmatch(r"sweep paper_grid: 18 runs, \d+ at once", last)
     assert list(person.home.iterdir()) == [], "neither a store nor a folder of runs"
     assert person.leftovers() == []
 
@@ -29,7 +26,7 @@ def test_the_paper_grid_is_shown_and_nothing_is_written(person: Person) -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_what_is_left_of_a_sweep_is_expected_by_its_own_runs(person: Person) -> None:
+def test_what_is_left_of_a_sweep_is_shown_and_nothing_is_written(person: Person) -> None:
     words = ["--dataset", "digits", "--model", "simple_cnn", "--precision", "fp32", "--log-models", "none"]
     limits = ["--max-concurrent", "1", "--price", "3600", "--lr", "1e-9", "--patience", "1", "--max-time", "30m"]
     person.succeeds("sweep", "--name", "grid", *words, *limits, "--grid", "epochs=2,100000", "batch_size=32")
@@ -40,7 +37,5 @@ def test_what_is_left_of_a_sweep_is_expected_by_its_own_runs(person: Person) -> 
     )
     ended, left = found["rows"]
     assert (ended["state"], left["state"]) == ("finished", "waiting")
-    assert left["seconds"]["mid"] > 3600
-    assert left["usd"]["mid"] == pytest.approx(left["seconds"]["mid"]), "3600 USD per hour"
     assert person.run_named("grid").data.metrics == own.data.metrics
     assert (person.home / ".cifar_ray/runs/grid/cells.json").read_bytes() == cells

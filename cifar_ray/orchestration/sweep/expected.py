@@ -57,13 +57,6 @@ def of_same_work(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]
     ]
 
 
-def telling(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) -> list[Trial]:
-    """The finished runs that :func:`seconds` rests on."""
-    return of_same_work(config, decided, runs) or [
-        run for run in _alike(config, decided, runs) if not measured.why_not(run)
-    ]
-
-
 def _took(run: Trial) -> float:
     """Seconds of a whole run on its nodes; 0 when not recorded."""
     return run.metrics.get("time/placed_s", run.metrics.get("time/wall_s", 0.0))
@@ -81,7 +74,7 @@ def _planned(config: ResolvedConfig, decided: Decided, runs: Sequence[Trial]) ->
     try:
         known, _, _ = measured.of_study(Study("", [_as_planned(run, config) for run in alike], "", ""))
     except ConfigError as error:
-        return f"{UNKNOWN}: --plan-from {error.problem}"
+        return f"{UNKNOWN}: --from {error.problem}"
     known = replace(known, is_fixed=known.device == "cuda" or decided.cpus_per_worker is not None)
     nothing = Exchange(config.strategy, Gradients((0,), (1.0,)))
     steps = data.steps_per_epoch(config)

@@ -53,7 +53,6 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "sweep nosuch.yaml",
         "sweep --resume nosuch",
         "sweep --resume nosuch --dry-run",
-        "sweep --grid lr=0.1 --dry-run --plan-from nosuch",
         "sweep --grid lr=0.1 --json",
         "plan --from nosuch",
         "plan --from nosuch --link fast",

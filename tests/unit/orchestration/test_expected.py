@@ -86,7 +86,7 @@ def test_runs_that_have_not_finished_or_have_no_times_tell_nothing() -> None:
     assert expected.seconds(config(64), Decided.asked(config(64)), [failed]) == expected.UNKNOWN
     bare = replace(run(config(64)), metrics={})
     assert str(expected.seconds(config(64), Decided.asked(config(64)), [bare])).startswith(
-        f"{expected.UNKNOWN}: --plan-from must name a run that "
+        f"{expected.UNKNOWN}: --from must name a run that "
     )
 
 
