@@ -53,28 +53,18 @@ def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:
             raise stores.no_such_run(uri, run)
 
 
-def check_sweep(
-    name: str, tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_sweep
+def check_studies(
+    names: Sequence[str], tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_name
 ) -> None:
-    """Refuse the name of a sweep, or of a sweep or a run, that the tracking store certainly does not have.
-
-    Raises:
-        ConfigError: as ``absent`` makes it of the store's URI and the name.
-    """
-    uri = stores.resolve_uri(tracking_uri)
-    if stores.lacks(uri, name):
-        raise absent(uri, name)
-
-
-def check_studies(names: Sequence[str], tracking_uri: str | None) -> None:
     """Refuse names of sweeps or runs that the tracking store certainly does not have; exported files are not looked up.
 
     Raises:
-        ConfigError: naming the first of them.
+        ConfigError: as ``absent`` makes it of the store's URI and the first of them.
     """
+    uri = stores.resolve_uri(tracking_uri)
     for name in names:
-        if not name.endswith(EXPORTED):
-            check_sweep(name, tracking_uri, stores.no_such_name)
+        if not name.endswith(EXPORTED) and stores.lacks(uri, name):
+            raise absent(uri, name)
 
 
 def known_config(name: str) -> TrainConfig | None:

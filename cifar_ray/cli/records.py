@@ -30,7 +30,7 @@ def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJ
         sweep: Sweep whose runs to list. Default: all sweeps and single runs.
     """
     if sweep is not None:
-        early.check_sweep(sweep, tracking_uri)
+        early.check_studies([sweep], tracking_uri, stores.no_such_sweep)
     with output.progress(json), early.loading("loading MLflow"):
         from cifar_ray.tracking import listing, store
 

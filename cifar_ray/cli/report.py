@@ -104,7 +104,7 @@ def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = Non
         sweep: Name of the sweep or run.
         out: The file; when not given, NAME.json here.
     """
-    early.check_sweep(sweep, tracking_uri, stores.no_such_name)
+    early.check_studies([sweep], tracking_uri)
     path = out or f"{sweep}{EXPORTED}"
     if not path.endswith(EXPORTED):
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")

@@ -56,7 +56,7 @@ def sweep(
     config = None
     if resume is not None:
         name, uri, changed = resume, new["options"].get("tracking_uri"), new_limits(**new)
-        early.check_sweep(name, uri)
+        early.check_studies([name], uri, stores.no_such_sweep)
         base = early.known_config(name)
     else:
         if retry_failed:

@@ -107,13 +107,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-_ELSEWHERE = {"--pretrained": "--weights DEFAULT", "pretrained": "weights: DEFAULT"}
-"""What other programs call an option."""
-
-
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean x?`` when something known is close, else an empty string."""
-    if (theirs := _ELSEWHERE.get(word, "")) and theirs.removesuffix(" DEFAULT").rstrip(":") in known:
-        return f"; did you mean '{theirs}'?"
     near = difflib.get_close_matches(word[:LONGEST], list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""

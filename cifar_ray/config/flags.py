@@ -64,31 +64,6 @@ def usual(*names: str) -> Callable[[F], F]:
     return mark
 
 
-@dataclass(frozen=True)
-class Flag:
-    """One flag, or word, of a command.
-
-    Attributes:
-        key: the dotted name of its value.
-        kind: the annotation.
-        default: without one, ``inspect.Parameter.empty``.
-        doc: what the help says of it.
-        title: the section of the help that it belongs to; empty for that of the command itself.
-        about: what the section says of itself.
-        is_word: whether it is given without its name.
-        is_switch: whether nothing needs a ``--no-`` flag to undo it, since no file has it.
-    """
-
-    key: str
-    kind: Any
-    default: Any
-    doc: str
-    title: str = ""
-    about: str = ""
-    is_word: bool = False
-    is_switch: bool = False
-
-
 class Parser(argparse.ArgumentParser):
     """argparse, with its complaints as a ConfigError."""
 
@@ -116,15 +91,6 @@ class _Help(argparse.HelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        several = f"{action.metavar or default_metavar} ..."
-        return several if action.nargs == "+" else super()._format_args(action, default_metavar)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if isinstance(action, argparse.BooleanOptionalAction):
-            return f"--[no-]{action.option_strings[0].removeprefix('--')}"
-        return super()._format_action_invocation(action)
-
 
 def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     """Call a command with its words.
@@ -139,7 +105,7 @@ def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
         before = [given.pop(each.name) for each in listed if many and each.is_word and each.name in given]
         return command(*before, *many, **given)
     except ConfigError as error:
-        if any(flag.is_word and flag.key == error.key for flag in of(command)):
+        if any(flag.is_word and flag.name == error.key for flag in of(command)):
             raise ConfigError("", f"{error.key.upper()} {error.problem}") from None
         raise
 
@@ -182,9 +148,9 @@ def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
     values, rest = parser(command, program, described=False).parse_known_intermixed_args(mine)
     if rest and rest[0].startswith("--"):
         flag = rest[0].partition("=")[0]
-        known = [flag_of(each.key) for each in flags if not each.is_word]
+        known = [flag_of(each.name) for each in flags if not each.is_word]
         raise ConfigError("", f"unknown flag {flag}{suggestion(flag, known)}".replace("'", ""))
-    many = next((flag.key for flag in flags if flag.is_word and _is_list(flag.kind)), None)
+    many = next((flag.name for flag in flags if flag.is_word and _is_list(flag.kind)), None)
     if rest or (many is None and words[end + 1 :]):
         raise ConfigError("", f"unexpected word '{[*rest, *words[end + 1 :]][0]}'")
     found = vars(values) | named
@@ -198,9 +164,9 @@ def _end(words: Sequence[str]) -> int:
     return [*words, "--"].index("--")
 
 
-def _without_named(flags: Sequence[Flag], words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _without_named(flags: Sequence[Keyword], words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words without flags such as ``--model-options.depth 4``, of a field that takes any names; and these."""
-    open_ones = {flag.key for flag in flags if schema.is_mapping(flag.kind)}
+    open_ones = {flag.name for flag in flags if schema.is_mapping(flag.kind)}
     others, named, left = [], {}, iter(words)
     for word in left:
         flag, equals, value = word.partition("=")
@@ -221,7 +187,7 @@ def _hyphenated(word: str) -> str:
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def of(command: Any, described: bool = False) -> Iterator[Flag]:
+def of(command: Any, described: bool = False) -> Iterator[Keyword]:
     """The flags of a function, or of a config whose options the words give; descriptions take a while to read."""
     if isinstance(command, type):
         yield from _of_config(Of(command), described)
@@ -233,13 +199,13 @@ def of(command: Any, described: bool = False) -> Iterator[Flag]:
     for keyword in own:
         if not _configs(keyword.kind):
             is_switch = schema.bare(keyword.kind) is bool and keyword.default is False
-            doc = keyword.description or docs.get(keyword.name, "")
-            yield Flag(keyword.name, keyword.kind, keyword.default, doc, is_word=keyword.is_word, is_switch=is_switch)
+            description = keyword.description or docs.get(keyword.name, "")
+            yield dataclasses.replace(keyword, description=description, is_switch=is_switch)
     known = {keyword.name for keyword in own}
     for each in (each for keyword in own for each in _configs(keyword.kind)):
-        flags = [flag for flag in _of_config(each, described) if flag.key.partition(".")[0] not in known]
+        flags = [flag for flag in _of_config(each, described) if flag.name.partition(".")[0] not in known]
         yield from flags
-        known |= {flag.key.partition(".")[0] for flag in flags}
+        known |= {flag.name.partition(".")[0] for flag in flags}
 
 
 def _configs(kind: Any) -> list[Of]:
@@ -252,7 +218,7 @@ def _fields(options: Of) -> list[dataclasses.Field[Any]]:
     return [each for each in fields if not each.metadata.get("recorded") and each.name not in options.without]
 
 
-def _of_config(options: Of, described: bool) -> Iterator[Flag]:
+def _of_config(options: Of, described: bool) -> Iterator[Keyword]:
     config = options.config
     hints, docs = schema.field_types(config), schema.docstrings(config) if described else {}
     for field in _fields(options):
@@ -262,11 +228,11 @@ def _of_config(options: Of, described: bool) -> Iterator[Flag]:
             title, about = f"{field.name} options", schema.summary(inner) if described else ""
             for name, of in schema.field_types(inner).items():
                 key = f"{field.name}.{name}"
-                yield Flag(key, of, getattr(inner, name), docs.get(key, ""), title, about)
+                yield Keyword(key, of, getattr(inner, name), docs.get(key, ""), title, about)
         else:
             doc = " ".join(filter(None, (docs.get(field.name, ""), _belongs(field, config))))
             default = None if field.default is dataclasses.MISSING else field.default
-            yield Flag(field.name, hint, default, doc, _section(field.name, config) if described else "")
+            yield Keyword(field.name, hint, default, doc, _section(field.name, config) if described else "")
 
 
 def parser(command: Any, program: str, described: bool = True, usual: Sequence[str] = ()) -> Parser:
@@ -279,7 +245,7 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
         usual: the only options to show, in no sections, below the command's examples.
     """
     flags = list(of(command, described))
-    words = [f"{flag.key.upper()}{' ...' * _is_list(flag.kind)}" for flag in flags if flag.is_word]
+    words = [f"{flag.name.upper()}{' ...' * _is_list(flag.kind)}" for flag in flags if flag.is_word]
     result = Parser(
         prog=program,
         usage=" ".join([program, *words, "[OPTIONS]"]),
@@ -290,7 +256,7 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
     )
     if hasattr(command, "usual"):
         result.add_argument("--help-all", action="help", help="Describe all options.")
-    by_name = {flag.key: flag for flag in flags}
+    by_name = {flag.name: flag for flag in flags}
     sections: dict[str, Any] = {"": result}
     for flag in [by_name[name] for name in usual] or flags:
         title = "" if usual else flag.title
@@ -312,7 +278,7 @@ def listed(key: str, owner: str, options: Sequence[Keyword]) -> str:
     result = Parser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_Help)
     group = result.add_argument_group(f"options of {owner}")
     for each in options:
-        _add(group, Flag(f"{key}.{each.name}", each.kind, each.default, f"{each.description}."))
+        _add(group, Keyword(f"{key}.{each.name}", each.kind, each.default, f"{each.description}."))
     return result.format_help().strip() or f"{owner} has no options of its own"
 
 
@@ -348,16 +314,16 @@ def _is_list(hint: Any) -> bool:
     return typing.get_origin(schema.bare(hint)) is tuple
 
 
-def _add(group: Any, flag: Flag) -> None:
+def _add(group: Any, flag: Keyword) -> None:
     """Add one flag to a parser or to a section of it."""
-    key, hint, default = flag.key, flag.kind, flag.default
+    key, hint, default = flag.name, flag.kind, flag.default
     kind = schema.bare(hint)
     if _is_list(hint):
         kind = schema.bare(typing.get_args(kind)[0])
     takes_any_name = schema.is_mapping(hint)
     is_required = default is inspect.Parameter.empty
     choices = _choices(typing.get_args(schema.bare(hint))[0] if _is_list(hint) else hint)
-    sentences = [flag.doc, f"One of {one_of(choices)}." if choices else ""]
+    sentences = [flag.description, f"One of {one_of(choices)}." if choices else ""]
     if not is_required and not takes_any_name and default not in (None, ()) and not flag.is_switch:
         sentences.append(f"(default: {_in_words(default)})")
     options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}

@@ -27,19 +27,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Keyword:
-    """One keyword of a function; ``default`` is ``inspect.Parameter.empty`` where it must be given.
+    """One keyword of a function, or option of a config; a word or flag of a command.
 
     Attributes:
+        name: dotted, of an option of a group.
+        kind: the annotation.
+        default: ``inspect.Parameter.empty`` where it must be given.
+        description: what the help says of it.
+        title: the section of the help that it belongs to; empty for that of the command itself.
+        about: what the section says of itself.
         is_word: whether it can be given without its name, before the ``*`` of the signature.
         is_many: whether it is the ``*words`` of the signature.
+        is_switch: whether nothing needs a ``--no-`` flag to undo it, since no file has it.
     """
 
     name: str
     kind: Any
     default: Any
     description: str = ""
+    title: str = ""
+    about: str = ""
     is_word: bool = False
     is_many: bool = False
+    is_switch: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -91,9 +101,10 @@ def signature(function: Callable[..., Any]) -> list[Keyword] | None:
         kind: Any = hints.get(each.name, Value)
         is_word, is_many = each.kind is each.POSITIONAL_OR_KEYWORD, each.kind is each.VAR_POSITIONAL
         if is_many:
-            found[each.name] = Keyword(each.name, tuple[kind, ...], (), _description(kind), True, True)  # type: ignore[valid-type]
+            several = tuple[kind, ...]  # type: ignore[valid-type]
+            found[each.name] = Keyword(each.name, several, (), _description(kind), is_word=True, is_many=True)
         elif each.kind is not each.VAR_KEYWORD:
-            found[each.name] = Keyword(each.name, kind, each.default, _description(kind), is_word)
+            found[each.name] = Keyword(each.name, kind, each.default, _description(kind), is_word=is_word)
     others = signature(inner) or [] if inner else []
     return [*found.values(), *(each for each in others if each.name not in found)]
 

@@ -71,7 +71,7 @@ def ours(block: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_exist(page: Path) -> None:
-    known = {errors.flag_of(flag.key) for name in main.COMMANDS for flag in flags.of(main.function(name))}
+    known = {errors.flag_of(flag.name) for name in main.COMMANDS for flag in flags.of(main.function(name))}
     sizes = {"features": 2, "images": 3, "tokens": 3}
     owners = [("model_options", each.build, sizes[each.inputs]) for each in models.registry().values()]
     owners += [("strategy_options", strategies.named(name), strategies.CONTEXT) for name in strategies.NAMES]
@@ -146,8 +146,8 @@ def test_the_page_of_commands_has_every_flag(tmp_path: Path) -> None:
     for name in main.COMMANDS:
         for flag in flags.of(main.function(name), described=True):
             there = described["cifar-ray train" if flag.title in of_run else f"cifar-ray {name}"]
-            heading = rf"^({re.escape(errors.flag_of(flag.key))}|{re.escape(flag.key.upper())})(?=[ ,.\n])"
-            assert re.search(rf"{heading}.*\n\n   \S", there, flags=re.MULTILINE), flag.key
+            heading = rf"^({re.escape(errors.flag_of(flag.name))}|{re.escape(flag.name.upper())})(?=[ ,.\n])"
+            assert re.search(rf"{heading}.*\n\n   \S", there, flags=re.MULTILINE), flag.name
 
 
 def test_the_api_page_describes_fields_as_help_does(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_help_lists_every_option_with_its_meaning(capsys: pytest.CaptureFixture[
         "--model-options.NAME",
         "--strategy-options.NAME",
         "--local-nodes",
-        "--[no-]verbose",
+        "--verbose, --no-verbose",
     ):
         assert flag in text
     assert "YAML file with any of these options; flags override it." in " ".join(text.replace("│", " ").split())

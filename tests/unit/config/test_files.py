@@ -80,8 +80,6 @@ def test_the_words_of_errors() -> None:
     assert errors.suggestion("epoch", iter(["seed", "epochs"])) == "; did you mean 'epochs'?"
     assert errors.suggestion("abcde", ["abcxy"]) == "; did you mean 'abcxy'?"  # just alike enough
     assert errors.suggestion("abcd", ["abxy"]) == ""
-    assert errors.suggestion("--pretrained", ["--price", "--weights"]) == "; did you mean '--weights DEFAULT'?"
-    assert errors.suggestion("pretrained", ["price", "weights"]) == "; did you mean 'weights: DEFAULT'?"
     assert errors.printable("a\x1b[2J\x9b\0\x7f\u202e\udcff\rb") == r"a\x1b[2J\x9b\x00\x7f\u202e\xff\rb"
     assert errors.printable(kept := "größe 猫 \N{FAMILY}\t\r\n") == kept
     assert errors.suggestion("epochs" + "x" * 1000, ["epochs" + "x" * 74]) != ""

@@ -11,19 +11,12 @@ from cifar_ray.config.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("rate: !!timestamp soon", "a value is not what its tag (!!) says"),
-        ("fast: !!bool soon", "a value is not what its tag (!!) says"),
         ("run_name: 2025-02-30", "day is out of range for month"),
         ("lr: !!float abc", "could not convert string to float: 'abc'"),
         ('epochs: !!int ""', "string index out of range"),
         ("rate: *nobody" + "x" * 1000, "found undefined alias 'nobody" + "x" * 51 + " in line 1"),
         ("name: 1\nname: 2", "it has the key 'name' twice"),
         ("name: {1: 1, '1': 2}", "it has the key '1' twice"),
-        ("epochs: 4\nbatch_size: 010", "YAML reads 010 as 8 (write 8 or '010') in line 2"),
-        ("blocks: [1, -0_17]", "YAML reads -0_17 as -15 (write -15 or '-0_17') in line 1"),
-        ("batch_size: 1:30", "YAML reads 1:30 as 90 (write 90 or '1:30') in line 1"),
-        ("lr: 1:30.5", "YAML reads 1:30.5 as 90.5 (write 90.5 or '1:30.5') in line 1"),
-        ("seed: !!int 010", "YAML reads 010 as 8 (write 8 or '010') in line 1"),
         ("? [a]\n: 1\n", "found unhashable key in line 1"),
         ("names: !!set [a]", "expected a mapping node, but found sequence in line 1"),
         ("names: !!map a", "expected a mapping node, but found scalar in line 1"),
@@ -65,7 +58,7 @@ def test_a_mapping_is_read_and_written_in_its_order(tmp_path: Path) -> None:
 
 
 def test_numbers_that_mean_what_they_look_like_are_read(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("a: [0, -0, 10, 0x10, 0b11, 1_000, 0.5, 00.5, .inf, 1e3, '010', '1:30']")
+    (tmp_path / "config.yaml").write_text("a: [0, -0, 10, 0x10, 0b11, 1_000, 0.5, 00.5, .inf, 1e3]")
     assert yaml.read(tmp_path / "config.yaml")["a"] == [
-        0, 0, 10, 16, 3, 1000, 0.5, 0.5, float("inf"), "1e3", "010", "1:30"
+        0, 0, 10, 16, 3, 1000, 0.5, 0.5, float("inf"), "1e3"
     ]  # fmt: skip
