@@ -144,7 +144,7 @@ def test_the_help_is_made_of_the_signature_and_the_docstring(word: str, capsys: 
         "--seed INT Seed of ",  # as a run's
         "--fast-one, --no-fast-one Whether it is quick. (default: off)",
         "inner options: Shape of the inside. --inner.depth INT How deep, at 100 % at most. (default: 2)",
-        "--inner.sizes INT ... (default: 1 2)",
+        "--inner.sizes INT [INT ...] (default: 1 2)",
         "--others.NAME TEXT",
     ):
         assert part in text
