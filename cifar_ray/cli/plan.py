@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -95,7 +94,6 @@ def plan(
         deadline: What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m.
         budget: What the whole run may cost in USD, at --price.
     """
-    asked = {**locals()}
     node, uri = cost.checked(price), options.get("tracking_uri")
     deadline_s = limits.seconds(deadline) if deadline else None
     means = Means(link=_link("link", link), host=_link("host", host), deadline_s=deadline_s, budget_usd=budget)
@@ -128,8 +126,7 @@ def plan(
                     raise
                 raise CommandFailedError(f"sweep {sweep} {error.problem}") from None
     if planned is not None:
-        again = _again(asked, sweep, planned) + stores.flag(uri or "")
-        note = f"The runs are sweep {sweep}; `{again}` plans from them again."
+        note = f"The runs are sweep {sweep}; `cifar-ray plan --from {sweep}{stores.flag(uri or '')}` plans from them."
         made = dataclasses.replace(made, notes=(*made.notes, note))
     output.show(made, json, lambda: _print(made))
     return 0 if made.plan.fastest else 1  # none is possible, or keeps to the limits
@@ -184,18 +181,6 @@ def _train(
     if FINISHED not in result.states.values():
         raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
     return planned, name, result.tracking_uri
-
-
-def _again(asked: Given, sweep: str, planned: ResolvedConfig) -> str:
-    """The command that plans the same from the runs that have been trained."""
-    given = {name: getattr(planned, name) for name in ("strategy", "global_batch_size", "epochs")}
-    given |= schema.flatten({name: value for name, value in asked["options"].items() if name in _OF_EXCHANGE})
-    given |= {name: value for name, value in asked.items() if value and name not in ("options", "name")}
-    words = ["cifar-ray", "plan", "--from", sweep]
-    for name, value in given.items():
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        words += [errors.flag_of(name)] + [text] * (value is not True)
-    return shlex.join(words)
 
 
 def _link(key: str, text: str | None) -> Link | None:

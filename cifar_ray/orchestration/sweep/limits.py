@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 
 from cifar_ray import data
@@ -34,10 +32,7 @@ class Expectation:
         self._known: dict[tuple[str, ...], Span | None] = {}
 
     def seconds(self, trial: PlannedTrial) -> Span | None:
-        """Seconds of a run: those of the same work; without any, by the planner's model.
-
-        Where that knows nothing, finished runs of the same kind and topology count, by images. The low end is the least
-        that the model and they tell.
+        """Seconds of a run: those of the same work; without any, of the same kind and topology, by images.
 
         Returns:
             None when there is no such run.
@@ -48,20 +43,13 @@ class Expectation:
         return self._known[key]
 
     def _seconds(self, trial: PlannedTrial) -> Span | None:
-        takes: Span | str = ""
         config = trial.config
         assert config is not None
-        # A sweep does not end for want of an estimate, which may call a model function of the user's.
-        with suppress(Exception):
-            takes = expected.seconds(config, trial.decided, self._measured)
-            if isinstance(takes, Span) and expected.of_same_work(config, trial.decided, self._measured):
-                return takes
+        if takes := expected.seconds(config, trial.decided, self._measured):
+            return takes
         alike = [(of, run) for of, run in self._finished if _pace_key(of) == _pace_key(trial)]
         paces = [of.spent.placed_s / _images(run, of.epoch) for of, run in alike]  # or its patience's epochs
-        by_pace = Span.of(paces).times(_images(config, config.epochs)) if paces else None
-        if isinstance(takes, str):
-            return by_pace
-        return takes if by_pace is None else replace(takes, low=min(takes.low, by_pace.low))
+        return Span.of(paces).times(_images(config, config.epochs)) if paces else None
 
     @cached_property
     def _measured(self) -> list[Trial]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.cli import main, plan
-from cifar_ray.config import flags, runfile
+from cifar_ray.cli import main
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.cluster import servers
@@ -19,7 +18,6 @@ from cifar_ray.orchestration.sweep import runner
 from cifar_ray.planning import from_runs
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
-from cifar_ray.training import recipe
 from tests.support.studies import study, trial
 
 FOR_RUNS = "is for runs that are trained here, and --from names others; leave out one of the two"
@@ -93,18 +91,6 @@ def test_the_options_of_the_strategy_go_with_finished_runs(runs: str, capsys: py
     ]:
         steps = [whole(f"{asked} {words}", capsys)["plan"]["rows"][0]["step_s"]["mid"] for words in (often, rarely)]
         assert steps[0] > steps[1]
-
-
-def test_the_command_that_plans_again_repeats_what_was_asked() -> None:
-    words = "--nodes 1,4 --link 10gbit --price 3.6 --speed-factor 2.0 --bucket-cap-mb 5 --json"
-    asked = flags.read(plan.plan, f"--model simple_cnn --dataset digits --lr 0.1 --name sizes {words}".split(), "plan")
-    config = recipe.resolve(runfile.load(None, asked["options"]))
-    command = plan._again(asked, "sizes", config).split()
-    assert command[:4] == ["cifar-ray", "plan", "--from", "sizes"]
-    repeated = flags.read(plan.plan, command[2:], "plan")
-    of_run = {"strategy": "ddp", "global_batch_size": str(config.global_batch_size), "epochs": str(config.epochs)}
-    same = {key: value for key, value in asked.items() if key not in ("name", "options")}
-    assert repeated == {**same, "from_": ("sizes",), "options": {**of_run, "bucket_cap_mb": "5"}}
 
 
 def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(

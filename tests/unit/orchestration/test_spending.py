@@ -22,7 +22,7 @@ from cifar_ray.orchestration.run.attempt import Attempt
 from cifar_ray.orchestration.run.events import Joined, Mailbox, Stopped
 from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
-from cifar_ray.orchestration.sweep import expected, planner
+from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.limits import Budget, Expectation, expect
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.trial import TrialSpec
@@ -201,37 +201,6 @@ def test_a_run_is_expected_to_take_what_those_like_it_have_taken_by_images() -> 
     assert shorter.mid == pytest.approx(6.0)
     for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}, {"val_share": 0.5}):
         assert known.seconds(like(other, **different)) is None
-
-
-def test_a_run_of_another_batch_is_expected_by_the_parts_of_the_steps_of_others() -> None:
-    _, (small, large, between) = planned({"seed": [1, 2, 3]})
-    timed(small, 16, 0.018)
-    timed(large, 64, 0.066)
-    known = Expectation([small, large])
-    assert between.config is not None
-    takes = known.seconds(like(between, global_batch_size=32))
-    assert takes is not None
-    assert takes.mid == pytest.approx(44 * 0.034 + 5.0)
-    assert takes.low < takes.mid, "by the images of the large one it would take less"
-    assert large.config is not None
-    assert known.seconds(large) == Span.exactly(large.spent.placed_s), "the same work takes what it took"
-    large.figures = {}  # only its whole time is known
-    told = Expectation([large]).seconds(like(between, global_batch_size=32))
-    assert told is not None
-    assert told.mid == pytest.approx(large.spent.placed_s)
-
-
-def test_a_model_that_cannot_be_built_here_leaves_an_estimate_and_ends_nothing() -> None:
-    _, (first, other) = planned({"seed": [1, 2]})
-    two: dict[str, Any] = {"model": "no_such_module:build", "topology": "1x2", "strategy": "all_reduce"}
-    timed(first, 64, 0.066, **two)
-    assert other.config is not None
-    longer = like(other, **two, epochs=2)
-    with pytest.raises(ConfigError, match="no_such_module"):
-        expected.seconds(longer.config, longer.decided, [first.measured])
-    takes = Expectation([first]).seconds(longer)
-    assert takes is not None
-    assert takes.mid == pytest.approx(2 * first.spent.placed_s)
 
 
 def test_only_what_a_run_tells_that_has_just_ended_is_expected_anew() -> None:
