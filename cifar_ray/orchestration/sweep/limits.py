@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from cifar_ray import data
 from cifar_ray.config import limits
@@ -12,14 +11,12 @@ from cifar_ray.config.option import value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.sweep import Row
-from cifar_ray.orchestration.sweep import expected
+from cifar_ray.display.sweep import RowState
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.planning.measured import KIND
 from cifar_ray.planning.span import Span
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import Trial
 
 _SEEDS = 3  # finished runs of the same work that count, the newest: enough for a range
 
@@ -43,21 +40,18 @@ class Expectation:
         return self._known[key]
 
     def _seconds(self, trial: PlannedTrial) -> Span | None:
-        config = trial.config
+        config, key = trial.config, _key(trial)
         assert config is not None
-        if takes := expected.seconds(config, trial.decided, self._measured):
-            return takes
-        alike = [(of, run) for of, run in self._finished if _pace_key(of) == _pace_key(trial)]
-        paces = [of.spent.placed_s / _images(run, of.epoch) for of, run in alike]  # or its patience's epochs
+        same = [
+            of.spent.placed_s
+            for of, _ in self._finished
+            if _match(key, _key(of)) and of.epoch in (0, config.epochs)  # its patience may have ended it
+        ]
+        if same:
+            return Span.of(same[-_SEEDS:])
+        alike = [(of, run) for of, run in self._finished if _match(_pace_key(trial), _pace_key(of))]
+        paces = [of.spent.placed_s / _images(run, of.epoch) for of, run in alike]
         return Span.of(paces).times(_images(config, config.epochs)) if paces else None
-
-    @cached_property
-    def _measured(self) -> list[Trial]:
-        """Finished runs of each work, few where there are many."""
-        newest: dict[tuple[str, ...], list[PlannedTrial]] = {}
-        for trial, _ in self._finished:
-            newest.setdefault(_key(trial), []).append(trial)
-        return [trial.measured for trials in newest.values() for trial in trials[-_SEEDS:]]
 
 
 def expect(trials: Sequence[PlannedTrial], rows: Sequence[Row], ended: PlannedTrial | None = None) -> None:
@@ -79,14 +73,20 @@ def expect(trials: Sequence[PlannedTrial], rows: Sequence[Row], ended: PlannedTr
 
 def _key(trial: PlannedTrial) -> tuple[str, ...]:
     """What tells runs of a sweep apart in time."""
-    work = (name for name in expected.WORK if not name.startswith("strategy_options."))
-    options = ("model_options", "strategy_options")
-    return _values(trial, (*KIND, *options, *work, "global_batch_size", "cpus_per_worker"))
+    options = ("model_options", "strategy_options", "bucket_cap_mb", "sync_batchnorm")
+    batch = ("batch_size", "global_batch_size", "accumulate")
+    steps = ("epochs", "steps_per_epoch", "test_images")
+    return _values(trial, (*KIND, *options, *batch, *steps, "strategy", "topology", "cpus_per_worker"))
 
 
 def _pace_key(trial: PlannedTrial) -> tuple[str, ...]:
     """What tells the seconds of an image apart, as far as another batch is no matter."""
     return _values(trial, (*KIND, "model_options", "topology", "cpus_per_worker"))
+
+
+def _match(wanted: tuple[str, ...], known: tuple[str, ...]) -> bool:
+    """Whether a run is of the work that is wanted, as far as that is decided."""
+    return all(mine in ("'auto'", theirs) for mine, theirs in zip(wanted, known))
 
 
 def _values(trial: PlannedTrial, names: Sequence[str]) -> tuple[str, ...]:

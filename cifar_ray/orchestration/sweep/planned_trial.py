@@ -27,7 +27,7 @@ from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent
 from cifar_ray.tracking.parent import KnownTrial
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.tracking.study import Trial, placement
+from cifar_ray.tracking.study import placement
 from cifar_ray.training.observer import Outcome
 
 _LONGEST_SLUG = 100
@@ -102,16 +102,6 @@ class PlannedTrial:
     def result(self, score: float) -> str:
         """Its result in words, once it has finished with that primary figure."""
         return boards.result(self.task, score, self.times)
-
-    @property
-    def measured(self) -> Trial:
-        """Itself, which has finished, as a plan reads runs, with what it has used of its nodes."""
-        assert self.config is not None
-        params = runfile.params(self.config, self.decided)
-        if self.epoch:  # its patience may have ended it
-            params["epochs"] = str(self.epoch)
-        metrics = {**self.figures, "time/placed_s": self.spent.placed_s}
-        return Trial(self.cell.name, self.run_id, "FINISHED", params=params, metrics=metrics)
 
     def described(self, sweep: SweepConfig) -> dict[str, Any]:
         """The cell as it is to run, or why it is skipped, for JSON: the sweep's folder and its MLflow run have it."""
