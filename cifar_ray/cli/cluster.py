@@ -12,9 +12,9 @@ from typing import Any
 
 from cifar_ray.cli.sweep import new_limits, sweep
 from cifar_ray.cli.train import resume, train
-from cifar_ray.config import command_line, files, flags, runfile
+from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sections import NAME
+from cifar_ray.config.sections import Name
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.jobs.submission import Submission
@@ -50,7 +50,7 @@ def check_cluster(*files: Path) -> int:
 def submit(
     *command: str,
     address: str | None = None,
-    name: str | None = None,
+    name: Name | None = None,
     working_dir: str | None = None,
     wait: bool = False,
 ) -> int:
@@ -86,8 +86,6 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     Raises:
         ConfigError: on what the command would refuse, or a path that a job would lose.
     """
-    if name is not None and not re.fullmatch(NAME, name):
-        raise ConfigError("name", f"must be 1 to 120 letters, digits, '.', '_' or '-', got {name!r}")
     command, rest = words[0], list(words[1:])
     commands: dict[str, Callable[..., Any]] = {"train": train, "resume": resume, "sweep": sweep}
     if command not in commands:
@@ -95,11 +93,9 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     given = flags.read(commands[command], rest, command)
     given = {key: value for key, value in given.items() if key not in ("json", "dry_run", "retry_failed")}
     file = earlier = flag = None
-    weights: list[str | None] = []
     job = name or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
     if command == "train":
         config, file = command_line.train(**given), given.get("config")
-        weights = [config.weights]
         job, flag = name or config.run_name or job, None if config.run_name else "--run-name"
     elif command == "resume":
         earlier = given.pop("run")
@@ -110,13 +106,10 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     else:
         asked, file = command_line.sweep(**given), given.get("file")
         config = asked.base
-        weights = [asked.train.get("weights")]
-        weights += [text for axes in asked.grid for text in axes.get("weights", ())]
         is_named = file is not None or "name" in given["options"]
         job, flag = name or (asked.name if is_named else job), None if is_named else "--name"
-    for key, path in [("storage", config.storage), ("data_dir", config.data_dir), *(("weights", w) for w in weights)]:
-        is_here = path is not None and "://" not in path and (key != "weights" or files.existing(key, path))
-        if path is not None and is_here and not path.startswith(("/", "~")):
+    for key, path in (("storage", config.storage), ("data_dir", config.data_dir)):
+        if path is not None and "://" not in path and not path.startswith(("/", "~")):
             raise ConfigError(key, f"must begin with / or ~ in a job, which runs in a temporary folder, got {path!r}")
     if earlier and not name:
         job = f"resume-{re.sub(r'[^A-Za-z0-9._-]+', '-', earlier)}"  # MLflow takes any name, a job does not

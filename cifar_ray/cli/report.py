@@ -82,11 +82,8 @@ def _sides(runs: Sequence[str], options: dict[str, Any]) -> list[tuple[str, list
     """The two sides that ``compare --max-slowdown`` is given: what each is called, and its sweeps, runs or files.
 
     Raises:
-        ConfigError: when there are not two, another option is given that shows tables, or a name certainly is none.
+        ConfigError: when there are not two, or a name certainly is none.
     """
-    for option in ("full", "price", "target"):
-        if options.get(option):
-            raise ConfigError(option, "is for tables, which --max-slowdown does not show; leave out one of the two")
     if len(runs) != 2:
         raise ConfigError("max_slowdown", f"compares two sides, A and B, got {len(runs)}; a,b is one side")
     both = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]

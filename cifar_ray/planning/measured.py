@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, counted, one_of
@@ -220,16 +220,11 @@ def why_not(trial: Trial) -> str:
     return ""
 
 
-def model_options(params: Mapping[str, str]) -> dict[str, str]:
-    """The options of a run's model among its parameters."""
-    return {name: value for name, value in params.items() if name.startswith("model_options.")}
-
-
 def _kind(trial: Trial) -> dict[str, str]:
     """What tells the work of one step, and the machine, from others."""
     return {
         **{name: trial.params.get(name, "") for name in KIND},
-        **model_options(trial.params),
+        **{name: value for name, value in trial.params.items() if name.startswith("model_options.")},
         "hardware": trial.tags.get(HARDWARE_TAG, ""),
     }
 

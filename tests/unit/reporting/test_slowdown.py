@@ -166,7 +166,6 @@ def test_mistakes_end_with_2(client: MlflowClient, capsys: pytest.CaptureFixture
             (a, other["global_batch_size"]),
             "a step of A and of B must be the same work: global_batch_size is 16 in A and 32 in B",
         ),
-        ((a, b, "--full"), "--full is for tables, which --max-slowdown does not show; leave out one of the two"),
     ):
         status, err = outcome(client, capsys, *words)
         assert (status, err.split("; did you mean")[0]) == (2, f"error: {sentence}\n"), words
