@@ -152,21 +152,25 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
         return f"the machine has {means.gpus} GPU{'s' * (means.gpus != 1)} for {per_node} workers"
     if topology.nodes > 1 and means.link is None:
         return "needs --link, the rate between nodes"
-    step = _step(measured, work, topology, Route(means.link if topology.nodes > 1 else None, means.host), images)
-    if isinstance(step, str):
-        return step
+    passes = measured.passes(images, per_node)
+    if isinstance(passes, str):
+        return passes
+    route = Route(means.link if topology.nodes > 1 else None, means.host)
+    computing, optimizer = passes.seconds.times(work.micro_batches), measured.optimizer(per_node)
+    exchange = exchanges.exposed(work.exchange, topology, route, passes.seconds.times(passes.backward))
+    waiting = _waiting(measured, work, topology, computing.mid)
 
     steps = work.steps * work.epochs
     evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
     checkpoint, once = measured.checkpoint().times(work.epochs), measured.once(topology.nodes)
-    whole = step.whole
+    whole = computing + exchange + waiting + optimizer
     if world > 1 and means.host is None:
         whole = replace(whole, high=whole.high / (1 - TOO_FAST))
     total = whole.times(steps) + evaluation + checkpoint + once
     parts = {
-        "computing": steps * (step.computing.mid + step.optimizer.mid),
-        "exchange": steps * step.exchange.mid,
-        "waiting": steps * step.waiting.mid,
+        "computing": steps * (computing.mid + optimizer.mid),
+        "exchange": steps * exchange.mid,
+        "waiting": steps * waiting.mid,
         "evaluation": evaluation.mid,
         "checkpoints": checkpoint.mid,
         "start-up": once.mid,
@@ -175,33 +179,6 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     bound = max(parts, key=lambda name: parts[name])
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound)
-
-
-@dataclass(frozen=True)
-class Step:
-    """The parts of a step in seconds."""
-
-    computing: Span
-    exchange: Span
-    waiting: Span
-    optimizer: Span
-
-    @property
-    def whole(self) -> Span:
-        """The whole step."""
-        return self.computing + self.exchange + self.waiting + self.optimizer
-
-
-def _step(measured: Measured, work: Work, topology: Topology, route: Route, images: int) -> Step | str:
-    """A step with so many images in a micro-batch, or why it is not known."""
-    per_node = topology.workers_per_node
-    passes = measured.passes(images, per_node)
-    if isinstance(passes, str):
-        return passes
-    computing = passes.seconds.times(work.micro_batches)
-    exchange = exchanges.exposed(work.exchange, topology, route, passes.seconds.times(passes.backward))
-    waiting = _waiting(measured, work, topology, computing.mid)
-    return Step(computing, exchange, waiting, measured.optimizer(per_node))
 
 
 def _waiting(measured: Measured, work: Work, topology: Topology, computing: float) -> Span:
