@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import __version__
-from cifar_ray.config import schema
 
 project = "cifar_ray"
 author = "the cifar_ray developers"
@@ -42,11 +41,5 @@ def setup(app: Any) -> None:
         """Leave out the signature of a config, which its docstring describes field by field."""
         return ("", None) if hasattr(value, "__pydantic_fields__") else None
 
-    def with_fields(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-        """Describe a config's fields by the docstrings below them."""
-        if hasattr(value, "__pydantic_fields__"):
-            lines += ["", "Attributes:", *(f"    {key}: {doc}" for key, doc in schema.docstrings(value).items())]
-
     app.connect("source-read", read)
-    app.connect("autodoc-process-docstring", with_fields, priority=100)  # before napoleon's own
     app.connect("autodoc-process-signature", without_fields)

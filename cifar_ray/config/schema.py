@@ -108,6 +108,17 @@ Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
+class _Explained:
+    """The docstring of a dataclass with those of its fields, which Python itself does not keep; for ``help``."""
+
+    def __get__(self, instance: object, cls: type) -> str:
+        fields = [
+            textwrap.fill(f"    {name}: {doc}", 100, subsequent_indent=" " * 8, break_on_hyphens=False)
+            for name, doc in docstrings(cls).items()
+        ]
+        return "\n".join([summary(cls), "", "Attributes:", *fields])
+
+
 def summary(described: Any) -> str:
     """The docstring of a class, without those of its fields, or of a function.
 
@@ -142,6 +153,7 @@ def _source(described: Any) -> ast.ClassDef | ast.FunctionDef:
 
 def plainly(cls: type[T]) -> type[T]:
     """Class decorator for a pydantic dataclass: an impossible value is a ConfigError, from Python, too."""
+    cls.__doc__ = _Explained()  # type: ignore[assignment]
     validated = cls.__init__
 
     @functools.wraps(validated)
