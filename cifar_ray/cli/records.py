@@ -95,17 +95,14 @@ def _print_verdict(name: str, verdict: Verdict, times: StepTimes) -> None:
     if times.ranks:
         console.line("")
         parts = [part for part in PARTS if any(part in rank.parts for rank in times.ranks)]
-        console.columns(
-            ("rank", "node", "steps", "iteration", *parts), (_rank_row(rank, parts) for rank in times.ranks)
-        )
+        rows = []
+        for rank in times.ranks:
+            node = f"{rank.node} ({rank.host})" if rank.host else str(rank.node)
+            spent = [rank.iteration, *map(rank.parts.get, parts)]
+            cells = [f"{1e3 * of.mean:.1f} {1e3 * of.median:.1f} {1e3 * of.p95:.1f}" if of else "" for of in spent]
+            rows.append((str(rank.rank), node, f"{rank.steps:,}", *cells))
+        console.columns(("rank", "node", "steps", "iteration", *parts), rows)
         console.line("milliseconds of a step: mean, median and 95th percentile")
-
-
-def _rank_row(rank: RankTimes, parts: list[str]) -> list[str]:
-    node = f"{rank.node} ({rank.host})" if rank.host else str(rank.node)
-    times = [rank.iteration, *map(rank.parts.get, parts)]
-    cells = ["" if of is None else " ".join(f"{1000 * s:.1f}" for s in (of.mean, of.median, of.p95)) for of in times]
-    return [str(rank.rank), node, f"{rank.steps:,}", *cells]
 
 
 def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri: str | None = None) -> int:

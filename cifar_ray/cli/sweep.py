@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from cifar_ray.cli.train import LIBRARIES
 from cifar_ray.config import addresses, command_line, flags, schema
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.keywords import passes_to
+from cifar_ray.config.limits import dollars, duration
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers

@@ -11,7 +11,7 @@ from cifar_ray.config.option import value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.sweep import RowState
+from cifar_ray.display.sweep import Row
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.planning.measured import KIND
 from cifar_ray.planning.span import Span
