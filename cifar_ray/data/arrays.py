@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +46,16 @@ def facts_of(dataset: str, parts: Mapping[str, Split], names: tuple[str, ...], f
     of_all = digest(*(parts[name] for name in ("train", "test", "val") if name in parts))
     facts = Facts(len(names), len(train), test, val, train.kind, names=names, features=features, digest=of_all)
     test_copies, val_copies = validation.copies(parts)
-    counts, ignored = class_counts(train, len(names)), _ignored(train, parts["test"])
-    facts = replace(facts, test_copies=test_copies, val_copies=val_copies, class_counts=counts, ignored=ignored)
-    if _are_of_regression(targets := train.columns.get(Regression.target)):
+    masks = [_values(part["masks"]) for part in (train, parts["test"]) if "masks" in part.columns]
+    facts = replace(
+        facts,
+        test_copies=test_copies,
+        val_copies=val_copies,
+        class_counts=class_counts(train, len(names)),
+        ignored=tuple(int(counts[IGNORED]) for counts in masks),
+    )
+    targets = train.columns.get(Regression.target)  # a task of the user's own may give others the same name
+    if targets is not None and targets.dtype == np.float64 and targets.ndim == 2 and np.isfinite(targets).all():
         mean, std = standard(targets)
         facts = replace(facts, target_mean=mean, target_std=std)
     if train.kind == "tokens":
@@ -57,10 +64,7 @@ def facts_of(dataset: str, parts: Mapping[str, Split], names: tuple[str, ...], f
     if train.kind == "features":
         mean, std = standard(train.inputs)
         return replace(facts, shape=train.inputs.shape[1:], mean=mean, std=std)
-    pixels = np.zeros((3, 256), dtype=np.int64)
-    for chunk in np.array_split(train.inputs, max(len(train.inputs) // 1024, 1)):
-        for channel in range(3):
-            pixels[channel] += np.bincount(chunk[..., channel].ravel(), minlength=256)
+    pixels = np.array([_values(train.inputs[..., channel]) for channel in range(3)])
     values = np.arange(256) / 255
     shares = pixels / pixels.sum(1, keepdims=True)
     means = shares @ values
@@ -75,10 +79,8 @@ def facts_of(dataset: str, parts: Mapping[str, Split], names: tuple[str, ...], f
 
 def class_counts(train: Split, classes: int) -> tuple[int, ...]:
     """Training samples of each class, or pixels of masks; empty where a task of the user's own learns other things."""
-    if (masks := train.columns.get("masks")) is not None and masks.dtype == np.uint8:
-        parts = np.array_split(masks, max(len(masks) // 256, 1))
-        counts = np.sum([np.bincount(part.ravel(), minlength=256) for part in parts], axis=0)
-        return tuple(counts[:classes].tolist())
+    if "masks" in train.columns and train["masks"].dtype == np.uint8:
+        return tuple(_values(train["masks"])[:classes].tolist())
     labels = train.columns.get("labels")
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
         return ()
@@ -86,16 +88,10 @@ def class_counts(train: Split, classes: int) -> tuple[int, ...]:
     return tuple(counts.tolist()) if len(counts) == classes else ()
 
 
-def _ignored(*splits: Split) -> tuple[int, ...]:
-    masks = [split.columns["masks"] for split in splits if "masks" in split.columns]
-    return tuple(int(np.count_nonzero(each == IGNORED)) for each in masks)
-
-
-def _are_of_regression(targets: np.ndarray | None) -> TypeGuard[np.ndarray]:
-    """Whether targets are as a regression has them: a task of the user's own may give others the same name."""
-    return (
-        targets is not None and targets.dtype == np.float64 and targets.ndim == 2 and bool(np.isfinite(targets).all())
-    )
+def _values(array: np.ndarray) -> np.ndarray:
+    """How often each of 256 values occurs in an array of uint8."""
+    parts = np.array_split(array, max(len(array) // 1024, 1))  # bincount makes int64 of each
+    return np.sum([np.bincount(part.ravel(), minlength=256) for part in parts], axis=0)  # type: ignore[no-any-return]
 
 
 def standard(rows: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
