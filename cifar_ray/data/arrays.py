@@ -46,7 +46,7 @@ def facts_of(dataset: str, parts: Mapping[str, Split], names: tuple[str, ...], f
     of_all = digest(*(parts[name] for name in ("train", "test", "val") if name in parts))
     facts = Facts(len(names), len(train), test, val, train.kind, names=names, features=features, digest=of_all)
     test_copies, val_copies = validation.copies(parts)
-    masks = [_values(part["masks"]) for part in (train, parts["test"]) if "masks" in part.columns]
+    masks = [_values(part["masks"]) for part in (train, parts["test"]) if _has_masks(part)]
     facts = replace(
         facts,
         test_copies=test_copies,
@@ -79,13 +79,17 @@ def facts_of(dataset: str, parts: Mapping[str, Split], names: tuple[str, ...], f
 
 def class_counts(train: Split, classes: int) -> tuple[int, ...]:
     """Training samples of each class, or pixels of masks; empty where a task of the user's own learns other things."""
-    if "masks" in train.columns and train["masks"].dtype == np.uint8:
+    if _has_masks(train):
         return tuple(_values(train["masks"])[:classes].tolist())
     labels = train.columns.get("labels")
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
         return ()
     counts = np.bincount(labels, minlength=classes)
     return tuple(counts.tolist()) if len(counts) == classes else ()
+
+
+def _has_masks(split: Split) -> bool:
+    return "masks" in split.columns and split["masks"].dtype == np.uint8
 
 
 def _values(array: np.ndarray) -> np.ndarray:
