@@ -18,7 +18,7 @@ from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS, cgroups
+from cifar_ray.data import SPECS
 from cifar_ray.display.run import Console
 
 _LEAST_FREE_GB = 2.0
@@ -120,7 +120,8 @@ def _gpus() -> str:
 def _memory() -> str:
     import psutil
 
-    state = f"{cgroups.free_memory() / 1e9:.1f} GB free of {psutil.virtual_memory().total / 1e9:.1f} GB"
+    memory = psutil.virtual_memory()
+    state = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
     shared = Path("/dev/shm")  # noqa: S108  Ray keeps its objects there
     return state + f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free" * shared.is_dir()
 

@@ -23,7 +23,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import path_of
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, cgroups, imagefiles
+from cifar_ray.data import arrays, imagefiles
 from cifar_ray.data.datasets import Dataset, Split, folder
 from cifar_ray.tasks.segmentation import Segmentation
 
@@ -158,7 +158,9 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
 
 def check_memory(config: TrainConfig, option: str, size: int, what: str, remedy: str = "") -> None:
     """Refuse what would take more than its share of the free memory: so many bytes, which ``option`` decides."""
-    if size > (room := _MEMORY * cgroups.free_memory()):
+    import psutil  # not at the top: under torchrun, data in memory do without it
+
+    if size > (room := _MEMORY * psutil.virtual_memory().available):
         raise ConfigError(
             option,
             f"must be smaller for {config.dataset}{remedy}: {what} take {size / 2**30:.1f} GiB, and "

@@ -1,4 +1,4 @@
 """The training loop and what it needs: plain PyTorch, under any launcher.
 
-Nothing here knows Ray or MLflow; torch, torchvision, torchmetrics and safetensors are enough.
+Nothing here knows Ray or MLflow; torch, torchvision, torchmetrics, safetensors and joblib are enough.
 """

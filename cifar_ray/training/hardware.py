@@ -7,8 +7,6 @@ compiled for the card.
 from __future__ import annotations
 
 import ctypes
-import math
-import os
 import platform
 import resource
 import socket
@@ -20,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import joblib
 import torch
 
 from cifar_ray.config.errors import ConfigError, first_line
-from cifar_ray.data import cgroups
 
 _ABSENT = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
 _CONTEXT = 600 * 2**20
@@ -39,29 +37,9 @@ _CAN_ROUND = (*_CUDNN, _BACKENDS.cuda.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.m
 several of them and raise when these differ, so none is trusted."""
 
 
-def allowed_cpus(listed: Path = cgroups.LISTED, mount: Path = cgroups.MOUNT) -> int:
-    """CPUs that this process may use: its affinity, and at most the quota of its control groups; at least 1.
-
-    A quota that is no whole number is rounded down, since the last worker would get a part of a CPU. Ray's and
-    joblib's counts pass over the affinity or round up, and see the quota of the outermost group alone.
-
-    Args:
-        listed: as for :func:`cifar_ray.data.cgroups.groups`.
-        mount: as there.
-    """
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = min((_quota(group) for group in cgroups.groups("cpu", listed, mount)), default=math.inf)
-    return max(int(min(count, quota)), 1)
-
-
-def _quota(group: Path) -> float:
-    """CPU time per second that a control group allows, in CPUs."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # version 2, version 1
-        with suppress(OSError, ValueError):  # no such file, or "max"
-            quota, period = map(int, " ".join((group / name).read_text() for name in names).split())
-            if quota > 0:  # -1 is no limit
-                return quota / period
-    return math.inf
+def allowed_cpus() -> int:
+    """CPUs that this process may use, by its affinity and the quota of its control group, rounded up."""
+    return int(joblib.cpu_count())
 
 
 def keep_freed_memory() -> None:

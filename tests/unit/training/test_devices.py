@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import sys
@@ -159,15 +158,6 @@ def test_peak_memory_is_in_mib_whatever_counts_it(monkeypatch: pytest.MonkeyPatc
     assert hardware.peak_memory_mib(CPU) == 5 * 2**10
     monkeypatch.setattr(sys, "platform", "darwin")  # which counts in bytes
     assert hardware.peak_memory_mib(CPU) == 5.0
-
-
-@pytest.mark.parametrize(("count", "allowed"), [(6, 6), (None, 1)])
-def test_where_there_is_no_affinity_every_cpu_counts(
-    count: int | None, allowed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: count)
-    assert hardware.allowed_cpus(tmp_path / "none", tmp_path) == allowed
 
 
 def rounding() -> list[str]:

@@ -15,7 +15,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import cgroups, decoded
+from cifar_ray.data import decoded
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.training import hardware, recipe
@@ -34,49 +34,10 @@ def one_cpu() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-def groups(folder: Path, listed: str, limits: dict[str, str]) -> int:
-    """CPUs that a process in the control groups ``listed`` may use, with these files below the mount."""
-    (folder / "cgroup").write_text(listed)
-    for name, content in limits.items():
-        file = folder / "mount" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
-    return hardware.allowed_cpus(folder / "cgroup", folder / "mount")
-
-
-V1 = "5:memory:/user\n4:cpu,cpuacct:/a/b\n0::/user\n"
-V2 = "0::/a/b\n"
-
-
-@pytest.mark.parametrize(
-    ("listed", "limits", "allowed"),
-    [
-        (V2, {}, 64),
-        (V2, {"a/b/cpu.max": "max 100000\n"}, 64),
-        (V2, {"a/b/cpu.max": "150000 100000\n"}, 1),
-        (V2, {"a/b/cpu.max": "299999 100000\n"}, 2),
-        (V2, {"a/b/cpu.max": "20000 100000\n"}, 1),
-        (V2, {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),  # of the group around it
-        ("0::/a:b\n", {"a:b/cpu.max": "300000 100000\n"}, 3),
-        (V2, {"cpu.max": "200000 100000\n"}, 2),  # in a container that sees the host's path
-        (V1, {"cpu/a/b/cpu.cfs_quota_us": "-1\n", "cpu/a/b/cpu.cfs_period_us": "100000\n"}, 64),
-        (V1, {"cpu/a/b/cpu.cfs_quota_us": "150000\n", "cpu/a/b/cpu.cfs_period_us": "50000\n"}, 3),
-        (V1, {"cpu/a/cpu.cfs_quota_us": "350000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 3),
-        (V1, {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
-        ("", {"cpu.max": "200000 100000\n"}, 64),
-    ],
-)
-def test_a_quota_counts_in_whole_cpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, limits: dict[str, str], allowed: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    assert groups(tmp_path, listed, limits) == allowed
-
-
-def test_no_quota_gives_more_cpus_than_the_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 7}, raising=False)
-    assert groups(tmp_path, V2, {"a/b/cpu.max": "400000 100000\n"}) == 2
-    assert hardware.allowed_cpus(tmp_path / "not Linux", tmp_path) == 2
+@needs_affinity
+@pytest.mark.usefixtures("one_cpu")
+def test_the_affinity_counts() -> None:
+    assert hardware.allowed_cpus() == 1
 
 
 @needs_affinity
@@ -165,35 +126,8 @@ def test_what_a_thread_waits_for_a_cpu_is_counted() -> None:
     assert 0 < before <= hardware.cpu_wait_s()
 
 
-STAT = "anon 100\ninactive_file 300\n"
-MEMORY_V1 = {
-    "memory.limit_in_bytes": "5000\n",
-    "memory.usage_in_bytes": "4000\n",
-    "memory.stat": "inactive_file 0\ntotal_inactive_file 20\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("listed", "limits", "free"),
-    [
-        (V2, {}, 10_000),
-        (V2, {"a/b/memory.max": "max\n", "a/b/memory.current": "9\n", "a/b/memory.stat": STAT}, 10_000),
-        (V2, {"a/memory.max": "5000\n", "a/memory.current": "4000\n", "a/memory.stat": STAT}, 1_300),
-        (V2, {"memory.max": "50000\n", "memory.current": "4000\n", "memory.stat": STAT}, 10_000),
-        (V1, {f"memory/user/{name}": text for name, text in MEMORY_V1.items()}, 1_020),
-    ],
-)
-def test_a_control_group_leaves_less_memory_than_the_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, limits: dict[str, str], free: int
-) -> None:
-    groups(tmp_path, listed, limits)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
-    assert cgroups.free_memory(tmp_path / "cgroup", tmp_path / "mount") == free
-
-
-def test_data_must_fit_into_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "_left", lambda group: 1000)
-    monkeypatch.setattr(cgroups, "groups", lambda *_: [Path("here")])
+def test_data_must_fit_into_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     decoded.check_memory(TrainConfig(), "image_size", 500, "its images")
     with pytest.raises(ConfigError, match=r"^image_size must be smaller for cifar10: its images take "):
         decoded.check_memory(TrainConfig(), "image_size", 501, "its images")
