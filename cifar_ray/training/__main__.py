@@ -26,7 +26,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, hardware, recipe
 from cifar_ray.training.collectives import from_rank0
-from cifar_ray.training.errors import CheckpointError, DivergedError
+from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
 
@@ -164,10 +164,10 @@ if __name__ == "__main__":
     status = 0
     try:
         main(sys.argv[1:], IMPORTED_AT)
-    except (errors.ConfigError, CheckpointError, DivergedError) as error:
+    except (errors.ConfigError, CheckpointError, DivergedError, RankFailedError) as error:
         sentence = error.as_flag() if isinstance(error, errors.ConfigError) else str(error)
         print(f"error: {sentence}", file=sys.stderr)
-        status = 1 if isinstance(error, DivergedError) else 2
+        status = 2 if isinstance(error, (errors.ConfigError, CheckpointError)) else 1
     except Exception:
         traceback.print_exc()
         status = 1

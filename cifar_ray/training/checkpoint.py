@@ -35,7 +35,7 @@ from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import MANIFEST, Row, SavedCheckpoint, step_of
 
-FORMAT = 5
+FORMAT = 6
 """Version of a checkpoint's layout. It changes when older code could not read what is written."""
 
 WEIGHTS, STATE = "weights.safetensors", "state.pt"

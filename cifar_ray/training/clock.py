@@ -42,8 +42,9 @@ class Clock:
         self._device = device
         self.begun = begun
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self._steps = array("d")  # of each iteration: its seconds, and those of its parts
-        self._earlier = 0  # iterations of them that earlier processes have measured
+        self._steps = array("d")  # of each iteration of this process: its seconds, and those of its parts
+        self._earlier = torch.empty(0, dtype=torch.float64)  # seconds of each iteration of earlier processes
+        self._earlier_parts: dict[str, float] = {}  # sums over those
         self._marks: list[tuple[str, Any]] = []
         self._cpu_wait_s = self._waited_before = self._ran_s = 0.0  # of this process, in every step
         self._pauses = 0.0  # seconds of training in which no steps run
@@ -104,21 +105,26 @@ class Clock:
                 _add(parts, {part: seconds_between(before, mark)})
             before = mark
 
-    def _all_steps(self) -> Tensor:
-        return torch.tensor(self._steps, dtype=torch.float64).view(-1, 1 + len(PARTS))
-
     def steps(self) -> Tensor:
         """Seconds of every iteration of this process, and of its parts in the order of :data:`PARTS`.
 
         Returns:
             float64, of shape (iterations, 1 + parts).
         """
-        return self._all_steps()[self._earlier :]
+        return torch.tensor(self._steps, dtype=torch.float64).view(-1, 1 + len(PARTS))
+
+    def _iterations(self) -> Tensor:
+        return torch.cat([self._earlier, self.steps()[:, 0]])
+
+    def _parts(self) -> dict[str, float]:
+        sums = dict(zip(PARTS, self.steps().sum(0)[1:].tolist()))
+        _add(sums, self._earlier_parts)
+        return sums
 
     def parts(self) -> dict[str, float]:
         """Mean seconds of a step by part, over the iterations of :meth:`iterations`; empty when there are none."""
-        columns = self._all_steps().T[1:]
-        return {part: seconds.mean().item() for part, seconds in zip(PARTS, columns) if seconds.any()}
+        count = len(self._iterations())
+        return {part: seconds / count for part, seconds in self._parts().items() if seconds}
 
     @property
     def cpu_wait(self) -> float:
@@ -134,7 +140,7 @@ class Clock:
         The first iteration of each process is left out, and so is that of a strategy that is built again. Empty when
         there is no other, and so are those that are profiled.
         """
-        times = self._all_steps()[:, 0]
+        times = self._iterations()
         if not len(times):
             return {}
         return {
@@ -148,14 +154,15 @@ class Clock:
 
         Unlike their mean it has the pauses in it, where asynchronous workers wait for the slowest.
         """
-        times = self._all_steps()[:, 0]
+        times = self._iterations()
         return (times.sum().item() + self._pauses) / len(times)
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`restore` continues from."""
         return {
             "seconds": dict(self.seconds),
-            "steps": self._all_steps().float(),
+            "iterations": self._iterations().float(),
+            "parts": self._parts(),
             "pauses": self._pauses,
             "wall_s": time.time() - self.begun,
         }
@@ -170,9 +177,7 @@ class Clock:
         _add(self.seconds, state["seconds"])
         self.begun -= state["wall_s"]
         if same_workers:
-            steps: Tensor = state["steps"]
-            self._steps = array("d", steps.flatten().tolist()) + self._steps
-            self._earlier = len(steps)
+            self._earlier, self._earlier_parts = state["iterations"].double(), state["parts"]
             self._pauses += state["pauses"]
 
     def _wait(self) -> None:

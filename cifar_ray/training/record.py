@@ -18,7 +18,7 @@ from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.training import checkpoint, hardware, optimizer, step_times
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.collectives import from_all, from_rank0
-from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
+from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row, step_of
 from cifar_ray.training.rank_times import PARTS
 from cifar_ray.training.setup import TrainingState
@@ -87,7 +87,8 @@ def save(state: TrainingState, observer: Observer, score: float | None = None) -
     Raises:
         DivergedError: on every rank alike, when a loss or a weight is not finite.
         CheckpointError: on rank 0, when there is no room for the checkpoint.
-        OSError: on rank 0, when it cannot be written for another reason; on the others, when rank 0 has failed.
+        OSError: on rank 0, when it cannot be written for another reason.
+        RankFailedError: on the others, when rank 0 has failed.
     """
     state.saved = state.step
     with state.clock.phase("checkpoint"):
@@ -95,9 +96,8 @@ def save(state: TrainingState, observer: Observer, score: float | None = None) -
         if not all(tensor.isfinite().all() for tensor in state.model.state_dict().values()):
             raise DivergedError(state.step)
         optimizer_state = state.strategy.state()
-    with state.clock.phase("checkpoint"), _meeting(state):
-        if state.worker.rank != 0:
-            return
+
+    def write() -> None:
         snapshot = Snapshot(
             config=state.config,
             decided=state.decided,
@@ -114,22 +114,8 @@ def save(state: TrainingState, observer: Observer, score: float | None = None) -
         )
         observer.checkpoint_ready(checkpoint.save(snapshot, state.folder))
 
-
-@contextmanager
-def _meeting(state: TrainingState) -> Iterator[None]:
-    """Context manager: all ranks leave it after rank 0, and fail when rank 0 fails.
-
-    Raises:
-        RankFailedError: on the other ranks, when rank 0 has failed.
-    """
-    done = False
-    try:
-        yield
-        done = True
-    finally:
-        done = from_rank0(state.worker, lambda: done)
-    if not done:
-        raise RankFailedError(f"rank 0 could not write the checkpoint of step {state.step}")
+    with state.clock.phase("checkpoint"):
+        from_rank0(state.worker, write)
 
 
 def finish_epoch(

@@ -21,7 +21,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset, Facts, modality
+from cifar_ray.data import Dataset, modality
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.data.loader import TrainLoader
 from cifar_ray.models import convolution
@@ -34,7 +34,6 @@ from cifar_ray.training import arithmetic, checkpoint, freezing, hardware, initi
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
 from cifar_ray.training.collectives import from_all, from_rank0
-from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
 from cifar_ray.training.stopping import Stopper
@@ -62,9 +61,7 @@ class TrainingState:
     decided: Decided
     worker: Worker
     folder: Path
-    model: nn.Module
     task: Task
-    strategy: Strategy
     loader: TrainLoader
     evaluator: Evaluator
     tester: Evaluator
@@ -73,6 +70,8 @@ class TrainingState:
     stopper: Stopper
     started: Started
     epoch_loss: Tensor
+    model: nn.Module = dataclasses.field(init=False)
+    strategy: Strategy = dataclasses.field(init=False)
     step: int = 0
     saved: int = 0
     history: list[Row] = dataclasses.field(default_factory=list)
@@ -104,8 +103,8 @@ def prepare(
         initial: reads the weights of ``config.weights`` as a safetensors file; only rank 0 calls it.
 
     Raises:
-        CheckpointError: when there are checkpoints and none can be used, or they belong to another config, or the
-            weights to start from are damaged.
+        CheckpointError: on rank 0, when there are checkpoints and none can be used, or they belong to another config;
+            on every rank, when the weights to start from are damaged.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
     cpus = decided.cpus_per_worker or max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
@@ -115,24 +114,17 @@ def prepare(
     torch.set_num_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    path, resumed, skipped = _newest(folder, config, decided, worker) or (None, None, ())
+    newest = from_rank0(worker, lambda: checkpoint.latest(folder, config, decided))
+    path, resumed, skipped = newest or (None, None, ())
     # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
     before = resumed.decided if resumed else decided
     is_open = before.precision == "auto" or before.convolutions is None
     chosen: Any = arithmetic.choose(config, worker) if is_open else before
     decided = dataclasses.replace(decided, precision=chosen.precision, convolutions=chosen.convolutions)
-    frozen = freezing.holds(config, resumed.epoch if resumed else 0)
-    model = _model(config, decided, dataset.spec, worker, frozen)
-    if resumed is None and config.weights is None:
-        _prepare_weights(model, config, dataset, worker)
-    elif resumed is None:
-        assert initial is not None, "the launcher has kept them"
-        initial_weights.load(model, decided.weights_digest, from_rank0(worker, initial))
     clock = Clock(worker.device, launch.begun)
     task = tasks.build(config, dataset.spec)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
     loader = TrainLoader(config, decided, dataset, shard, worker.device, variation)
-    strategy = _strategy(config, decided, worker, model, task, clock, loader, server)
     tester = Evaluator(dataset.tested_on(config.test_images), worker, task)
     steps = loader.steps_per_epoch
     state = TrainingState(
@@ -140,9 +132,7 @@ def prepare(
         decided=decided,
         worker=worker,
         folder=folder,
-        model=model,
         task=task,
-        strategy=strategy,
         loader=loader,
         evaluator=Evaluator(dataset, worker, task, "val") if dataset.spec.val_size else tester,
         tester=tester,
@@ -160,8 +150,15 @@ def prepare(
             measured=chosen.measured if is_open else "",
         ),
         epoch_loss=torch.zeros((), dtype=torch.float64, device=worker.device),
-        frozen=frozen,
+        frozen=freezing.holds(config, resumed.epoch if resumed else 0),
     )
+    _build_model(state)
+    if resumed is None and config.weights is None:
+        _prepare_weights(state, dataset)
+    elif resumed is None:
+        assert initial is not None, "the launcher has kept them"
+        initial_weights.load(state.model, decided.weights_digest, from_rank0(worker, initial))
+    _build_strategy(state, server)
     if resumed is not None:
         _restore(state, resumed)
     clock.seconds["data"] += launch.data_s
@@ -171,66 +168,57 @@ def prepare(
 
 def unfreeze(state: TrainingState, epoch: int) -> None:
     """At the epoch of ``--unfreeze-epoch``, from 0, build model and strategy again, as in a run that resumes there."""
-    config, decided, worker = state.config, state.decided, state.worker
-    if not state.frozen or freezing.holds(config, epoch):
+    if not state.frozen or freezing.holds(state.config, epoch):
         return
+    state.frozen = False
     with state.clock.phase("startup"):
         weights, kept = gradients.on_cpu(state.model.state_dict()), state.strategy.state()
         kept["state"] = {number: gradients.on_cpu(values) for number, values in kept["state"].items()}
         del state.model, state.strategy
         gc.collect()  # a GPU may have no room for two
-        state.model = _model(config, decided, decided.facts, worker, frozen=False)
-        state.strategy = _strategy(config, decided, worker, state.model, state.task, state.clock, state.loader)
+        _build_model(state)
+        _build_strategy(state)
         state.strategy.load(weights, kept)
         state.clock.leave_out()
-    state.frozen = False
 
 
-def _model(config: ResolvedConfig, decided: Decided, spec: Facts, worker: Worker, frozen: bool) -> nn.Module:
-    """The configured model with fresh weights on this worker's device; ``frozen`` as ``--freeze`` says, or not."""
+def _build_model(state: TrainingState) -> None:
+    """Set the configured model, with fresh weights on this worker's device."""
+    config, worker = state.config, state.worker
     torch.manual_seed(config.seed)
-    model = models.build(config, spec)
+    model = models.build(config, state.decided.facts)
     if is_own(config.model) and worker.world_size > 1:
         _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    model = model.to(worker.device).train()
-    convolution.install(model, decided.convolutions)
-    if frozen:
-        freezing.freeze(model, config)
-    return model
+    state.model = model.to(worker.device).train()
+    convolution.install(state.model, state.decided.convolutions)
+    if state.frozen:
+        freezing.freeze(state.model, config)
 
 
-def _strategy(
-    config: ResolvedConfig,
-    decided: Decided,
-    worker: Worker,
-    model: nn.Module,
-    task: Task,
-    clock: Clock,
-    loader: TrainLoader,
-    server: ServerHandle | None = None,
-) -> Strategy:
-    """The configured strategy over a model, after forward and backward passes that leave the model unchanged.
+def _build_strategy(state: TrainingState, server: ServerHandle | None = None) -> None:
+    """Set the configured strategy over the model, after forward and backward passes that leave the model unchanged.
 
     DDP rebuilds its buckets after the first backward passes. With those done here, every real step sums gradients
     in the same layout, so a resumed run adds them in the same order as an uninterrupted one. What libraries set up
     at first use counts as start-up this way. What is compiled is so in the first one, or never.
     """
+    config, decided, model = state.config, state.decided, state.model
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     make_optimizer = partial(optimizer.build, config=config, rules=freezing.rules(model, config))
-    strategy = strategies.build(
-        StrategyContext(config, decided, worker, model, make_optimizer, task, clock.mark, server)
+    context = StrategyContext(
+        config, decided, state.worker, model, make_optimizer, state.task, state.clock.mark, server
     )
+    state.strategy = strategy = strategies.build(context)
     hardware.use_precision(decided.precision)  # after all of the user's own modules
     passes = max(strategy.warm_ups, compiling.PASSES * config.compile)
     with compiling.refusing(config), unchanged(strategy.model):
         for number in range(passes):
             with torch.compiler.set_stance("fail_on_recompile") if number and config.compile else nullcontext():
-                strategy.gradients(loader.micro_batches(0, 0))
+                strategy.gradients(state.loader.micro_batches(0, 0))
             strategy.optimizer.zero_grad()
     strategy.load(fresh, None)
-    return strategy
 
 
 def _check_alike(model: nn.Module, worker: Worker) -> None:
@@ -244,9 +232,9 @@ def _check_alike(model: nn.Module, worker: Worker) -> None:
         )
 
 
-def _prepare_weights(model: nn.Module, config: ResolvedConfig, dataset: Dataset, worker: Worker) -> None:
+def _prepare_weights(state: TrainingState, dataset: Dataset) -> None:
     """Set the weights that follow from the training inputs: on rank 0, from which the others get theirs."""
-    set_weights = models.of(config.model).prepare
+    set_weights, model, worker = models.of(state.config.model).prepare, state.model, state.worker
     if set_weights is None:
         return
     if worker.rank == 0:
@@ -266,20 +254,3 @@ def _restore(state: TrainingState, snapshot: Snapshot) -> None:
     state.history = list(snapshot.history)
     if state.worker.rank == 0:  # it holds the sum over all ranks
         state.epoch_loss.fill_(snapshot.epoch_loss * state.worker.world_size)
-
-
-def _newest(
-    folder: Path, config: ResolvedConfig, decided: Decided, worker: Worker
-) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
-    """Rank 0's newest usable checkpoint, or its refusal, on every rank. Only rank 0 reads the folder."""
-
-    def read() -> tuple[Path, Snapshot, tuple[str, ...]] | str | None:
-        try:
-            return checkpoint.latest(folder, config, decided)
-        except CheckpointError as error:
-            return str(error)
-
-    newest = from_rank0(worker, read)
-    if isinstance(newest, str):
-        raise CheckpointError(newest)
-    return newest

@@ -127,7 +127,7 @@ def test_no_rank_takes_a_step_while_rank_0_writes_and_none_is_left_waiting(strat
     (first, reason), (second, consequence) = checkpoints_on_ranks(wanted, tmp_path, fails_at=12)
     warm_ups = 2 if strategy == "ddp" else 1
     assert first == second == [0] * (warm_ups + 4) + [1] * 4 + [2] * 4
-    assert (reason, consequence) == ("no room", "rank 0 could not write the checkpoint of step 12")
+    assert (reason, consequence) == ("no room", "rank 0 has failed, and its own error says why")
 
 
 @pytest.mark.parametrize(

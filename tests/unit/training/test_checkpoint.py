@@ -144,8 +144,8 @@ def test_a_state_that_is_none_is_passed_over(newest: Path, tmp_path: Path, chang
         {"step": 30},
         {"step": 10**400},
         {"epoch": 1.5},
-        {"class_names": 5},
-        {"class_names": [5]},
+        {"decided": 5},
+        {"decided": [5]},
         {"config": None},
         {"config": []},
         {"config": {"lr": "fast"}},
@@ -167,7 +167,7 @@ def test_a_manifest_that_is_none_is_passed_over(text: str, newest: Path) -> None
     assert passed_over(newest) == f"checkpoint NEWEST has no readable {MANIFEST}"
 
 
-@pytest.mark.parametrize("name", ["step", "epoch", "score", "class_names", "config", "files"])
+@pytest.mark.parametrize("name", ["step", "epoch", "score", "decided", "config"])
 def test_a_manifest_that_lacks_something_is_passed_over(name: str, newest: Path) -> None:
     values = json.loads((newest / MANIFEST).read_text())
     del values[name]
@@ -331,8 +331,7 @@ def test_a_damaged_checkpoint_hides_neither_the_best_nor_the_others(tmp_path: Pa
 
 def test_weights_that_are_not_those_of_the_config_are_no_classifier(tmp_path: Path) -> None:
     spec = SPECS["digits"]
-    whole = replace(snapshot(10), class_names=tuple(map(str, range(10))))
-    whole = replace(whole, weights=models.build(whole.config, spec).state_dict())
+    whole = replace(snapshot(10), weights=models.build(snapshot(10).config, spec).state_dict())
     restored = predictor.restore(tmp_path, whole)
     assert not restored.training
     assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in restored.state_dict().items())
