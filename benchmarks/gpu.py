@@ -47,6 +47,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch
+from cifar_ray.training.setup import prepare
 
 CELLS = [f"{model}:{batch}" for model in throughput.TARGETS for batch in (64, 512)]
 SCRIPTS, OURS = ("usual", "tf32"), ("bf16", "fp32", "fp16", "compiled")
@@ -127,9 +128,9 @@ def time_speednet(given: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             resolved = recipe.resolve(dataclasses.replace(config, seed=seed))
             worker, launch = Worker(device=torch.device(given.device)), Launch(time.time(), 0.0)
-            outcome = fit(
-                resolved, Decided.asked(resolved), data.load("cifar10"), Path(folder), worker, observer, launch
-            )
+            dataset = data.load("cifar10")
+            state = prepare(resolved, Decided.asked(resolved), dataset, Path(folder), worker, launch)
+            outcome = fit(state, observer)
         print(json.dumps([outcome.times["time/training_s"], outcome.metrics["test/accuracy"]]), flush=True)
 
 

@@ -28,6 +28,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch
+from cifar_ray.training.setup import prepare
 
 WARM_UP_STEPS, STEPS, SHOWN = 5, 10, 5
 
@@ -56,15 +57,8 @@ def shares(cell: str) -> tuple[str, dict[str, float]]:
     traced = Traced()
     observer = Observer(traced)
     with tempfile.TemporaryDirectory() as folder, suppress(Enough):
-        fit(
-            config,
-            Decided.asked(config),
-            data.load(config.dataset),
-            Path(folder),
-            Worker(),
-            observer,
-            Launch(time.time(), 0.0),
-        )
+        dataset, launch = data.load(config.dataset), Launch(time.time(), 0.0)
+        fit(prepare(config, Decided.asked(config), dataset, Path(folder), Worker(), launch), observer)
     own: Counter[str] = Counter()
     for event in traced.profiler.key_averages():
         if event.key.startswith(("aten::", "mkldnn")):

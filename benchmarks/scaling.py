@@ -39,6 +39,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch
+from cifar_ray.training.setup import prepare
 
 BATCH = 64
 WARM_UP_STEPS = 2
@@ -90,15 +91,8 @@ def worker(given: argparse.Namespace) -> None:
     window = Window(given.steps, profiler)
     place = Worker(rank, count, rank) if together else Worker()
     with tempfile.TemporaryDirectory() as folder, suppress(Enough):
-        fit(
-            recipe.resolve(config),
-            Decided.asked(recipe.resolve(config)),
-            data.load("cifar10"),
-            Path(folder),
-            place,
-            Observer(window),
-            Launch(time.time(), 0),
-        )
+        resolved, dataset, launch = recipe.resolve(config), data.load("cifar10"), Launch(time.time(), 0)
+        fit(prepare(resolved, Decided.asked(resolved), dataset, Path(folder), place, launch), Observer(window))
     found = {"step_s": window.step_s}
     if given.process == "traced":
         found["hidden"] = hidden(profiler)

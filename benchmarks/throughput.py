@@ -40,6 +40,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.setup import prepare
 
 TARGETS = {"simple_cnn": 4.0, "resnet": 3.0, "resnet18": 3.0, "vgg11": 3.0, "vit": 1.5, "resnet50": 1.8}
 RECIPE = "speednet:1024"
@@ -117,15 +118,8 @@ def ours(config: TrainConfig, seconds: float, device: torch.device) -> dict[str,
     with tempfile.TemporaryDirectory() as folder:
         try:
             dataset = data.load(config.dataset)
-            fit(
-                resolved,
-                Decided.asked(resolved),
-                dataset,
-                Path(folder),
-                Worker(device=device),
-                observer,
-                Launch(time.time(), 0.0),
-            )
+            worker, launch = Worker(device=device), Launch(time.time(), 0.0)
+            fit(prepare(resolved, Decided.asked(resolved), dataset, Path(folder), worker, launch), observer)
         except Enough:
             pass
     return {"step_s": pace.step_s, "computed": observer.computed}

@@ -29,6 +29,7 @@ from cifar_ray.training.collectives import from_rank0
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.setup import prepare
 
 _NOT_HERE = (
     "topology",
@@ -111,8 +112,8 @@ def main(words: list[str], begun: float) -> Outcome:
     worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device, given)
     dataset = data.read(config, encoding=_encoding(config, folder, worker))
     launch = Launch(begun, time.time() - loading)
-    observer = Printer(rank, config.model)
-    outcome = fit(config, Decided.asked(config), dataset, folder, worker, observer, launch).at(time.time())
+    state = prepare(config, Decided.asked(config), dataset, folder, worker, launch)
+    outcome = fit(state, Printer(rank, config.model)).at(time.time())
     if rank == 0:
         for title, figures in (("result", outcome.metrics), ("times", outcome.times)):
             print(title + ":", ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from cifar_ray.config.decided import Decided
-from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset
-from cifar_ray.strategies.served_weights import ServerHandle
-from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, optimizer, per_rank, profiling, record
-from cifar_ray.training.observer import Launch, Observer, Outcome
-from cifar_ray.training.setup import prepare, unfreeze
+from cifar_ray.training import optimizer, per_rank, profiling, record
+from cifar_ray.training.observer import Observer, Outcome
+from cifar_ray.training.setup import TrainingState, unfreeze
 
 
-def fit(
-    config: ResolvedConfig,
-    decided: Decided,
-    dataset: Dataset,
-    folder: Path,
-    worker: Worker,
-    observer: Observer,
-    launch: Launch,
-    server: ServerHandle | None = None,
-    asked: Callable[[], bool] | None = None,
-    initial: Callable[[], bytes] | None = None,
-) -> Outcome:
-    """Train to the last epoch, or as long as ``--patience`` lasts, from the newest usable checkpoint below ``folder``.
+def fit(state: TrainingState, observer: Observer) -> Outcome:
+    """Train to the last epoch, or as long as ``--patience`` lasts, on every rank.
 
-    Every rank calls this with the same arguments but for ``worker`` and ``observer``;
-    :func:`cifar_ray.training.setup.prepare` tells what they are.
+    Args:
+        state: of :func:`cifar_ray.training.setup.prepare`.
+        observer: this rank's.
 
     Raises:
-        CheckpointError: when another process trains into ``folder``, or its checkpoints are all unusable.
-        StoppedError: on every rank after the same step, with a checkpoint, if ``asked`` says so.
+        StoppedError: on every rank after the same step, with a checkpoint, if the run is asked to stop.
         DivergedError: when the loss is not finite at a step that is logged or kept; on every rank, unless the
             strategy is asynchronous.
     """
-    lock = checkpoint.lock(folder) if worker.rank == 0 else None
-    state = prepare(config, decided, dataset, folder, worker, launch, server, asked, initial)
+    config = state.config
     clock, steps = state.clock, state.loader.steps_per_epoch
     evaluation = None
-    if worker.rank == 0:
+    if state.worker.rank == 0:
         observer.started(state.started)
     for epoch in record.epochs_left(state):
         unfreeze(state, epoch)
@@ -72,6 +52,6 @@ def fit(
             record.finish_epoch(state, epoch, evaluation, by_rank, observer)
         state.stopper.leave(state.step)
     outcome = record.outcome(state, evaluation)
-    if lock is not None:
-        lock.release()
+    if state.lock is not None:
+        state.lock.release()
     return outcome

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from torch import Tensor, nn
 
 from cifar_ray import models, strategies, tasks
@@ -51,6 +52,7 @@ class TrainingState:
         step: optimizer steps done.
         evaluator: of the samples that are measured after every epoch.
         tester: of the test; the same one where there are no validation samples.
+        lock: of the folder, on rank 0.
         saved: those of the newest checkpoint.
         epoch_loss: this rank's sum of losses since the epoch began; float64, on the device.
         history: every row recorded so far.
@@ -67,6 +69,7 @@ class TrainingState:
     tester: Evaluator
     clock: Clock
     encoding: str
+    lock: FileLock | None
     stopper: Stopper
     started: Started
     epoch_loss: Tensor
@@ -91,6 +94,8 @@ def prepare(
 ) -> TrainingState:
     """Build what the run needs and restore the newest usable checkpoint below ``folder``.
 
+    Every rank calls this with the same arguments but for ``worker``.
+
     Args:
         config: a resolved config.
         decided: what the launcher has decided beside it; its topology is that of the workers.
@@ -103,10 +108,11 @@ def prepare(
         initial: reads the weights of ``config.weights`` as a safetensors file; only rank 0 calls it.
 
     Raises:
-        CheckpointError: on rank 0, when there are checkpoints and none can be used, or they belong to another config;
-            on every rank, when the weights to start from are damaged.
+        CheckpointError: on rank 0, when another process trains into ``folder``, or there are checkpoints and none can
+            be used, as those of another config; on every rank, when the weights to start from are damaged.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
+    lock = checkpoint.lock(folder) if worker.rank == 0 else None
     cpus = decided.cpus_per_worker or max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
     decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
     decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
@@ -138,6 +144,7 @@ def prepare(
         tester=tester,
         clock=clock,
         encoding=dataset.encoding,
+        lock=lock,
         stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
             decided,

@@ -96,15 +96,8 @@ def train(
     """SHA-256 of the newest checkpoint's weights, on rank 0, and the losses of every step."""
     recorder = Recorder(stop_after)
     with suppress(Stopped):
-        fit(
-            config,
-            Decided.asked(config),
-            data.load("digits"),
-            folder,
-            worker or Worker(device=DEVICE),
-            recorder,
-            Launch(time.time(), 0.0),
-        )
+        here, launch = worker or Worker(device=DEVICE), Launch(time.time(), 0.0)
+        fit(setup.prepare(config, Decided.asked(config), data.load("digits"), folder, here, launch), recorder)
     digest = checkpoint.read(recorder.saved[-1]).weights_sha256 if recorder.saved else ""
     return digest, recorder.losses
 

@@ -42,6 +42,7 @@ from cifar_ray.training.checkpoint import WEIGHTS, Snapshot
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import MANIFEST, EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.setup import prepare
 from cifar_ray.training.stopping import StoppedError
 from tests.support import warm
 
@@ -118,7 +119,8 @@ def train_here(
     """The loop in this process, with no launcher."""
     heard, start = recorder or Recorder(), Launch(0.0, 0.0)
     decided = replace(Decided.asked(config), weights_digest=hashlib.sha256(initial).hexdigest() if initial else None)
-    return fit(config, decided, dataset, folder, worker or Worker(), heard, start, server, None, lambda: initial)
+    state = prepare(config, decided, dataset, folder, worker or Worker(), start, server, None, lambda: initial)
+    return fit(state, heard)
 
 
 def digest(snapshot: Snapshot) -> str:
@@ -351,7 +353,7 @@ def _stop(config: TrainConfig, worker: Worker, folder: Path, asked_after: int) -
     try:
         with mock.patch.object(stopping, "_MOST_STEPS", 1):  # the ranks talk after every step, short as it is
             decided, launch = Decided.asked(config), Launch(0.0, 0.0)
-            fit(config, decided, data.read(config), folder, worker, recorder, launch, None, asked)
+            fit(prepare(config, decided, data.read(config), folder, worker, launch, None, asked), recorder)
     except StoppedError as stop:
         return stop.step, recorder
     return 0, recorder

@@ -26,6 +26,7 @@ from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch, Outcome
+from cifar_ray.training.setup import prepare
 from cifar_ray.training.stopping import StoppedError
 from tests.support.helpers import Recorder, Stopped
 
@@ -90,9 +91,8 @@ def train_on_threads(
         stop = (lambda: asked(heard)) if asked else None
         place = folder if worker.rank == 0 else Path("/proc/none")
         try:
-            return fit(
-                config, Decided.asked(config), dataset, place, worker, heard, Launch(0.0, 0.0), None, stop
-            ), heard
+            state = prepare(config, Decided.asked(config), dataset, place, worker, Launch(0.0, 0.0), None, stop)
+            return fit(state, heard), heard
         except (Stopped, StoppedError, CheckpointError, DivergedError, OSError) as error:
             return error.with_traceback(None), heard  # whose frames would hold the lock of the folder
 

@@ -155,10 +155,11 @@ def _position(error: BaseException) -> tuple[str, int]:
     in_evaluation = any(frame.f_globals.get("__name__") == "cifar_ray.training.evaluate" for frame in frames)
     for frame in frames:
         # By name: Ray's controller, which imports this module, does not need what the loop loads.
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == ("cifar_ray.training.loop", "fit"):
-            state = frame.f_locals.get("state")
-            if state is None:
-                return "before the first step", 0
+        function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+        if function == "cifar_ray.training.setup.prepare":
+            return "before the first step", 0
+        if function == "cifar_ray.training.loop.fit":
+            state = frame.f_locals["state"]
             return f"evaluation after step {state.step}" if in_evaluation else f"step {state.step + 1}", state.saved
     return "", 0
 

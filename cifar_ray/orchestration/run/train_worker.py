@@ -36,6 +36,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, profiling
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.setup import prepare
 from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.5
@@ -111,7 +112,8 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
         server = parameter_server.start(config, decided.cpus, worker)
         try:
             initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
-            return fit(config, decided, dataset, writer.path, worker, observer, launch, server, asked, initial)
+            state = prepare(config, decided, dataset, writer.path, worker, launch, server, asked, initial)
+            return fit(state, observer)
         except StoppedError as stop:
             return Stopped(stop.step)
 
