@@ -1,8 +1,8 @@
 """Keywords of a function as options: of one that builds a model, of a strategy, and of a command.
 
 Types, bounds and defaults stand in the signature, descriptions there or in the docstring's section ``Args:``:
-``depth: Annotated[Count, Field(description="...")] = 6``. A keyword without an annotation takes what a YAML file may
-have.
+``depth: Annotated[Count, "Blocks"] = 6``, or a ``Field(description=...)``. A keyword without an annotation takes what a
+YAML file may have.
 """
 
 from __future__ import annotations
@@ -181,5 +181,5 @@ def _checked(kind: Any) -> Any:
 def _description(kind: Any) -> str:
     if typing.get_origin(kind) is not Annotated:
         return ""
-    notes = [each.description for each in typing.get_args(kind)[1:] if isinstance(each, FieldInfo)]
-    return next(filter(None, reversed(notes)), "")
+    notes = [each.description if isinstance(each, FieldInfo) else each for each in typing.get_args(kind)[1:]]
+    return next((note for note in reversed(notes) if note and isinstance(note, str)), "")

@@ -9,15 +9,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from cifar_ray.config.schema import Count, Share
-from cifar_ray.models.architecture import Architecture, Recipe
-from cifar_ray.models.text_network import TextNetwork, layers
-
-RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
-
+from cifar_ray.models.architecture import Architecture
+from cifar_ray.models.text_network import RECIPES, TextNetwork, layers
 
 _IS_OLD_CPU = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
 
@@ -61,10 +57,10 @@ def build(
     length: int,
     classes: int,
     *,
-    dim: Annotated[Count, Field(description="Embedding size")] = 128,
-    hidden: Annotated[Count, Field(description="Hidden units per direction")] = 128,
-    layers: Annotated[Count, Field(description="Bidirectional layers")] = 1,
-    dropout: Annotated[Share, Field(description="Dropout rate before every layer")] = 0.3,
+    dim: Annotated[Count, "Embedding size"] = 128,
+    hidden: Annotated[Count, "Hidden units per direction"] = 128,
+    layers: Annotated[Count, "Bidirectional layers"] = 1,
+    dropout: Annotated[Share, "Dropout rate before every layer"] = 0.3,
 ) -> nn.Module:
     """The network, whose keywords are its options."""
     sizes = [dim, *[2 * hidden] * layers]

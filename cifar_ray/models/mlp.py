@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
 from torch import nn
 
 from cifar_ray.config.schema import Count, Share, Whole
@@ -19,10 +18,10 @@ def build(
     features: int,
     classes: int,
     *,
-    width: Annotated[Count, Field(description="Units per hidden layer")] = 128,
-    depth: Annotated[Whole, Field(description="Hidden layers; 0 is a linear model")] = 2,
-    dropout: Annotated[Share, Field(description="Dropout rate of the hidden layers")] = 0.0,
-    norm: Annotated[Literal["none", "batch", "layer"], Field(description="Norm before each ReLU")] = "none",
+    width: Annotated[Count, "Units per hidden layer"] = 128,
+    depth: Annotated[Whole, "Hidden layers; 0 is a linear model"] = 2,
+    dropout: Annotated[Share, "Dropout rate of the hidden layers"] = 0.0,
+    norm: Annotated[Literal["none", "batch", "layer"], "Norm before each ReLU"] = "none",
 ) -> nn.Sequential:
     """Maps float32 rows (B, features) to (B, classes); a ``Sequential`` of layers."""
     layers: list[nn.Module] = []

@@ -107,23 +107,18 @@ def _try(model: nn.Module, path: str, spec: Facts, wanted: tuple[int, ...]) -> d
             raise ConfigError("model", f"{rule}, and {path} gives {kind} for 2 {spec.inputs}")
     with imports.calling(path, "model", "must have weights that learn from its logits"):
         logits.sum().backward()
-    traits: dict[str, str] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 0:
-            traits.setdefault("scalar", name)
-        if parameter.dtype != torch.float32:
-            traits.setdefault("dtype", name)
-        if parameter.requires_grad and parameter.grad is None:
-            traits.setdefault("unused", name)
-    after = dict(model.named_buffers())
-    norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
-    for name, buffer in before.items():
-        layer, _, kind = name.rpartition(".")
-        if layer not in norms and not torch.equal(after[name], buffer):
-            traits.setdefault("counted", name)
-        if layer in norms and kind == "num_batches_tracked" and after[name] - buffer > 1:
-            traits.setdefault("repeated", layer)
-    return traits
+    parameters, after = dict(model.named_parameters()), dict(model.named_buffers())
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    passes = {name: after[key] - before[key] for name in norms if (key := f"{name}.num_batches_tracked") in after}
+    others = {name: buffer for name, buffer in before.items() if name.rpartition(".")[0] not in norms}
+    found = {
+        "scalar": [name for name, value in parameters.items() if value.ndim == 0],
+        "dtype": [name for name, value in parameters.items() if value.dtype != torch.float32],
+        "unused": [name for name, value in parameters.items() if value.requires_grad and value.grad is None],
+        "counted": [name for name, buffer in others.items() if not torch.equal(after[name], buffer)],
+        "repeated": [name for name, count in passes.items() if count > 1],
+    }
+    return {trait: names[0] for trait, names in found.items() if names}
 
 
 def refuse(config: TrainConfig, key: str, cannot: Set[str], traits: Mapping[str, str]) -> None:
@@ -140,12 +135,9 @@ def check_layers(config: TrainConfig, spec: Facts) -> None:
     Raises:
         ConfigError: naming the strategy.
     """
-    results = []
+    results, kind = [], modality.of(spec)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        model, inputs = (
-            build(config.model, *modality.of(spec).sizes, **config.model_options).train(),
-            modality.of(spec).example(4),
-        )
+        model, inputs = build(config.model, *kind.sizes, **config.model_options).train(), kind.example(4)
         whole, layers = copy.deepcopy(model), _layers(config.model, model)
         with imports.calling(config.model, "model", "must be its stages(), one after the other"):
             for called in (whole, nn.Sequential(*layers)):

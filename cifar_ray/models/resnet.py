@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from cifar_ray.config.schema import Count, Counts
-from cifar_ray.models.architecture import Architecture, Recipe, initialise
+from cifar_ray.models.architecture import Architecture, Recipe, convolutions, initialise
 
 RECIPES = (
     Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0),
@@ -43,28 +42,21 @@ class BasicBlock(nn.Module):
 
 Blocks = Annotated[
     Counts,
-    Field(
-        description="BasicBlocks in each stage. Every stage after the first halves the image and doubles the filters"
-    ),
+    "BasicBlocks in each stage. Every stage after the first halves the image and doubles the filters",
 ]
-Width = Annotated[Count, Field(description="Filters of the stem and of the first stage")]
+Width = Annotated[Count, "Filters of the stem and of the first stage"]
 
 
 def build(
     image_size: int, channels: int, classes: int, *, blocks: Blocks = (1, 1, 1, 1), width: Width = 16
 ) -> nn.Sequential:
     """The network as a flat sequence of blocks; its keywords are its options."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(channels, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-    ]
+    layers = convolutions([channels, width])
     filters = width
     for stage, count in enumerate(blocks):
         for block in range(count):
-            first_of_later = stage > 0 and block == 0
-            layers.append(BasicBlock(filters, width * 2**stage, stride=2 if first_of_later else 1))
-            filters = width * 2**stage
+            channels, filters = filters, width * 2**stage
+            layers.append(BasicBlock(channels, filters, stride=2 if stage > 0 and block == 0 else 1))
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(filters, classes)]
     network = nn.Sequential(*layers)
     initialise(network, "fan_out")

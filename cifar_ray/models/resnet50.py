@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
 from torch import nn
 
 from cifar_ray.models import convolution
@@ -19,11 +18,9 @@ from cifar_ray.models.architecture import Architecture, Recipe, initialise
 
 Stem = Annotated[
     Literal["imagenet", "cifar"],
-    Field(
-        description="'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool: a 32x32 image is 8x8 "
-        "before the first block. 'cifar' is a 3x3 stride-1 convolution without a pool: it keeps 32x32, at about 16 "
-        "times the arithmetic"
-    ),
+    "'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool: a 32x32 image is 8x8 "
+    "before the first block. 'cifar' is a 3x3 stride-1 convolution without a pool: it keeps 32x32, at about 16 "
+    "times the arithmetic",
 ]
 
 

@@ -9,30 +9,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.schema import Count, Counts
-from cifar_ray.models.architecture import Architecture, Recipe, convolutions, initialise, whole
-
-RECIPES = (
-    Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=1.0, base_batch=16),
-    Recipe(optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1.0, base_batch=16),
-)
+from cifar_ray.models.architecture import Architecture, convolutions, initialise, whole
+from cifar_ray.models.unet import RECIPES
 
 _WIDEST = 8  # times the first stage's filters
 
 
-Blocks = Annotated[
-    Counts,
-    Field(description="Convolutions in each stage of the encoder, which halves the image, and of the decoder"),
-]
+Blocks = Annotated[Counts, "Convolutions in each stage of the encoder, which halves the image, and of the decoder"]
 Width = Annotated[
     Count,
-    Field(
-        description="Filters of the first stage; each later one has twice as many, at most 8 times. The paper has 64"
-    ),
+    "Filters of the first stage; each later one has twice as many, at most 8 times. The paper has 64",
 ]
 
 
@@ -53,18 +43,17 @@ class SegNet(nn.Module):
             if not stage:
                 layers.append(nn.Conv2d(width, classes, 3, padding=1))
             self.add_module(f"decode{stage}", nn.Sequential(*layers))
-        self._stages = len(blocks)
+        self._stages = range(len(blocks))
         initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         x, pooled = images, []
-        for stage in range(self._stages):
+        for stage in self._stages:
             x = self.get_submodule(f"encode{stage}")(x)
             size = x.shape[2:]
             x, indices = F.max_pool2d(x, 2, return_indices=True)
             pooled.append((indices, size))
-        for stage in reversed(range(self._stages)):
-            indices, size = pooled[stage]
+        for stage, (indices, size) in zip(reversed(self._stages), reversed(pooled)):
             x = F.max_unpool2d(x, indices, [2, 2], output_size=size)
             x = self.get_submodule(f"decode{stage}")(x)
         return x

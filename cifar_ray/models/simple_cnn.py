@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from cifar_ray.models.architecture import Architecture, Recipe
+from cifar_ray.models.architecture import Architecture, Recipe, convolutions
 
 RECIPES = (
     Recipe(optimizer="sgd", lr=0.05, weight_decay=5e-4, warmup_epochs=0.5),
@@ -21,11 +21,9 @@ def build(image_size: int, channels: int, classes: int) -> nn.Module:
     """The network for this image size and these channels and classes."""
     side = image_size // 4
     return nn.Sequential(
-        nn.Conv2d(channels, 4, 3, padding=1),
-        nn.ReLU(),
+        *convolutions([channels, 4], has_norm=False),
         nn.MaxPool2d(2),
-        nn.Conv2d(4, 8, 3, padding=1),
-        nn.ReLU(),
+        *convolutions([4, 8], has_norm=False),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(8 * side * side, 32),

@@ -39,8 +39,6 @@ RECIPES = (
     ),
 )
 
-VARIATION = Variation(padding=2, reflect=True, alternate=True)
-
 _WIDTHS = (64, 256, 256)
 _PATCH = 2
 _EPSILON = 5e-4  # added to each variance, so that what hardly varies is not blown up
@@ -125,4 +123,5 @@ def whiten(network: nn.Module, images: Tensor) -> None:
     stem.weight.copy_(torch.cat([filters, -filters]))
 
 
+VARIATION = Variation(padding=2, reflect=True, alternate=True)
 MODEL = Architecture(build, RECIPES, prepare=whiten, adapt=mirrored, variation=VARIATION)

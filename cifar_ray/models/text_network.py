@@ -12,7 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from cifar_ray.models.architecture import Recipe
 from cifar_ray.models.vit import Method
+
+RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
 
 
 def positions(tokens: Tensor) -> Tensor:

@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cifar_ray.config.schema import Count, Counts, Share
-from cifar_ray.models.architecture import Architecture, Recipe
-from cifar_ray.models.text_network import TextNetwork, layers
-
-RECIPES = (Recipe(optimizer="adamw", lr=3e-3, weight_decay=0.01, warmup_epochs=0.5, base_batch=32),)
+from cifar_ray.models.architecture import Architecture
+from cifar_ray.models.text_network import RECIPES, TextNetwork, layers
 
 
 class Windows(nn.Module):
@@ -41,10 +38,10 @@ def build(
     length: int,
     classes: int,
     *,
-    dim: Annotated[Count, Field(description="Embedding size")] = 128,
-    filters: Annotated[Count, Field(description="Filters of each width")] = 100,
-    widths: Annotated[Counts, Field(description="Widths of the filters, in tokens")] = (3, 4, 5),
-    dropout: Annotated[Share, Field(description="Dropout rate before the last layer")] = 0.5,
+    dim: Annotated[Count, "Embedding size"] = 128,
+    filters: Annotated[Count, "Filters of each width"] = 100,
+    widths: Annotated[Counts, "Widths of the filters, in tokens"] = (3, 4, 5),
+    dropout: Annotated[Share, "Dropout rate before the last layer"] = 0.5,
 ) -> nn.Module:
     """The network, whose keywords are its options."""
     return TextNetwork(

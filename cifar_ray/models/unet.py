@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,13 +40,8 @@ class Up(nn.Module):
         return self.merge(torch.cat([skip, x], dim=1))
 
 
-Width = Annotated[
-    Count, Field(description="Filters of the first level; each of four deeper ones has twice as many. The paper has 64")
-]
-Norm = Annotated[
-    Literal["batch", "none"],
-    Field(description="Batch norm after each 3x3 convolution, or biases alone, as in the paper"),
-]
+Width = Annotated[Count, "Filters of the first level; each of four deeper ones has twice as many. The paper has 64"]
+Norm = Annotated[Literal["batch", "none"], "Batch norm after each 3x3 convolution, or biases alone, as in the paper"]
 
 
 class UNet(nn.Module):

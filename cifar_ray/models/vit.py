@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -77,11 +76,11 @@ class Block(nn.Module):
         return branch * (kept / (1 - self.skip)).to(branch.dtype)
 
 
-Dim = Annotated[Count, Field(description="Embedding size; a multiple of the number of heads")]
-Depth = Annotated[Count, Field(description="Transformer blocks")]
-Heads = Annotated[Count, Field(description="Attention heads")]
-MlpRatio = Annotated[Count, Field(description="Width of a block's hidden layer as a multiple of dim")]
-Dropout = Annotated[Share, Field(description="Dropout rate after the embedding, in attention and in the MLP")]
+Dim = Annotated[Count, "Embedding size; a multiple of the number of heads"]
+Depth = Annotated[Count, "Transformer blocks"]
+Heads = Annotated[Count, "Attention heads"]
+MlpRatio = Annotated[Count, "Width of a block's hidden layer as a multiple of dim"]
+Dropout = Annotated[Share, "Dropout rate after the embedding, in attention and in the MLP"]
 
 
 def check_heads(dim: int, heads: int) -> None:
@@ -103,7 +102,7 @@ class VisionTransformer(nn.Module):
         channels: int,
         classes: int,
         *,
-        patch_size: Annotated[Count, Field(description="Side of a square patch in pixels")] = 4,
+        patch_size: Annotated[Count, "Side of a square patch in pixels"] = 4,
         dim: Dim = 192,
         depth: Depth = 6,
         heads: Heads = 3,
@@ -111,9 +110,7 @@ class VisionTransformer(nn.Module):
         dropout: Dropout = 0.0,
         stochastic_depth: Annotated[
             Share,
-            Field(
-                description="Probability of skipping the last block for a sample; it rises linearly from 0 at the first"
-            ),
+            "Probability of skipping the last block for a sample; it rises linearly from 0 at the first",
         ] = 0.1,
     ) -> None:
         super().__init__()

@@ -21,25 +21,7 @@ if TYPE_CHECKING:
     from cifar_ray.config.train import TrainConfig
     from cifar_ray.tasks.protocol import Task
 
-__all__ = [
-    "LOSS",
-    "SUBSETS",
-    "UNITS",
-    "USUAL",
-    "Evaluation",
-    "Figure",
-    "Subset",
-    "Targets",
-    "TaskSpec",
-    "build",
-    "column",
-    "has_optional",
-    "measured_on",
-    "of",
-    "spec",
-    "usual",
-]
-
+__all__ = ["LOSS", "SUBSETS", "Evaluation", "Figure", "Subset", "Targets", "TaskSpec", "measured_on"]
 
 UNITS = {"images": "images", "features": "rows", "tokens": "texts"}
 """What samples are called, by what a model is given of them."""

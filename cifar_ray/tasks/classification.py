@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config.errors import brief
-from cifar_ray.tasks.protocol import Evaluation, Targets
+from cifar_ray.tasks.protocol import Evaluation, Targets, constant
 from cifar_ray.tasks.spec import Figure, TaskSpec
 
 if TYPE_CHECKING:  # reading the facts needs no torch
     import numpy as np
-    import torch
     from torch import Tensor
 
     from cifar_ray.config.facts import Facts
@@ -44,15 +43,9 @@ class Classes:
     def __init__(self, config: TrainConfig, facts: Facts | None = None) -> None:
         self._smoothing = config.label_smoothing or 0.0
         self._weights = _balanced(facts.class_counts if facts and config.class_weights != "none" else ())
-        self._tensors: dict[torch.device, Tensor] = {}  # a copy in every step would have the host wait for a GPU
 
     def _weighted(self, targets: Tensor) -> Tensor:
-        import torch
-
-        device = targets.device
-        if device not in self._tensors:
-            self._tensors[device] = torch.tensor(self._weights, device=device)
-        return self._tensors[device][targets]
+        return constant(self._weights, targets.device)[targets]
 
 
 def whole_numbers(train: Any, test: Any, dimensions: int, target: str) -> list[np.ndarray]:
@@ -173,10 +166,10 @@ class Classification(Classes):
         return outputs.float().softmax(1)
 
 
-def _balanced(counts: Sequence[int]) -> list[int]:
+def _balanced(counts: Sequence[int]) -> tuple[int, ...]:
     """Weights of classes with these training images, in inverse proportion, 0 of one that has none; empty without."""
     fewest = min(filter(None, counts), default=0)
-    return [max(round(ONE * fewest / count), 1) if count else 0 for count in counts]
+    return tuple(max(round(ONE * fewest / count), 1) if count else 0 for count in counts)
 
 
 TASK = Classification

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.facts import Inputs
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.tasks.spec import TaskSpec
 
-_METHODS = ("targets", "counts", "loss", "tally", "evaluation", "predictions")
+_PARTS = ("spec", "target", "rule", "targets", "counts", "loss", "tally", "evaluation", "predictions")
 
 
 def load(config: TrainConfig) -> type[Task]:
@@ -26,13 +27,11 @@ def load(config: TrainConfig) -> type[Task]:
     rule = "must have the parts of cifar_ray.tasks.protocol.Task"
     if not isinstance(task, type):
         raise ConfigError("task", f"must name a class, and {path} is {brief(task)}")
-    if lacks := [name for name in ("spec", "target", "rule", *_METHODS) if not hasattr(task, name)]:
-        raise ConfigError("task", f"{rule}, and {path} has no {lacks[0]}")
-    loaded: type[Task] = task
-    spec: Any = loaded.spec
-    if not isinstance(spec, TaskSpec):
-        raise ConfigError("task", f"{rule}; its spec must be a TaskSpec, and is {brief(spec)}")
-    if loaded.target in ("images", "features", "tokens"):
-        problem = f"must learn another column than the {loaded.target} that the model is given"
+    if lacks := next((name for name in _PARTS if not hasattr(task, name)), ""):
+        raise ConfigError("task", f"{rule}, and {path} has no {lacks}")
+    if not isinstance(task.spec, TaskSpec):
+        raise ConfigError("task", f"{rule}; its spec must be a TaskSpec, and is {brief(task.spec)}")
+    if task.target in get_args(Inputs):
+        problem = f"must learn another column than the {task.target} that the model is given"
         raise ConfigError("task", f"{problem}, not {path}")
-    return loaded
+    return task

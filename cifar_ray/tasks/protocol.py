@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -10,10 +11,21 @@ from cifar_ray.tasks.spec import TaskSpec
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor
 
     from cifar_ray.config.facts import Facts
     from cifar_ray.config.train import TrainConfig
+
+
+@functools.cache
+def constant(numbers: tuple[Any, ...], device: torch.device) -> Tensor:
+    """Numbers on a device: whole ones as int64, others as float64. A copy in every step would wait for a GPU."""
+    import numpy as np
+    import torch
+
+    with torch.inference_mode(False):
+        return torch.as_tensor(np.asarray(numbers), device=device)
 
 
 class Targets(NamedTuple):

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config.errors import brief
-from cifar_ray.tasks.protocol import Evaluation, Targets
+from cifar_ray.tasks.protocol import Evaluation, Targets, constant
 from cifar_ray.tasks.spec import Figure, TaskSpec
 
 if TYPE_CHECKING:  # reading the facts needs no torch
-    import torch
     from torch import Tensor
 
     from cifar_ray.config.facts import Facts
@@ -45,7 +44,6 @@ class Regression:
     def __init__(self, config: TrainConfig, facts: Facts | None = None) -> None:
         mean, std = (facts.target_mean, facts.target_std) if facts else ((), ())
         self._standard = (mean or (0.0,), std or (1.0,))
-        self._tensors: dict[torch.device, tuple[Tensor, Tensor]] = {}  # a copy in every step would wait for a GPU
 
     @classmethod
     def targets(cls, train: Any, test: Any, names: Sequence[Any] | None) -> Targets:
@@ -96,7 +94,7 @@ class Regression:
         import torch
 
         squares, sizes, values, squared = (tally[name] for name in ("squares", "sizes", "values", "values_squared"))
-        std = self._parts(squares.device)[1]
+        std = constant(self._standard, squares.device)[1]
         deviations = squared - values.square() / images
         varies = deviations > _CONSTANT * squared
         r2 = torch.where(varies, 1 - squares / deviations, math.nan)
@@ -110,20 +108,12 @@ class Regression:
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Values in the targets' own units: float64 (B, targets), since float32 may round a large mean's deviations."""
-        mean, std = self._parts(outputs.device)
+        mean, std = constant(self._standard, outputs.device)
         return outputs.double() * std + mean
 
     def _standardised(self, targets: Tensor) -> Tensor:
-        mean, std = self._parts(targets.device)
+        mean, std = constant(self._standard, targets.device)
         return (targets - mean) / std
-
-    def _parts(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        import torch
-
-        if device not in self._tensors:
-            mean, std = (torch.tensor(part, dtype=torch.float64, device=device) for part in self._standard)
-            self._tensors[device] = (mean, std)
-        return self._tensors[device]
 
 
 TASK = Regression

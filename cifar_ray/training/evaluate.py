@@ -43,11 +43,6 @@ class Evaluator:
             outputs = torch.zeros(1, *shape, device=worker.device)
             task.tally(outputs, as_tensor(samples[task.target][:1]).to(worker.device))
 
-    @property
-    def count(self) -> int:
-        """Samples that it counts."""
-        return len(self._samples)
-
     def __call__(self, model: nn.Module) -> Evaluation:
         """Evaluate ``model``, whose weights and buffers are the same on every rank.
 

@@ -145,25 +145,10 @@ class Nvml:
         return f"{', '.join(names)} with driver {self.driver}" if names else "none"
 
 
-@dataclass(frozen=True)
-class CudaVersions:
-    """Versions of what a GPU is used with.
-
-    Attributes:
-        driver: NVIDIA's driver.
-        cuda: the CUDA that PyTorch is built with.
-        nccl: NCCL.
-    """
-
-    driver: str
-    cuda: str
-    nccl: str
-
-
-def cuda_versions() -> CudaVersions:
-    """The versions on this machine, which has a GPU."""
+def cuda_versions() -> dict[str, str]:
+    """Versions of the driver, of PyTorch's CUDA and of NCCL where there is a GPU, by the names of a run's tags."""
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return CudaVersions(nvml().driver, torch.version.cuda or "", nccl)
+    return {"gpu_driver": nvml().driver, "cuda": torch.version.cuda or "", "nccl": nccl}
 
 
 def nvml() -> Nvml:

@@ -44,7 +44,7 @@ def read(path: Path) -> dict[str, Tensor]:
         states: dict[Any, Any] = {name: value for name, value in state.items() if _is_state(value)}
         state = states.get(next(filter(states.get, states if len(states) == 1 else _USUAL), None))
     if not _is_state(state):
-        raise ConfigError("weights", f"must be a state dict, names of parameters with dense tensors; {path} is none")
+        raise ConfigError("weights", f"must be a state dict, names of parameters with tensors; {path} is none")
     return {name.replace("_orig_mod.", ""): value for name, value in state.items()}  # torch.compile wraps modules
 
 
@@ -67,18 +67,9 @@ def named_alike(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
 
 
 def _is_state(content: object) -> bool:
-    """Whether it is a mapping of names to tensors that safetensors can store."""
-    return (
-        isinstance(content, Mapping)
-        and bool(content)
-        and all(
-            isinstance(name, str)
-            and isinstance(value, Tensor)
-            and value.layout is torch.strided
-            and not (value.is_quantized or value.is_meta)
-            for name, value in content.items()
-        )
-    )
+    """Whether it is a mapping of names to tensors."""
+    is_some = isinstance(content, Mapping) and bool(content)
+    return is_some and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
 
 
 def pack(weights: Mapping[str, Tensor]) -> tuple[bytes, str]:

@@ -175,13 +175,13 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
             times["padding_share"] = texts.padding
     metrics = {**epochs[-1].metrics, **{f"test/{name}": value for name, value in last.metrics.items()}}
     metrics[task.counted_on("test")] = float(last.images)
-    if state.decided.facts.val_size:
-        metrics[task.counted_on("val")] = float(state.evaluator.count)
+    if val_size := state.decided.facts.val_size:
+        metrics[task.counted_on("val")] = float(val_size)
     if chosen is not None and best is not None:
         epoch = step_of(best.name) // state.loader.steps_per_epoch
         metrics |= {f"{CHOSEN}test/{name}": value for name, value in chosen.metrics.items()}
         metrics[CHOSEN_EPOCH] = float(epoch)
-        if state.decided.facts.val_size:  # the figure that chose it
+        if val_size:  # the figure that chose it
             metrics[task.primary.best] = epochs[epoch - 1].metrics[task.primary.on("val")]
     metrics |= {"peak_memory_mib": max(peaks)}
     metrics |= {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}

@@ -17,7 +17,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.decided import Decided
 from cifar_ray.orchestration.run.failures import Failure, Verdict
-from cifar_ray.training.hardware import CudaVersions
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Placed:
     threads: int
     device: str
     interface: str
-    gpu: CudaVersions | None = None
+    gpu: dict[str, str] | None = None
     busy: str = ""
 
 

@@ -118,14 +118,9 @@ def innermost(stacks: str) -> str:
 
 def gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
     """Cards, driver, CUDA and NCCL of all workers as MLflow's tags; none on CPUs."""
-    known = [worker.gpu for worker in workers if worker.gpu]
-    values = {
-        "gpus": [worker.device for worker in workers if worker.gpu],
-        "gpu_driver": [gpu.driver for gpu in known],
-        "cuda": [gpu.cuda for gpu in known],
-        "nccl": [gpu.nccl for gpu in known],
-    }
-    return {f"cifar_ray.{name}": ", ".join(sorted(set(texts))) for name, texts in values.items() if texts}
+    known = [{"gpus": worker.device, **worker.gpu} for worker in workers if worker.gpu]
+    names = known[0] if known else {}
+    return {f"cifar_ray.{name}": ", ".join(sorted({each[name] for each in known})) for name in names}
 
 
 def notes(workers: Sequence[Placed]) -> Iterator[str]:

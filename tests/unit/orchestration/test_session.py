@@ -36,7 +36,6 @@ from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
-from cifar_ray.training.hardware import CudaVersions
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started, Traced
 
 ROW = Row("iteration", 3, 0, {"train/loss": 1.5})
@@ -308,7 +307,7 @@ def test_an_interrupted_run_says_how_to_continue_it() -> None:
     assert elsewhere.endswith("Continue with: cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'")
 
 
-def placed_on(*cards: tuple[str, CudaVersions]) -> Any:
+def placed_on(*cards: tuple[str, dict[str, str]]) -> Any:
     made = session()
     made._placed.clear()
     for rank, (name, facts) in enumerate(cards):
@@ -326,8 +325,8 @@ def test_a_gpu_that_others_use_is_told() -> None:
 
 
 def test_the_gpus_of_a_run_are_recorded_with_their_software_and_different_ones_are_named() -> None:
-    t4 = ("Tesla T4", CudaVersions("580.95", "13.2", "2.30.7"))
-    l4 = ("NVIDIA L4", CudaVersions("590.1", "13.2", "2.30.7"))
+    t4 = ("Tesla T4", {"gpu_driver": "580.95", "cuda": "13.2", "nccl": "2.30.7"})
+    l4 = ("NVIDIA L4", {"gpu_driver": "590.1", "cuda": "13.2", "nccl": "2.30.7"})
     tags = {"cifar_ray.gpu_driver": "580.95", "cifar_ray.cuda": "13.2", "cifar_ray.nccl": "2.30.7"}
     alike = placed_on(t4, t4)
     assert ("tags", {"cifar_ray.gpus": "Tesla T4", **tags}) in alike.record.calls

@@ -103,15 +103,13 @@ OTHERS: list[object] = [
     {"state_dict": {"a": 1.0}},
     {0: torch.ones(2)},
     {"state_dict": {("a", 1): torch.ones(2)}},
-    {"a": torch.ones(2, 2).to_sparse()},
-    {"a": torch.ones(2, device="meta")},
 ]
 
 
 @pytest.mark.parametrize("content", OTHERS)
 def test_what_is_no_state_dict_is_refused(content: object, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "other.pt")
-    with pytest.raises(ConfigError, match="weights must be a state dict, names of parameters with dense tensors"):
+    with pytest.raises(ConfigError, match="weights must be a state dict, names of parameters with tensors"):
         initial_weights.read(tmp_path / "other.pt")
 
 
