@@ -26,7 +26,7 @@ __all__ = ["LOSS", "SUBSETS", "Evaluation", "Figure", "Subset", "Targets", "Task
 UNITS = {"images": "images", "features": "rows", "tokens": "texts"}
 """What samples are called, by what a model is given of them."""
 
-USUAL = classification.SPEC
+USUAL = classification.Classification.spec
 """The task of records that name none."""
 
 

@@ -16,19 +16,6 @@ if TYPE_CHECKING:  # reading the facts needs no torch
     from cifar_ray.config.facts import Facts
     from cifar_ray.config.train import TrainConfig
 
-SPEC = TaskSpec(
-    "classification",
-    (
-        Figure("accuracy", "Accuracy", percent=True, binomial=True),
-        Figure("precision", "Precision", percent=True, macro=True, binomial=True),
-        Figure("recall", "Recall", percent=True, macro=True, binomial=True),
-        Figure("f1", "F1", percent=True, macro=True, binomial=True, beside=True),
-        Figure("specificity", "Specificity", percent=True, macro=True),
-        Figure("top5_accuracy", "Top-5 accuracy", percent=True, binomial=True, optional=True),
-    ),
-    loss="cross-entropy loss",
-)
-
 _TOP = 5
 MANY = 20
 """Classes above which the likeliest few are looked at, too."""
@@ -73,7 +60,18 @@ class Classification(Classes):
     The loss of an evaluation is without label smoothing.
     """
 
-    spec = SPEC
+    spec = TaskSpec(
+        "classification",
+        (
+            Figure("accuracy", "Accuracy", percent=True, binomial=True),
+            Figure("precision", "Precision", percent=True, macro=True, binomial=True),
+            Figure("recall", "Recall", percent=True, macro=True, binomial=True),
+            Figure("f1", "F1", percent=True, macro=True, binomial=True, beside=True),
+            Figure("specificity", "Specificity", percent=True, macro=True),
+            Figure("top5_accuracy", "Top-5 accuracy", percent=True, binomial=True, optional=True),
+        ),
+        loss="cross-entropy loss",
+    )
     target = "labels"
     rule = "for each a whole number from 0, without a gap"
 

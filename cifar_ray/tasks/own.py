@@ -25,7 +25,8 @@ def load(config: TrainConfig) -> type[Task]:
     path = str(config.task)
     task: Any = imports.load(path, "task")
     rule = "must have the parts of cifar_ray.tasks.protocol.Task"
-    if not isinstance(task, type):
+    is_class = isinstance(task, type)
+    if not is_class:
         raise ConfigError("task", f"must name a class, and {path} is {brief(task)}")
     if lacks := next((name for name in _PARTS if not hasattr(task, name)), ""):
         raise ConfigError("task", f"{rule}, and {path} has no {lacks}")
@@ -34,4 +35,5 @@ def load(config: TrainConfig) -> type[Task]:
     if task.target in get_args(Inputs):
         problem = f"must learn another column than the {task.target} that the model is given"
         raise ConfigError("task", f"{problem}, not {path}")
-    return task
+    loaded: type[Task] = task
+    return loaded

@@ -16,17 +16,6 @@ if TYPE_CHECKING:  # reading the facts needs no torch
     from cifar_ray.config.facts import Facts
     from cifar_ray.config.train import TrainConfig
 
-SPEC = TaskSpec(
-    "regression",
-    (
-        Figure("r2", "R2"),
-        Figure("mae", "MAE", "min", beside=True),
-        Figure("mse", "MSE", "min"),
-    ),
-    answer="values",
-    loss="squared error, standardised",
-)
-
 _CONSTANT = 1e-12
 """Share of the squares of a target's values that their deviations from the mean must exceed: less is rounding."""
 
@@ -37,7 +26,16 @@ class Regression:
     A model learns targets of mean 0 and standard deviation 1 over the training samples. Those are part of the run.
     """
 
-    spec = SPEC
+    spec = TaskSpec(
+        "regression",
+        (
+            Figure("r2", "R2"),
+            Figure("mae", "MAE", "min", beside=True),
+            Figure("mse", "MSE", "min"),
+        ),
+        answer="values",
+        loss="squared error, standardised",
+    )
     target = "targets"
     rule = "for each a finite number (N,), or several (N, targets), which vary over the training samples"
 

@@ -15,22 +15,20 @@ from cifar_ray.tasks.spec import IGNORED, Figure, TaskSpec
 if TYPE_CHECKING:  # reading the facts needs no torch
     from torch import Tensor
 
-SPEC = TaskSpec(
-    "segmentation",
-    (
-        Figure("miou", "mIoU", percent=True),
-        Figure("pixel_accuracy", "Pixel accuracy", percent=True, beside=True),
-        Figure("dice", "Dice", percent=True, macro=True),
-    ),
-    answer="masks",
-    loss="cross-entropy loss of a pixel",
-)
-
 
 class Segmentation(Classes):
     """Cross-entropy over the classes of pixels; figures of the confusion matrix of all pixels."""
 
-    spec = SPEC
+    spec = TaskSpec(
+        "segmentation",
+        (
+            Figure("miou", "mIoU", percent=True),
+            Figure("pixel_accuracy", "Pixel accuracy", percent=True, beside=True),
+            Figure("dice", "Dice", percent=True, macro=True),
+        ),
+        answer="masks",
+        loss="cross-entropy loss of a pixel",
+    )
     target = "masks"
     rule = f"for each pixel of an image the number of its class, from 0 to 254, or {IGNORED} where it does not count"
 

@@ -14,17 +14,15 @@ from cifar_ray.tasks import LOSS
 from cifar_ray.tasks.protocol import Evaluation
 from cifar_ray.training.setup import TrainingState
 
-Own = dict[str, Tensor]
 
-
-def replica(state: TrainingState, epoch: int) -> Own | None:
+def replica(state: TrainingState, epoch: int) -> dict[str, Tensor] | None:
     """This rank's unsynchronised state at the end of the last epoch; None without ``--per-rank-test``."""
     if not state.config.per_rank_test or epoch + 1 < state.config.epochs:
         return None
     return {name: tensor.clone() for name, tensor in _own(state).items()}
 
 
-def evaluate(state: TrainingState, own: Own | None) -> tuple[Evaluation, dict[str, float]]:
+def evaluate(state: TrainingState, own: dict[str, Tensor] | None) -> tuple[Evaluation, dict[str, float]]:
     """Evaluate the shared model, and with ``own`` also every rank's replica.
 
     Returns:
@@ -49,7 +47,7 @@ def evaluate(state: TrainingState, own: Own | None) -> tuple[Evaluation, dict[st
     }
 
 
-def _own(state: TrainingState) -> Own:
+def _own(state: TrainingState) -> dict[str, Tensor]:
     """The part of the model that may differ between ranks."""
     kinds = {"nothing": {}, "statistics": dict(state.model.named_buffers()), "weights": state.model.state_dict()}
     return kinds[state.strategy.differs]

@@ -275,10 +275,6 @@ def notes(config: TrainConfig, asked: TrainConfig) -> Iterator[str]:
         yield "note: --freeze keeps random weights as they are: --weights says which weights to start from"
 
 
-_OF_IMAGES = {"augment": (None, "none"), "normalise": ("dataset",)}
-"""Options that are for images alone -> the values that they may have with other inputs."""
-
-
 def _augment(config: TrainConfig, spec: Facts) -> str:
     """How training images vary: as asked for, or as usual for the task and the data set."""
     task = tasks.of(config)
@@ -288,8 +284,12 @@ def _augment(config: TrainConfig, spec: Facts) -> str:
     if config.label_smoothing and not (is_own(config.task) or has_classes):
         raise ConfigError("label_smoothing", f"is for tasks of classes, and the task is {task.spec.name}")
     if not modality.of(spec).varies:
-        if unfit := next((key for key, usual in _OF_IMAGES.items() if getattr(config, key) not in usual), ""):
-            raise ConfigError(unfit, f"is for images, and {config.dataset} has {spec.inputs}")
+        for key, is_usual in (
+            ("augment", config.augment in (None, "none")),
+            ("normalise", config.normalise == "dataset"),
+        ):
+            if not is_usual:
+                raise ConfigError(key, f"is for images, and {config.dataset} has {spec.inputs}")
         return "none"
     usual = "crop_flip" if spec.flip else "crop"
     chosen = config.augment or (usual if has_classes else "none")

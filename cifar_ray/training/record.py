@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -165,7 +165,9 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
     peaks, parts = zip(*from_all(worker, (hardware.peak_memory_mib(worker.device), clock.parts())))
     times = {f"time/{phase}_s": seconds for phase, seconds in clock.seconds.items()}
     times |= {f"time/{name}": seconds for name, seconds in clock.iterations().items()}
-    times |= {f"time/step_{part}_s": seconds for part, seconds in _mean_parts(parts).items()}
+    for part in PARTS:
+        if measured := [mine[part] for mine in parts if part in mine]:
+            times[f"time/step_{part}_s"] = statistics.fmean(measured)
     times["time/epoch_mean_s"] = clock.seconds["training"] / len(epochs)
     if "time/iteration_mean_s" in times:
         seconds = times["time/iteration_mean_s"] if state.strategy.synchronous else clock.pace()
@@ -248,9 +250,3 @@ def _sum_losses(state: TrainingState) -> float:
     if not math.isfinite(total):
         raise DivergedError(state.step)
     return total
-
-
-def _mean_parts(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean seconds per step by part, over the ranks that measured the part."""
-    seconds = {part: [mine[part] for mine in measured if part in mine] for part in PARTS}
-    return {part: statistics.fmean(each) for part, each in seconds.items() if each}

@@ -11,7 +11,7 @@ from cifar_ray.reporting.figures import Statistic
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tasks import classification
+from cifar_ray.tasks import USUAL
 from cifar_ray.tracking.study import Point, Study
 from tests.support.studies import of_strategies, of_strategy, study, trial
 
@@ -30,7 +30,7 @@ def test_a_statistic_is_over_the_finished_runs_that_have_the_figure() -> None:
 
 def test_a_share_in_percent_has_the_digits_of_the_share() -> None:
     shares = [images / 10000 for images in range(10001)]
-    percent = [TaskFigures(classification.SPEC).primary.measure(trial(accuracies=(share,))) for share in shares]
+    percent = [TaskFigures(USUAL).primary.measure(trial(accuracies=(share,))) for share in shares]
     assert percent == [images / 100 for images in range(10001)]
     assert figures.metric("x", 100)(replace(trial(), metrics={"x": float("inf")})) == float("inf")
 
@@ -105,7 +105,7 @@ def test_the_default_target_is_one_that_all_reach(bests: tuple[float, float], ta
     lost = replace(trial(accuracies=(0.5,)), metrics={"best/accuracy": 0.9, "test/accuracy": 0.4})
     assert task.best(lost) == 0.9
     nan = trial("2x2", accuracies=(float("nan"),))
-    assert TaskFigures(classification.SPEC).default_target([*runs.trials, nan]) == target
+    assert TaskFigures(USUAL).default_target([*runs.trials, nan]) == target
 
 
 def test_utilisation_is_the_mean_of_the_samples_within_the_training() -> None:
