@@ -10,6 +10,7 @@ import numpy as np
 
 from cifar_ray.config.errors import some
 from cifar_ray.config.facts import Facts
+from cifar_ray.config.option import TORCHVISION
 from cifar_ray.data import torchvision_sets, validation
 from cifar_ray.data.datasets import BORDERED_SIDE, Dataset, Split, digest
 from cifar_ray.tasks.regression import Regression
@@ -33,10 +34,9 @@ def made(name: str, parts: Mapping[str, Split], facts: Facts) -> Dataset:
 
 def of_images(dataset: str, side: int) -> dict[str, Any]:
     """The facts of images brought to ``side``, as far as a data set's name tells."""
-    known = torchvision_sets.known(dataset)
-    is_bordered = known is not None and known.bordered and side == BORDERED_SIDE
-    size = side - 4 * is_bordered
-    flip = known is None or known.flip
+    name = dataset.removeprefix(TORCHVISION)
+    is_bordered = name in torchvision_sets.BORDERED and side == BORDERED_SIDE
+    size, flip = side - 4 * is_bordered, name not in torchvision_sets.UNFLIPPED
     return {"shape": (3, side, side), "native_size": size, "grey": is_bordered, "crop": not is_bordered, "flip": flip}
 
 

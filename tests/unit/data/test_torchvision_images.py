@@ -16,8 +16,8 @@ from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.data.torchvision_sets import SETS
-from cifar_ray.training import recipe, samples
+from cifar_ray.data import imagefiles, torchvision_sets
+from cifar_ray.training import recipe
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 28, 28), np.uint8)
 
@@ -48,12 +48,12 @@ def fashion(root: Path, pixels: np.ndarray = PIXELS, name: str = "FashionMNIST")
 
 
 def test_the_table_fits_the_classes_of_torchvision() -> None:
-    for name, facts in SETS.items():
+    for name, splits in torchvision_sets.SPLITS.items():
         reader = getattr(datasets, name.partition("/")[0])
         known = {key for cls in reader.__mro__[:2] for key in inspect.signature(cls).parameters}
-        asked = {key for part in facts.parts.values() for key in part} | facts.options.keys()
-        assert asked <= known, name
-        assert facts.downloads <= ("download" in known), name
+        assert ("split" if splits else "train") in known, name
+        assert name in torchvision_sets.BY_HAND or "download" in known, name
+    assert torchvision_sets.SPLITS.keys() >= {*torchvision_sets.UNFLIPPED, *torchvision_sets.BY_HAND}
 
 
 def test_mnists_format_is_read_with_its_border_and_its_classes(tmp_path: Path) -> None:
