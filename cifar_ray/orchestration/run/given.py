@@ -238,12 +238,9 @@ def images(paths: Sequence[Path]) -> tuple[list[Path], str]:
     for path in paths:
         if path.is_dir():
             try:
-                below = sorted(map(Path, folders.images(path, left_out)))
+                found += sorted(map(Path, folders.images(path, left_out)))
             except OSError as error:
                 raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}") from None
-            if not below:
-                raise ConfigError("", f"there is no image in {path} {folders.no_image(left_out)}")
-            found += below
         else:
             with imagefiles.named(path), imagefiles.opened(path) as image:
                 image.verify()
