@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,25 +36,25 @@ class Coco(Files):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        self.check_there()
-        year = _newest(self.root)
+        notes = self.root / "annotations"
+        years = [path.stem.removeprefix("instances_train") for path in notes.glob("instances_train*.json")]
+        year = max((each for each in years if (notes / f"instances_val{each}.json").exists()), default=None)
+        if year is None:
+            raise unusable(f"must have instances_train2017.json and instances_val2017.json in {notes}, of any year")
         self.base = self.root / f"train{year}"
         self.left_out = f"val{year}/ is the test set, since COCO's test images have no annotations"
-        self._read, self.parts, names = {}, {}, []
+        self._read, self.parts = {}, {}
         for part, folder in (("train", self.base), ("test", self.root / f"val{year}")):
-            file = str(self.root / "annotations" / f"instances_{folder.name}.json")
+            file = str(notes / f"instances_{folder.name}.json")
             with _format(file):
                 self._read[file] = read = _opened(file)
-                names.append({number: each["name"] for number, each in sorted(read.cats.items())})
                 samples = sorted((str(folder / each["file_name"]), file, key) for key, each in read.imgs.items())
-            if missing := next((path for path, *_ in samples if not Path(path).is_file()), ""):
-                raise unusable(f"must have every image that its annotations name, and there is no {missing}")
+                names = {number: each["name"] for number, each in sorted(read.cats.items())}
+            if part == "test" and names != self._names:
+                raise unusable(f"must have the same categories in both parts, and those in {file} are others")
+            self._names = names
             self.parts[part] = Part(samples, np.zeros(len(samples), np.int64))
-        if odd := sorted(names[0].items() ^ names[1].items()):
-            where = " and ".join(self._read)
-            raise unusable(f"must have the same categories in {where}; {odd[0][0]}, {odd[0][1]}, is in one only")
-        self.classes = (BACKGROUND, *names[0].values())
-        self._labels = {number: label for label, number in enumerate(names[0], 1)}
+        self.classes = (BACKGROUND, *self._names.values())
 
     def read(self, sample: tuple[str, str, int], side: int) -> np.ndarray:
         """See :func:`masks.beside`.
@@ -64,42 +63,28 @@ class Coco(Files):
             ConfigError: naming the file when it cannot be read, or an annotation does not fit the image.
         """
         path, file, number = sample
+        labels = {number: label for label, number in enumerate(self._names, 1)}
         with _format(file):
-            numbers = self._mask(self._read[file], number)
-        return masks.beside(path, file, numbers, side)
-
-    def _mask(self, read: Any, number: int) -> np.ndarray:
-        """The class of each pixel of an image: uint8, (height, width)."""
-        size = [read.imgs[number]["height"], read.imgs[number]["width"]]
-        mask, instances = np.zeros(size, np.uint8), []
-        for each in read.loadAnns(read.getAnnIds(number)):
-            if not _fits(each["segmentation"], size):
-                raise ValueError(f"annotation {each['id']} is no outline or runs of pixels that fit its image")
-            instances.append((read.annToMask(each), each))
-        for pixels, each in sorted(instances, key=lambda pair: int(pair[0].sum()), reverse=True):
-            mask[pixels > 0] = IGNORED if each.get("iscrowd") else self._labels[each["category_id"]]
-        return mask
+            read = self._read[file]
+            size = read.imgs[number]["height"], read.imgs[number]["width"]
+            instances = [(_pixels(read, each, size), each) for each in read.loadAnns(read.getAnnIds(number))]
+            mask = np.zeros(size, np.uint8)
+            for pixels, each in sorted(instances, key=lambda pair: int(pair[0].sum()), reverse=True):
+                mask[pixels > 0] = IGNORED if each.get("iscrowd") else labels[each["category_id"]]
+        return masks.beside(path, file, mask, side)
 
 
 SOURCE = Coco
 
 
-def _newest(root: Path) -> str:
-    """The end of the names of the newest annotations, such as ``2017``."""
-    train, val = (
-        {at.stem.removeprefix(f"instances_{part}") for at in root.glob(f"annotations/instances_{part}*.json")}
-        for part in ("train", "val")
-    )
-    if not train & val:
-        rule = "must have annotations/instances_train2017.json and instances_val2017.json, or those of another year"
-        raise unusable(f"{rule}, and {root} has not")
-    return max(train & val)
-
-
 def _opened(file: str) -> Any:
     """What pycocotools reads of a file, in which each image and each category has a number and a name of its own."""
+    try:
+        from pycocotools.coco import COCO
+    except ModuleNotFoundError:
+        raise unusable("needs pycocotools; install it with `pip install 'cifar-ray[coco]'`") from None
     with contextlib.redirect_stdout(io.StringIO()):  # it says how long it takes
-        read = _tools().coco.COCO(file)
+        read = COCO(file)
     for kind, name, known in (("images", "file_name", read.imgs), ("categories", "name", read.cats)):
         if not len({each[name] for each in known.values()} - {BACKGROUND}) == len(known) == len(read.dataset[kind]):
             raise ValueError(f"{kind} need a number and a name each")
@@ -120,26 +105,23 @@ def _format(file: str) -> Iterator[None]:
         raise unusable(f"must be in COCO's format, and {file} is not ({reason})") from None
 
 
-def _fits(outline: Any, size: list[int]) -> bool:
-    """Whether polygons have three finite corners about the image, or runs are of all its pixels.
+def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
+    """The pixels of an instance, which are 1: polygons of three finite corners about the image, or runs of all pixels.
 
     pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.
     """
+    from pycocotools import mask
+
+    outline = instance["segmentation"]
     if isinstance(outline, list):
         far = 100 * max(size)
-        return bool(outline) and all(len(part) >= 6 and all(-far <= at <= far for at in part) for part in outline)
-    counts, tools = outline["counts"], _tools().mask
-    if list(outline["size"]) != size:
-        return False
-    if isinstance(counts, list):
-        return sum(counts) == size[0] * size[1]
-    return bool(tools.encode(np.asfortranarray(tools.decode(outline)))["counts"] == counts.encode())
-
-
-def _tools() -> Any:
-    try:
-        import pycocotools.coco
-        import pycocotools.mask
-    except ModuleNotFoundError:
-        raise unusable("needs pycocotools; install it with `pip install 'cifar-ray[coco]'`") from None
-    return pycocotools
+        fits = bool(outline) and all(len(part) >= 6 and np.abs(part).max() <= far for part in outline)
+    elif fits := tuple(outline["size"]) == size:
+        counts = outline["counts"]
+        if isinstance(counts, list):
+            fits = sum(counts) == size[0] * size[1]
+        else:
+            fits = mask.encode(np.asfortranarray(mask.decode(outline)))["counts"] == counts.encode()
+    if not fits:
+        raise ValueError(f"annotation {instance['id']} is no outline or runs of pixels that fit its image")
+    return np.asarray(read.annToMask(instance))

@@ -35,12 +35,13 @@ class Halves(Files):
     Attributes:
         halves: those folders; ``train`` is the whole where there are none.
         others: files that are not used, by kinds.
+        notes: folders that are not used, or otherwise than their names say.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.check_there()
-        self.halves, self.others, self._notes = {"train": self.root}, Counter[str](), list[str]()
+        self.halves, self.others, self.notes = {"train": self.root}, Counter[str](), list[str]()
         names = _folders(self.root)
         parts = {name: part for name in names for part, usual in _HALVES.items() if name.lower() in usual}
         # Training/ may be a class among others, but not train/, and not where all folders have such names.
@@ -48,17 +49,13 @@ class Halves(Files):
             found = {part: self.root / name for name, part in parts.items()}
             if "test" not in found and "val" in found:
                 found["test"] = found.pop("val")
-                self._notes.append(f"{found['test'].name}/ is the test set, since there is no other")
+                self.notes.append(f"{found['test'].name}/ is the test set, since there is no other")
             if "train" not in found or len(found) < len(parts):
                 rule = "must have one folder to train with, such as train/, and one of each other part"
                 raise unusable(f"{rule}, and {self.root} has {'/, '.join(parts)}/")
             self.halves = {part: found[part] for part in PARTS if part in found}
-            self._notes += [f"{_readable(name)}/ not used" for name in names if name not in parts]
+            self.notes += [f"{_readable(name)}/ not used" for name in names if name not in parts]
         self.base = self.halves["train"]
-
-    def tell(self) -> None:
-        """Say in ``left_out`` what is not used, or otherwise than its name says."""
-        self.left_out = "; ".join(filter(None, (in_words(self.others), *self._notes)))
 
 
 class Folder(Halves):
@@ -77,7 +74,7 @@ class Folder(Halves):
             labels = np.repeat(np.arange(len(names)), [*map(len, paths)])
             self.parts[part] = Part([*itertools.chain(*paths)], labels)
         self.classes = tuple(map(_readable, names))
-        self.tell()
+        self.left_out = in_words(self.others, *self.notes)
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
         """Paths; for the test, each image's place in a fixed shuffle of its class."""
@@ -95,10 +92,10 @@ class Folder(Halves):
 SOURCE = Folder
 
 
-def in_words(others: Counter[str]) -> str:
-    """``124 files left out (.heic 120, .txt 4)``, the most frequent kinds; empty without any."""
+def in_words(others: Counter[str], *notes: str) -> str:
+    """``124 files left out (.heic 120, .txt 4)``, the most frequent kinds, and more notes; empty without any."""
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in others.most_common(5))
-    return f"{counted(others.total(), 'file')} left out ({kinds})" if others else ""
+    return "; ".join(([f"{counted(others.total(), 'file')} left out ({kinds})"] if others else []) + [*notes])
 
 
 def images(root: Path, others: Counter[str]) -> list[str]:
@@ -123,8 +120,8 @@ def images(root: Path, others: Counter[str]) -> list[str]:
                 beside[_readable(suffix) or "no suffix"] += 1
         seen.add(real)  # a link may lead back
     if not found:
-        what = ", ".join(imagefiles.SUFFIXES)
-        raise ConfigError("", "; ".join(filter(None, (f"there is no image in {root} ({what})", in_words(beside)))))
+        kinds = f"there is no image in {root} ({', '.join(imagefiles.SUFFIXES)})"
+        raise ConfigError("", in_words(beside, kinds))
     others += beside
     return sorted(found)
 

@@ -7,7 +7,6 @@ PATH/classes.txt names the classes, one a line from number 0 on; without it, the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +21,6 @@ from cifar_ray.data.source import Part
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
 
-_MODES = ("L", "P", "1")
-"""Pillow's modes of one number for a pixel, of at most 8 bits."""
-
 _STRETCHED = {"L;2": 85, "L;4": 17}
 """What Pillow multiplies grey values of 2 and 4 bits by, so that the highest is white."""
 
@@ -38,11 +34,24 @@ class Masks(folders.Halves):
         super().__init__(config)
         if "test" not in self.halves:
             raise unusable(f"must have train/ and test/, each with images/ and masks/, and {self.root} has not")
-        left_out = Counter[str]()
-        pairs = {part: _pairs(folder, left_out) for part, folder in self.halves.items()}
+        pairs = {part: self._pairs(folder) for part, folder in self.halves.items()}
         self.parts = {part: Part(each, np.zeros(len(each), np.int64)) for part, each in pairs.items()}
-        self.classes = _names(self.root, pairs["train"])
-        self.left_out = "; ".join(filter(None, (folders.in_words(left_out), *self.unused)))
+        self.classes = _names(self.root / "classes.txt", [mask for _, mask in pairs["train"]])
+        self.left_out = folders.in_words(self.others, *self.notes)
+
+    def _pairs(self, part: Path) -> list[tuple[str, str]]:
+        """The images of a part with their masks."""
+        images, masks = {}, {}
+        for kind, found in (("images", images), ("masks", masks)):
+            for path in folders.images(part / kind, self.others):
+                other = found.setdefault(Path(path).relative_to(part / kind).with_suffix(""), path)
+                if other != path:
+                    raise unusable(f"must have one image and one mask of each name, and there are {other} and {path}")
+        if lone := next((path for name, path in images.items() if name not in masks), None):
+            raise unusable(f"must have a mask for every image, and {lone} has none in {part / 'masks'}")
+        if len(masks) > len(images):
+            self.others["masks without an image"] += len(masks) - len(images)
+        return [(image, masks[name]) for name, image in images.items()]
 
     def read(self, sample: tuple[str, str], side: int) -> np.ndarray:
         """The centre of an image and of its mask, resized to ``side``; the mask by its nearest pixels.
@@ -51,7 +60,7 @@ class Masks(folders.Halves):
             ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
         """
         (image, mask), classes = sample, len(self.classes)
-        numbers = _numbers(Path(mask))
+        numbers = _numbers(mask)
         if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
             rule = f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks"
             raise unusable(f"{rule}, and {mask} has {unknown.min()}")
@@ -61,58 +70,27 @@ class Masks(folders.Halves):
 SOURCE = Masks
 
 
-def _names(root: Path, train: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _names(listed: Path, masks: Sequence[str]) -> tuple[str, ...]:
     """The names of the classes; without a list of them their numbers, up to the highest in a training mask."""
-    listed = root / "classes.txt"
     if listed.is_file():
         text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
         names = [line.strip() for line in text.splitlines()]
-        if not 2 <= len(names) <= IGNORED or len(set(names)) < len(names) or not all(names):
-            raise unusable(f"must have a name of its own for each of 2 to {IGNORED} classes in {listed}")
-        return tuple(names)
-    with ThreadPoolExecutor() as pool:
-        every = pool.map(lambda pair: _numbers(Path(pair[1])), train)
-        highest = max(int(numbers.max(initial=0, where=numbers != IGNORED)) for numbers in every)
-    if highest < 1:
-        rule = f"must have at least two classes in its training masks, beside {IGNORED}, which does not count"
-        raise unusable(f"{rule}, and {root} has not")
-    return tuple(map(str, range(highest + 1)))
+    else:
+        with ThreadPoolExecutor() as pool:
+            highest = max(int(each.max(initial=0, where=each != IGNORED)) for each in pool.map(_numbers, masks))
+        names = [*map(str, range(highest + 1))]
+    if not 2 <= len(names) <= IGNORED or len(set(names)) < len(names) or not all(names):
+        raise unusable(f"must have two classes or more in masks, or a name for each of 2 to {IGNORED} in {listed}")
+    return tuple(names)
 
 
-def _pairs(part: Path, left_out: Counter[str]) -> list[tuple[str, str]]:
-    """The images of a part with their masks; other files are counted in ``left_out`` by the end of their names."""
-    for needed in ("images", "masks"):
-        if not (part / needed).is_dir():
-            raise unusable(f"must have images/ and masks/ in {part}, which has no {needed}/")
-    images, masks = (_by_name(part / kind, left_out) for kind in ("images", "masks"))
-    if not images:
-        raise unusable(f"must have an image in {part / 'images'}, which has none")
-    if lone := next((name for name in images if name not in masks), None):
-        raise unusable(f"must have a mask for every image, and {images[lone]} has none in {part / 'masks'}")
-    if unpaired := len(masks) - len(images):
-        left_out["masks without an image"] += unpaired
-    return [(image, masks[name]) for name, image in images.items()]
-
-
-def _by_name(root: Path, left_out: Counter[str]) -> dict[Path, str]:
-    """The image files below a folder, sorted, by what an image and its mask have in common."""
-    found: dict[Path, str] = {}
-    for path in sorted(folders.images(root, left_out)):
-        other = found.setdefault(Path(path).relative_to(root).with_suffix(""), path)
-        if other != path:
-            raise unusable(f"must have one image and one mask of each name, and there are {other} and {path}")
-    return found
-
-
-def _numbers(path: Path) -> np.ndarray:
+def _numbers(path: str) -> np.ndarray:
     """The numbers of a mask's pixels: uint8, (height, width), with 255 where they do not count."""
-    with imagefiles.named(path), imagefiles.opened(path) as mask:
-        kind, mode, stored = mask.format, mask.mode, mask.tile[0].args if mask.tile else ""
+    with imagefiles.named(Path(path)), imagefiles.opened(Path(path)) as mask:
+        stored = mask.tile[0].args if mask.tile else ""
+        if mask.format != "PNG" or mask.mode not in ("L", "P", "1"):
+            raise imagefiles.ImageError(f"it is {mask.format} {mask.mode}; a mask is a PNG of one 8-bit number a pixel")
         numbers = np.asarray(mask)
-    if kind != "PNG":
-        raise unusable(f"must have masks as PNG files, and {path} is none")
-    if mode not in _MODES:
-        raise unusable(f"must have masks of one number of 8 bits a pixel, and {path} is {mode}")
     return numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
 
 
@@ -127,16 +105,12 @@ def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
     laid = Image.fromarray(numbers)
     if laid.size == stored and turn in range(2, 9):
         if stored == pixels.size:
-            raise unusable(
-                f"must show whether a mask is turned as its photo, and {mask} fits both ways: EXIF data turn {image}; "
-                "save that turned, or without these data"
-            )
+            rule = "must show whether a mask is turned as its photo"
+            raise unusable(f"{rule}, and {mask} fits both ways: EXIF data turn {image}; save that without these data")
         laid.getexif()[ExifTags.Base.Orientation] = turn
         laid = ImageOps.exif_transpose(laid)
     if pixels.size != laid.size:
-        sizes = [f"{width}x{height}" for width, height in (laid.size, pixels.size)]
-        raise unusable(
-            f"must have masks as large as their images, and {mask} has {sizes[0]} pixels, {image} {sizes[1]}"
-        )
+        sizes = f"{mask} has {laid.width}x{laid.height} pixels, {image} {pixels.width}x{pixels.height}"
+        raise unusable(f"must have masks as large as their images, and {sizes}")
     cropped = ImageOps.fit(laid, (side, side), Image.Resampling.NEAREST)
     return np.dstack([imagefiles.cropped(pixels, side), np.asarray(cropped)])

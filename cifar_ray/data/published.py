@@ -11,7 +11,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, torchvision_images
-from cifar_ray.data.datasets import SPECS, Dataset, digest, folder, to_model_size, unusable
+from cifar_ray.data.datasets import SPECS, Dataset, digest, folder, to_model_size
 from cifar_ray.data.decoded import Progress
 from cifar_ray.data.source import PARTS, Part, Source
 
@@ -65,10 +65,7 @@ def present(name: str, data_dir: str | None = None) -> bool:
 
 def _digits(spec: Facts) -> dict[str, Part]:
     """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise unusable("digits needs scikit-learn, which is not installed here") from None
+    from sklearn.datasets import load_digits
 
     from cifar_ray.data import order
 

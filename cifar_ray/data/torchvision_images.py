@@ -62,17 +62,14 @@ def opened(dataset: str, root: Path) -> dict[str, Any]:
     Raises:
         ConfigError: when they can be neither read nor downloaded; the sentence says what to do.
     """
-    name = dataset.removeprefix(TORCHVISION)
-    if name not in torchvision_sets.SPLITS:
-        variants = [f"{TORCHVISION}{each}" for each in torchvision_sets.EMNIST if name.partition("/")[0] == "EMNIST"]
-        rule = one_of(variants) if variants else "a data set of torchvision that has labels, and test images apart"
-        in_case = {each.lower(): each for each in torchvision_sets.SPLITS}.get(name.lower(), name)
-        raise unusable(f"must be {rule}, got {dataset[:80]}{suggestion(in_case, torchvision_sets.SPLITS)}")
+    name, known = dataset.removeprefix(TORCHVISION), torchvision_sets.SPLITS
+    if name not in known:
+        in_case = {each.lower(): each for each in known}.get(name.lower(), name)
+        raise unusable(f"must be {TORCHVISION} and {one_of(known)}, got {dataset[:80]}{suggestion(in_case, known)}")
     try:
         return _construct(name, root)
     except Exception as error:  # files that are missing or damaged lead to whatever comes
-        if name in torchvision_sets.BY_HAND:
-            raise unusable(f"must be in {root}, where {dataset} cannot be read: {first_line(error)}") from None
+        unread = first_line(error)
     try:
         with FileLock(root / f".{name.replace('/', '.')}.lock"):
             with suppress(Exception):  # another process may have been first
@@ -83,12 +80,11 @@ def opened(dataset: str, root: Path) -> dict[str, Any]:
                 for path in Path(whole).iterdir():
                     path.rename(root / path.name)
             return _construct(name, root)
-    except Exception as error:  # of the network, of archives that are cut off, of gdown, of the folder
-        raise ConfigError(
-            "",
-            f"{dataset} is not whole in {root} and could not be downloaded ({' '.join(str(error).split())}); check the "
-            "network, remove what is damaged, or take --dataset digits, which needs no network",
-        ) from None
+    except Exception as error:  # of the network, of archives that are cut off, of the folder, of what has no download
+        reasons = f"{unread} / {' '.join(str(error).split())}"
+        remedy = "check the network, remove what is damaged, or take --dataset digits, which needs no network"
+        problem = f"{dataset} is not whole in {root} and could not be downloaded ({reasons}); {remedy}"
+        raise ConfigError("", problem) from None
 
 
 def _construct(name: str, root: Path, **options: Any) -> dict[str, Any]:

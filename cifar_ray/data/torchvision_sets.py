@@ -10,9 +10,6 @@ BORDERED = ("FashionMNIST", "KMNIST", "MNIST", "QMNIST", *EMNIST)
 UNFLIPPED = ("GTSRB", "KMNIST", "MNIST", "QMNIST", "RenderedSST2", "SVHN", "USPS", *EMNIST)
 """Those whose images do not show their class when they are mirrored."""
 
-BY_HAND = ("FER2013", "ImageNet", "StanfordCars")
-"""Those that torchvision does not download."""
-
 SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("CIFAR10", "CIFAR100", "USPS", *BORDERED), ()),
     **dict.fromkeys(("FER2013", "Food101", "GTSRB", "STL10", "SVHN", "StanfordCars"), ("train", "test")),
