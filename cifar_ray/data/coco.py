@@ -49,28 +49,20 @@ class Coco(Files):
             with _format(file):
                 self._read[file] = read = _opened(file)
                 samples = sorted((str(folder / each["file_name"]), file, key) for key, each in read.imgs.items())
-                names = {number: each["name"] for number, each in sorted(read.cats.items())}
-            if part == "test" and names != self._names:
-                raise unusable(f"must have the same categories in both parts, and those in {file} are others")
-            self._names = names
             self.parts[part] = Part(samples, np.zeros(len(samples), np.int64))
-        self.classes = (BACKGROUND, *self._names.values())
+        categories = next(iter(self._read.values())).cats
+        self.classes = (BACKGROUND, *(categories[number]["name"] for number in sorted(categories)))
 
     def read(self, sample: tuple[str, str, int], side: int) -> np.ndarray:
-        """See :func:`masks.beside`.
-
-        Raises:
-            ConfigError: naming the file when it cannot be read, or an annotation does not fit the image.
-        """
+        """See :class:`Source` and :func:`masks.beside`."""
         path, file, number = sample
-        labels = {number: label for label, number in enumerate(self._names, 1)}
+        labels, read = {name: label for label, name in enumerate(self.classes)}, self._read[file]
         with _format(file):
-            read = self._read[file]
             size = read.imgs[number]["height"], read.imgs[number]["width"]
             instances = [(_pixels(read, each, size), each) for each in read.loadAnns(read.getAnnIds(number))]
             mask = np.zeros(size, np.uint8)
             for pixels, each in sorted(instances, key=lambda pair: int(pair[0].sum()), reverse=True):
-                mask[pixels > 0] = IGNORED if each.get("iscrowd") else labels[each["category_id"]]
+                mask[pixels > 0] = IGNORED if each.get("iscrowd") else labels[read.cats[each["category_id"]]["name"]]
         return masks.beside(path, file, mask, side)
 
 
@@ -116,11 +108,11 @@ def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.nd
     if isinstance(outline, list):
         far = 100 * max(size)
         fits = bool(outline) and all(len(part) >= 6 and np.abs(part).max() <= far for part in outline)
-    elif fits := tuple(outline["size"]) == size:
-        counts = outline["counts"]
+    else:
+        counts, fits = outline["counts"], tuple(outline["size"]) == size
         if isinstance(counts, list):
-            fits = sum(counts) == size[0] * size[1]
-        else:
+            fits &= sum(counts) == size[0] * size[1]
+        elif fits:
             fits = mask.encode(np.asfortranarray(mask.decode(outline)))["counts"] == counts.encode()
     if not fits:
         raise ValueError(f"annotation {instance['id']} is no outline or runs of pixels that fit its image")

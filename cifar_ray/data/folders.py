@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -104,35 +104,33 @@ def images(root: Path, others: Counter[str]) -> list[str]:
     Raises:
         ConfigError: when there is none.
     """
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    found, beside, seen = [], Counter[str](), set[str]()
-    for place, folders, names in os.walk(root, onerror=fail, followlinks=True):
-        real = os.path.realpath(place)
-        folders[:] = [name for name in folders if real not in seen and _is_shown(name)]
-        for path in (Path(place, name) for name in names if real not in seen and _is_shown(name)):
-            suffix = path.suffix.lower() if path.is_file() else "broken links"
-            if suffix in imagefiles.SUFFIXES:
-                found.append(str(path))
-            else:
-                beside[_readable(suffix) or "no suffix"] += 1
-        seen.add(real)  # a link may lead back
+    found, beside = [], Counter[str]()
+    for path in _files(root, set()):
+        if (suffix := path.suffix.lower()) in imagefiles.SUFFIXES:
+            found.append(str(path))
+        else:
+            beside[_readable(suffix) or "no suffix"] += 1
     if not found:
-        kinds = f"there is no image in {root} ({', '.join(imagefiles.SUFFIXES)})"
-        raise ConfigError("", in_words(beside, kinds))
+        none = f"there is no image in {root} ({', '.join(imagefiles.SUFFIXES)})"
+        raise ConfigError("", in_words(beside, none))
     others += beside
     return sorted(found)
 
 
-def _is_shown(name: str) -> bool:
-    return not name.startswith(".") and name not in _SYSTEM
+def _files(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    if (real := folder.resolve()) not in seen:  # a link may lead back
+        seen.add(real)
+        for path in _shown(folder):
+            yield from _files(path, seen) if path.is_dir() else [path]
+
+
+def _shown(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in _SYSTEM]
+
+
+def _folders(root: Path) -> list[str]:
+    return sorted(path.name for path in _shown(root) if path.is_dir())
 
 
 def _readable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")  # a name need not be UTF-8
-
-
-def _folders(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _is_shown(entry.name))

@@ -54,11 +54,7 @@ class Masks(folders.Halves):
         return [(image, masks[name]) for name, image in images.items()]
 
     def read(self, sample: tuple[str, str], side: int) -> np.ndarray:
-        """The centre of an image and of its mask, resized to ``side``; the mask by its nearest pixels.
-
-        Raises:
-            ConfigError: naming the file when one cannot be read, or the mask does not fit the image or the classes.
-        """
+        """The centre of an image and of its mask, by its nearest pixels; see :class:`Source`."""
         (image, mask), classes = sample, len(self.classes)
         numbers = _numbers(mask)
         if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
