@@ -111,8 +111,8 @@ def images(root: Path, others: Counter[str]) -> list[str]:
         else:
             beside[_readable(suffix) or "no suffix"] += 1
     if not found:
-        none = f"there is no image in {root} ({', '.join(imagefiles.SUFFIXES)})"
-        raise ConfigError("", in_words(beside, none))
+        what = f"there is no image in {root} ({', '.join(imagefiles.SUFFIXES)})"
+        raise ConfigError("", "; ".join(filter(None, (what, in_words(beside)))))
     others += beside
     return sorted(found)
 

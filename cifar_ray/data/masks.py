@@ -41,17 +41,20 @@ class Masks(folders.Halves):
 
     def _pairs(self, part: Path) -> list[tuple[str, str]]:
         """The images of a part with their masks."""
-        images, masks = {}, {}
-        for kind, found in (("images", images), ("masks", masks)):
-            for path in folders.images(part / kind, self.others):
-                other = found.setdefault(Path(path).relative_to(part / kind).with_suffix(""), path)
-                if other != path:
-                    raise unusable(f"must have one image and one mask of each name, and there are {other} and {path}")
+        images, masks = (self._by_name(part / kind) for kind in ("images", "masks"))
         if lone := next((path for name, path in images.items() if name not in masks), None):
             raise unusable(f"must have a mask for every image, and {lone} has none in {part / 'masks'}")
         if len(masks) > len(images):
             self.others["masks without an image"] += len(masks) - len(images)
         return [(image, masks[name]) for name, image in images.items()]
+
+    def _by_name(self, root: Path) -> dict[Path, str]:
+        """The image files below a folder by what an image and its mask have in common."""
+        found: dict[Path, str] = {}
+        for path in folders.images(root, self.others):
+            if (other := found.setdefault(Path(path).relative_to(root).with_suffix(""), path)) != path:
+                raise unusable(f"must have one image and one mask of each name, and there are {other} and {path}")
+        return found
 
     def read(self, sample: tuple[str, str], side: int) -> np.ndarray:
         """The centre of an image and of its mask, by its nearest pixels; see :class:`Source`."""

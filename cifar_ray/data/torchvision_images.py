@@ -92,7 +92,8 @@ def _construct(name: str, root: Path, **options: Any) -> dict[str, Any]:
 
     reader, _, split = name.partition("/")
     options |= {"split": split} if split else {"small": True} if name == "Places365" else {}
-    splits = [{"split": each} for each in torchvision_sets.SPLITS[name]] or [{"train": True}, {"train": False}]
+    splits: list[Any] = [{"split": each} for each in torchvision_sets.SPLITS[name]]
+    splits = splits or [{"train": True}, {"train": False}]
     return {part: getattr(datasets, reader)(str(root), **of, **options) for part, of in zip(PARTS, splits)}
 
 

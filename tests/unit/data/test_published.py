@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -81,10 +80,8 @@ def test_a_download_that_fails_leaves_nothing_that_counts(
     monkeypatch.setattr(small, "error", error)
     with pytest.raises(ConfigError) as caught:
         data.load("cifar10", str(tmp_path))
-    assert str(caught.value) == (
-        f"torchvision:CIFAR10 is not whole in {tmp_path} and could not be downloaded ({reason}); check the "
-        "network, remove what is damaged, or take --dataset digits, which needs no network"
-    )
+    assert str(caught.value).startswith(f"torchvision:CIFAR10 is not whole in {tmp_path} and could not be downloaded (")
+    assert f" / {reason}); check the network, " in str(caught.value)
     assert not (tmp_path / Reader.base_folder).exists()
     monkeypatch.setattr(small, "error", None)
     assert len(data.load("cifar10", str(tmp_path)).train["labels"]) == 6
@@ -102,12 +99,6 @@ def test_a_folder_of_nobody_is_a_mistake_of_the_flag() -> None:
     with pytest.raises(ConfigError) as caught:
         ours.folder("~nobody-of-that-name/data")
     assert caught.value.key == "data_dir"
-
-
-def test_without_scikit_learn_the_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ConfigError, match="dataset digits needs scikit-learn"):
-        data.load("digits")
 
 
 def test_memory_that_is_read_only_is_taken_without_a_word() -> None:
