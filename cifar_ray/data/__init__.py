@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,14 +37,16 @@ __all__ = [
     "read",
 ]
 
-_FOUND: deque[tuple[object, Source]] = deque(maxlen=8)
+_found: deque[tuple[object, Source]] = deque(maxlen=8)
 """Data sets that have been found and not been read yet: a sweep may have several, each in two splits."""
+
+_known: dict[tuple[Any, ...], Facts] = {}
 
 
 def _once(key: object, find: Callable[[], Source]) -> Source:
-    found = next((source for known, source in [*_FOUND] if known == key), None)  # threads may add some
+    found = next((source for known, source in [*_found] if known == key), None)  # threads may add some
     if found is None:
-        _FOUND.append((key, found := find()))
+        _found.append((key, found := find()))
     return found
 
 
@@ -55,33 +56,34 @@ def _source(config: TrainConfig) -> Source:
     kind = "published" if dataset in SPECS else SOURCES.get(prefix_of(dataset), "function")
     if kind == "function" and not re.fullmatch(IMPORT_PATH, dataset, re.ASCII):
         raise unusable(f"must be {one_of([*SPECS, *kinds_of_data()])}, got {brief(dataset)}")
-    if isinstance(kind, str):
-        kind = import_module(f"cifar_ray.data.{kind}").SOURCE
-    source: Source = kind(config)
+    source: Source = (import_module(f"cifar_ray.data.{kind}").SOURCE if isinstance(kind, str) else kind)(config)
     return source
 
 
-def _state(dataset: str) -> list[int]:
-    """The times at which the files beside each other, and the folders up to those of classes, have changed."""
-    if not is_folder(dataset):
-        return []
-    root = Path(path_of(dataset))
-    paths = [root, *itertools.chain.from_iterable(map(root.glob, ("*", "*/*/", "annotations/*")))]
-    return [path.stat().st_ctime_ns for path in paths if path.exists()]
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unusable(f"must be files that can be read, and {error.filename} cannot be ({error.strerror})") from None
 
 
+@_reading()
 def find(config: TrainConfig) -> Source:
-    """What there is to read, listed again when it has changed; it is kept until the data set is read.
+    """What there is to read, listed again when a file or a folder has changed; it is kept until the data set is read.
 
     Raises:
         ConfigError: when it cannot be learned from; the sentence says why.
     """
-    dataset = absolute(config.dataset)
-    with _reading(dataset):
-        options = (config.task, config.target, config.features, config.image_column)
-        key = (dataset, _state(dataset), folder(config.data_dir), *options)
-        whole = _once(key, lambda: _source(config))
-        return _once((*key, config.test_share, config.val_share or 0.0), lambda: whole.split(config))
+    dataset, paths = absolute(config.dataset), list[Path]()
+    if is_folder(dataset):
+        root = Path(path_of(dataset))
+        paths = [root, *(path for some in ("*", "*/*/", "annotations/*") for path in root.glob(some))]
+    times = [path.stat().st_ctime_ns for path in paths if path.exists()]
+    asked = [getattr(config, name) for name in (*OF_DATA, "stream") if name not in ("test_share", "val_share")]
+    key = (dataset, times, folder(config.data_dir), asked)
+    whole = _once(key, lambda: _source(config))
+    return _once((key, config.test_share, config.val_share or 0.0), lambda: whole.split(config))
 
 
 def look(config: TrainConfig) -> Facts:
@@ -95,10 +97,7 @@ def look(config: TrainConfig) -> Facts:
         return keep(config, find(config).look(config))
     known = SPECS[config.dataset]
     kept = round(known.train_size * (config.val_share or 0.0))
-    return keep(config, dataclasses.replace(known, train_size=known.train_size - kept, val_size=kept))
-
-
-_known: dict[tuple[Any, ...], Facts] = {}
+    return keep(config, replace(known, train_size=known.train_size - kept, val_size=kept))
 
 
 def keep(config: TrainConfig, facts: Facts) -> Facts:
@@ -128,7 +127,7 @@ def absolute(dataset: str) -> str:
     """
     if not is_folder(dataset):
         return dataset
-    return f"{dataset.partition(':')[0]}:{files.absolute('dataset', path_of(dataset))}"
+    return f"{prefix_of(dataset)}{files.absolute('dataset', path_of(dataset))}"
 
 
 def steps_per_epoch(config: ResolvedConfig) -> int:
@@ -137,6 +136,7 @@ def steps_per_epoch(config: ResolvedConfig) -> int:
     return config.steps_per_epoch or facts(config).train_size // config.global_batch_size
 
 
+@_reading()
 def read(config: TrainConfig, progress: Progress = lambda done, total: None, encoding: str = "") -> Dataset:
     """Read the data set of a config, downloading it first where it can be and is not there.
 
@@ -151,24 +151,13 @@ def read(config: TrainConfig, progress: Progress = lambda done, total: None, enc
         ConfigError: when it cannot be read or downloaded; the sentence names the file and what to do.
     """
     try:
-        source = find(config)
-        with _reading(config.dataset):
-            dataset = source.load(config, progress, encoding)
+        dataset = find(config).load(config, progress, encoding)
         keep(config, dataset.spec)
         return dataset
     finally:  # what was found takes as much memory as what is read
-        _FOUND.clear()
+        _found.clear()
 
 
 def load(name: str, data_dir: str | None = None) -> Dataset:
     """Read a data set by its name, as :func:`read`."""
     return read(TrainConfig(dataset=name, data_dir=data_dir))
-
-
-@contextmanager
-def _reading(dataset: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        name = error.filename or dataset
-        raise unusable(f"must be files that can be read, and {name} cannot be ({error.strerror})") from None

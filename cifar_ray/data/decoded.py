@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
-import re
 import shutil
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 from filelock import FileLock
 
 from cifar_ray.config import schema
@@ -28,15 +27,13 @@ from cifar_ray.data.datasets import Dataset, Split, folder
 from cifar_ray.tasks.segmentation import Segmentation
 
 if TYPE_CHECKING:
-    from cifar_ray.data.source import Source
+    from cifar_ray.data.source import Part, Source
 
 Progress = Callable[[int, int], None]
 """Called with the number of images or texts that have been read, and that of all."""
 
 _LAYOUT = 5  # of the decoded files; it changes when older ones would mean something else
 _CHUNK = 256  # images that a thread decodes before it reports
-_DECODED = re.compile(r"-[0-9a-f]{16}$")
-_UNUSED_S = 30 * 86400
 _MEMORY = 0.5  # share of the free memory that a data set may take: the object store has its own copy
 
 
@@ -46,7 +43,7 @@ def _mark(sample: Any) -> bytes:
         return b"".join(map(_mark, sample))
     if not isinstance(sample, str):
         return np.asarray(sample).tobytes()
-    stat = Path(sample).stat()
+    stat = os.stat(sample)
     # `cp -p` and `rsync -a` bring size and time of a file along. They cannot set the time of the change itself.
     state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
     return f"{sample} {state}\n".encode(errors="surrogateescape")
@@ -70,17 +67,16 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
-            if kept.exists():
-                with suppress(PermissionError):  # somebody else has decoded it
-                    os.utime(kept)
-            else:
+            if not kept.exists():
                 _decode(source, config, kept, progress)
-                _remove_unused(home)
     except OSError as error:
         problem = f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
         raise ConfigError("data_dir", problem) from None
     try:
-        splits = {name: _kept(kept, name, config.stream, source.column) for name in source.parts}
+        splits, column = {}, source.column
+        for name in source.parts:
+            images = np.load(kept / f"{name}_images.npy", mmap_mode="r" if config.stream else None)
+            splits[name] = Split({"images": images, column: np.load(kept / f"{name}_{column}.npy")})
         facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
     except (OSError, ValueError, EOFError):
         problem = f"must have whole files, and those in {kept} are not; remove that folder"
@@ -88,66 +84,47 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
     return arrays.made(config.dataset, splits, facts)
 
 
-def _remove_unused(home: Path) -> None:
-    """Remove decoded folders that no run has used for a month: a folder that changes leaves one behind each time."""
-    for path in home.iterdir():
-        if _DECODED.search(path.name) and (path / "facts.json").exists():
-            # In use, or somebody else's, it stays.
-            with suppress(OSError), FileLock(home / f".{path.name}.lock", timeout=0):
-                if time.time() - path.stat().st_mtime > _UNUSED_S:
-                    doomed = path.rename(home / f".{path.name}.partial")  # it goes whole or not at all
-                    shutil.rmtree(doomed)
-
-
-def _kept(folder: Path, half: str, on_disk: bool, column: str) -> Split:
-    images = np.load(folder / f"{half}_images.npy", mmap_mode="r" if on_disk else None)
-    return Split({"images": images, column: np.load(folder / f"{half}_{column}.npy")})
-
-
 def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress) -> None:
     """Write all parts' images and labels to the folder ``kept``, which appears whole or not at all."""
-    side, total = config.image_size, sum(map(len, source.parts.values()))
+    side, total, done = config.image_size, sum(map(len, source.parts.values())), 0
     has_masks = source.column == Segmentation.target
-    labels = total * side**2 if has_masks else sum(part.targets.nbytes for part in source.parts.values())
-    size, what = total * side**2 * 3 + labels, f"its {total:,} images of {side}x{side} pixels"
-    if config.stream:
-        check_memory(config, "image_size", labels, f"the masks of {what}")
-    else:
-        check_memory(config, "image_size", size, what, ", or come with --stream")
-    if size > (free := shutil.disk_usage(kept.parent).free):
-        needs = f"{what} take {size / 2**30:.1f} GiB, and {kept.parent} has {free / 2**30:.1f} GiB"
-        raise ConfigError("data_dir", f"must have room for {config.dataset}: {needs}")
-    unreadable: list[imagefiles.UnreadableError] = []
+    masks = total * side**2 * has_masks
+    size, what = masks + total * side**2 * 3, f"{total:,} images of {side}x{side} pixels"
+    check_memory("image_size", masks if config.stream else size, f"{what} without --stream")
+    _check_room("data_dir", size, shutil.disk_usage(kept.parent).free, what)
+    unreadable: list[str] = []
+
+    def decode(part: Part, images: np.ndarray, targets: np.ndarray, rows: range) -> int:
+        for row in rows:
+            try:
+                pixels = source.read(part.samples[row], side)
+            except imagefiles.UnreadableError as error:
+                unreadable.append(error.what)
+                continue
+            images[row] = pixels[..., :3]
+            if has_masks:
+                targets[row] = pixels[..., 3]
+        return len(rows)
+
     partial = kept.with_name(f".{kept.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    done = 0
     try:
-        for half, part in source.parts.items():
-            shape = (len(part), side, side, 3)
-            images = np.lib.format.open_memmap(partial / f"{half}_images.npy", "w+", np.uint8, shape)
-            targets = np.zeros(shape[:3], np.uint8) if has_masks else part.targets
-
-            def decode(rows: range, samples: Any = part.samples, images: Any = images, targets: Any = targets) -> int:
-                for row in rows:
-                    try:
-                        pixels = source.read(samples[row], side)
-                    except imagefiles.UnreadableError as error:
-                        unreadable.append(error)
-                        continue
-                    images[row] = pixels[..., :3]
-                    if has_masks:
-                        targets[row] = pixels[..., 3]
-                return len(rows)
-
-            every = range(len(part))
+        splits = {}
+        for name, part in source.parts.items():
+            shape, every = (len(part), side, side), range(len(part))
+            images = np.lib.format.open_memmap(partial / f"{name}_images.npy", "w+", np.uint8, (*shape, 3))
+            targets = np.zeros(shape, np.uint8) if has_masks else part.targets
+            chunks = [every[begin : begin + _CHUNK] for begin in every[::_CHUNK]]
             with ThreadPoolExecutor() as pool:
-                for count in pool.map(decode, (every[begin : begin + _CHUNK] for begin in every[::_CHUNK])):
+                for count in pool.map(functools.partial(decode, part, images, targets), chunks):
                     progress(done := done + count, total)
             images.flush()
-            np.save(partial / f"{half}_{source.column}.npy", targets)
-        imagefiles.refuse(unreadable, total)
-        splits = {half: _kept(partial, half, True, source.column) for half in source.parts}
+            np.save(partial / f"{name}_{source.column}.npy", targets)
+            splits[name] = Split({"images": images, source.column: targets})
+        if unreadable:
+            more = f"; and {len(unreadable) - 1:,} more of {total:,}" * (len(unreadable) > 1)
+            raise ConfigError("", f"cannot read image {min(unreadable)}{more}")
         facts = arrays.facts_of(config.dataset, splits, source.classes)
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)
@@ -156,13 +133,12 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
         raise
 
 
-def check_memory(config: TrainConfig, option: str, size: int, what: str, remedy: str = "") -> None:
+def check_memory(option: str, size: int, what: str) -> None:
     """Refuse what would take more than its share of the free memory: so many bytes, which ``option`` decides."""
-    import psutil  # not at the top: under torchrun, data in memory do without it
+    _check_room(option, size, _MEMORY * psutil.virtual_memory().available, what)
 
-    if size > (room := _MEMORY * psutil.virtual_memory().available):
-        raise ConfigError(
-            option,
-            f"must be smaller for {config.dataset}{remedy}: {what} take {size / 2**30:.1f} GiB, and "
-            f"{room / 2**30:.1f} GiB may be used here, half of the free memory",
-        )
+
+def _check_room(option: str, size: int, room: float, what: str) -> None:
+    if size > room:
+        problem = f"must leave room for {what}: they take {size / 2**30:.1f} GiB, of {room / 2**30:.1f} GiB"
+        raise ConfigError(option, problem)

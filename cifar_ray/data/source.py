@@ -24,7 +24,6 @@ from cifar_ray.config.option import path_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, decoded, imagefiles, validation
 from cifar_ray.data.datasets import Dataset, Split, unusable
-from cifar_ray.data.decoded import Progress
 from cifar_ray.tasks.regression import Regression
 
 PARTS = {"train": "training", "test": "test", "val": "validation"}
@@ -98,16 +97,18 @@ class Source(abc.ABC):
         return [f"{label} {position}".encode() for position, label in enumerate(labels.tolist())]
 
     def contents(self) -> Sequence[Hashable]:
-        """What is equal for equal training samples: a hash of the file, or of the array."""
+        """What is equal for equal training samples: a hash of the array, or of a file, of which others have the size."""
         origins = self.parts["train"].origins
         if not isinstance(origins[0], str):
             return [hashlib.sha256(np.ascontiguousarray(each).data).digest() for each in origins]
-        sizes = [Path(path).stat().st_size for path in origins]
+        sizes = [*map(os.path.getsize, origins)]
         counts = Counter(sizes)
-        shared = [path for path, size in zip(origins, sizes) if counts[size] > 1]  # others are not read
+
+        def content(path: str, size: int) -> Hashable:
+            return files.digest(Path(path), "sha256") if counts[size] > 1 else size
+
         with ThreadPoolExecutor() as pool:
-            digests = dict(zip(shared, pool.map(lambda path: files.digest(Path(path), "sha256"), shared)))
-        return [(size, digests.get(path, "")) for path, size in zip(origins, sizes)]
+            return [*pool.map(content, origins, sizes)]
 
     def split(self, config: TrainConfig) -> Source:
         """The same with a share of the training samples kept for the test and for validation, alike in every run.
@@ -120,13 +121,12 @@ class Source(abc.ABC):
         """
         made = copy.copy(self)
         for name, option in (("test", "test_share"), ("val", "val_share")):
-            share = getattr(config, option)
-            if name in self.parts and share:
-                problem = f"is for data without {PARTS[name]} samples, and {config.dataset} has some"
-                raise ConfigError(option, problem)
-            if name == "test" and name not in self.parts and not share:
-                problem = f"must be given, such as 0.2, for {config.dataset}, which has no test samples"
-                raise ConfigError(option, problem)
+            share, kind = getattr(config, option), PARTS[name]
+            if share and name in self.parts:
+                raise ConfigError(option, f"is for data without {kind} samples, and {config.dataset} has some")
+            if not share and name == "test" and name not in self.parts:
+                rule = f"must be given, such as 0.2, for {config.dataset}, which has no test samples"
+                raise ConfigError(option, rule)
             if share:
                 train = made.parts["train"]
                 labels, names = train.targets, self.classes
@@ -157,14 +157,14 @@ class Source(abc.ABC):
         """The facts, as far as they are known without decoding an image."""
         if self.is_read:
             return self._facts
-        train, test, val = (len(self.parts.get(name, ())) for name in PARTS)
-        facts = Facts(len(self.classes), train, test, val, **arrays.of_images(config.dataset, config.image_size))
+        sizes = (len(self.parts.get(name, ())) for name in PARTS)
+        facts = Facts(len(self.classes), *sizes, **arrays.of_images(config.dataset, config.image_size))
         if self.column != Regression.target:
             return facts
         mean, std = arrays.standard(self.parts["train"].targets)
         return replace(facts, target_mean=mean, target_std=std)
 
-    def load(self, config: TrainConfig, progress: Progress, encoding: str) -> Dataset:
+    def load(self, config: TrainConfig, progress: decoded.Progress, encoding: str) -> Dataset:
         """Read the data set; image files are decoded when they have not been, or have changed."""
         if self.is_read:
             made = arrays.made(config.dataset, self.splits, self._facts)
@@ -199,16 +199,12 @@ class Files(Source):
         if self.root.is_file():
             return {"train": self.root}
         self.check_there(f"a folder, or a {one_of(suffixes)} file,")
-        found: dict[str, Path] = {}
-        for part, suffix in itertools.product(PARTS, suffixes):
-            path = self.root / f"{part}{suffix}"
-            if path.is_file() and (other := found.setdefault(part, path)) != path:
-                both = f"{other.name} and {path.name}"
-                raise unusable(f"must have one file of each part, and {self.root} has {both}")
-        if "train" not in found:
-            names = one_of("train" + suffix for suffix in suffixes)
-            raise unusable(f"must have {names}, and {self.root} has none")
-        return found
+        found = [path for part in PARTS for end in suffixes if (path := self.root / f"{part}{end}").is_file()]
+        parts = {path.stem: path for path in found}
+        if len(parts) < len(found) or "train" not in parts:
+            names = one_of(f"train{end}" for end in suffixes)
+            raise unusable(f"must have {names} and one file of each part, and {self.root} has not")
+        return parts
 
     def check_there(self, kind: str = "a folder") -> None:
         """Refuse a path that is no folder; ``kind`` says what it may be."""

@@ -33,20 +33,17 @@ class Texts(Files):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        tokens.check_installed()
+        tokens.library()
         paths = self.paths(*SUFFIXES)
         found = {part: rows(path) for part, path in paths.items()}
         self.classes = tuple(sorted({label for _, label in found["train"]}))
-        if len(self.classes) < 2:
-            has = f"all labels of {paths['train']} are {brief(self.classes[0])}"
-            raise unusable(f"must have at least two classes, and {has}")
-        numbers, self.parts = {name: number for number, name in enumerate(self.classes)}, {}
+        self.parts, numbers = {}, {name: number for number, name in enumerate(self.classes)}
         for part, every in found.items():
-            if unknown := next((label for _, label in every if label not in numbers), None):
-                where = f"{brief(unknown)} is in {paths[part]} and not in {paths['train']}"
-                raise unusable(f"must have the same classes in all files; {where}")
-            labels = np.array([numbers[label] for _, label in every], dtype=np.int64)
-            self.parts[part] = Part([text for text, _ in every], labels)
+            if len(numbers) < 2 or (unknown := {label for _, label in every} - numbers.keys()):
+                has = brief(min(unknown)) if len(numbers) > 1 else "no other class"
+                rule = f"must have at least two classes, the same in all files, and {paths[part]} has {has}"
+                raise unusable(rule)
+            self.parts[part] = Part([text for text, _ in every], np.array([numbers[label] for _, label in every]))
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
         """The texts."""
@@ -68,8 +65,7 @@ class Texts(Files):
         """
         length, cut, splits = config.text.max_length, 0, {}
         count = sum(map(len, self.parts.values()))
-        what = f"its {count:,} texts of {length:,} tokens"  # int32
-        decoded.check_memory(config, "text.max_length", 4 * count * length, what)
+        decoded.check_memory("text.max_length", 4 * count * length, f"{count:,} texts of {length:,} tokens")  # int32
         encoding = encoding or tokens.train([*self.parts["train"].samples], config.text, progress)
         for name, part in self.parts.items():
             encoded, longer = tokens.encode(encoding, [*part.samples], length, progress)
@@ -78,9 +74,8 @@ class Texts(Files):
         facts = arrays.facts_of(config.dataset, splits, self.classes)
         digest = hashlib.sha256(f"{facts.digest} {encoding}".encode()).hexdigest()[:16]
         facts = replace(facts, vocabulary=config.text.vocabulary, digest=digest)
-        made = arrays.made(config.dataset, splits, facts)
         words = f"{counted(cut, 'text')} longer than {length:,} tokens, cut there" if cut else ""
-        return replace(made, left_out=words, encoding=encoding)
+        return replace(arrays.made(config.dataset, splits, facts), left_out=words, encoding=encoding)
 
 
 SOURCE = Texts
@@ -92,14 +87,11 @@ def rows(path: Path, columns: Sequence[str] = ("text", "label")) -> list[tuple[s
     Raises:
         ConfigError: when it is no such file, or a row has no text or no label.
     """
-    found = tables.frame(path, columns)
-    tables.check_columns(found, columns, path)
     every = []
-    for number, row in enumerate(zip(*(found[name].tolist() for name in columns)), 1):
-        text, *label = row
-        label = [str(each) if isinstance(each, int) else each for each in label]  # classes may be whole numbers
-        if not all(isinstance(cell, str) and cell.strip() for cell in (text, *label)):
-            has = f"{path} has {some([*map(brief, row)])} in row {number}"
+    for number, (text, *label) in enumerate(tables.cells(tables.frame(path), columns, path).tolist(), 1):
+        names = [str(each) if isinstance(each, int) else each for each in label]  # classes may be whole numbers
+        if not all(isinstance(cell, str) and cell.strip() for cell in (text, *names)):
+            has = f"{path} has {some([*map(brief, (text, *label))])} in row {number}"
             raise unusable(f"must have a {' and a '.join(columns)} in each row, and {has}")
-        every.append((text, *map(str.strip, label)))
+        every.append((text, *map(str.strip, names)))
     return every

@@ -10,8 +10,6 @@ A token is the tokenizer's own number plus 1: 0 is padding, and no text can cont
 from __future__ import annotations
 
 import functools
-import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,31 +24,25 @@ _AT_ONCE = 1024  # texts that are encoded together
 _LONGEST = 256
 """Bytes of a word above which it is learned in parts, as DNA is: the time to learn one grows with its square."""
 _SHORTEST = 16
-_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
 
-def check_installed() -> None:
-    """Refuse texts where the library is not installed.
+def library() -> Any:
+    """The module ``tokenizers``.
 
     Raises:
-        ConfigError: naming the extra.
+        ConfigError: naming the extra, where it is not installed.
     """
-    _library()
-
-
-def _library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise ConfigError(
-            "dataset", "needs tokenizers for texts; install it with `pip install 'cifar-ray[text]'`"
-        ) from None
+        problem = "needs tokenizers for texts; install it with `pip install 'cifar-ray[text]'`"
+        raise ConfigError("dataset", problem) from None
     return tokenizers
 
 
 def is_unicode(text: str) -> bool:
     """Whether the library takes a text: JSON and a command line may have half of a surrogate pair."""
-    return _HALF.search(text) is None
+    return text.encode(errors="ignore").decode() == text
 
 
 def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambda done, total: None) -> str:
@@ -58,22 +50,19 @@ def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambd
 
     ``progress`` is called while texts are read.
     """
-    library = _library()
-    made = library.Tokenizer(library.models.BPE())
-    normalizers = library.normalizers
-    steps = [normalizers.NFC(), normalizers.Strip(), normalizers.Lowercase()]
-    made.normalizer = normalizers.Sequence(steps)
-    words = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    parts = library.pre_tokenizers.Split(library.Regex(f".{{{_LONGEST}}}"), "isolated")
-    made.pre_tokenizer = library.pre_tokenizers.Sequence([words, parts])
-    made.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=options.vocabulary - 1,
-        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+    normalizers, words = library().normalizers, library().pre_tokenizers
+    made = library().Tokenizer(library().models.BPE())
+    made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), normalizers.Lowercase()])
+    made.decoder = library().decoders.ByteLevel()
+    whole = words.ByteLevel(add_prefix_space=True)
+    parts = words.Split(library().Regex(f".{{{_LONGEST}}}"), "isolated")
+    made.pre_tokenizer = words.Sequence([whole, parts])
+    alphabet = sorted(words.ByteLevel.alphabet())
+    trainer = library().trainers.BpeTrainer(
+        vocab_size=options.vocabulary - 1, initial_alphabet=alphabet, show_progress=False
     )
     made.train_from_iterator(_batches(texts, progress), trainer)
-    made.pre_tokenizer = words
+    made.pre_tokenizer = whole
     made.enable_truncation(options.max_length)
     json: str = made.to_str()
     return json
@@ -81,7 +70,7 @@ def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambd
 
 @functools.lru_cache(maxsize=4)
 def _of(json: str) -> Any:
-    return _library().Tokenizer.from_str(json)
+    return library().Tokenizer.from_str(json)
 
 
 def encode(
@@ -91,11 +80,11 @@ def encode(
 
     ``progress`` is called while they become tokens.
     """
-    cut, rows = 0, np.full((len(texts), length), PADDING, dtype=np.int32)
-    encodings = itertools.chain.from_iterable(map(_of(json).encode_batch, _batches(texts, progress)))
+    rows = np.full((len(texts), length), PADDING, dtype=np.int32)
+    encodings = (each for batch in _batches(texts, progress) for each in _of(json).encode_batch(batch))
+    cut = 0
     for encoding, row in zip(encodings, rows):
-        row[: len(encoding.ids)] = encoding.ids
-        row[: len(encoding.ids)] += 1
+        row[: len(encoding.ids)] = np.add(encoding.ids, 1)
         cut += bool(encoding.overflowing)
     return rows, cut
 
@@ -108,8 +97,7 @@ def _batches(texts: Sequence[str], progress: Progress) -> Iterator[list[str]]:
 
 def decode(json: str, row: np.ndarray) -> str:
     """The text of a row of tokens, as far as the model sees it: shortened, and in lower case where the tokenizer is."""
-    text: str = _of(json).decode((row[row != PADDING] - 1).tolist())
-    return text.strip()
+    return str(_of(json).decode((row[row != PADDING] - 1).tolist())).strip()
 
 
 def lengths(rows: np.ndarray) -> np.ndarray:
@@ -130,5 +118,5 @@ def widths(rows: np.ndarray) -> np.ndarray:
     """
     longest = rows.shape[1]
     steps = [_SHORTEST << doubled for doubled in range(longest.bit_length())]
-    known = sorted({min(width, longest) for step in steps for width in (step, step * 3 // 2)})
-    return np.array(known, dtype=np.int64)[np.searchsorted(known, lengths(rows))]
+    known = np.unique([min(width, longest) for step in steps for width in (step, step * 3 // 2)])
+    return known[np.searchsorted(known, lengths(rows))]

@@ -24,7 +24,7 @@ def rows(
     share: float,
     option: str = "val_share",
 ) -> np.ndarray:
-    """Whether each sample is kept for validation, or the test: of each class the share with the lowest ranks.
+    """Whether each sample is kept, bool (N,): of each class the share with the lowest ranks, and at least one sample.
 
     Equal samples are on one side, that of the first of them, whatever their classes.
 
@@ -33,11 +33,8 @@ def rows(
         contents: equal for equal samples.
         classes: number of each sample's class.
         names: of the classes.
-        share: above 0 and below 1; at least one sample of each class is kept.
+        share: above 0 and below 1.
         option: ``val_share`` or ``test_share``, which a refusal names.
-
-    Returns:
-        bool, (N,).
 
     Raises:
         ConfigError: naming a class of which no sample would be left on one side.
@@ -56,10 +53,9 @@ def rows(
     for label, name in enumerate(names):
         of_class = kept[classes == label]
         if of_class.all() or not of_class.any():
-            side = "learn from" if of_class.all() else "validate with" if option == "val_share" else "test with"
-            has = f"class {name!r} has {len(of_class):,}" if name else f"there are {len(of_class):,}"
-            what = "a sample of every class" if name else "something"
-            raise ConfigError(option, f"must leave {what} to {side}, got {share:g}, and {has}")
+            what = f"class {name!r}" if name else "the data"
+            has = f"got {share:g} of {len(of_class):,}"
+            raise ConfigError(option, f"must leave a sample of {what} on both sides, {has}")
     return kept
 
 

@@ -125,7 +125,7 @@ class _Texts(Given):
         super().__init__(facts, encoding)
         if not encoding:  # a function of the user's own has made its tokens
             raise ConfigError("", "the model takes tokens, and its tokenizer is not known")
-        tokens.check_installed()
+        tokens.library()
         self.example = "TEXT"
 
     def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
