@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray.config import files
-from cifar_ray.config.errors import brief, one_of
 from cifar_ray.config.facts import Facts
-from cifar_ray.config.option import IMPORT_PATH, SOURCES, is_folder, is_own, kinds_of_data, path_of, prefix_of
+from cifar_ray.config.option import SOURCES, is_folder, is_own, path_of, prefix_of
 from cifar_ray.config.runfile import OF_DATA
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data.datasets import SPECS, Dataset, Split, folder, unusable
@@ -52,10 +50,7 @@ def _once(key: object, find: Callable[[], Source]) -> Source:
 
 def _source(config: TrainConfig) -> Source:
     """List a data set: one of this package by its name, another by what that begins with, or a function's."""
-    dataset = config.dataset
-    kind = "published" if dataset in SPECS else SOURCES.get(prefix_of(dataset), "function")
-    if kind == "function" and not re.fullmatch(IMPORT_PATH, dataset, re.ASCII):
-        raise unusable(f"must be {one_of([*SPECS, *kinds_of_data()])}, got {brief(dataset)}")
+    kind = "published" if config.dataset in SPECS else SOURCES.get(prefix_of(config.dataset), "function")
     source: Source = (import_module(f"cifar_ray.data.{kind}").SOURCE if isinstance(kind, str) else kind)(config)
     return source
 
@@ -72,8 +67,7 @@ def _reading() -> Iterator[None]:
 def find(config: TrainConfig) -> Source:
     """What there is to read, listed again when a file or a folder has changed; it is kept until the data set is read.
 
-    Raises:
-        ConfigError: when it cannot be learned from; the sentence says why.
+    A ConfigError says why it cannot be learned from, here and in what calls it.
     """
     dataset, paths = absolute(config.dataset), list[Path]()
     if is_folder(dataset):
@@ -88,11 +82,7 @@ def find(config: TrainConfig) -> Source:
 
 def look(config: TrainConfig) -> Facts:
     """The facts of a data set as far as they are known without decoding an image, or without reading one of this
-    package, of which validation takes a share that is known to a few images until then.
-
-    Raises:
-        ConfigError: as :func:`find`.
-    """
+    package, of which validation takes a share that is known to a few images until then."""
     if is_own(config.dataset):
         return keep(config, find(config).look(config))
     known = SPECS[config.dataset]
@@ -111,23 +101,13 @@ def _key(config: TrainConfig) -> tuple[Any, ...]:
 
 
 def facts(config: TrainConfig) -> Facts:
-    """The facts of a resolved config's data set, which has been read or looked at, or is looked at now.
-
-    Raises:
-        ConfigError: as :func:`find`.
-    """
+    """The facts of a resolved config's data set, which has been read or looked at, or is looked at now."""
     return _known.get(_key(config)) or look(config)
 
 
 def absolute(dataset: str) -> str:
-    """``dataset`` independent of the working folder.
-
-    Raises:
-        ConfigError: when its ``~`` stands for nobody's home folder.
-    """
-    if not is_folder(dataset):
-        return dataset
-    return f"{prefix_of(dataset)}{files.absolute('dataset', path_of(dataset))}"
+    """``dataset`` independent of the working folder; a ConfigError where its ``~`` is nobody's home folder."""
+    return f"{prefix_of(dataset)}{files.absolute('dataset', path_of(dataset))}" if is_folder(dataset) else dataset
 
 
 def steps_per_epoch(config: ResolvedConfig) -> int:
@@ -143,7 +123,6 @@ def read(config: TrainConfig, progress: Progress = lambda done, total: None, enc
     Several processes may call this at once with one folder: one downloads, the others wait.
 
     Args:
-        config: names it.
         progress: called while images are decoded, or texts become tokens.
         encoding: of a data set that has one (:class:`Dataset`), that of a run; by default it is learned.
 

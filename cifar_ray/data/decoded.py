@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ def _mark(sample: Any) -> bytes:
         return b"".join(map(_mark, sample))
     if not isinstance(sample, str):
         return np.asarray(sample).tobytes()
-    stat = os.stat(sample)
+    stat = Path(sample).stat()
     # `cp -p` and `rsync -a` bring size and time of a file along. They cannot set the time of the change itself.
     state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
     return f"{sample} {state}\n".encode(errors="surrogateescape")
@@ -61,9 +60,8 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
         state.update(b"\n")
         for sample, target in zip(part.samples, part.targets):
             state.update(_mark(sample) + target.tobytes())
-    name = os.fsencode(Path(path_of(config.dataset)).name)[:100].decode(errors="ignore")  # no character is cut
     home = folder(config.data_dir) / "folders"
-    kept = home / f"{name}-{state.hexdigest()[:16]}"
+    kept = home / f"{Path(path_of(config.dataset)).name[:50]}-{state.hexdigest()[:16]}"
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / f".{kept.name}.lock"):
@@ -72,15 +70,11 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
     except OSError as error:
         problem = f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
         raise ConfigError("data_dir", problem) from None
-    try:
-        splits, column = {}, source.column
-        for name in source.parts:
-            images = np.load(kept / f"{name}_images.npy", mmap_mode="r" if config.stream else None)
-            splits[name] = Split({"images": images, column: np.load(kept / f"{name}_{column}.npy")})
-        facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
-    except (OSError, ValueError, EOFError):
-        problem = f"must have whole files, and those in {kept} are not; remove that folder"
-        raise ConfigError("data_dir", problem) from None
+    splits, column = {}, source.column
+    for name in source.parts:
+        images = np.load(kept / f"{name}_images.npy", mmap_mode="r" if config.stream else None)
+        splits[name] = Split({"images": images, column: np.load(kept / f"{name}_{column}.npy")})
+    facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
     return arrays.made(config.dataset, splits, facts)
 
 
@@ -90,8 +84,8 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
     has_masks = source.column == Segmentation.target
     masks = total * side**2 * has_masks
     size, what = masks + total * side**2 * 3, f"{total:,} images of {side}x{side} pixels"
-    check_memory("image_size", masks if config.stream else size, f"{what} without --stream")
-    _check_room("data_dir", size, shutil.disk_usage(kept.parent).free, what)
+    check_room("image_size", masks if config.stream else size, f"{what} without --stream")
+    check_room("data_dir", size, what, shutil.disk_usage(kept.parent).free)
     unreadable: list[str] = []
 
     def decode(part: Part, images: np.ndarray, targets: np.ndarray, rows: range) -> int:
@@ -133,12 +127,9 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
         raise
 
 
-def check_memory(option: str, size: int, what: str) -> None:
-    """Refuse what would take more than its share of the free memory: so many bytes, which ``option`` decides."""
-    _check_room(option, size, _MEMORY * psutil.virtual_memory().available, what)
-
-
-def _check_room(option: str, size: int, room: float, what: str) -> None:
+def check_room(option: str, size: int, what: str, room: float | None = None) -> None:
+    """Refuse what would take more bytes than there is room, by default its share of the free memory."""
+    room = _MEMORY * psutil.virtual_memory().available if room is None else room
     if size > room:
         problem = f"must leave room for {what}: they take {size / 2**30:.1f} GiB, of {room / 2**30:.1f} GiB"
         raise ConfigError(option, problem)

@@ -6,12 +6,12 @@ import abc
 import copy
 import functools
 import hashlib
-import itertools
 import os
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Part:
     def at(self, rows: np.ndarray) -> Part:
         """The samples for which ``rows``, bool (N,), is true."""
         samples = self.samples
-        chosen = samples[rows] if isinstance(samples, np.ndarray) else [*itertools.compress(samples, rows)]
+        chosen = samples[rows] if isinstance(samples, np.ndarray) else [*compress(samples, rows)]
         return Part(chosen, self.targets[rows])
 
 
@@ -78,18 +78,10 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def __init__(self, config: TrainConfig) -> None:
-        """List what there is; nothing is kept for the test or for validation yet.
-
-        Raises:
-            ConfigError: when it cannot be learned from; the sentence says why.
-        """
+        """List what there is, before any is kept for the test; a ConfigError says why it cannot be learned from."""
 
     def read(self, sample: Any, side: int) -> np.ndarray:
-        """Decode an image: uint8, (side, side, 3), or (side, side, 4) with its mask.
-
-        Raises:
-            ConfigError: naming the file when it cannot be read.
-        """
+        """Decode an image: uint8, (side, side, 3), or (side, side, 4) with its mask; a ConfigError names the file."""
         return imagefiles.square(Path(sample), side)
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
@@ -97,7 +89,7 @@ class Source(abc.ABC):
         return [f"{label} {position}".encode() for position, label in enumerate(labels.tolist())]
 
     def contents(self) -> Sequence[Hashable]:
-        """What is equal for equal training samples: a hash of the array, or of a file, of which others have the size."""
+        """What is equal for equal training samples: a hash of an array or a file; of a file unlike others its size."""
         origins = self.parts["train"].origins
         if not isinstance(origins[0], str):
             return [hashlib.sha256(np.ascontiguousarray(each).data).digest() for each in origins]
@@ -113,24 +105,22 @@ class Source(abc.ABC):
     def split(self, config: TrainConfig) -> Source:
         """The same with a share of the training samples kept for the test and for validation, alike in every run.
 
-        It is a share of each class, or of all samples where there are no classes; equal samples are on one side.
-
-        Raises:
-            ConfigError: when there is no test part and no share for it, when there is a part and a share, or when a
-                share leaves nothing of a class.
+        It is a share of each class, or of all samples where there are no classes; equal samples are on one side. A
+        ConfigError tells a part that has a share, a test with neither, and a share that leaves nothing of a class.
         """
         made = copy.copy(self)
         for name, option in (("test", "test_share"), ("val", "val_share")):
-            share, kind = getattr(config, option), PARTS[name]
-            if share and name in self.parts:
-                raise ConfigError(option, f"is for data without {kind} samples, and {config.dataset} has some")
-            if not share and name == "test" and name not in self.parts:
-                rule = f"must be given, such as 0.2, for {config.dataset}, which has no test samples"
-                raise ConfigError(option, rule)
+            share, is_there = getattr(config, option), name in self.parts
+            if (is_there and share) or (name == "test" and not is_there and not share):
+                rule = "is for data without" if share else "must be given, such as 0.2, for data without"
+                has = f"{config.dataset} has {'some' if is_there else 'none'}"
+                raise ConfigError(option, f"{rule} {PARTS[name]} samples, and {has}")
             if share:
                 train = made.parts["train"]
                 labels, names = train.targets, self.classes
-                if self.column != "labels" or not _are_classes(labels, names):
+                is_whole = labels.ndim == 1 and labels.dtype.kind in "iu"  # a task of the user's own may learn others
+                is_class = is_whole and np.array_equal(np.unique(labels), np.arange(len(names)))
+                if self.column != "labels" or not is_class:
                     labels, names = np.zeros(len(train), dtype=np.int64), ("",)
                 kept = validation.rows(made.keys(labels, option), made.contents(), labels, names, share, option)
                 made.parts = {**made.parts, "train": train.at(~kept), name: train.at(kept)}
@@ -157,8 +147,8 @@ class Source(abc.ABC):
         """The facts, as far as they are known without decoding an image."""
         if self.is_read:
             return self._facts
-        sizes = (len(self.parts.get(name, ())) for name in PARTS)
-        facts = Facts(len(self.classes), *sizes, **arrays.of_images(config.dataset, config.image_size))
+        train, test, val = (len(self.parts.get(name, ())) for name in PARTS)
+        facts = Facts(len(self.classes), train, test, val, **arrays.of_images(config.dataset, config.image_size))
         if self.column != Regression.target:
             return facts
         mean, std = arrays.standard(self.parts["train"].targets)
@@ -191,11 +181,7 @@ class Files(Source):
         return [os.fsencode(os.path.relpath(path, self.base)) for path in self.parts["train"].origins]
 
     def paths(self, *suffixes: str) -> dict[str, Path]:
-        """The file of each part, such as train.csv; that to train with, where ``root`` is a file.
-
-        Raises:
-            ConfigError: when there is neither, or there are two files of one part, or none to train with.
-        """
+        """The file of each part, such as train.csv, that to train with first; ``root`` where that is a file."""
         if self.root.is_file():
             return {"train": self.root}
         self.check_there(f"a folder, or a {one_of(suffixes)} file,")
@@ -210,9 +196,3 @@ class Files(Source):
         """Refuse a path that is no folder; ``kind`` says what it may be."""
         if not self.root.is_dir():
             raise unusable(f"must name {kind} that is there, and {self.root} is none")
-
-
-def _are_classes(labels: np.ndarray, names: Sequence[str]) -> bool:
-    """Whether a column has the numbers of these classes: a task of the user's own may learn other labels."""
-    is_whole = labels.ndim == 1 and labels.dtype.kind in "iu"
-    return is_whole and np.array_equal(np.unique(labels), np.arange(len(names)))

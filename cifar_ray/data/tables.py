@@ -33,20 +33,40 @@ class Table(Files):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        paths, image = self.paths(".csv"), config.image_column
-        frames = {part: frame(path) for part, path in paths.items()}
-        columns = [*frames["train"].columns]
-        self.classes, self.features = _chosen(config, paths["train"], columns)
-        if unused := [name for name in columns if name not in {*self.features, *self.classes, image}]:
-            self.left_out = f"columns not used: {some(unused)}"
-        given: Sequence[Any]
+        image, given, learned = config.image_column, list[Any](), []
+        paths = self.paths(".csv")
+        for part, path in paths.items():  # that to train with is the first
+            rows = frame(path)
+            if part == "train":
+                self._choose(config, path, [*rows.columns])
+            learned.append(numbers(rows, self.classes, path))
+            if image is None:
+                given.append(numbers(rows, self.features, path))
+            else:
+                given.append([str(path.parent / str(name).strip()) for (name,) in cells(rows, [image], path)])
         if image is None:
-            self.kind = "features"
-            given = arrays.narrowed([numbers(frames[part], self.features, path) for part, path in paths.items()])
-        else:
-            given = [_images(frames[part], image, path) for part, path in paths.items()]
-        learned = [numbers(frames[part], self.classes, path) for part, path in paths.items()]
+            self.kind, given = "features", arrays.narrowed(given)
         self.parts = dict(zip(paths, map(Part, given, learned)))
+
+    def _choose(self, config: TrainConfig, path: Path, columns: Sequence[str]) -> None:
+        """Tell the columns that are learned of a table, and its features, of which images have none."""
+        image = () if config.image_column is None else (config.image_column,)
+        asked = {"target": config.target, "features": config.features, "image_column": image}
+        for option, given in asked.items():  # a name with a comma in it is one where there is such a column
+            names = [part for name in given for part in ([name] if name in columns else name.split(","))]
+            asked[option] = tuple(map(str.strip, names))
+        used, has = Counter(name for names in asked.values() for name in names), f"{path}, which has {some(columns)}"
+        for option, each in asked.items():
+            if wrong := [name for name in each if used[name] > 1 or name not in columns]:
+                raise ConfigError(option, f"must name columns, each once, of {has}, got {brief(wrong[0])}")
+        others = [name for name in columns if name not in used]
+        self.classes, self.features = asked["target"], asked["features"] or tuple(() if image else others)
+        if not self.classes or bool(image) == bool(self.features):
+            raise ConfigError(
+                "target", f"must name columns to learn, beside --features or one --image-column, of {has}"
+            )
+        if unused := [name for name in others if name not in self.features]:
+            self.left_out = f"columns not used: {some(unused)}"
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
         """The positions of the rows."""
@@ -62,29 +82,6 @@ class Table(Files):
 
 
 SOURCE = Table
-
-
-def _chosen(config: TrainConfig, path: Path, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns that are learned of a table, and those that are its features; none where it has images."""
-    image = () if config.image_column is None else (config.image_column,)
-    asked = {"target": config.target, "features": config.features, "image_column": image}
-    for option, given in asked.items():  # a name with a comma in it is one where there is such a column
-        names = ([name] if name in columns else name.split(",") for name in given)
-        asked[option] = tuple(name.strip() for part in names for name in part)
-    used = Counter(name for names in asked.values() for name in names)
-    for option, names in asked.items():
-        if wrong := [name for name in names if used[name] > 1 or name not in columns]:
-            rule = f"must name columns of {path}, each once, which has {some(columns)}"
-            raise ConfigError(option, f"{rule}, got {brief(wrong[0])}")
-    features = () if image else asked["features"] or tuple(name for name in columns if name not in used)
-    if not asked["target"] or not (features or image):
-        raise ConfigError("target", f"must name some of the columns of {path}, which has {some(columns)}")
-    if image and asked["features"]:
-        raise ConfigError("features", "is for tables of numbers, and with --image-column there are images")
-    if not image and (config.stream or config.image_size != TrainConfig.image_size):
-        option = "stream" if config.stream else "image_size"
-        raise ConfigError(option, "is for images, and a table has some with --image-column")
-    return asked["target"], features
 
 
 def frame(path: Path) -> pd.DataFrame:
@@ -130,17 +127,7 @@ def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarra
     texts = cells(rows, columns, path)
     read = pd.to_numeric(pd.Series(texts.ravel(), dtype=str).str.strip(), errors="coerce")  # at once: columns are slow
     values = np.array(read, np.float64).reshape(texts.shape)  # a copy, since tensors need one that can be written
-    wrong = np.argwhere(~(np.abs(values.T) <= np.finfo(np.float32).max))
-    if len(wrong):
-        column, row = wrong[0]
+    for column, row in np.argwhere(~(np.abs(values.T) <= np.finfo(np.float32).max))[:1]:
         has = f"{path} has {brief(texts[row, column])} in row {row + 1}"
         raise unusable(f"must have a finite number in every row of {columns[column]}, and {has}")
     return values
-
-
-def _images(rows: pd.DataFrame, column: str, path: Path) -> list[str]:
-    """The paths of a part's images."""
-    files = [path.parent / str(name).strip() for name in cells(rows, [column], path)[:, 0]]
-    if missing := next((file for file in files if not file.is_file()), None):
-        raise unusable(f"must have an image for every row, and {path} names {missing}, which is not there")
-    return list(map(str, files))

@@ -34,16 +34,16 @@ class Texts(Files):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         tokens.library()
-        paths = self.paths(*SUFFIXES)
-        found = {part: rows(path) for part, path in paths.items()}
-        self.classes = tuple(sorted({label for _, label in found["train"]}))
-        self.parts, numbers = {}, {name: number for number, name in enumerate(self.classes)}
-        for part, every in found.items():
-            if len(numbers) < 2 or (unknown := {label for _, label in every} - numbers.keys()):
-                has = brief(min(unknown)) if len(numbers) > 1 else "no other class"
-                rule = f"must have at least two classes, the same in all files, and {paths[part]} has {has}"
-                raise unusable(rule)
-            self.parts[part] = Part([text for text, _ in every], np.array([numbers[label] for _, label in every]))
+        self.parts = {}
+        for part, path in self.paths(*SUFFIXES).items():  # that to train with is the first
+            texts, labels = zip(*((text, label.strip()) for text, label in rows(path)))
+            if part == "train":
+                self.classes = tuple(sorted({*labels}))
+            if len(self.classes) < 2 or not {*labels} <= {*self.classes}:
+                has = some(sorted({*labels} - {*self.classes} or {*labels}))
+                raise unusable(f"must have two classes or more, and no others than to train on, and {path} has {has}")
+            numbers = {name: number for number, name in enumerate(self.classes)}
+            self.parts[part] = Part([*texts], np.array([numbers[label] for label in labels]))
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
         """The texts."""
@@ -65,7 +65,7 @@ class Texts(Files):
         """
         length, cut, splits = config.text.max_length, 0, {}
         count = sum(map(len, self.parts.values()))
-        decoded.check_memory("text.max_length", 4 * count * length, f"{count:,} texts of {length:,} tokens")  # int32
+        decoded.check_room("text.max_length", 4 * count * length, f"{count:,} texts of {length:,} tokens")  # int32
         encoding = encoding or tokens.train([*self.parts["train"].samples], config.text, progress)
         for name, part in self.parts.items():
             encoded, longer = tokens.encode(encoding, [*part.samples], length, progress)
@@ -82,16 +82,11 @@ SOURCE = Texts
 
 
 def rows(path: Path, columns: Sequence[str] = ("text", "label")) -> list[tuple[str, ...]]:
-    """The texts, and their labels, of every row of a CSV or JSONL file.
-
-    Raises:
-        ConfigError: when it is no such file, or a row has no text or no label.
-    """
-    every = []
-    for number, (text, *label) in enumerate(tables.cells(tables.frame(path), columns, path).tolist(), 1):
-        names = [str(each) if isinstance(each, int) else each for each in label]  # classes may be whole numbers
-        if not all(isinstance(cell, str) and cell.strip() for cell in (text, *names)):
-            has = f"{path} has {some([*map(brief, (text, *label))])} in row {number}"
+    """The texts, and their labels, of every row of a CSV or JSONL file; a refusal names the first row without."""
+    every = tables.cells(tables.frame(path), columns, path).tolist()
+    made = [tuple(str(cell) if isinstance(cell, str | int) else "" for cell in row) for row in every]
+    for number, row in enumerate(made):
+        if not all(map(str.strip, row)):
+            has = f"{path} has {some([*map(brief, every[number])])} in row {number + 1}"
             raise unusable(f"must have a {' and a '.join(columns)} in each row, and {has}")
-        every.append((text, *map(str.strip, names)))
-    return every
+    return made

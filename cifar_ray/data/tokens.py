@@ -27,16 +27,12 @@ _SHORTEST = 16
 
 
 def library() -> Any:
-    """The module ``tokenizers``.
-
-    Raises:
-        ConfigError: naming the extra, where it is not installed.
-    """
+    """The module ``tokenizers``; a ConfigError names the extra where it is not installed."""
     try:
         import tokenizers
     except ImportError:
-        problem = "needs tokenizers for texts; install it with `pip install 'cifar-ray[text]'`"
-        raise ConfigError("dataset", problem) from None
+        rule = "needs tokenizers for texts; install it with `pip install 'cifar-ray[text]'`"
+        raise ConfigError("dataset", rule) from None
     return tokenizers
 
 
@@ -50,22 +46,19 @@ def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambd
 
     ``progress`` is called while texts are read.
     """
-    normalizers, words = library().normalizers, library().pre_tokenizers
-    made = library().Tokenizer(library().models.BPE())
+    of = library()
+    normalizers, words = of.normalizers, of.pre_tokenizers
+    made = of.Tokenizer(of.models.BPE())
     made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), normalizers.Lowercase()])
-    made.decoder = library().decoders.ByteLevel()
-    whole = words.ByteLevel(add_prefix_space=True)
-    parts = words.Split(library().Regex(f".{{{_LONGEST}}}"), "isolated")
+    made.decoder = of.decoders.ByteLevel()
+    whole, parts = words.ByteLevel(add_prefix_space=True), words.Split(of.Regex(f".{{{_LONGEST}}}"), "isolated")
     made.pre_tokenizer = words.Sequence([whole, parts])
-    alphabet = sorted(words.ByteLevel.alphabet())
-    trainer = library().trainers.BpeTrainer(
-        vocab_size=options.vocabulary - 1, initial_alphabet=alphabet, show_progress=False
-    )
+    size, alphabet = options.vocabulary - 1, sorted(words.ByteLevel.alphabet())
+    trainer = of.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(_batches(texts, progress), trainer)
     made.pre_tokenizer = whole
     made.enable_truncation(options.max_length)
-    json: str = made.to_str()
-    return json
+    return str(made.to_str())
 
 
 @functools.lru_cache(maxsize=4)

@@ -34,10 +34,7 @@ def rows(
         classes: number of each sample's class.
         names: of the classes.
         share: above 0 and below 1.
-        option: ``val_share`` or ``test_share``, which a refusal names.
-
-    Raises:
-        ConfigError: naming a class of which no sample would be left on one side.
+        option: ``val_share`` or ``test_share``, in the ConfigError where nothing of a class is left on one side.
     """
     equal: defaultdict[Hashable, list[int]] = defaultdict(list)
     for row, content in enumerate(contents):
@@ -54,8 +51,8 @@ def rows(
         of_class = kept[classes == label]
         if of_class.all() or not of_class.any():
             what = f"class {name!r}" if name else "the data"
-            has = f"got {share:g} of {len(of_class):,}"
-            raise ConfigError(option, f"must leave a sample of {what} on both sides, {has}")
+            rule = f"must leave a sample of {what} on both sides, got {share:g} of {len(of_class):,}"
+            raise ConfigError(option, rule)
     return kept
 
 

@@ -135,17 +135,21 @@ def test_a_trained_model_answers_for_inputs_as_they_are_stored(
         ),
         (ROWS, {"augment": "crop"}, "augment is for images, and .*:rows has features"),
         (TEXTS, {"normalise": "half"}, "normalise is for images, and .*:texts has tokens"),
-        (ROWS, {"dataset": f"{OWN}:with_nan"}, r"dataset must return .*with_nan returns training features of float64"),
-        (TEXTS, {"dataset": f"{OWN}:negative"}, "dataset must return .*negative returns test tokens of int64"),
+        (
+            ROWS,
+            {"dataset": f"{OWN}:with_nan"},
+            r"dataset must return .*with_nan fails: ValueError: features of float64",
+        ),
+        (TEXTS, {"dataset": f"{OWN}:negative"}, "dataset must return .*negative fails: ValueError: tokens of int64"),
         (
             TEXTS,
             {"dataset": f"{OWN}:padded_left"},
-            "padded_left returns training tokens with a 0, which is padding, be",
+            "padded_left fails: ValueError: tokens of int64",
         ),
         (
             ROWS,
             {"dataset": f"{OWN}:mixed"},
-            r"dataset must return .* returns features of \(4,\) for training and tokens",
+            r"dataset must return .* fails: ValueError: features \(4,\) for training and tokens",
         ),
     ],
 )

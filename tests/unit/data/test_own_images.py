@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -107,21 +106,6 @@ def test_a_file_of_another_content_with_the_size_and_time_of_the_first_is_decode
     assert data.read(of(root)).train.inputs[0].max() == 0
     bring(files[1], files[0])
     assert (files[0].stat().st_mtime_ns, data.read(of(root)).train.inputs[0].min()) == (10**18, 255)
-
-
-def test_decoded_images_that_no_run_uses_are_removed_after_a_month(root: Path, tmp_path: Path) -> None:
-    months_ago = time.time() - 40 * 86400
-    for size in (8, 16):
-        data.read(of(root, image_size=size))
-    theirs = tmp_path / "decoded" / "folders" / "pets-0123456789abcdef"
-    theirs.mkdir()
-    for folder in theirs.parent.iterdir():
-        os.utime(folder, (months_ago, months_ago))
-    data.read(of(root, image_size=8))
-    data.read(of(root, image_size=32))
-    left = theirs.parent.glob("images-*")
-    assert sorted(np.load(decoded / "test_images.npy").shape[1] for decoded in left) == [8, 32]
-    assert theirs.exists()
 
 
 def test_what_was_found_is_part_of_the_run(root: Path) -> None:
@@ -265,7 +249,7 @@ def test_the_name_of_a_folder_may_be_long_in_any_script(root: Path, name: str) -
     assert len(data.read(of(moved)).train["labels"]) == 100
     assert len(data.read(of(moved)).train["labels"]) == 100
     (kept,) = (path for path in (data.folder(None) / "folders").iterdir() if not path.name.startswith("."))
-    assert kept.name.encode().startswith(name.encode(errors="ignore")[:99])
+    assert kept.name.startswith(f"{name[:50]}-")
 
 
 def without(*names: str) -> Callable[[Path], None]:
@@ -315,7 +299,7 @@ def one_class(root: Path) -> None:
         (
             without("test"),
             {},
-            "--test-share must be given, such as 0.2, for folder:{root}, which has no test samples",
+            "--test-share must be given, such as 0.2, for data without test samples, and folder:{root} has none",
         ),
         (without(), {"test_share": 0.2}, "--test-share is for data without test samples, and folder:{root} has some"),
         (
@@ -359,7 +343,7 @@ def one_class(root: Path) -> None:
         (
             without(),
             {"image_size": 10**5},
-            "--image-size must be smaller for folder:{root}, or come with --stream: its 200",
+            "--image-size must leave room for 200 images of 100000x100000 pixels without --stream: they take ",
         ),
     ],
 )
@@ -380,7 +364,7 @@ def test_nothing_is_left_of_images_that_could_not_be_decoded(root: Path, tmp_pat
 
 
 @pytest.mark.parametrize("keeps_its_header", [True, False])
-def test_all_images_that_cannot_be_read_are_named_at_once(root: Path, keeps_its_header: bool) -> None:
+def test_images_that_cannot_be_read_are_counted_and_the_first_is_named(root: Path, keeps_its_header: bool) -> None:
     """Some damage is found only when an image is decoded."""
     paths = sorted(root.glob("t*/3/*.png"))[:12]
     for path in paths:
@@ -388,8 +372,7 @@ def test_all_images_that_cannot_be_read_are_named_at_once(root: Path, keeps_its_
         whole.save(path, "BMP")
         path.write_bytes(path.read_bytes()[: 60 if keeps_its_header else 1])
     reason = "it is truncated or damaged" if keeps_its_header else "it is not an image"
-    named = "; ".join(f"{path}: {reason}" for path in paths[:10])
-    assert refusal(root) == f"cannot read 12 of 200 images: {named}; and 2 more"
+    assert refusal(root) == f"cannot read image {paths[0]}: {reason}; and 11 more of 200"
 
 
 def test_a_new_image_is_seen_by_the_next_run_of_a_process(root: Path) -> None:
@@ -482,26 +465,31 @@ def test_a_function_gives_arrays_and_perhaps_names(arrays: Callable[[str], str])
 @pytest.mark.parametrize(
     ("returned", "fault"),
     [
-        ("7", "7"),
-        ("half(12)[0], half(12)[0]", "array([[[[ 13"),
-        ("half(12), 5", "5 for test"),
-        ("half(12, dtype='float32'), half(6)", "training images of float32 (12, 16, 16, 3)"),
-        ("half(12, (16, 8)), half(6)", "training images of uint8 (12, 16, 8, 3)"),
-        ("half(12, ()), half(6)", "training images of uint8 (12,)"),
-        ("half(12), half(6, (8, 8))", "images of (16, 16) for training and (8, 8) for the test"),
-        ("(half(12)[0], half(6)[1]), half(6)", "training labels of int64 (6,) for 12 images"),
-        ("(half(12)[0], np.arange(12) % 3 + 7), half(6)", "3 kinds of labels for training, and labels from 7 to 9"),
-        ("(half(12)[0], np.arange(12) % 2), half(6)", "2 kinds of labels for training, and labels from 0 to 2"),
-        ("half(12), half(6), None", "None as names"),
-        ("half(12), half(6), ['a', 'a', 'b']", "['a', 'a', 'b'] as the names of 3 classes"),
-        ("half(12), half(6), ['cat', 'dog']", "['cat', 'dog'] as the names of 3 classes"),
+        ("7", "TypeError: object of type 'int' has no len()"),
+        ("half(12)[0], half(12)[0]", "ValueError: too many values to unpack (expected 2"),
+        ("half(12), 5", "TypeError: 'int' object is not iterable"),
+        ("half(12, dtype='float32'), half(6)", "ValueError: images of float32 (12, 16, 16)"),
+        ("half(12, (16, 8)), half(6)", "ValueError: images of uint8 (12, 16, 8)"),
+        ("half(12, ()), half(6)", "ValueError: images of uint8 (12,)"),
+        ("half(12), half(6, (8, 8))", "ValueError: images (16, 16, 3) for training and images (8, 8, 3)"),
+        ("(half(12)[0], half(6)[1]), half(6)", "ValueError: labels of int64 (6,) for 12 images"),
+        (
+            "(half(12)[0], np.arange(12) % 3 + 7), half(6)",
+            "ValueError: 3 kinds of labels for training, and labels from 7 to 9",
+        ),
+        (
+            "(half(12)[0], np.arange(12) % 2), half(6)",
+            "ValueError: 2 kinds of labels for training, and labels from 0 to 2",
+        ),
+        ("half(12), half(6), ['a', 'a', 'b']", "ValueError: ['a', 'a', 'b'] as the names of 3 classes"),
+        ("half(12), half(6), ['cat', 'dog']", "ValueError: ['cat', 'dog'] as the names of 3 classes"),
     ],
 )
 def test_what_a_function_may_not_return_is_refused(arrays: Callable[[str], str], returned: str, fault: str) -> None:
     path = arrays(returned)
-    rule, _, told = refusal(path).partition("; ")
+    rule, _, told = refusal(path).partition(f", and {path} fails: ")
     assert rule.startswith("--dataset must return (images, labels) for training and for the test, and perhaps ")
-    assert told.startswith(f"{path} returns {fault}"[:60])
+    assert told.startswith(fault)
     assert "\n" not in told
 
 
@@ -511,7 +499,8 @@ def test_what_a_function_may_not_return_is_refused(arrays: Callable[[str], str],
 def test_a_function_that_fails_is_named_with_the_line(arrays: Callable[[str], str], returned: str, error: str) -> None:
     path = arrays(returned)
     file = f"{path.partition(':')[0]}.py"
-    assert refusal(path).startswith(f"--dataset must return arrays, and {path} fails: {error} ({file}, line ")
+    assert refusal(path).startswith("--dataset must return (images, labels) for training ")
+    assert f", and {path} fails: {error} ({file}, line " in refusal(path)
 
 
 def test_a_function_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,15 +522,6 @@ def test_links_are_followed_and_what_is_hidden_or_comes_back_is_left_out(root: P
     (root / "train" / "3" / ".ipynb_checkpoints").mkdir()
     (root / "train" / "3" / ".ipynb_checkpoints" / "0.png").write_bytes(image.read_bytes())
     assert len(data.read(of(root)).train["labels"]) == before + 1
-
-
-def test_a_damaged_copy_is_named(root: Path) -> None:
-    data.read(of(root))
-    (kept,) = (data.folder(None) / "folders").glob("images-*")
-    (kept / "train_images.npy").write_bytes(b"")
-    assert refusal(root) == f"--data-dir must have whole files, and those in {kept} are not; remove that folder"
-    shutil.rmtree(kept)
-    assert len(data.read(of(root)).train["labels"]) == 100
 
 
 def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> None:
@@ -617,13 +597,11 @@ def test_a_thread_gathers_them_ahead_into_memory_that_a_gpu_reads_by_itself(
 def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_000_000))
     assert refusal(root) == (
-        f"--image-size must be smaller for folder:{root}, or come with --stream: its 200 images of 32x32 pixels take 0.0 GiB, "
-        "and 0.0 GiB may be used here, half of the free memory"
+        "--image-size must leave room for 200 images of 32x32 pixels without --stream: they take 0.0 GiB, of 0.0 GiB"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=600_000))
-    home = data.folder(None) / "folders"
     assert refusal(root, stream=True) == (
-        f"--data-dir must have room for folder:{root}: its 200 images of 32x32 pixels take 0.0 GiB, and {home} has 0.0 GiB"
+        "--data-dir must leave room for 200 images of 32x32 pixels: they take 0.0 GiB, of 0.0 GiB"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=700_000))
     assert len(data.read(of(root, stream=True)).train["labels"]) == 100

@@ -67,21 +67,20 @@ def test_a_share_for_validation_leaves_equal_texts_together(root: Path) -> None:
 
 
 BAD = {
-    "no column": ("train.csv", "text,class\nx,good\n", "must have the column label, and {} has not"),
-    "no column in JSON": ("train.jsonl", '{"label": "a"}', "must have the column text, and {} has not"),
+    "no column": ("train.csv", "text,class\nx,good\n", "must have each column once, with a name, and {} has 0 named 'label'"),
+    "no column in JSON": ("train.jsonl", '{"label": "a"}', "must have each column once, with a name, and {} has 0 named 'text'"),
     "empty text": ("train.csv", 'text,label\nx,good\n"  \n ",bad\n', "must have a text and a label in each row, and {} has ' \\n ' and 'bad' in row 2"),
     "no label": ("train.jsonl", '{"text": "x", "label": null}', "in each row, and {} has 'x' and <NA> in row 1"),
-    "number for text": ("train.jsonl", '{"text": 5, "label": "a"}', "in each row, and {} has 5 and 'a' in row 1"),
-    "not UTF-8": ("train.csv", b"text,label\nx,good\n\xe9t\xe9,bad\n", "must be in UTF-8, with as many cells in every line, and {} is not ('utf-8' codec can't decode"),
-    "one class": ("train.csv", "text,label\nx,good\ny,good\n", "at least two classes, and all labels of {} are 'good'"),
-    "class of the test alone": ("test.jsonl", '{"text": "x", "label": "odd"}', "the same classes in all files; 'odd' is in {} and not in "),
-    "malformed line": ("train.jsonl", '{"text": "x", "label": "a"}\n{"text": "y", \n', "must be in UTF-8, with a JSON object on each line, and {} is not (Expected object or value at position "),
-    "list for object": ("train.jsonl", '["x", "a"]', "must have the column text, and {} has not"),
-    "cells": ("train.csv", "text,label\nx,y,good\n", "must be in UTF-8, with as many cells in every line, and {} is not (Error tokenizing data. C error: Expected 2 fields in line 2, saw 3)"),
-    "open quote": ("train.csv", 'text,label\n"x,good\n', "must be in UTF-8, with as many cells in every line, and {} is not (Error tokenizing data. C error: EOF inside string starting at row 1)"),
-    "nothing": ("train.csv", "", "must be in UTF-8, with as many cells in every line, and {} is not (No columns to parse from file)"),
+    "not UTF-8": ("train.csv", b"text,label\nx,good\n\xe9t\xe9,bad\n", "must be CSV or JSONL in UTF-8, and {} is not: 'utf-8' codec can't decode"),
+    "one class": ("train.csv", "text,label\nx,good\ny,good\n", "must have two classes or more, and no others than to train on, and {} has good"),
+    "class of the test alone": ("test.jsonl", '{"text": "x", "label": "odd"}', "must have two classes or more, and no others than to train on, and {} has odd"),
+    "malformed line": ("train.jsonl", '{"text": "x", "label": "a"}\n{"text": "y", \n', "must be CSV or JSONL in UTF-8, and {} is not: Expected object or value at position "),
+    "list for object": ("train.jsonl", '["x", "a"]', "must have each column once, with a name, and {} has 0 named 'text'"),
+    "cells": ("train.csv", "text,label\nx,y,good\n", "must be CSV or JSONL in UTF-8, and {} is not: Error tokenizing data. C error: Expected 2 fields in line 2, saw 3"),
+    "open quote": ("train.csv", 'text,label\n"x,good\n', "must be CSV or JSONL in UTF-8, and {} is not: Error tokenizing data. C error: EOF inside string starting at row 1"),
+    "nothing": ("train.csv", "", "must be CSV or JSONL in UTF-8, and {} is not: No columns to parse from file"),
     "a cell too few": ("train.csv", "text,label\nx\n", "in each row, and {} has 'x' and '' in row 1"),
-    "a column twice": ("train.csv", "text,text,label\nx,y,good\n", "must name each column once, and {} has text twice"),
+    "a column twice": ("train.csv", "text,text,label\nx,y,good\n", "must have each column once, with a name, and {} has 2 named 'text'"),
     "header alone": ("test.jsonl", "\n", "must have rows, and {} has none"),
 }  # fmt: skip
 
@@ -114,9 +113,7 @@ def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_p
     )
     loud = listed(tmp_path / "loud.csv", 0.2, 0.2).parts.values()  # capitals and spaces are nothing to the model
     assert sum(len({text.strip().lower() for text in each.samples}) for each in loud) == 30
-    with pytest.raises(
-        ConfigError, match=r"test_share must be given, such as 0.2, for text:.*reviews.csv, which has no "
-    ):
+    with pytest.raises(ConfigError, match=r"test_share must be given, such as 0.2, .* and text:.*reviews.csv has none"):
         listed(tmp_path / "reviews.csv")
     rule = r"dataset must name a folder, or a \.csv or \.jsonl file, that is there, and .*/none\.csv is none"
     with pytest.raises(ConfigError, match=f"^{rule}$"):
@@ -125,14 +122,18 @@ def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_p
 
 def test_each_part_is_one_file_and_there_is_a_test(root: Path) -> None:
     write(root / "train.jsonl", ROWS)
-    with pytest.raises(ConfigError, match=r"one file of each part, and .* has train.csv and train.jsonl"):
+    with pytest.raises(
+        ConfigError, match=r"must have train.csv or train.jsonl and one file of each part, and .* has not"
+    ):
         listed(root)
     (root / "train.jsonl").unlink()
     (root / "test.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"test_share must be given, .* has no test samples"):
+    with pytest.raises(ConfigError, match=r"test_share must be given, .* has none"):
         listed(root)
     (root / "train.csv").unlink()
-    with pytest.raises(ConfigError, match=r"must have train.csv or train.jsonl, and .* has none"):
+    with pytest.raises(
+        ConfigError, match=r"must have train.csv or train.jsonl and one file of each part, and .* has not"
+    ):
         listed(root)
 
 
@@ -157,12 +158,12 @@ def test_texts_to_answer_for_are_words_columns_and_lines(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.csv", "words\nx\n", "a file of texts must have the column text, and {} has not"),
+        ("a.csv", "words\nx\n", "a file of texts must have each column once, with a name, and {} has 0 named 'text'"),
         ("a.jsonl", '{"text": " "}', "a file of texts must have a text in each row, and {} has ' ' in row 1"),
         (
             "a.jsonl",
             "text",
-            "a file of texts must be in UTF-8, with a JSON object on each line, and {} is not (Unexpected ",
+            "a file of texts must be CSV or JSONL in UTF-8, and {} is not: Unexpected ",
         ),
         (
             "a.txt",

@@ -122,10 +122,10 @@ def refused(classes: list[int], contents: Sequence[int], share: float, salt: int
 @pytest.mark.parametrize(
     ("classes", "contents", "share", "sentence"),
     [
-        ([0, 0, 1], range(3), 0.5, "to learn from, got 0.5, and class 'b' has 1"),
-        ([0, 0, 1, 1, 1], range(5), 0.9, "to learn from, got 0.9, and class 'a' has 2"),
-        ([0, 0, 0, 1, 1], [0, 1, 2, 3, 3], 0.1, "to learn from, got 0.1, and class 'b' has 2"),  # which are equal
-        ([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], 0.1, "to validate with, got 0.1, and class 'b' has 2"),  # as those of a
+        ([0, 0, 1], range(3), 0.5, "class 'b' on both sides, got 0.5 of 1"),
+        ([0, 0, 1, 1, 1], range(5), 0.9, "class 'a' on both sides, got 0.9 of 2"),
+        ([0, 0, 0, 1, 1], [0, 1, 2, 3, 3], 0.1, "class 'b' on both sides, got 0.1 of 2"),  # which are equal
+        ([0, 0, 0, 1, 1], [0, 1, 2, 0, 1], 0.1, "class 'b' on both sides, got 0.1 of 2"),  # as those of a
     ],
 )
 def test_a_share_that_leaves_nothing_of_a_class_is_refused(
@@ -133,7 +133,7 @@ def test_a_share_that_leaves_nothing_of_a_class_is_refused(
 ) -> None:
     refusals = list(filter(None, (refused(classes, contents, share, salt) for salt in range(20))))
     assert refusals
-    assert all(text == f"val_share must leave a sample of every class {sentence}" for text in refusals)
+    assert all(text == f"val_share must leave a sample of {sentence}" for text in refusals)
 
 
 def test_a_folder_keeps_files_by_their_relative_paths(root: Path, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
     ordered = Split({"images": train.inputs, "labels": digits.train["labels"] + 100})  # numbers of nothing with a name
     again = split(Made({"train": ordered, "test": ordered}, ("a", "b")), 0.1)
     assert np.array_equal(again["val"].images, parts["val"].images)
-    with pytest.raises(ConfigError, match=r"to learn from, got 0\.5, and there are 1$"):
+    with pytest.raises(ConfigError, match=r"of the data on both sides, got 0\.5 of 1$"):
         split(Made({"train": train.at(slice(1)), "test": train}, ("ink",)), 0.5)
 
 
