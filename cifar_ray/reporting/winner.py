@@ -60,7 +60,7 @@ def sentence(
         finished: how many finished, repeats aside.
         images: samples that the figure is a share of; None where it is no share, or that is not known.
     """
-    compared, parts = level(value, repeated), [f"{name}: {of.name} {of.text(value)}"]
+    compared, parts = level(value, repeated), [f"{name}: {of.named(value)}"]
     if repeated:
         spread = f" (standard deviation {apart(of, statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
         parts.append(f"with {counted(len(repeated), 'other seed')} {of.text(compared)}{spread}")

@@ -75,6 +75,10 @@ class Figure:
         """A value as people read it: ``91.23%`` or ``0.1234``."""
         return f"{value:.2%}" if self.percent else f"{value:,.4f}"
 
+    def named(self, value: float) -> str:
+        """A value behind the figure's name: ``accuracy 91.23%``."""
+        return f"{self.name} {self.text(value)}"
+
     def rank(self, value: float) -> float:
         """A number that is higher for a better value."""
         if math.isnan(value):

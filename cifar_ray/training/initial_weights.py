@@ -66,7 +66,7 @@ def named_alike(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
     return {name.removeprefix(best): value for name, value in weights.items() if name.startswith(best)}
 
 
-def _is_state(content: object) -> bool:
+def _is_state(content: Any) -> bool:
     """Whether it is a mapping of names to tensors."""
     is_some = isinstance(content, Mapping) and bool(content)
     return is_some and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())

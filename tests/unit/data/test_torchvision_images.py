@@ -17,7 +17,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import torchvision_sets
-from cifar_ray.training import recipe
+from cifar_ray.training import recipe, samples
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 28, 28), np.uint8)
 
