@@ -64,16 +64,9 @@ def crop_and_flip(
 
 
 def draws(samples: Tensor, seed: int, epoch: int, variation: Variation = USUAL) -> tuple[Tensor, Tensor, Tensor]:
-    """What each sample is given: the crop's top row and left column, and whether it is mirrored.
+    """What each of ``samples``, int64 (B,), is given: the crop's top row and left column, and whether it is mirrored.
 
-    Args:
-        samples: int64, shape (B,).
-        seed: the run's seed.
-        epoch: the epoch, from 0.
-        variation: how images vary.
-
-    Returns:
-        int64 from 0 to ``2 * variation.padding``, the same, and bool; each of shape (B,).
+    They are int64 from 0 to ``2 * variation.padding``, the same, and bool; each of shape (B,).
     """
     hashed = order.hash64(seed, epoch, samples)
     first, second, third = ((hashed >> shift) & ((1 << _BITS) - 1) for shift in (0, _BITS, 2 * _BITS))

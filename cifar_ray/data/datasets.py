@@ -54,11 +54,10 @@ def normalised(facts: Facts, by: str) -> Facts:
 
 @dataclass(frozen=True)
 class Split:
-    """Training or test samples, as rows of named columns: one of :data:`INPUTS`, and what a task learns of it.
+    """Training or test samples: named ``columns``, one of :data:`INPUTS` and what a task learns of it.
 
-    Attributes:
-        columns: name -> array whose first axis counts the samples. ``images`` may be read-only, and may stay on disk.
-            ``labels``, where it has them, are int64 (N,).
+    Each is an array whose first axis counts the samples. ``images`` may be read-only, and may stay on disk; ``labels``
+    are int64 (N,).
     """
 
     columns: Mapping[str, np.ndarray]
@@ -85,7 +84,7 @@ class Split:
 
     @property
     def file(self) -> str | None:
-        """Where all its images are, if they stay on disk; other processes are told this path, which they must have."""
+        """Where all its images are, if they stay on disk: other processes are told this path alone."""
         # Some rows of such a file are a memmap with its name, too.
         is_whole = isinstance(self.inputs, np.memmap) and isinstance(self.inputs.base, mmap.mmap)
         return str(self.inputs.filename) if is_whole else None  # type: ignore[attr-defined]
@@ -103,11 +102,8 @@ class Dataset:
     Attributes:
         name: what ``--dataset`` calls it.
         spec: its facts.
-        train: training samples.
-        test: test samples.
-        encoding: what made numbers of what people have, as JSON: of texts, their tokenizer; empty of others.
-        left_out: what was found beside the images and is not used, or otherwise than its name says, in words.
-        val: validation samples; None without.
+        left_out: what is not used, or otherwise than its name says, in words.
+        encoding: of texts, their tokenizer as JSON; empty of others.
     """
 
     name: str
@@ -174,9 +170,8 @@ def to_model_size(spec: Facts, images: Any) -> np.ndarray:
 def digest(*splits: Split) -> str:
     """First 16 hex digits of the SHA-256 over all columns."""
     state = hashlib.sha256()
-    for split in splits:
-        for column in split.columns.values():
-            state.update(np.ascontiguousarray(column).data)
+    for column in (column for split in splits for column in split.columns.values()):
+        state.update(np.ascontiguousarray(column).data)
     return state.hexdigest()[:16]
 
 

@@ -29,8 +29,7 @@ small operations that take as long for 16 images as for 1,024 are paid once for 
 class DataShard:
     """Which part of every global batch one rank is given: share ``index`` of ``shares``, cut into ``micro_batches``.
 
-    A rank that has no use for the inputs gets none of them, only targets and seeds. With ``one_shape`` all texts are
-    padded to one length, as they must be that pass through stages of fixed shapes.
+    Without ``inputs`` it gets targets and seeds alone; with ``one_shape`` all texts are padded to one length.
     """
 
     index: int = 0
@@ -45,25 +44,17 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         inputs: as the model takes them, shape (B, ...): of images, normalised float32 (B, C, H, W).
-        targets: what is learned of them, rows of the task's column, such as int64 labels (B,); of mixed images, each
-            class's share: float32, shape (B, num_classes).
-        seed: of torch's generators while they do; it depends on the step and the micro-batch, not on what came before.
-        divisor: what the sum of their losses is divided by: a micro-batch's mean share of what its global batch counts,
-            so that the mean over all micro-batches on all ranks is the global batch's. Where each sample counts 1,
-            it is B.
+        targets: rows of the task's column, such as int64 labels (B,); of mixed images each class's share, float32 (B,
+            num_classes).
+        seed: of torch's generators while they do; it depends on the step and the micro-batch alone.
+        divisor: of the sum of their losses: a micro-batch's mean share of what its global batch counts, or B where each
+            sample counts 1. So the mean over all micro-batches on all ranks is the global batch's.
     """
 
     inputs: Tensor
     targets: Tensor
     seed: int
     divisor: float
-
-
-class Texts(NamedTuple):
-    """Tokens of a text on average, without padding, and the share of padding in what passes through the model."""
-
-    tokens: float
-    padding: float
 
 
 class _Block(NamedTuple):
@@ -228,8 +219,8 @@ class TrainLoader:
         self._longest = self._widths[samples].view(-1, batch).amax(1).tolist()
         return samples
 
-    def texts(self) -> Texts | None:
-        """What there is to compute in the first epoch; None of other inputs."""
+    def texts(self) -> tuple[float, float] | None:
+        """Tokens of a text, on average, and the share of padding in what an epoch computes; None without texts."""
         if self._widths is None or self._lengths is None:
             return None
         batch = self._config.global_batch_size
@@ -237,7 +228,7 @@ class TrainLoader:
         widths = self._widths[samples].view(-1, batch).amax(1) if self._cuts else self._inputs.shape[1]
         computed = torch.as_tensor(widths).float().mean() * batch
         mean = self._lengths[samples].float().mean().item()
-        return Texts(mean, 1 - mean * batch / computed.item())
+        return mean, 1 - mean * batch / computed.item()
 
 
 def _moved(inputs: Tensor, device: torch.device, config: ResolvedConfig) -> Tensor:

@@ -33,8 +33,8 @@ class Modality:
     def sizes(self) -> tuple[int, ...]:
         """The values of ``arguments``."""
         facts = self.facts
-        known = {"image_size": facts.image_size, "channels": facts.shape[0], "classes": facts.num_classes}
-        known |= {"features": facts.length, "length": facts.length, "vocabulary": facts.vocabulary}
+        known = {"image_size": facts.image_size, "classes": facts.num_classes, "vocabulary": facts.vocabulary}
+        known |= dict.fromkeys(("channels", "features", "length"), facts.length)
         return tuple(known[name] for name in self.arguments)
 
     def normaliser(self) -> nn.Module:
@@ -94,11 +94,8 @@ class Standardise(nn.Module):
         return ((rows - self.mean) / self.std).float()
 
 
-class AsLong(nn.Module):
+class AsLong(nn.Identity):
     """Tokens as an embedding takes them: int64 (B, length)."""
-
-    def __init__(self, facts: Facts) -> None:
-        super().__init__()
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows.long()

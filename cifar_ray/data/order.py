@@ -21,13 +21,8 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 def hash64(*words: int | Tensor) -> Tensor:
     """Hash integers to uniformly distributed int64, element by element.
 
-    The finaliser of SplitMix64 (Steele, Lea and Flood, 2014) folded over the words.
-
-    Args:
-        words: integers, or int64 tensors of one shape; at least one tensor decides shape and device.
-
-    Returns:
-        int64, of the tensors' shape.
+    The finaliser of SplitMix64 (Steele, Lea and Flood, 2014) folded over the words: integers, or int64 tensors of one
+    shape, which at least one has and the result, too.
     """
     device = next((word.device for word in words if isinstance(word, Tensor)), None)
     state = torch.zeros((), dtype=torch.int64, device=device)
@@ -55,15 +50,8 @@ def permutation(seed: int, epoch: int, size: int) -> Tensor:
 def bucketed(seed: int, epoch: int, lengths: Tensor, batch: int) -> Tensor:
     """The order of an epoch whose global batches have samples of about equal lengths; int64, (steps x ``batch``,).
 
-    As many samples as fill whole global batches are drawn by their hash, sorted by length and cut into global batches,
-    which come in hashed order. So a global batch has samples of one length, and at most one for each of the others has
-    samples of several: no more are left out than without lengths, others in each epoch.
-
-    Args:
-        seed: the run's.
-        epoch: from 0.
-        lengths: what each sample is padded to at least, few different ones: int64, (N,).
-        batch: samples of a global batch.
+    As many samples as fill whole global batches of ``batch`` are drawn by their hash, sorted by ``lengths`` (int64,
+    (N,)) and cut into global batches, which come in hashed order: no more are left out than without lengths.
     """
     steps = steps_per_epoch(len(lengths), batch)
     drawn = permutation(seed, epoch, len(lengths))[: steps * batch]
@@ -93,14 +81,8 @@ def evaluation_range(size: int, rank: int, world_size: int) -> range:
 
 
 def step_seeds(seed: int, steps: range, micro_batch: int) -> list[int]:
-    """Seeds of torch's generators (dropout) for one micro-batch of every global batch of consecutive ``steps``.
+    """Seeds of torch's generators (dropout), 0 to 2**63 - 1, for one micro-batch of every global batch of ``steps``.
 
-    Args:
-        seed: the run's seed.
-        steps: optimizer steps over the whole run.
-        micro_batch: number of the micro-batch in its global batch, from 0, counted over all ranks.
-
-    Returns:
-        Numbers from 0 to 2**63 - 1.
+    Steps count over the whole run, and ``micro_batch`` over all ranks, from 0 in each global batch.
     """
     return _shift(hash64(seed, torch.arange(steps.start, steps.stop), micro_batch), 1).tolist()

@@ -134,8 +134,8 @@ POLICIES = {"randaugment": rand_augment, "trivialaugment": trivial_augment}
 """By the names that ``--augment`` has."""
 
 Together = Callable[[Tensor, Tensor], Tensor]
-"""An operation on images (N, C, side, side), uint8, each with the number of what it drew (N,): twice the level, and
-one more for the other way."""
+"""An operation on uint8 images (N, C, side, side), each with what it drew (N,): twice the level, and 1 for the other
+way."""
 
 
 @functools.cache
@@ -204,14 +204,21 @@ def _operations(side: int) -> list[_Operation]:
     def to_blurred(images: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         return images, F.adjust_sharpness(images, 0.0).float() - images
 
+    def sheared(images: Tensor, by: list[float]) -> Tensor:
+        degrees = [math.degrees(math.atan(each)) for each in by]
+        return F.affine(images, angle=0.0, translate=[0, 0], scale=1.0, shear=degrees, center=[0, 0])
+
+    def moved(images: Tensor, by: list[int]) -> Tensor:
+        return F.affine(images, angle=0.0, translate=by, scale=1.0, shear=[0.0, 0.0])
+
     moving, mapping = partial(_Operation, does="moves", signed=True), partial(_Operation, does="maps")
     blending = partial(_Operation, mild=0.9, wide=0.99, signed=True, does="blends")
     return [
         _Operation(lambda images, _: images),
-        moving(lambda images, by: _sheared(images, [by, 0.0]), 0.3, 0.99),
-        moving(lambda images, by: _sheared(images, [0.0, by]), 0.3, 0.99),
-        moving(lambda images, by: _moved(images, [int(by), 0]), 150 / 331 * side, 32.0),
-        moving(lambda images, by: _moved(images, [0, int(by)]), 150 / 331 * side, 32.0),
+        moving(lambda images, by: sheared(images, [by, 0.0]), 0.3, 0.99),
+        moving(lambda images, by: sheared(images, [0.0, by]), 0.3, 0.99),
+        moving(lambda images, by: moved(images, [int(by), 0]), 150 / 331 * side, 32.0),
+        moving(lambda images, by: moved(images, [0, int(by)]), 150 / 331 * side, 32.0),
         moving(F.rotate, 30.0, 135.0),
         mapping(lambda images, by: F.adjust_brightness(images, 1 + by), 0.9, 0.99, signed=True),
         blending(lambda images, by: F.adjust_saturation(images, 1 + by), terms=to_grey),
@@ -222,16 +229,3 @@ def _operations(side: int) -> list[_Operation]:
         _Operation(lambda images, _: F.autocontrast(images)),
         _Operation(lambda images, _: F.equalize(images)),
     ]
-
-
-def _sheared(images: Tensor, by: list[float]) -> Tensor:
-    from torchvision.transforms.v2 import functional as F
-
-    degrees = [math.degrees(math.atan(each)) for each in by]
-    return F.affine(images, angle=0.0, translate=[0, 0], scale=1.0, shear=degrees, center=[0, 0])
-
-
-def _moved(images: Tensor, by: list[int]) -> Tensor:
-    from torchvision.transforms.v2 import functional as F
-
-    return F.affine(images, angle=0.0, translate=by, scale=1.0, shear=[0.0, 0.0])

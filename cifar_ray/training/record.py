@@ -173,8 +173,8 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
         seconds = times["time/iteration_mean_s"] if state.strategy.synchronous else clock.pace()
         times[task.throughput] = state.config.global_batch_size / seconds
         if texts := state.loader.texts():
-            times["tokens_per_s"] = texts.tokens * times[task.throughput]
-            times["padding_share"] = texts.padding
+            tokens, times["padding_share"] = texts
+            times["tokens_per_s"] = tokens * times[task.throughput]
     metrics = {**epochs[-1].metrics, **{f"test/{name}": value for name, value in last.metrics.items()}}
     metrics[task.counted_on("test")] = float(last.images)
     if val_size := state.decided.facts.val_size:
