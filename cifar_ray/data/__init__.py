@@ -20,20 +20,7 @@ from cifar_ray.data.decoded import Progress
 from cifar_ray.data.published import present
 from cifar_ray.data.source import Source
 
-__all__ = [
-    "SOURCES",
-    "SPECS",
-    "Dataset",
-    "Facts",
-    "Split",
-    "facts",
-    "folder",
-    "keep",
-    "load",
-    "look",
-    "present",
-    "read",
-]
+__all__ = ["SOURCES", "SPECS", "Dataset", "Facts", "Split", "folder", "present"]  # beside the functions below
 
 _found: deque[tuple[object, Source]] = deque(maxlen=8)
 """Data sets that have been found and not been read yet: a sweep may have several, each in two splits."""
@@ -60,7 +47,9 @@ def _reading() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise unusable(f"must be files that can be read, and {error.filename} cannot be ({error.strerror})") from None
+        raise unusable(
+            f"must be files that can be read, and {error.filename or 'some'} cannot be ({error.strerror})"
+        ) from None
 
 
 @_reading()
@@ -74,7 +63,7 @@ def find(config: TrainConfig) -> Source:
         root = Path(path_of(dataset))
         paths = [root, *(path for some in ("*", "*/*/", "annotations/*") for path in root.glob(some))]
     times = [path.stat().st_ctime_ns for path in paths if path.exists()]
-    asked = [getattr(config, name) for name in (*OF_DATA, "stream") if name not in ("test_share", "val_share")]
+    asked = [getattr(config, name) for name in OF_DATA if name not in ("test_share", "val_share")]
     key = (dataset, times, folder(config.data_dir), asked)
     whole = _once(key, lambda: _source(config))
     return _once((key, config.test_share, config.val_share or 0.0), lambda: whole.split(config))

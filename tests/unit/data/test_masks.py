@@ -162,10 +162,10 @@ def test_masks_that_do_not_fit_into_the_memory_are_refused_though_images_stay_on
     masks_take = 32 * SIDE**2
     for values, taken in (({}, 4 * masks_take), ({"stream": True}, masks_take)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda taken=taken: SimpleNamespace(available=2 * taken - 2))
-        with pytest.raises(ConfigError, match="image_size must be smaller") as refused:
+        with pytest.raises(ConfigError, match="image_size must leave room for") as refused:
             data.read(of(root, **values))
     assert str(refused.value) == (
-        f"image_size must be smaller for masks:{root}: the masks of its 32 images of {SIDE}x{SIDE} pixels take 0.0 GiB, and "
+        f"image_size must leave room for for masks:{root}: the masks of its 32 images of {SIDE}x{SIDE} pixels take 0.0 GiB, and "
         "0.0 GiB may be used here, half of the free memory"
     )
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * masks_take))

@@ -196,7 +196,7 @@ def test_figures_may_be_numpys_and_without_a_value_at_first(tmp_path: Path) -> N
         ("Several", "must have a loss of one number, with a gradient, and {} does not"),
         ("Missing", "must evaluate loss, mae, r2, rmse, and {} does not"),
         ("One", "must predict 4 numbers for a sample, and {} does not"),
-        ("Fewer", "must return (images, ink) for training and for the test, and perhaps the outputs' names: .*"),
+        ("Fewer", "must return (images, ink) for training and for the test, and perhaps names: .*"),
         ("Pictures", "must learn another column than the images that the model is given, not {}"),
         ("Failing", "must have the methods of cifar_ray.tasks.protocol.Task, and {} fails: KeyError: 'ink' ("),
     ],
@@ -233,7 +233,7 @@ def test_names_that_mlflow_does_not_take_or_that_are_taken_are_refused(
         ({"augment": "mixup"}, f"augment must be none, .* for {OWN}:Ink, which has no labels to mix, got mixup"),
         (
             {"task": "classification"},
-            rf"dataset must return \(images, labels\).*; {OWN}:load returns training labels of",
+            rf"dataset must return \(images, labels\).*; {OWN}:load fails: ValueError: training labels of",
         ),
     ],
 )

@@ -201,11 +201,14 @@ def wide(features: int, classes: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"dataset": f"{OWN}:constant"}, "dataset must return .* returns a target that is the same for all training"),
-        ({"dataset": f"{OWN}:with_inf"}, "dataset must return .* returns test targets that are not finite"),
-        ({"dataset": f"{OWN}:words"}, "dataset must return .* returns training targets of <U"),
+        (
+            {"dataset": f"{OWN}:constant"},
+            "dataset must return .* fails: ValueError: a target that is the same for all training",
+        ),
+        ({"dataset": f"{OWN}:with_inf"}, "dataset must return .* fails: ValueError: test targets that are not finite"),
+        ({"dataset": f"{OWN}:words"}, "dataset must return .* fails: ValueError: training targets of <U"),
         ({"dataset": f"{OWN}:unnamed"}, "dataset must return .* as the names of 2 targets"),
-        ({"task": "classification"}, "dataset must return .* returns training labels of float64"),
+        ({"task": "classification"}, "dataset must return .* fails: ValueError: training labels of float64"),
         (
             {"dataset": "digits", "model": "resnet", "model_options": {}},
             "task must learn the labels of digits, and regression",

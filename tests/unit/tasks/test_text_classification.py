@@ -166,7 +166,7 @@ def test_tokens_that_do_not_fit_into_the_memory_are_refused(
 ) -> None:
     asked, taken = resolved(usual), 4 * 240 * 40
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * taken - 2))
-    with pytest.raises(ConfigError, match=r"^text.max_length must be smaller for text:.*: its 240 texts of 40 tokens"):
+    with pytest.raises(ConfigError, match=r"^text.max_length must leave room for 240 texts of 40 tokens: they take"):
         data.read(asked)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * taken))
     assert len(data.read(asked).train) == 192
