@@ -84,7 +84,8 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
     has_masks = source.column == Segmentation.target
     masks = total * side**2 * has_masks
     size, what = masks + total * side**2 * 3, f"{total:,} images of {side}x{side} pixels"
-    check_room("image_size", masks if config.stream else size, f"{what} without --stream")
+    used, held = (masks, f"the masks of {what}") if config.stream else (size, f"{what} without --stream")
+    check_room("image_size", used, held)
     check_room("data_dir", size, what, shutil.disk_usage(kept.parent).free)
     unreadable: list[str] = []
 

@@ -233,7 +233,7 @@ def test_names_that_mlflow_does_not_take_or_that_are_taken_are_refused(
         ({"augment": "mixup"}, f"augment must be none, .* for {OWN}:Ink, which has no labels to mix, got mixup"),
         (
             {"task": "classification"},
-            rf"dataset must return \(images, labels\).*; {OWN}:load fails: ValueError: training labels of",
+            rf"dataset must return \(images, labels\).*, and {OWN}:load fails: ValueError: training labels of",
         ),
     ],
 )
