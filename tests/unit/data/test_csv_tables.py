@@ -206,7 +206,7 @@ def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"dataset must be files that can be read, and .*files/test9.png cannot be"):
         data.read(asked)
     (pictures / "elsewhere.png").rename(pictures / "files/test9.png")
-    assert (streamed.digest, streamed.spec) == (dataset.digest, dataset.spec)
+    assert streamed.spec == dataset.spec
     more: dict[str, object] = {"strategy": "reproducible", "log_every": 1, "global_batch_size": 8, "val_share": 0.25}
     snapshots = train_everywhere(partial(resolved, {**USUAL, **values}, **more), tmp_path / "runs", stop_after=4)
     assert len({digest(snapshot) for snapshot in snapshots}) == 1

@@ -140,7 +140,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
 
 
 def _load_digest(folder: str) -> str:
-    return data.load("cifar10", folder).digest
+    return data.load("cifar10", folder).spec.digest
 
 
 @pytest.mark.data
@@ -149,7 +149,7 @@ def test_several_processes_that_start_together_download_once(tmp_path: Path, mir
     target = tmp_path / "data"
     with multiprocessing.get_context("fork").Pool(3) as pool:
         digests = pool.map(_load_digest, [str(target)] * 3)
-    assert digests == [data.load("cifar10").digest] * 3
+    assert digests == [data.load("cifar10").spec.digest] * 3
     assert len(mirror) == 2  # torchvision asks for the address twice: where it leads, and what is there
     assert {path.name for path in target.iterdir()} >= {".CIFAR10.lock", "cifar-10-batches-py"}
 

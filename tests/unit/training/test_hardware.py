@@ -12,9 +12,10 @@ import pytest
 from cifar_ray import tasks
 from cifar_ray.cli import doctor
 from cifar_ray.config.decided import Decided
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import cgroups
+from cifar_ray.data import decoded
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.training import hardware, recipe
@@ -125,27 +126,8 @@ def test_what_a_thread_waits_for_a_cpu_is_counted() -> None:
     assert 0 < before <= hardware.cpu_wait_s()
 
 
-STAT = "anon 100\ninactive_file 300\n"
-MEMORY_V1 = {
-    "memory.limit_in_bytes": "5000\n",
-    "memory.usage_in_bytes": "4000\n",
-    "memory.stat": "inactive_file 0\ntotal_inactive_file 20\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("listed", "limits", "free"),
-    [
-        (V2, {}, 10_000),
-        (V2, {"a/b/memory.max": "max\n", "a/b/memory.current": "9\n", "a/b/memory.stat": STAT}, 10_000),
-        (V2, {"a/memory.max": "5000\n", "a/memory.current": "4000\n", "a/memory.stat": STAT}, 1_300),
-        (V2, {"memory.max": "50000\n", "memory.current": "4000\n", "memory.stat": STAT}, 10_000),
-        (V1, {f"memory/user/{name}": text for name, text in MEMORY_V1.items()}, 1_020),
-    ],
-)
-def test_a_control_group_leaves_less_memory_than_the_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, limits: dict[str, str], free: int
-) -> None:
-    groups(tmp_path, listed, limits)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
-    assert cgroups.free_memory(tmp_path / "cgroup", tmp_path / "mount") == free
+def test_data_must_fit_into_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    decoded.check_memory(TrainConfig(), "image_size", 500, "its images")
+    with pytest.raises(ConfigError, match=r"^image_size must be smaller for cifar10: its images take "):
+        decoded.check_memory(TrainConfig(), "image_size", 501, "its images")
