@@ -50,13 +50,11 @@ class Pipeline(Strategy):
         config, worker, precision = context.config, context.worker, context.decided.precision
         self._count = self.micro_batches(config)
         units = stages.units(models.layers(config, context.model))
+        # Those that every rank has: a forward pass, such as those of the plan, may make others on some.
+        modules = context.model.modules()
+        self._buffers = {module: [name for name, _ in module.named_buffers(recurse=False)] for module in modules}
         slices, costs = self._plan(units)
         self._stages = [nn.Sequential(*units[part]) for part in slices]
-        # Those that every rank has: a forward pass may make others, on the ranks alone that compute it.
-        self._buffers = [
-            [(module, name) for module in stage.modules() for name, _ in module.named_buffers(recurse=False)]
-            for stage in self._stages
-        ]
         self._watch = stages.Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
         self._layers = stages.Layers(units, part, precision, worker.device)
@@ -137,8 +135,9 @@ class Pipeline(Strategy):
     def consolidate(self) -> None:
         """Broadcast the parameters and buffers of every stage to all ranks."""
         self._watch.read()
-        for owner, (stage, names) in enumerate(zip(self._stages, self._buffers)):
-            for tensor in (*stage.parameters(), *(getattr(module, name) for module, name in names)):
+        for owner, stage in enumerate(self._stages):
+            buffers = (getattr(each, name) for each in stage.modules() for name in self._buffers.get(each, ()))
+            for tensor in (*stage.parameters(), *buffers):
                 dist.broadcast(flat(tensor.detach()), src=owner)
 
     def state(self) -> dict[str, Any]:
