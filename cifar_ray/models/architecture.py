@@ -74,7 +74,8 @@ def convolutions(channels: Sequence[int], has_norm: bool = True) -> list[nn.Modu
     layers: list[nn.Module] = []
     for inputs, filters in itertools.pairwise(channels):
         layers.append(nn.Conv2d(inputs, filters, 3, padding=1, bias=not has_norm))
-        layers += [nn.BatchNorm2d(filters)] * has_norm
+        if has_norm:
+            layers.append(nn.BatchNorm2d(filters))
         layers.append(nn.ReLU())
     return layers
 
