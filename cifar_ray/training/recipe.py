@@ -284,11 +284,8 @@ def _augment(config: TrainConfig, spec: Facts) -> str:
     if config.label_smoothing and not (is_own(config.task) or has_classes):
         raise ConfigError("label_smoothing", f"is for tasks of classes, and the task is {task.spec.name}")
     if not modality.of(spec).varies:
-        for key, is_usual in (
-            ("augment", config.augment in (None, "none")),
-            ("normalise", config.normalise == "dataset"),
-        ):
-            if not is_usual:
+        for key, values in (("augment", (None, "none")), ("normalise", ("dataset",))):
+            if getattr(config, key) not in values:
                 raise ConfigError(key, f"is for images, and {config.dataset} has {spec.inputs}")
         return "none"
     usual = "crop_flip" if spec.flip else "crop"

@@ -120,8 +120,7 @@ def prepare(
     torch.set_num_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    newest = from_rank0(worker, lambda: checkpoint.latest(folder, config, decided))
-    path, resumed, skipped = newest or (None, None, ())
+    path, resumed, skipped = from_rank0(worker, lambda: checkpoint.latest(folder, config, decided)) or (None, None, ())
     # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
     before = resumed.decided if resumed else decided
     is_open = before.precision == "auto" or before.convolutions is None
