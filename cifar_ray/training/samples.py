@@ -6,17 +6,18 @@ import abc
 import base64
 import io
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from cifar_ray.config.facts import Facts, Inputs
 from cifar_ray.data import imagefiles, tokens
 from cifar_ray.data.datasets import to_model_size
 from cifar_ray.tasks.spec import IGNORED
+
+if TYPE_CHECKING:  # readers of records do without torch
+    from torch import Tensor
 
 _SIDE = 64  # pixels of an image that is drawn, at most: a report reads every run's
 _CHARACTERS = 240  # of a text that is drawn, at most
@@ -122,6 +123,8 @@ def batch(facts: Facts, images: Sequence[Image.Image]) -> Tensor:
     Returns:
         uint8, (N, side, side, 3), channels last.
     """
+    import torch
+
     if facts.crop:
         return torch.from_numpy(np.stack([imagefiles.cropped(image, facts.image_size) for image in images]))
     size = (facts.native_size, facts.native_size)

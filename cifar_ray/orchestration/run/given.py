@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, brief, one_of
 from cifar_ray.config.facts import Facts, Inputs
 from cifar_ray.data import folders, imagefiles, tables, texts, tokens
+from cifar_ray.data.datasets import as_tensor
 from cifar_ray.training import samples
+
+if TYPE_CHECKING:  # what is refused before the start does without torch
+    from torch import Tensor
 
 _LINES = ".txt"
 _OF_TEXTS = (*texts.SUFFIXES, _LINES)
@@ -36,7 +37,7 @@ Note = Callable[[str], None]
 Size = tuple[int, int]
 """Width and height of an image; zeros of what is none."""
 
-Batch = tuple[list[dict[str, Any]], Tensor, Iterable[Size]]
+Batch: TypeAlias = "tuple[list[dict[str, Any]], Tensor, Iterable[Size]]"
 """Samples by name, such as ``{"image": path}``, the same as inputs of a model, and the size of each."""
 
 
@@ -89,6 +90,8 @@ class _Images(Given):
         self.example = "@IMAGE"
 
     def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
+        import torch
+
         _refuse(words, "images")
         every, left_out = images(paths)
         if left_out:
@@ -146,10 +149,10 @@ class _Texts(Given):
         return self._encoded([text]), (0, 0)
 
     def shown(self, rows: Tensor) -> Tensor:
-        return torch.from_numpy(tokens.cut(rows.numpy()))
+        return as_tensor(tokens.cut(rows.numpy()))
 
     def _encoded(self, every: Sequence[str]) -> Tensor:
-        return torch.from_numpy(tokens.encode(self.encoding, every, self.facts.length)[0])
+        return as_tensor(tokens.encode(self.encoding, every, self.facts.length)[0])
 
 
 class _Rows(Given):
@@ -170,7 +173,7 @@ class _Rows(Given):
             if not path.is_file():
                 raise ConfigError("", f"{path} is no file, and the model takes CSV files")
             try:  # other columns do not matter
-                rows = torch.from_numpy(tables.numbers(tables.frame(path), self.facts.feature_names, path))
+                rows = as_tensor(tables.numbers(tables.frame(path), self.facts.feature_names, path))
             except ConfigError as error:
                 raise ConfigError("", f"a table {error.problem}") from None
             for begin in range(0, len(rows), _AT_ONCE):
@@ -193,7 +196,7 @@ class _Rows(Given):
             numbers = tables.numbers(table.fillna("").astype(str), self.facts.feature_names, Path("the body"))
         except ConfigError as error:
             raise ValueError(f"it {error.problem}") from None
-        return torch.from_numpy(numbers), (0, 0)
+        return as_tensor(numbers), (0, 0)
 
 
 _KINDS: dict[Inputs, type[Given]] = {"images": _Images, "tokens": _Texts, "features": _Rows}

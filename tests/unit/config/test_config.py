@@ -77,9 +77,12 @@ def test_an_address_without_a_secret_is_taken(key: str, address: str) -> None:
 
 def test_choices_are_the_registries() -> None:
     assert set(get_args(DatasetName)) == set(data.SPECS)
-    for room, mark, names in ((models, "MODEL", get_args(ModelName)), (strategies, "STRATEGY", strategies.NAMES)):
-        files = Path(str(room.__file__)).parent.glob("*.py")
-        assert {path.stem for path in files if f"\n{mark} = " in path.read_text()} == set(names)
+    files = Path(str(models.__file__)).parent.glob("*.py")
+    assert {path.stem for path in files if "\nMODEL = " in path.read_text()} == set(get_args(ModelName))
+    files = Path(str(strategies.__file__)).parent.glob("*.py")
+    alone = {path.stem for path in files if "\nSTRATEGY = " in path.read_text()}
+    assert alone <= set(strategies.NAMES)
+    assert all(strategies.about(name).label for name in strategies.NAMES)
 
 
 def test_batch_size_and_global_batch_size_say_the_same() -> None:
