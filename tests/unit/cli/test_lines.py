@@ -96,7 +96,7 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     view = board.rows[0]
     view.training(task, 2, 10, 0)
     view.progress(1, 12, 1500.0)
-    scored = Scored("/there", 8, {"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, 3.0, 1200, task.to_mapping())
+    scored = Scored("/there", 8, {"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, 3.0, 1200, task)
     trained._print_scores(scored)
     assert capsys.readouterr().out.splitlines() == [
         "a: epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
