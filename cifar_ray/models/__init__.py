@@ -62,9 +62,8 @@ def complete(config: TrainConfig, spec: Facts) -> dict[str, Any]:
         function = own.function(config.model)
     else:
         function = of(config.model).build
-    return keywords.complete(
-        "model_options", config.model, function, len(modality.of(spec).sizes), config.model_options
-    )
+    sizes = len(modality.of(spec).sizes)
+    return keywords.complete("model_options", config.model, function, sizes, config.model_options)
 
 
 def outline(config: TrainConfig, spec: Facts) -> nn.Module:
@@ -74,10 +73,7 @@ def outline(config: TrainConfig, spec: Facts) -> nn.Module:
     """
     import torch
 
-    if is_own(config.model):
-        with torch.random.fork_rng(devices=[]):
-            return build(config, spec)
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]) if is_own(config.model) else torch.device("meta"):
         return build(config, spec)
 
 

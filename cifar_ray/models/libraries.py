@@ -71,21 +71,19 @@ class Timm:
         return self._timm.list_models()
 
     def build(self, name: str, image_size: int, channels: int, classes: int, **options: Any) -> nn.Module:
-        return self._create(name, image_size, in_chans=channels, num_classes=classes, **options)
-
-    def _create(self, name: str, image_size: int, **options: Any) -> nn.Module:
-        """The network ``NAME`` or ``NAME.WEIGHTS``; one that takes images of one size only is built for ours."""
         known = self._timm.get_pretrained_cfg(name)
-        size = {"img_size": image_size} if known is not None and known.fixed_input_size else {}
-        return self._timm.create_model(name, **{**size, **options})
+        usual: dict[str, Any] = {"in_chans": channels, "num_classes": classes}
+        if known is not None and known.fixed_input_size:  # one that takes images of one size only is built for ours
+            usual["img_size"] = image_size
+        return self._timm.create_model(name, **{**usual, **options})
 
     def weights(self, name: str) -> list[str]:
         return [tagged.removeprefix(f"{name}.") for tagged in self._timm.list_pretrained(f"{name}.*")]
 
     def fetch(self, name: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:
         # timm fits them to the images' size and channels.
-        network = self._create(f"{name}.{tag}", image_size, in_chans=channels, pretrained=True, **options)
-        return network.state_dict()
+        classes = self._timm.get_pretrained_cfg(f"{name}.{tag}").num_classes
+        return self.build(f"{name}.{tag}", image_size, channels, classes, pretrained=True, **options).state_dict()
 
     def pixels(self, name: str, tag: str) -> Constants:
         known = self._timm.get_pretrained_cfg(f"{name}.{tag}")
@@ -100,26 +98,17 @@ _OF_WEIGHTS |= {"checkpoint_path", "cache_dir", "progress"}
 
 @functools.cache
 def load(library: str) -> Library:
-    """A library by its name.
-
-    Raises:
-        ConfigError: when it is not installed.
-    """
+    """A library by its name; a ConfigError when it is not installed."""
     try:
         return _LIBRARIES[library]()
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "model", f"needs {error.name}; install it with `pip install 'cifar-ray[{library}]'`"
-        ) from None
+        problem = f"needs {error.name}; install it with `pip install 'cifar-ray[{library}]'`"
+        raise ConfigError("model", problem) from None
 
 
 @functools.cache
 def find(model: str) -> tuple[Library, str]:
-    """The library of a model such as ``timm:convnext_tiny``, and the network's name in it.
-
-    Raises:
-        ConfigError: when there is no such network.
-    """
+    """The library of a model such as ``timm:convnext_tiny``, and the network's name in it; a ConfigError without."""
     library, _, name = model.partition(":")
     known = load(library).names()
     if name not in known:
@@ -145,17 +134,11 @@ def builder(model: str) -> Callable[..., nn.Module]:
 
 
 def fetch(model: str, tag: str, image_size: int, channels: int, options: dict[str, Any]) -> dict[str, Tensor]:
-    """The library's weights of that name, from its cache or downloaded to it.
-
-    Raises:
-        ConfigError: when they can be neither read nor downloaded.
-    """
+    """The library's weights of that name, from its cache or downloaded; a ConfigError where neither is possible."""
     library, name = find(model)
     try:
         with torch.random.fork_rng(devices=[]):  # timm builds a network for them
             return library.fetch(name, tag, image_size, channels, options)
     except Exception as error:  # of the network, the disk, or whatever a damaged file leads to
-        raise ConfigError(
-            "weights",
-            f"{tag} of {model} can be neither read from {library.cache} nor downloaded ({first_line(error)})",
-        ) from None
+        problem = f"{tag} of {model} can be neither read from {library.cache} nor downloaded ({first_line(error)})"
+        raise ConfigError("weights", problem) from None

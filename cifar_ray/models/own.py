@@ -125,16 +125,12 @@ def refuse(config: TrainConfig, key: str, cannot: Set[str], traits: Mapping[str,
     """Refuse the value of option ``key`` with which a model ``cannot`` be trained that has these ``traits``."""
     for trait, name in traits.items():
         if trait in cannot:
-            problem = f"must be other than {getattr(config, key)} for {config.model}, {TRAITS[trait].format(name)}"
-            raise ConfigError(key, problem)
+            asked = getattr(config, key)
+            raise ConfigError(key, f"must be other than {asked} for {config.model}, {TRAITS[trait].format(name)}")
 
 
 def check_layers(config: TrainConfig, spec: Facts) -> None:
-    """Refuse a model whose layers, one after the other, are not its forward pass to the last bit, or share weights.
-
-    Raises:
-        ConfigError: naming the strategy.
-    """
+    """Refuse a model whose layers, one after the other, are not its forward pass to the last bit, or share weights."""
     results, kind = [], modality.of(spec)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model, inputs = build(config.model, *kind.sizes, **config.model_options).train(), kind.example(4)
@@ -158,10 +154,7 @@ def _layers(path: str, model: nn.Module) -> list[nn.Module]:
         return list(model)
     stages: Any = getattr(model, "stages", None)
     if stages is None:
-        raise ConfigError(
-            "strategy",
-            f"must keep the model whole for --model {path}, which is no nn.Sequential and has no stages() that lists "
-            "its layers in order",
-        )
+        problem = f"must keep the model whole for --model {path}, which is no nn.Sequential and has no stages()"
+        raise ConfigError("strategy", problem)
     with imports.calling(path, "model", "must list its layers in stages()"):
         return list(stages())

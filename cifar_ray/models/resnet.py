@@ -1,9 +1,7 @@
 """ResNet of BasicBlocks for small images, of configurable depth and width.
 
-Sources: He et al. 2015, "Deep Residual Learning for Image Recognition" (BasicBlock, initial weights);
-Rangoju and Katneni 2025, "deep CNN": 3x3 stem with batch norm, stages with growing filters and
-stride 2, global average pool, linear. With blocks 2 2 2 2 and width 64 it is the usual ResNet-18
-for 32x32 images.
+Sources: He et al. 2015, "Deep Residual Learning for Image Recognition" (BasicBlock, initial weights); Rangoju and
+Katneni 2025, "deep CNN": 3x3 stem with batch norm, stages of growing filters, global average pool, linear.
 """
 
 from __future__ import annotations
@@ -40,10 +38,7 @@ class BasicBlock(nn.Module):
         return self.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
-Blocks = Annotated[
-    Counts,
-    "BasicBlocks in each stage. Every stage after the first halves the image and doubles the filters",
-]
+Blocks = Annotated[Counts, "BasicBlocks in each stage. Each after the first halves the image and doubles the filters"]
 Width = Annotated[Count, "Filters of the stem and of the first stage"]
 
 

@@ -1,10 +1,8 @@
 """torchvision's ResNet-50.
 
 Source: He et al. 2015; the study "How does training ResNet50 on CIFAR-10 improve with multiple GPUs?"
-(2025) trains torchvision's model as it is. Its stem is made for 224x224 images: the 7x7 convolution
-and the max-pool, each of stride 2, turn a 32x32 image into 8x8 before the first block, so most of its
-detail is gone and the last stage works on a single pixel. ``--model-options.stem cifar`` is the usual
-replacement for small images: 3x3, stride 1, no pool.
+(2025) trains torchvision's model as it is. Its stem is made for 224x224 images: of a 32x32 image, the last stage sees a
+single pixel. ``--model-options.stem cifar`` is the usual replacement for small images.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ from cifar_ray.models.architecture import Architecture, Recipe, initialise
 
 Stem = Annotated[
     Literal["imagenet", "cifar"],
-    "'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool: a 32x32 image is 8x8 "
-    "before the first block. 'cifar' is a 3x3 stride-1 convolution without a pool: it keeps 32x32, at about 16 "
-    "times the arithmetic",
+    "'imagenet' is torchvision's own 7x7 stride-2 convolution and max-pool: a 32x32 image is 8x8 at the first block. "
+    "'cifar' is a 3x3 stride-1 convolution without a pool: it keeps 32x32, at about 16 times the arithmetic",
 ]
 
 

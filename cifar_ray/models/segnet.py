@@ -16,13 +16,9 @@ from cifar_ray.config.schema import Count, Counts
 from cifar_ray.models.architecture import Architecture, convolutions, initialise, whole
 from cifar_ray.models.unet import RECIPES
 
-_WIDEST = 8  # times the first stage's filters
-
-
 Blocks = Annotated[Counts, "Convolutions in each stage of the encoder, which halves the image, and of the decoder"]
 Width = Annotated[
-    Count,
-    "Filters of the first stage; each later one has twice as many, at most 8 times. The paper has 64",
+    Count, "Filters of the first stage; each later one has twice as many, up to 8 times. The paper has 64"
 ]
 
 
@@ -33,7 +29,7 @@ class SegNet(nn.Module):
         self, image_size: int, channels: int, classes: int, *, blocks: Blocks = (2, 2, 3, 3, 3), width: Width = 16
     ) -> None:
         super().__init__()
-        filters = [width * min(2**stage, _WIDEST) for stage in range(len(blocks))]
+        filters = [width * min(2**stage, 8) for stage in range(len(blocks))]
         before = (channels, *filters)
         for stage, count in enumerate(blocks):
             self.add_module(f"encode{stage}", nn.Sequential(*convolutions([before[stage], *[filters[stage]] * count])))

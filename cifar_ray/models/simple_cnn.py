@@ -1,8 +1,7 @@
 """Simple CNN: two small convolutions, two linear layers; no batch norm.
 
-Source: Rangoju and Katneni 2025, "simple CNN": convolution to 4 filters, max-pool, convolution to
-8 filters, max-pool, fully connected 32, fully connected to the classes. The paper does not state
-padding or activation; 'same' padding and ReLU are taken here.
+Source: Rangoju and Katneni 2025, "simple CNN", which does not state padding or activation; 'same' padding and ReLU are
+taken here.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ RECIPES = (
 _WIDTHS = (64, 256, 256)
 _PATCH = 2
 _EPSILON = 5e-4  # added to each variance, so that what hardly varies is not blown up
-_AT_ONCE = 500
 
 
 class Scale(nn.Module):
@@ -114,7 +113,7 @@ def whiten(network: nn.Module, images: Tensor) -> None:
     assert isinstance(stem, nn.Conv2d)
     size = stem.weight[0].numel()
     total, count = torch.zeros(size, size, dtype=torch.float64, device=images.device), 0
-    for part in torch.split(images, _AT_ONCE):
+    for part in torch.split(images, 500):
         patches = F.unfold(part, _PATCH).transpose(1, 2).reshape(-1, size).double()
         total += patches.T @ patches
         count += len(patches)

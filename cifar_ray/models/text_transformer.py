@@ -28,19 +28,15 @@ class Embedding(nn.Module):
     def __init__(self, vocabulary: int, length: int, dim: int, dropout: float) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, dim, padding_idx=0)
-        self.positions = nn.Parameter(_SPREAD * sinusoids(length, dim))
+        frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10_000) / dim))  # from 1 down to 1/10,000
+        angles = torch.arange(length)[:, None] * frequencies
+        sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
+        self.positions = nn.Parameter(_SPREAD * sinusoids)
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.tokens.weight[1:], std=_SPREAD)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.tokens(tokens) + self.positions[: tokens.shape[1]])
-
-
-def sinusoids(length: int, dim: int) -> Tensor:
-    """Sine and cosine of each position at ``dim / 2`` frequencies, from 1 down to 1/10,000; (length, dim)."""
-    frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10_000) / dim))
-    angles = torch.arange(length)[:, None] * frequencies
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
 
 
 def build(
@@ -54,11 +50,7 @@ def build(
     mlp_ratio: MlpRatio = 2,
     dropout: Dropout = 0.0,
 ) -> nn.Module:
-    """The network, whose keywords are its options.
-
-    Raises:
-        ConfigError: when the heads cannot share the width.
-    """
+    """The network, whose keywords are its options; a ConfigError when the heads cannot share the width."""
     check_heads(dim, heads)
     model = TextNetwork(
         Embedding(vocabulary, length, dim, dropout),

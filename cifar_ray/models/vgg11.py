@@ -1,8 +1,7 @@
 """VGG-11 with batch norm for small images.
 
-Sources: Simonyan and Zisserman 2014, configuration A; the group report "Distributed Training of VGG-11
-on CIFAR-10": eight 3x3 convolutions with batch norm, five max-pools, one linear layer on the 512
-features that are left of a 32x32 image.
+Sources: Simonyan and Zisserman 2014, configuration A; the group report "Distributed Training of VGG-11 on CIFAR-10":
+eight 3x3 convolutions with batch norm, five max-pools, one linear layer on the features of the pixels that are left.
 """
 
 from __future__ import annotations

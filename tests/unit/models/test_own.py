@@ -109,7 +109,7 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
         ({"model": f"{NETS}:build", "model_options": {"width": "wide"}}, "--model-options.width must be a whole number, got 'wide'"),
         ({"model": f"{NETS}:build", "model_options": {"two words": 3}}, "--model-options must have names as Python's arguments have them, got 'two words'"),
         ({"model": f"{NETS}:build", "model_options": {"width": [[3]]}}, "--model-options.width must be a number, true, false or a text, got [3]"),
-        ({"model": f"{NETS}:Whole", "topology": "1x2", "strategy": "gpipe"}, f"--strategy must keep the model whole for --model {NETS}:Whole, which is no nn.Sequential and has no stages() that lists its layers in order"),
+        ({"model": f"{NETS}:Whole", "topology": "1x2", "strategy": "gpipe"}, f"--strategy must keep the model whole for --model {NETS}:Whole, which is no nn.Sequential and has no stages()"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_model_is_refused(values: dict[str, object], sentence: str) -> None:
