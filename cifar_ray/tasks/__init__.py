@@ -31,11 +31,7 @@ USUAL = classification.Classification.spec
 
 
 def of(config: TrainConfig) -> type[Task]:
-    """The class of a config's task.
-
-    Raises:
-        ConfigError: when it is one of the user's own that cannot be loaded or is no task.
-    """
+    """The class of a config's task; a ConfigError when it is one of the user's own and cannot be loaded or is no task."""
     if is_own(config.task):
         from cifar_ray.tasks import own
 
@@ -67,11 +63,7 @@ def build(config: TrainConfig, facts: Facts) -> Task:
 
 
 def spec(config: TrainConfig, data: Facts) -> TaskSpec:
-    """The facts of a config's task, which counts images unless it says otherwise or the data set has none.
-
-    Raises:
-        ConfigError: as :func:`of`.
-    """
+    """The facts of a config's task, which counts images unless it says otherwise or the data set has none."""
     facts, unit = of(config).spec, UNITS[data.inputs]
     return facts if facts.unit != "images" else dataclasses.replace(facts, unit=unit)
 

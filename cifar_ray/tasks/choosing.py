@@ -19,7 +19,6 @@ from cifar_ray.tasks.spec import Figure, Subset, TaskSpec
 DEFAULT_SHARE = 0.1
 """Share of the training images that is kept for validation where something is to choose, and no share is given."""
 
-
 _SUBSETS: Mapping[str, Subset] = {"val": "val", "best": "val", "test": "test"}
 """How a metric's name begins -> the samples that it is counted on."""
 
@@ -64,9 +63,7 @@ class Goal:
         return value if math.isfinite(value) else None
 
     def images(self, runs: Iterable[Mapping[str, float]]) -> int | None:
-        """How many samples it is a share of in these runs, by their metrics; None where it is no such share, or where
-        that is not recorded.
-        """
+        """How many samples it is a share of, by these runs' metrics; None of another figure, or where none has it."""
         if not self.figure.binomial:
             return None
         counted = (metrics.get(self.task.counted_on(self.subset or "test")) for metrics in runs)

@@ -29,7 +29,10 @@ class Classes:
 
     def __init__(self, config: TrainConfig, facts: Facts | None = None) -> None:
         self._smoothing = config.label_smoothing or 0.0
-        self._weights = _balanced(facts.class_counts if facts and config.class_weights != "none" else ())
+        counts = facts.class_counts if facts and config.class_weights != "none" else ()
+        fewest = min(filter(None, counts), default=0)
+        # In inverse proportion to a class's training images, and 0 of one that has none.
+        self._weights = tuple(max(round(ONE * fewest / count), 1) if count else 0 for count in counts)
 
     def _weighted(self, targets: Tensor) -> Tensor:
         return constant(self._weights, targets.device)[targets]
@@ -162,12 +165,6 @@ class Classification(Classes):
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (B, classes)."""
         return outputs.float().softmax(1)
-
-
-def _balanced(counts: Sequence[int]) -> tuple[int, ...]:
-    """Weights of classes with these training images, in inverse proportion, 0 of one that has none; empty without."""
-    fewest = min(filter(None, counts), default=0)
-    return tuple(max(round(ONE * fewest / count), 1) if count else 0 for count in counts)
 
 
 TASK = Classification

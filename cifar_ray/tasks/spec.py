@@ -122,11 +122,7 @@ class TaskSpec:
     loss: str = "loss"
 
     def __post_init__(self) -> None:
-        """Refuse names that MLflow would not take, or that stand for two things.
-
-        Raises:
-            ConfigError: naming one.
-        """
+        """Refuse names that MLflow would not take, or that stand for two things, with a ConfigError."""
         names = [figure.name for figure in self.figures]
         if not names:
             raise ConfigError("task", f"must have a figure, and {self.name} has none")
