@@ -31,7 +31,7 @@ USUAL = classification.Classification.spec
 
 
 def of(config: TrainConfig) -> type[Task]:
-    """The class of a config's task; a ConfigError when it is one of the user's own and cannot be loaded or is no task."""
+    """The class of a config's task; a ConfigError when one of the user's own cannot be loaded or is no task."""
     if is_own(config.task):
         from cifar_ray.tasks import own
 

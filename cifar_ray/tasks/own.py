@@ -25,12 +25,14 @@ def load(config: TrainConfig) -> type[Task]:
     path = str(config.task)
     task: Any = imports.load(path, "task")
     rule = "must have the parts of cifar_ray.tasks.protocol.Task"
-    if not isinstance(task, type):
+    is_class = isinstance(task, type)
+    if not is_class:
         raise ConfigError("task", f"must name a class, and {path} is {brief(task)}")
     if lacks := next((name for name in _PARTS if not hasattr(task, name)), ""):
         raise ConfigError("task", f"{rule}, and {path} has no {lacks}")
     if not isinstance(task.spec, TaskSpec):
         raise ConfigError("task", f"{rule}; its spec must be a TaskSpec, and is {brief(task.spec)}")
     if task.target in get_args(Inputs):
-        raise ConfigError("task", f"must learn another column than {task.target}, which the model is given, not {path}")
-    return task
+        raise ConfigError("task", f"must learn another column than the {task.target} that the model is given, not {path}")
+    loaded: type[Task] = task
+    return loaded
