@@ -33,6 +33,7 @@ def load(config: TrainConfig) -> type[Task]:
     if not isinstance(task.spec, TaskSpec):
         raise ConfigError("task", f"{rule}; its spec must be a TaskSpec, and is {brief(task.spec)}")
     if task.target in get_args(Inputs):
-        raise ConfigError("task", f"must learn another column than the {task.target} that the model is given, not {path}")
+        problem = f"must learn another column than the {task.target} that the model is given, not {path}"
+        raise ConfigError("task", problem)
     loaded: type[Task] = task
     return loaded
