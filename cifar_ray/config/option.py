@@ -28,7 +28,7 @@ TABLE = "table:"
 """What precedes the path of a table in ``--dataset``: a CSV file, or a folder of some."""
 
 SOURCES: dict[str, Any] = {
-    TORCHVISION: "torchvision_images",
+    TORCHVISION: "published",
     FOLDER: "folders",
     MASKS: "masks",
     COCO: "coco",

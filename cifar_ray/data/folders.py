@@ -1,8 +1,5 @@
-"""Folders of images by class, ``--dataset folder:PATH``.
-
-There is one folder of images for each class, in torchvision's layout: PATH/train/CLASS/... and PATH/test/CLASS/...
-(or val/; Training/ and the like will do), or PATH/CLASS/... and a share that is kept for the test. With val/ beside
-test/, val/ has the validation images; else they are a share of those to train on, by their relative paths.
+"""Folders of images by class, ``--dataset folder:PATH``, as torchvision has them: PATH/train/CLASS/... and below
+test/ and perhaps val/ (Training/ and the like will do), or PATH/CLASS/... and a share that is kept for the test.
 """
 
 from __future__ import annotations
@@ -22,39 +19,35 @@ from cifar_ray.data.datasets import unusable
 from cifar_ray.data.source import PARTS, Files, Part
 
 _HALVES = {"train": ("train", "training"), "test": ("test", "testing"), "val": ("val", "valid", "validation")}
-"""Usual names of the folders of training, test and validation images, in any case; val/ is for the test where there is
-no other."""
+"""Usual names of the parts' folders, in any case; val/ is for the test where there is no other."""
 
 _SYSTEM = ("@eaDir", "#recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 """Folders that storage devices and archive programs make; some hold thumbnails of every image."""
 
 
 class Halves(Files):
-    """A folder with a folder of each part.
+    """A folder with a folder of each part, its ``halves``; ``train`` is the whole where there are none.
 
-    Attributes:
-        halves: those folders; ``train`` is the whole where there are none.
-        others: files that are not used, by kinds.
-        notes: folders that are not used, or otherwise than their names say.
+    ``others`` are files that are not used, by kinds, ``notes`` folders that are not, or otherwise than their names say.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.check_there()
-        self.halves, self.others, self.notes = {"train": self.root}, Counter[str](), list[str]()
         names = _folders(self.root)
         parts = {name: part for name in names for part, usual in _HALVES.items() if name.lower() in usual}
-        # Training/ may be a class among others, but not train/, and not where all folders have such names.
-        if _HALVES.keys() & set(names) or 0 < len(parts) == len(names):
-            found = {part: self.root / name for name, part in parts.items()}
-            if "test" not in found and "val" in found:
-                found["test"] = found.pop("val")
-                self.notes.append(f"{found['test'].name}/ is the test set, since there is no other")
-            if "train" not in found or len(found) < len(parts):
-                rule = "must have one folder to train with, such as train/, and one of each other part"
-                raise unusable(f"{rule}, and {self.root} has {'/, '.join(parts)}/")
-            self.halves = {part: found[part] for part in PARTS if part in found}
-            self.notes += [f"{_readable(name)}/ not used" for name in names if name not in parts]
+        if not _HALVES.keys() & set(names) and len(parts) < len(names):
+            parts = {}  # Training/ may be a class among others, but not train/
+        self.others = Counter[str]()
+        self.notes = [f"{_readable(name)}/ not used" for name in names if parts and name not in parts]
+        found = {part: self.root / name for name, part in parts.items()}
+        if "test" not in found and "val" in found:
+            found["test"] = found.pop("val")
+            self.notes.append(f"{found['test'].name}/ is the test set, since there is no other")
+        if parts and ("train" not in found or len(found) < len(parts)):
+            rule = "must have one folder to train with, such as train/, and one of each other part"
+            raise unusable(f"{rule}, and {self.root} has {'/, '.join(parts)}/")
+        self.halves = {part: found[part] for part in PARTS if part in found} or {"train": self.root}
         self.base = self.halves["train"]
 
 
@@ -64,12 +57,11 @@ class Folder(Halves):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.parts, names = {}, _folders(self.base)
-        if len(names) < 2:
-            raise unusable(f"must have a folder for each of at least two classes, and {self.base} has {len(names)}")
         for part, folder in self.halves.items():
-            if odd := sorted({*_folders(folder)} ^ {*names}):
-                where = f"{self.base.name}/ and {folder.name}/ of {self.root}"
-                raise unusable(f"must have the same classes in {where}; {_readable(odd[0])!r} is in one only")
+            odd = sorted({*_folders(folder)} ^ {*names})
+            if odd or len(names) < 2:
+                rule = "must have a folder for each of at least two classes, the same in each part"
+                raise unusable(f"{rule}, and {folder} has not ({_readable(', '.join(odd[:9]) or 'too few')})")
             paths = [images(folder / name, self.others) for name in names]  # in the order of torchvision's ImageFolder
             labels = np.repeat(np.arange(len(names)), [*map(len, paths)])
             self.parts[part] = Part([*itertools.chain(*paths)], labels)
@@ -95,25 +87,22 @@ SOURCE = Folder
 def in_words(others: Counter[str], *notes: str) -> str:
     """``124 files left out (.heic 120, .txt 4)``, the most frequent kinds, and more notes; empty without any."""
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in others.most_common(5))
-    return "; ".join(([f"{counted(others.total(), 'file')} left out ({kinds})"] if others else []) + [*notes])
+    return "; ".join([f"{counted(others.total(), 'file')} left out ({kinds})"] * bool(others) + [*notes])
 
 
 def images(root: Path, others: Counter[str]) -> list[str]:
-    """The image files below a folder, sorted, where links lead too, but nothing hidden; other files by their ends.
+    """The image files below a folder, sorted, where links lead too, but nothing hidden; ``others`` counts other files.
 
-    Raises:
-        ConfigError: when there is none.
+    A ConfigError tells that there is none.
     """
-    found, beside = [], Counter[str]()
+    found = []
     for path in _files(root, set()):
         if (suffix := path.suffix.lower()) in imagefiles.SUFFIXES:
             found.append(str(path))
         else:
-            beside[_readable(suffix) or "no suffix"] += 1
+            others[_readable(suffix) or "no suffix"] += 1
     if not found:
-        what = f"there is no image in {root} ({', '.join(imagefiles.SUFFIXES)})"
-        raise ConfigError("", "; ".join(filter(None, (what, in_words(beside)))))
-    others += beside
+        raise ConfigError("", f"there is no image in {root} ({', '.join(imagefiles.SUFFIXES)})")
     return sorted(found)
 
 

@@ -1,48 +1,85 @@
-"""Data sets of this package: scikit-learn's digits, and three of torchvision's whose facts are known here."""
+"""Data sets of torchvision, read and downloaded by its own classes, ``--dataset torchvision:NAME``, and those of this
+package, whose facts are known before: scikit-learn's digits, and three of torchvision's.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+from filelock import FileLock
+from PIL import ImageOps
 
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.facts import Facts
+from cifar_ray.config import flags
+from cifar_ray.config.errors import ConfigError, first_line, one_of, suggestion
+from cifar_ray.config.option import TORCHVISION
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, torchvision_images
-from cifar_ray.data.datasets import SPECS, Dataset, digest, folder, to_model_size
+from cifar_ray.data import arrays, imagefiles, torchvision_sets
+from cifar_ray.data.datasets import BORDERED_SIDE, SPECS, Dataset, digest, folder, to_model_size, unusable
 from cifar_ray.data.decoded import Progress
 from cifar_ray.data.source import PARTS, Part, Source
 
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST"}
 
-_MNIST_MD5 = {"train": "65e3bbc3fa6148d786a74d0e2884e0e1", "test": "8281dd42328a9749b8d38e82a48dccfa"}
-"""Of pixels and labels: torchvision verifies MNIST's archives at download, but not the files that it reads."""
+_MNIST_MD5 = "3a8942afaa4d4472e73e631e8d5025b7"
+"""Of all pixels and labels: torchvision verifies MNIST's archives at download, but not the files that it reads."""
+
+# torchvision has no public way to labels without images. Where a class has none of these, images are read for them.
+_LABELS = ("targets", "labels", "_labels", "_samples")
+_SOURCES = ("data", "_image_files", "_images", "samples", "_samples", "imgs")
 
 
 class Published(Source):
-    """A data set of this package."""
+    """A data set of this package, whole, or one of torchvision.
+
+    A sample of the latter is what an image is read from, the number of its part, and its row.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
-        name, home = config.dataset, folder(config.data_dir)
-        spec = SPECS[name]
+        self._dataset = name = config.dataset
         if name == "digits":
-            self.parts, self.classes = _digits(spec), tuple("0123456789")
+            self.classes, self.parts = tuple("0123456789"), _digits()
             return
-        readers = torchvision_images.opened(f"torchvision:{name.upper()}", home)
-        for part, md5 in _MNIST_MD5.items() if name == "mnist" else ():
-            content = readers[part].data.numpy().tobytes() + readers[part].targets.numpy().tobytes()
-            if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-                raise ConfigError("", f"data set mnist is corrupt: {home / 'MNIST'} is not as published; remove it")
+        home = folder(config.data_dir)
+        readers = opened(f"{TORCHVISION}{name.upper()}" if name in SPECS else name, home)
+        if name not in SPECS:
+            self._readers = [*readers.values()]
+            self.classes, labels = _classes(name, readers)
+            self.parts = {
+                part: Part([(each, number, row) for row, each in enumerate(_sources(reader))], labels[part])
+                for number, (part, reader) in enumerate(readers.items())
+            }
+            return
+        content = [np.asarray(each) for reader in readers.values() for each in (reader.data, reader.targets)]
+        if name == "mnist" and hashlib.md5(b"".join(content), usedforsecurity=False).hexdigest() != _MNIST_MD5:
+            raise ConfigError("", f"data set mnist is corrupt: {home / 'MNIST'} is not as published; remove it")
         self.classes = tuple(map(str, readers["train"].classes))
         self.parts = {
-            part: Part(to_model_size(spec, reader.data), np.asarray(reader.targets, np.int64))
+            part: Part(to_model_size(SPECS[name], reader.data), np.asarray(reader.targets, np.int64))
             for part, reader in readers.items()
         }
 
+    def read(self, sample: tuple[Any, int, int], side: int) -> np.ndarray:
+        """See :class:`Source`; images in MNIST's format get a border of 2 zeros to 32x32."""
+        _, part, row = sample
+        try:
+            image = imagefiles.upright(self._readers[part][row][0])
+        except Exception as error:  # on damaged files the decoders raise whatever comes
+            raise imagefiles.UnreadableError(f"{row} of {self._dataset}", first_line(error)) from None
+        if self._dataset.removeprefix(TORCHVISION) in torchvision_sets.BORDERED and side == BORDERED_SIDE:
+            image = ImageOps.expand(image, 2)
+        return imagefiles.cropped(image, side)
+
     def load(self, config: TrainConfig, progress: Progress, encoding: str) -> Dataset:
-        """The samples, with facts that are known before."""
+        """The samples, of this package with the facts that are known before."""
+        if config.dataset not in SPECS:
+            return super().load(config, progress, encoding)
         splits = self.splits
         facts = replace(
             SPECS[config.dataset],
@@ -63,14 +100,78 @@ def present(name: str, data_dir: str | None = None) -> bool:
     return name == "digits" or (folder(data_dir) / _FOLDERS[name]).is_dir()
 
 
-def _digits(spec: Facts) -> dict[str, Part]:
+def _digits() -> dict[str, Part]:
     """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
     from sklearn.datasets import load_digits
 
     from cifar_ray.data import order
 
-    bunch = load_digits()
+    bunch, spec = load_digits(), SPECS["digits"]
     images, labels = to_model_size(spec, np.rint(bunch.images * (255 / 16))), bunch.target.astype(np.int64)
-    shuffled = order.permutation(seed=0, epoch=0, size=len(images)).numpy()
-    rows = dict(zip(("train", "test"), np.split(shuffled, [spec.train_size])))
-    return {part: Part(images[at], labels[at]) for part, at in rows.items()}
+    rows = np.split(order.permutation(seed=0, epoch=0, size=len(images)).numpy(), [spec.train_size])
+    return {part: Part(images[at], labels[at]) for part, at in zip(PARTS, rows)}
+
+
+def opened(dataset: str, root: Path) -> dict[str, Any]:
+    """torchvision's objects of the parts, downloaded first by one process where they cannot be read.
+
+    A ConfigError says what to do when they can be neither read nor downloaded.
+    """
+    name, known = dataset.removeprefix(TORCHVISION), torchvision_sets.SPLITS
+    if name not in known:
+        raise unusable(f"must be {TORCHVISION} and {one_of(known)}, got {dataset[:80]}{suggestion(name, known)}")
+    try:
+        return _construct(name, root)
+    except Exception as error:  # files that are missing or damaged lead to whatever comes
+        unread = first_line(error)
+    try:
+        with FileLock(root / f".{name.replace('/', '.')}.lock"):
+            with suppress(Exception):  # another process may have been first
+                return _construct(name, root)
+            flags.note(f"downloading {dataset} to {root}")
+            with TemporaryDirectory(prefix=".", dir=root) as whole:  # part of a download would be read as fewer images
+                _construct(name, Path(whole), download=True)
+                for path in Path(whole).iterdir():
+                    path.rename(root / path.name)
+            return _construct(name, root)
+    except Exception as error:  # of the network, of archives that are cut off, of the folder, of what has no download
+        problem = f"{dataset} is not whole in {root} and could not be downloaded ({unread} / {first_line(error)})"
+        remedy = "check the network, remove what is damaged, or take --dataset digits, which needs no network"
+        raise ConfigError("", f"{problem}; {remedy}") from None
+
+
+def _construct(name: str, root: Path, **options: Any) -> dict[str, Any]:
+    from torchvision import datasets
+
+    reader, _, split = name.partition("/")
+    options |= {"split": split} if split else {"small": True} if name == "Places365" else {}
+    splits: list[Any] = [{"split": each} for each in torchvision_sets.SPLITS[name]]
+    splits = splits or [{"train": True}, {"train": False}]
+    return {part: getattr(datasets, reader)(str(root), **of, **options) for part, of in zip(PARTS, splits)}
+
+
+def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """The names of the classes that there are training images of, and each part's labels as numbers of these."""
+    labels = {name: _labels(part) for name, part in parts.items()}
+    used = np.unique(labels["train"]).astype(np.int64)
+    if not all(np.isin(of, used).all() for of in labels.values()):
+        raise unusable(f"must have labels for all images, and training images of each, and {dataset} has not")
+    given = getattr(parts["train"], "classes", None) or range(used.max() + 1)
+    names = [", ".join(name) if isinstance(name, tuple) else str(name) for name in (given[label] for label in used)]
+    unique = tuple(name if names.count(name) == 1 else f"{name} ({label})" for name, label in zip(names, used))
+    return unique, {name: np.searchsorted(used, of) for name, of in labels.items()}
+
+
+def _labels(part: Any) -> np.ndarray:
+    """The label of each image as a float, NaN where there is none."""
+    found = next((getattr(part, name) for name in _LABELS if hasattr(part, name)), part)
+    if found is part or isinstance(found[0], tuple):
+        found = [found[row][1] for row in range(len(part))]
+    return np.asarray(found, dtype=np.float64).reshape(len(part), -1)[:, 0]  # QMNIST has more to say of an image
+
+
+def _sources(part: Any) -> Sequence[Any]:
+    """What each image is read from: the path of a file, or pixels; its position where that cannot be told."""
+    found = next((getattr(part, name) for name in _SOURCES if hasattr(part, name)), range(len(part)))
+    images = [each[0] if isinstance(each, tuple) else each for each in found]
+    return [str(each) if isinstance(each, str | Path) else np.asarray(each) for each in images]
