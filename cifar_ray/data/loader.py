@@ -58,10 +58,7 @@ class MicroBatch(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """One rank's shares of consecutive global batches: inputs as the data set has them (steps, B, ...), and targets.
-
-    ``divisors`` are those of the micro-batches, by step.
-    """
+    """One rank's shares of consecutive global batches, (steps, B, ...), and the divisors of their micro-batches."""
 
     epoch: int
     steps: range
@@ -202,22 +199,18 @@ class TrainLoader:
     def _permutation(self, epoch: int) -> Tensor:
         """The epoch's order, on the device: a copy in every step would have the host wait for the GPU."""
         if self._order[0] != epoch:
-            samples = self._drawn(epoch)
+            seed, batch = self._config.seed, self._config.global_batch_size
+            if self._widths is None:
+                samples = order.permutation(seed, epoch, len(self._targets))
+            else:
+                samples = order.bucketed(seed, epoch, self._widths, batch)
+                self._longest = self._widths[samples].view(-1, batch).amax(1).tolist()
             self._order = (epoch, samples.to(self._targets.device), samples)
             steps = range(epoch * self.steps_per_epoch, (epoch + 1) * self.steps_per_epoch)
             first = self._shard.index * self._shard.micro_batches
             micro_batches = range(first, first + self._shard.micro_batches)
-            self._seeds = [order.step_seeds(self._config.seed, steps, micro_batch) for micro_batch in micro_batches]
+            self._seeds = [order.step_seeds(seed, steps, micro_batch) for micro_batch in micro_batches]
         return self._order[1]
-
-    def _drawn(self, epoch: int) -> Tensor:
-        """The epoch's order; of texts, also what those of each global batch are cut to."""
-        seed, batch = self._config.seed, self._config.global_batch_size
-        if self._widths is None:
-            return order.permutation(seed, epoch, len(self._targets))
-        samples = order.bucketed(seed, epoch, self._widths, batch)
-        self._longest = self._widths[samples].view(-1, batch).amax(1).tolist()
-        return samples
 
     def texts(self) -> tuple[float, float] | None:
         """Tokens of a text, on average, and the share of padding in what an epoch computes; None without texts."""

@@ -56,7 +56,7 @@ class Published(Source):
                 for number, (part, reader) in enumerate(readers.items())
             }
             return
-        content = [np.asarray(each) for reader in readers.values() for each in (reader.data, reader.targets)]
+        content = [np.asarray(each).tobytes() for reader in readers.values() for each in (reader.data, reader.targets)]
         if name == "mnist" and hashlib.md5(b"".join(content), usedforsecurity=False).hexdigest() != _MNIST_MD5:
             raise ConfigError("", f"data set mnist is corrupt: {home / 'MNIST'} is not as published; remove it")
         self.classes = tuple(map(str, readers["train"].classes))
