@@ -1,9 +1,7 @@
 """Arrays that a function of the user's own returns, ``--dataset MODULE:FUNCTION``.
 
-The function returns ``(images, labels), (images, labels)``, for training and for the test, and may return the names of
-the classes after them: uint8 images (N, side, side, 3) or (N, side, side) and whole numbers (N,). For another task it
-returns what that learns in place of labels. In place of images it may return rows of finite numbers, floating (N,
-length), or texts as whole numbers (N, length) with 0 as padding.
+The function returns ``(images, labels), (images, labels)``, for training and for the test, and perhaps the names of the
+classes; in place of images features or tokens, and in place of labels what another task learns: see ``_RULE``.
 """
 
 from __future__ import annotations
@@ -37,12 +35,9 @@ class Function(Source):
                 raise ValueError(f"{self.kind} {x.shape[1:]} for training and {other} {x_test.shape[1:]} for the test")
             given = arrays.narrowed([x, x_test]) if self.kind == "features" else [x, x_test]
             *learned, self.classes = task.targets(y, y_test, names)
-            self.column = task.target
-            self.parts = {
-                name: Part(inputs, np.ascontiguousarray(targets))
-                for name, inputs, targets in zip(("train", "test"), given, learned)
-            }
-            for inputs, targets in zip(given, learned):
+            self.column, self.parts = task.target, {}
+            for name, inputs, targets in zip(("train", "test"), given, learned):
+                self.parts[name] = Part(inputs, np.ascontiguousarray(targets))
                 is_number = targets.dtype.kind in "iub" or targets.dtype in (np.float32, np.float64)
                 is_alike = targets.shape == inputs.shape[:3] if task.spec.has_masks else len(targets) == len(inputs)
                 if not is_number or not is_alike:
@@ -56,8 +51,7 @@ SOURCE = Function
 
 def _inputs(given: np.ndarray) -> tuple[Inputs, np.ndarray]:
     """What a model is given, as a split has it, and its kind; a ValueError where it cannot be that."""
-    kind: Inputs = "images"
-    made = given
+    kind: Inputs
     if given.ndim == 2 and given.dtype.kind == "f":
         kind, made = "features", given.astype(np.float64)
         fits = (np.abs(given) <= np.finfo(np.float32).max).all()
@@ -66,7 +60,7 @@ def _inputs(given: np.ndarray) -> tuple[Inputs, np.ndarray]:
         is_padded_behind = not ((given[:, :-1] == 0) & (given[:, 1:] != 0)).any()
         fits = is_padded_behind and given.min(initial=0) >= 0 and given.max(initial=0) < np.iinfo(np.int32).max
     else:
-        made = np.repeat(given[..., None], 3, axis=3) if given.ndim == 3 else given
+        kind, made = "images", np.repeat(given[..., None], 3, axis=3) if given.ndim == 3 else given
         fits = given.dtype == np.uint8 and made.ndim == 4 and made.shape[2:] == (made.shape[1], 3)
     if not fits or not given.size:
         raise ValueError(f"{kind} of {given.dtype} {given.shape}")

@@ -1,9 +1,8 @@
 """Tables of numbers, and of images with numbers, as CSV files: ``--dataset table:PATH``.
 
-PATH is a folder with train.csv and test.csv, and perhaps val.csv, or one CSV file of which ``--test-share`` is kept for
-the test. ``--target`` names the columns that are learned. The other columns are the features, or those of
-``--features``; with ``--image-column`` that column has the paths of images, from the folder of the CSV file on, and no
-other is used.
+PATH is a folder with train.csv, test.csv and perhaps val.csv, or one CSV file of which ``--test-share`` is kept for the
+test. The columns beside ``--target`` are the features, or those of ``--features``; or ``--image-column`` has the paths
+of images, from the folder of the CSV file on.
 """
 
 from __future__ import annotations
@@ -40,31 +39,28 @@ class Table(Files):
             if part == "train":
                 self._choose(config, path, [*rows.columns])
             learned.append(numbers(rows, self.classes, path))
-            if image is None:
-                given.append(numbers(rows, self.features, path))
-            else:
+            if image is not None:
                 given.append([str(path.parent / str(name).strip()) for (name,) in cells(rows, [image], path)])
+            else:
+                given.append(numbers(rows, self.features, path))
         if image is None:
             self.kind, given = "features", arrays.narrowed(given)
         self.parts = dict(zip(paths, map(Part, given, learned)))
 
     def _choose(self, config: TrainConfig, path: Path, columns: Sequence[str]) -> None:
-        """Tell the columns that are learned of a table, and its features, of which images have none."""
         image = () if config.image_column is None else (config.image_column,)
         asked = {"target": config.target, "features": config.features, "image_column": image}
         for option, given in asked.items():  # a name with a comma in it is one where there is such a column
             names = [part for name in given for part in ([name] if name in columns else name.split(","))]
             asked[option] = tuple(map(str.strip, names))
-        used, has = Counter(name for names in asked.values() for name in names), f"{path}, which has {some(columns)}"
-        for option, each in asked.items():
-            if wrong := [name for name in each if used[name] > 1 or name not in columns]:
-                raise ConfigError(option, f"must name columns, each once, of {has}, got {brief(wrong[0])}")
+        used = Counter(name for names in asked.values() for name in names)
         others = [name for name in columns if name not in used]
         self.classes, self.features = asked["target"], asked["features"] or tuple(() if image else others)
-        if not self.classes or bool(image) == bool(self.features):
-            raise ConfigError(
-                "target", f"must name columns to learn, beside --features or one --image-column, of {has}"
-            )
+        wrong = [name for name in used if used[name] > 1 or name not in columns]
+        if wrong or not self.classes or bool(image) == bool(self.features):
+            rule = "must name columns to learn, each once, beside --features or one --image-column"
+            has = f"{path} has {some(columns)}"
+            raise ConfigError("target", f"{rule}, and {has}, got {brief(wrong or [*used])}")
         if unused := [name for name in others if name not in self.features]:
             self.left_out = f"columns not used: {some(unused)}"
 
@@ -73,7 +69,7 @@ class Table(Files):
         return [f"{position}".encode() for position in range(len(labels))]
 
     def split(self, config: TrainConfig) -> Source:
-        """See :class:`Source`; it also refuses targets that are the same for all rows, of which there is no R2."""
+        """As any source; it also refuses targets that are the same for all rows, of which there is no R2."""
         made = super().split(config)
         for part, vary in (("train", np.all), ("val", np.any)):
             if part in made.parts and not vary(np.ptp(made.parts[part].targets, axis=0)):
@@ -85,11 +81,7 @@ SOURCE = Table
 
 
 def frame(path: Path) -> pd.DataFrame:
-    """The cells of a CSV or JSONL file by column: text in CSV, where missing ones at the end of a line are NaN.
-
-    Raises:
-        ConfigError: when it is no table with at least one row below the names of the columns.
-    """
+    """The cells of a CSV or JSONL file by column, text in CSV; a ConfigError where it is no table with rows."""
     import pandas as pd
 
     try:
@@ -100,28 +92,24 @@ def frame(path: Path) -> pd.DataFrame:
             options: dict[str, Any] = {"dtype": object, "keep_default_na": False, "index_col": False}
             rows = pd.read_csv(path, header=None, encoding="utf-8-sig", **options)
             rows = rows[1:].set_axis(rows.iloc[0].str.strip(), axis=1)
+        if rows.empty:
+            raise ValueError("there are no rows")
+        return rows
     except ValueError as error:  # pandas' own errors are some
         raise unusable(f"must be CSV or JSONL in UTF-8, and {path} is not: {first_line(error)}") from None
-    if rows.empty:
-        raise unusable(f"must have rows, and {path} has none")
-    return rows
 
 
 def cells(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
     """The cells of some columns, (N, C), each of which must have a name and be there once."""
     found = Counter(rows.columns)
-    if wrong := [name for name in columns if found[name] != 1 or not name]:
-        has = f"{path} has {found[wrong[0]]} named {brief(wrong[0])}"
-        raise unusable(f"must have each column once, with a name, and {has}")
+    for name in columns:
+        if found[name] != 1 or not name:
+            raise unusable(f"must have each column once, with a name, and {path} has {found[name]} named {brief(name)}")
     return rows[[*columns]].to_numpy(dtype=object)
 
 
 def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
-    """The numbers of some columns, float64 (N, C).
-
-    Raises:
-        ConfigError: naming the first cell without a finite number that float32 can hold, or a column that is missing.
-    """
+    """The numbers of some columns, float64 (N, C); a ConfigError names a cell without one that float32 can hold."""
     import pandas as pd
 
     texts = cells(rows, columns, path)

@@ -1,8 +1,7 @@
 """Texts with the names of their classes, ``--dataset text:PATH``.
 
-PATH is a folder with train.csv and test.csv, and perhaps val.csv, each with the columns ``text`` and ``label`` under a
-header; or with train.jsonl and so on, with a JSON object on each line. Or it is one such file, of which
-``--test-share`` is kept for the test. Other columns are not read. The classes are the training labels, sorted.
+PATH is a folder with train.csv, test.csv and perhaps val.csv, or .jsonl files, with ``text`` and ``label`` in each row;
+or one such file, of which ``--test-share`` is kept for the test. The classes are the training labels, sorted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from cifar_ray.data.datasets import Dataset, Split, unusable
 from cifar_ray.data.source import Files, Part
 
 SUFFIXES = (".csv", ".jsonl")
-"""Ends of the names of files of texts."""
 
 
 class Texts(Files):
@@ -59,14 +57,11 @@ class Texts(Files):
         return replace(super().look(config), inputs="tokens", shape=shape, vocabulary=vocabulary)
 
     def load(self, config: TrainConfig, progress: decoded.Progress, encoding: str) -> Dataset:
-        """The texts as tokens, by the tokenizer ``encoding`` or one that the training texts give.
-
-        ``progress`` counts texts that are read for a tokenizer, and then those of each part as they become tokens.
-        """
+        """The texts as tokens, by the tokenizer ``encoding`` or one that the training texts give."""
         length, cut, splits = config.text.max_length, 0, {}
         count = sum(map(len, self.parts.values()))
         decoded.check_room("text.max_length", 4 * count * length, f"{count:,} texts of {length:,} tokens")  # int32
-        encoding = encoding or tokens.train([*self.parts["train"].samples], config.text, progress)
+        encoding = encoding or tokens.train([*self.parts["train"].samples], config.text)
         for name, part in self.parts.items():
             encoded, longer = tokens.encode(encoding, [*part.samples], length, progress)
             splits[name] = Split({"tokens": encoded, "labels": part.targets})

@@ -1,16 +1,14 @@
 """Texts as tokens: byte-pair encoding over bytes, learned of the training texts alone.
 
-Source: Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units"; over bytes, which leaves
-no character unknown, Radford et al. 2019. Of the trainers of the ``tokenizers`` library it is the one that gives the
-same tokenizer every time: WordPiece and Unigram break ties by the order of a hash map, which differs between processes.
-
-A token is the tokenizer's own number plus 1: 0 is padding, and no text can contain it.
+Source: Sennrich et al. 2016; over bytes, which leaves no character unknown, Radford et al. 2019. Other trainers of the
+``tokenizers`` library break ties by the order of a hash map, which differs between processes. A token is the
+tokenizer's own number plus 1: 0 is padding, and no text can contain it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,7 @@ from cifar_ray.config.sections import TextOptions
 Progress = Callable[[int, int], None]
 PADDING = 0
 _AT_ONCE = 1024  # texts that are encoded together
-_LONGEST = 256
-"""Bytes of a word above which it is learned in parts, as DNA is: the time to learn one grows with its square."""
+_LONGEST = 256  # bytes of a word that is learned in one: the time to learn it grows with their square
 _SHORTEST = 16
 
 
@@ -41,11 +38,8 @@ def is_unicode(text: str) -> bool:
     return text.encode(errors="ignore").decode() == text
 
 
-def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambda done, total: None) -> str:
-    """A tokenizer of these texts as JSON, in the library's own format; equal texts give equal ones.
-
-    ``progress`` is called while texts are read.
-    """
+def train(texts: Sequence[str], options: TextOptions) -> str:
+    """A tokenizer of these texts as JSON, in the library's own format; equal texts give equal ones."""
     of = library()
     normalizers, words = of.normalizers, of.pre_tokenizers
     made = of.Tokenizer(of.models.BPE())
@@ -55,7 +49,7 @@ def train(texts: Sequence[str], options: TextOptions, progress: Progress = lambd
     made.pre_tokenizer = words.Sequence([whole, parts])
     size, alphabet = options.vocabulary - 1, sorted(words.ByteLevel.alphabet())
     trainer = of.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(_batches(texts, progress), trainer)
+    made.train_from_iterator(texts, trainer)
     made.pre_tokenizer = whole
     made.enable_truncation(options.max_length)
     return str(made.to_str())
@@ -69,23 +63,15 @@ def _of(json: str) -> Any:
 def encode(
     json: str, texts: Sequence[str], length: int, progress: Progress = lambda done, total: None
 ) -> tuple[np.ndarray, int]:
-    """Tokens of texts, cut at and padded to ``length``: int32, (N, length); and how many texts were cut.
-
-    ``progress`` is called while they become tokens.
-    """
-    rows = np.full((len(texts), length), PADDING, dtype=np.int32)
-    encodings = (each for batch in _batches(texts, progress) for each in _of(json).encode_batch(batch))
-    cut = 0
-    for encoding, row in zip(encodings, rows):
-        row[: len(encoding.ids)] = np.add(encoding.ids, 1)
-        cut += bool(encoding.overflowing)
-    return rows, cut
-
-
-def _batches(texts: Sequence[str], progress: Progress) -> Iterator[list[str]]:
+    """Tokens of texts, cut at and padded to ``length``: int32, (N, length); and how many texts were cut."""
+    rows, cut = np.full((len(texts), length), PADDING, dtype=np.int32), 0
     for begin in range(0, len(texts), _AT_ONCE):
-        yield [*texts[begin : begin + _AT_ONCE]]
-        progress(min(begin + _AT_ONCE, len(texts)), len(texts))
+        encodings = _of(json).encode_batch([*texts[begin : begin + _AT_ONCE]])
+        for row, encoding in zip(rows[begin:], encodings):
+            row[: len(encoding.ids)] = np.add(encoding.ids, 1)
+            cut += bool(encoding.overflowing)
+        progress(begin + len(encodings), len(texts))
+    return rows, cut
 
 
 def decode(json: str, row: np.ndarray) -> str:
@@ -104,11 +90,7 @@ def cut(rows: np.ndarray) -> np.ndarray:
 
 
 def widths(rows: np.ndarray) -> np.ndarray:
-    """What each row is padded to at least: int64, (N,).
-
-    That is 16, 24, 32, 48, 64, ... or the length of all rows: of texts of 16 tokens and more, less than a third is
-    padding where all of a batch are padded to the same.
-    """
+    """What each row is padded to at least, 16, 24, 32, 48, 64, ... or the length of all rows: int64, (N,)."""
     longest = rows.shape[1]
     steps = [_SHORTEST << doubled for doubled in range(longest.bit_length())]
     known = np.unique([min(width, longest) for step in steps for width in (step, step * 3 // 2)])
