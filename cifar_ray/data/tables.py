@@ -32,37 +32,31 @@ class Table(Files):
 
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
-        image, given, learned = config.image_column, list[Any](), []
-        paths = self.paths(".csv")
-        for part, path in paths.items():  # that to train with is the first
-            rows = frame(path)
-            if part == "train":
-                self._choose(config, path, [*rows.columns])
-            learned.append(numbers(rows, self.classes, path))
-            if image is not None:
-                given.append([str(path.parent / str(name).strip()) for (name,) in cells(rows, [image], path)])
-            else:
-                given.append(numbers(rows, self.features, path))
-        if image is None:
-            self.kind, given = "features", arrays.narrowed(given)
-        self.parts = dict(zip(paths, map(Part, given, learned)))
-
-    def _choose(self, config: TrainConfig, path: Path, columns: Sequence[str]) -> None:
-        image = () if config.image_column is None else (config.image_column,)
-        asked = {"target": config.target, "features": config.features, "image_column": image}
-        for option, given in asked.items():  # a name with a comma in it is one where there is such a column
+        paths, image = self.paths(".csv"), config.image_column
+        tables = [(path, frame(path)) for path in paths.values()]  # that to train with is the first
+        columns, asked = [*tables[0][1].columns], list[tuple[str, ...]]()
+        for given in (config.target, config.features, () if image is None else (image,)):
+            # A name with a comma in it is one where there is such a column.
             names = [part for name in given for part in ([name] if name in columns else name.split(","))]
-            asked[option] = tuple(map(str.strip, names))
-        used = Counter(name for names in asked.values() for name in names)
+            asked.append(tuple(map(str.strip, names)))
+        used = Counter(name for names in asked for name in names)
         others = [name for name in columns if name not in used]
-        self.classes, self.features = asked["target"], asked["features"] or tuple(() if image else others)
+        self.classes, self.features = asked[0], asked[1] or tuple(others if image is None else ())
         wrong = [name for name in used if used[name] > 1 or name not in columns]
-        if wrong or not self.classes or bool(image) == bool(self.features):
+        if wrong or not self.classes or bool(self.features) == bool(asked[2]):
             rule = "must name columns to learn, each once, beside --features or one --image-column"
-            has = f"{path} has {some(columns)}"
+            has = f"{tables[0][0]} has {some(columns)}"
             raise ConfigError("target", f"{rule}, and {has}, got {brief(wrong or [*used])}")
         if unused := [name for name in others if name not in self.features]:
             self.left_out = f"columns not used: {some(unused)}"
+        learned, samples = [numbers(rows, self.classes, path) for path, rows in tables], list[Any]()
+        if image is None:
+            self.kind = "features"
+            samples = arrays.narrowed([numbers(rows, self.features, path) for path, rows in tables])
+        else:
+            for path, rows in tables:
+                samples.append([str(path.parent / str(name).strip()) for (name,) in cells(rows, [image], path)])
+        self.parts = dict(zip(paths, map(Part, samples, learned)))
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
         """The positions of the rows."""
@@ -89,8 +83,7 @@ def frame(path: Path) -> pd.DataFrame:
             # So that whole numbers stay such beside a row without one.
             rows = pd.read_json(path, lines=True, dtype=False, dtype_backend="numpy_nullable", encoding="utf-8-sig")
         else:
-            options: dict[str, Any] = {"dtype": object, "keep_default_na": False, "index_col": False}
-            rows = pd.read_csv(path, header=None, encoding="utf-8-sig", **options)
+            rows = pd.read_csv(path, header=None, dtype=object, keep_default_na=False, encoding="utf-8-sig")
             rows = rows[1:].set_axis(rows.iloc[0].str.strip(), axis=1)
         if rows.empty:
             raise ValueError("there are no rows")

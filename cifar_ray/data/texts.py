@@ -78,10 +78,10 @@ SOURCE = Texts
 
 def rows(path: Path, columns: Sequence[str] = ("text", "label")) -> list[tuple[str, ...]]:
     """The texts, and their labels, of every row of a CSV or JSONL file; a refusal names the first row without."""
-    every = tables.cells(tables.frame(path), columns, path).tolist()
-    made = [tuple(str(cell) if isinstance(cell, str | int) else "" for cell in row) for row in every]
-    for number, row in enumerate(made):
-        if not all(map(str.strip, row)):
-            has = f"{path} has {some([*map(brief, every[number])])} in row {number + 1}"
-            raise unusable(f"must have a {' and a '.join(columns)} in each row, and {has}")
+    made = []
+    for number, row in enumerate(tables.cells(tables.frame(path), columns, path).tolist(), 1):
+        made.append(tuple(str(cell) if isinstance(cell, str | int) else "" for cell in row))
+        if not all(map(str.strip, made[-1])):
+            rule = f"must have a {' and a '.join(columns)} in each row"
+            raise unusable(f"{rule}, and {path} has {brief(row)} in row {number}")
     return made
