@@ -1,7 +1,6 @@
 """Arrays that a function of the user's own returns, ``--dataset MODULE:FUNCTION``.
 
-The function returns ``(images, labels), (images, labels)``, for training and for the test, and perhaps the names of the
-classes; in place of images features or tokens, and in place of labels what another task learns: see ``_RULE``.
+The function returns ``(inputs, targets), (inputs, targets)`` and perhaps names: what ``rule`` below says.
 """
 
 from __future__ import annotations
@@ -15,18 +14,17 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.source import Part, Source
 
-_RULE = (
-    "must return (images, {target}) for training and for the test, and perhaps names: uint8 images (N, side, side, 3) "
-    "or (N, side, side), or finite features or tokens (N, length) with 0 as padding behind them, and {rule}"
-)
-
 
 class Function(Source):
     """What a function returns for a task that learns of it."""
 
     def __init__(self, config: TrainConfig) -> None:
         path, task = config.dataset, tasks.of(config)
-        with imports.calling(path, "dataset", _RULE.format(target=task.target, rule=task.rule)):
+        rule = (
+            f"must return (images, {task.target}) for training and for the test, and perhaps names: uint8 images "
+            "(N, side, side, 3) or (N, side, side), finite features or tokens with padding 0 behind (N, length), and "
+        )
+        with imports.calling(path, "dataset", rule + task.rule):
             returned = imports.load(path, "dataset")()
             train, test, names = returned if len(returned) == 3 else (*returned, None)
             (x, y), (x_test, y_test) = (map(np.asarray, half) for half in (train, test))
@@ -42,8 +40,6 @@ class Function(Source):
                 is_alike = targets.shape == inputs.shape[:3] if task.spec.has_masks else len(targets) == len(inputs)
                 if not is_number or not is_alike:
                     raise ValueError(f"{task.target} of {targets.dtype} {targets.shape} for {len(inputs)} {self.kind}")
-            if len({str(name) for name in self.classes}) < len(self.classes):
-                raise ValueError(f"two names alike of {self.classes}")
 
 
 SOURCE = Function

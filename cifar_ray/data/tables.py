@@ -1,8 +1,7 @@
 """Tables of numbers, and of images with numbers, as CSV files: ``--dataset table:PATH``.
 
 PATH is a folder with train.csv, test.csv and perhaps val.csv, or one CSV file of which ``--test-share`` is kept for the
-test. The columns beside ``--target`` are the features, or those of ``--features``; or ``--image-column`` has the paths
-of images, from the folder of the CSV file on.
+test. Columns beside ``--target`` are features; or ``--image-column`` has paths of images from the CSV file's folder on.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from cifar_ray.config.errors import ConfigError, brief, first_line, some
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.source import PARTS, Files, Part, Source
+from cifar_ray.data.source import Files, Part
 from cifar_ray.tasks.regression import Regression
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Table(Files):
@@ -44,12 +41,13 @@ class Table(Files):
         self.classes, self.features = asked[0], asked[1] or tuple(others if image is None else ())
         wrong = [name for name in used if used[name] > 1 or name not in columns]
         if wrong or not self.classes or bool(self.features) == bool(asked[2]):
-            rule = "must name columns to learn, each once, beside --features or one --image-column"
-            has = f"{tables[0][0]} has {some(columns)}"
-            raise ConfigError("target", f"{rule}, and {has}, got {brief(wrong or [*used])}")
+            has = f"{tables[0][0]} has {some(columns)}, got {brief(wrong or [*used])}"
+            raise ConfigError("target", f"must name columns, each once, beside --features or one --image-column; {has}")
         if unused := [name for name in others if name not in self.features]:
             self.left_out = f"columns not used: {some(unused)}"
         learned, samples = [numbers(rows, self.classes, path) for path, rows in tables], list[Any]()
+        if not np.ptp(learned[0], axis=0).all():  # there is no R2 of these
+            raise ConfigError("target", f"must vary over the rows of {tables[0][0]}")
         if image is None:
             self.kind = "features"
             samples = arrays.narrowed([numbers(rows, self.features, path) for path, rows in tables])
@@ -62,22 +60,12 @@ class Table(Files):
         """The positions of the rows."""
         return [f"{position}".encode() for position in range(len(labels))]
 
-    def split(self, config: TrainConfig) -> Source:
-        """As any source; it also refuses targets that are the same for all rows, of which there is no R2."""
-        made = super().split(config)
-        for part, vary in (("train", np.all), ("val", np.any)):
-            if part in made.parts and not vary(np.ptp(made.parts[part].targets, axis=0)):
-                raise ConfigError("target", f"must vary over the {PARTS[part]} rows of {config.dataset}")
-        return made
-
 
 SOURCE = Table
 
 
 def frame(path: Path) -> pd.DataFrame:
     """The cells of a CSV or JSONL file by column, text in CSV; a ConfigError where it is no table with rows."""
-    import pandas as pd
-
     try:
         if path.suffix == ".jsonl":
             # So that whole numbers stay such beside a row without one.
@@ -103,8 +91,6 @@ def cells(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
 
 def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
     """The numbers of some columns, float64 (N, C); a ConfigError names a cell without one that float32 can hold."""
-    import pandas as pd
-
     texts = cells(rows, columns, path)
     read = pd.to_numeric(pd.Series(texts.ravel(), dtype=str).str.strip(), errors="coerce")  # at once: columns are slow
     values = np.array(read, np.float64).reshape(texts.shape)  # a copy, since tensors need one that can be written

@@ -59,11 +59,9 @@ class Texts(Files):
     def load(self, config: TrainConfig, progress: decoded.Progress, encoding: str) -> Dataset:
         """The texts as tokens, by the tokenizer ``encoding`` or one that the training texts give."""
         length, cut, splits = config.text.max_length, 0, {}
-        count = sum(map(len, self.parts.values()))
-        decoded.check_room("text.max_length", 4 * count * length, f"{count:,} texts of {length:,} tokens")  # int32
         encoding = encoding or tokens.train([*self.parts["train"].samples], config.text)
         for name, part in self.parts.items():
-            encoded, longer = tokens.encode(encoding, [*part.samples], length, progress)
+            encoded, longer = tokens.encode(encoding, [*part.samples], length)
             splits[name] = Split({"tokens": encoded, "labels": part.targets})
             cut += longer
         facts = arrays.facts_of(config.dataset, splits, self.classes)
@@ -82,6 +80,5 @@ def rows(path: Path, columns: Sequence[str] = ("text", "label")) -> list[tuple[s
     for number, row in enumerate(tables.cells(tables.frame(path), columns, path).tolist(), 1):
         made.append(tuple(str(cell) if isinstance(cell, str | int) else "" for cell in row))
         if not all(map(str.strip, made[-1])):
-            rule = f"must have a {' and a '.join(columns)} in each row"
-            raise unusable(f"{rule}, and {path} has {brief(row)} in row {number}")
+            raise unusable(f"must have {' and '.join(columns)} in each row; {path} has {brief(row)} in row {number}")
     return made

@@ -1,14 +1,13 @@
 """Texts as tokens: byte-pair encoding over bytes, learned of the training texts alone.
 
-Source: Sennrich et al. 2016; over bytes, which leaves no character unknown, Radford et al. 2019. Other trainers of the
-``tokenizers`` library break ties by the order of a hash map, which differs between processes. A token is the
-tokenizer's own number plus 1: 0 is padding, and no text can contain it.
+Source: Sennrich et al. 2016; over bytes, Radford et al. 2019. The library's other trainers differ between processes.
+A token is the tokenizer's own number plus 1: 0 is padding, and no text can contain it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,8 @@ import numpy as np
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import TextOptions
 
-Progress = Callable[[int, int], None]
 PADDING = 0
 _AT_ONCE = 1024  # texts that are encoded together
-_LONGEST = 256  # bytes of a word that is learned in one: the time to learn it grows with their square
-_SHORTEST = 16
 
 
 def library() -> Any:
@@ -28,8 +24,7 @@ def library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        rule = "needs tokenizers for texts; install it with `pip install 'cifar-ray[text]'`"
-        raise ConfigError("dataset", rule) from None
+        raise ConfigError("dataset", "needs tokenizers; install it with `pip install 'cifar-ray[text]'`") from None
     return tokenizers
 
 
@@ -45,8 +40,9 @@ def train(texts: Sequence[str], options: TextOptions) -> str:
     made = of.Tokenizer(of.models.BPE())
     made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), normalizers.Lowercase()])
     made.decoder = of.decoders.ByteLevel()
-    whole, parts = words.ByteLevel(add_prefix_space=True), words.Split(of.Regex(f".{{{_LONGEST}}}"), "isolated")
-    made.pre_tokenizer = words.Sequence([whole, parts])
+    whole = words.ByteLevel(add_prefix_space=True)
+    # A word is learned in parts of 256 bytes: the time to learn one grows with its square.
+    made.pre_tokenizer = words.Sequence([whole, words.Split(of.Regex(".{256}"), "isolated")])
     size, alphabet = options.vocabulary - 1, sorted(words.ByteLevel.alphabet())
     trainer = of.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(texts, trainer)
@@ -60,17 +56,13 @@ def _of(json: str) -> Any:
     return library().Tokenizer.from_str(json)
 
 
-def encode(
-    json: str, texts: Sequence[str], length: int, progress: Progress = lambda done, total: None
-) -> tuple[np.ndarray, int]:
+def encode(json: str, texts: Sequence[str], length: int) -> tuple[np.ndarray, int]:
     """Tokens of texts, cut at and padded to ``length``: int32, (N, length); and how many texts were cut."""
     rows, cut = np.full((len(texts), length), PADDING, dtype=np.int32), 0
     for begin in range(0, len(texts), _AT_ONCE):
-        encodings = _of(json).encode_batch([*texts[begin : begin + _AT_ONCE]])
-        for row, encoding in zip(rows[begin:], encodings):
+        for row, encoding in zip(rows[begin:], _of(json).encode_batch([*texts[begin : begin + _AT_ONCE]])):
             row[: len(encoding.ids)] = np.add(encoding.ids, 1)
             cut += bool(encoding.overflowing)
-        progress(begin + len(encodings), len(texts))
     return rows, cut
 
 
@@ -91,7 +83,6 @@ def cut(rows: np.ndarray) -> np.ndarray:
 
 def widths(rows: np.ndarray) -> np.ndarray:
     """What each row is padded to at least, 16, 24, 32, 48, 64, ... or the length of all rows: int64, (N,)."""
-    longest = rows.shape[1]
-    steps = [_SHORTEST << doubled for doubled in range(longest.bit_length())]
-    known = np.unique([min(width, longest) for step in steps for width in (step, step * 3 // 2)])
+    steps = 16 << np.arange(rows.shape[1].bit_length())
+    known = np.unique(np.minimum([steps, steps * 3 // 2], rows.shape[1]))
     return known[np.searchsorted(known, lengths(rows))]

@@ -69,8 +69,8 @@ def test_a_share_for_validation_leaves_equal_texts_together(root: Path) -> None:
 BAD = {
     "no column": ("train.csv", "text,class\nx,good\n", "must have each column once, with a name, and {} has 0 named 'label'"),
     "no column in JSON": ("train.jsonl", '{"label": "a"}', "must have each column once, with a name, and {} has 0 named 'text'"),
-    "empty text": ("train.csv", 'text,label\nx,good\n"  \n ",bad\n', "must have a text and a label in each row, and {} has ' \\n ' and 'bad' in row 2"),
-    "no label": ("train.jsonl", '{"text": "x", "label": null}', "in each row, and {} has 'x' and <NA> in row 1"),
+    "empty text": ("train.csv", 'text,label\nx,good\n"  \n ",bad\n', "must have text and label in each row; {} has [' \\n ', 'bad'] in row 2"),
+    "no label": ("train.jsonl", '{"text": "x", "label": null}', "in each row; {} has ['x', <NA>] in row 1"),
     "not UTF-8": ("train.csv", b"text,label\nx,good\n\xe9t\xe9,bad\n", "must be CSV or JSONL in UTF-8, and {} is not: 'utf-8' codec can't decode"),
     "one class": ("train.csv", "text,label\nx,good\ny,good\n", "must have two classes or more, and no others than to train on, and {} has good"),
     "class of the test alone": ("test.jsonl", '{"text": "x", "label": "odd"}', "must have two classes or more, and no others than to train on, and {} has odd"),
@@ -79,9 +79,9 @@ BAD = {
     "cells": ("train.csv", "text,label\nx,y,good\n", "must be CSV or JSONL in UTF-8, and {} is not: Error tokenizing data. C error: Expected 2 fields in line 2, saw 3"),
     "open quote": ("train.csv", 'text,label\n"x,good\n', "must be CSV or JSONL in UTF-8, and {} is not: Error tokenizing data. C error: EOF inside string starting at row 1"),
     "nothing": ("train.csv", "", "must be CSV or JSONL in UTF-8, and {} is not: No columns to parse from file"),
-    "a cell too few": ("train.csv", "text,label\nx\n", "in each row, and {} has 'x' and '' in row 1"),
+    "a cell too few": ("train.csv", "text,label\nx\n", "in each row; {} has ['x', ''] in row 1"),
     "a column twice": ("train.csv", "text,text,label\nx,y,good\n", "must have each column once, with a name, and {} has 2 named 'text'"),
-    "header alone": ("test.jsonl", "\n", "must have rows, and {} has none"),
+    "header alone": ("test.jsonl", "\n", "{} is not: there are no rows"),
 }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def test_texts_to_answer_for_are_words_columns_and_lines(root: Path) -> None:
     ("name", "content", "sentence"),
     [
         ("a.csv", "words\nx\n", "a file of texts must have each column once, with a name, and {} has 0 named 'text'"),
-        ("a.jsonl", '{"text": " "}', "a file of texts must have a text in each row, and {} has ' ' in row 1"),
+        ("a.jsonl", '{"text": " "}', "a file of texts must have text in each row; {} has [' '] in row 1"),
         (
             "a.jsonl",
             "text",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -159,17 +157,6 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     sentence = contents(dataset, tasks.spec(asked, dataset.spec))
     assert sentence.startswith("2 classes, 192 training and 48 test texts; ")
     assert sentence.endswith(" texts longer than 12 tokens, cut there")
-
-
-def test_tokens_that_do_not_fit_into_the_memory_are_refused(
-    usual: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, taken = resolved(usual), 4 * 240 * 40
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * taken - 2))
-    with pytest.raises(ConfigError, match=r"^text.max_length must leave room for 240 texts of 40 tokens: they take"):
-        data.read(asked)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * taken))
-    assert len(data.read(asked).train) == 192
 
 
 @pytest.mark.parametrize(
