@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -20,26 +19,12 @@ from cifar_ray.data.decoded import Progress
 from cifar_ray.data.published import present
 from cifar_ray.data.source import Source
 
-__all__ = ["SOURCES", "SPECS", "Dataset", "Facts", "Split", "folder", "present"]  # beside the functions below
+__all__ = ["SOURCES", "SPECS", "Dataset", "Facts", "Split", "facts", "folder", "load", "look", "present", "read"]
 
-_found: deque[tuple[object, Source]] = deque(maxlen=8)
+_found: dict[object, Source] = {}
 """Data sets that have been found and not been read yet: a sweep may have several, each in two splits."""
 
 _known: dict[tuple[Any, ...], Facts] = {}
-
-
-def _once(key: object, find: Callable[[], Source]) -> Source:
-    found = next((source for known, source in [*_found] if known == key), None)  # threads may add some
-    if found is None:
-        _found.append((key, found := find()))
-    return found
-
-
-def _source(config: TrainConfig) -> Source:
-    """List a data set: one of this package by its name, another by what that begins with, or a function's."""
-    kind = "published" if config.dataset in SPECS else SOURCES.get(prefix_of(config.dataset), "function")
-    source: Source = (import_module(f"cifar_ray.data.{kind}").SOURCE if isinstance(kind, str) else kind)(config)
-    return source
 
 
 @contextmanager
@@ -54,24 +39,23 @@ def _reading() -> Iterator[None]:
 
 @_reading()
 def find(config: TrainConfig) -> Source:
-    """What there is to read, listed again when a file or a folder has changed; it is kept until the data set is read.
-
-    A ConfigError says why it cannot be learned from, here and in what calls it.
-    """
-    dataset, paths = absolute(config.dataset), list[Path]()
+    """What there is to read, kept until it is read or a file has changed; a ConfigError where it is of no use."""
+    dataset, times = absolute(config.dataset), tuple[int, ...]()
     if is_folder(dataset):
         root = Path(path_of(dataset))
         paths = [root, *(path for some in ("*", "*/*/", "annotations/*") for path in root.glob(some))]
-    times = [path.stat().st_ctime_ns for path in paths if path.exists()]
-    asked = [getattr(config, name) for name in OF_DATA if name not in ("test_share", "val_share")]
-    key = (dataset, times, folder(config.data_dir), asked)
-    whole = _once(key, lambda: _source(config))
-    return _once((key, config.test_share, config.val_share or 0.0), lambda: whole.split(config))
+        times = tuple(path.stat().st_ctime_ns for path in paths if path.exists())
+    asked = (getattr(config, name) for name in OF_DATA if name not in ("test_share", "val_share"))
+    key = (dataset, times, folder(config.data_dir), *asked)
+    kind = "published" if dataset in SPECS else SOURCES.get(prefix_of(dataset), "function")
+    make = import_module(f"cifar_ray.data.{kind}").SOURCE if isinstance(kind, str) else kind
+    whole = _found.get(key) or _found.setdefault(key, make(config))
+    shares = (key, config.test_share, config.val_share or 0.0)
+    return _found.get(shares) or _found.setdefault(shares, whole.split(config))
 
 
 def look(config: TrainConfig) -> Facts:
-    """The facts of a data set as far as they are known without decoding an image, or without reading one of this
-    package, of which validation takes a share that is known to a few images until then."""
+    """The facts, as far as known without decoding; what validation takes of this package's sets is nearly so."""
     if is_own(config.dataset):
         return keep(config, find(config).look(config))
     known = SPECS[config.dataset]
@@ -107,16 +91,10 @@ def steps_per_epoch(config: ResolvedConfig) -> int:
 
 @_reading()
 def read(config: TrainConfig, progress: Progress = lambda done, total: None, encoding: str = "") -> Dataset:
-    """Read the data set of a config, downloading it first where it can be and is not there.
+    """Read the data set of a config, downloaded first where it is not there, by one of several processes.
 
-    Several processes may call this at once with one folder: one downloads, the others wait.
-
-    Args:
-        progress: called while images are decoded, or texts become tokens.
-        encoding: of a data set that has one (:class:`Dataset`), that of a run; by default it is learned.
-
-    Raises:
-        ConfigError: when it cannot be read or downloaded; the sentence names the file and what to do.
+    ``progress`` is called while images are decoded or texts become tokens, these by ``encoding`` (:class:`Dataset`),
+    or one that is learned. A ConfigError names a file that cannot be read, or says why nothing could be downloaded.
     """
     try:
         dataset = find(config).load(config, progress, encoding)

@@ -21,7 +21,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import path_of
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import arrays, imagefiles
+from cifar_ray.data import arrays
 from cifar_ray.data.datasets import Dataset, Split, folder
 from cifar_ray.tasks.segmentation import Segmentation
 
@@ -49,11 +49,7 @@ def _mark(sample: Any) -> bytes:
 
 
 def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
-    """The data set of images that a source has found, decoded unless they have been.
-
-    Raises:
-        ConfigError: when an image cannot be read, the folder cannot be written, or there is no room.
-    """
+    """The data set of a source's images, decoded unless they have been; a ConfigError says why they cannot be."""
     name = f"{_LAYOUT} {config.image_size} {config.dataset} {source.classes}"
     state = hashlib.sha256(name.encode(errors="surrogateescape"))
     for part in source.parts.values():
@@ -68,8 +64,7 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
             if not kept.exists():
                 _decode(source, config, kept, progress)
     except OSError as error:
-        problem = f"must be a folder that can be written, and {home} cannot be ({error.strerror})"
-        raise ConfigError("data_dir", problem) from None
+        raise ConfigError("data_dir", f"must be writable, and {home} is not ({error.strerror})") from None
     splits, column = {}, source.column
     for name in source.parts:
         images = np.load(kept / f"{name}_images.npy", mmap_mode="r" if config.stream else None)
@@ -87,23 +82,17 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
     used, held = (masks, f"the masks of {what}") if config.stream else (size, f"{what} without --stream")
     check_room("image_size", used, held)
     check_room("data_dir", size, what, shutil.disk_usage(kept.parent).free)
-    unreadable: list[str] = []
 
     def decode(part: Part, images: np.ndarray, targets: np.ndarray, rows: range) -> int:
         for row in rows:
-            try:
-                pixels = source.read(part.samples[row], side)
-            except imagefiles.UnreadableError as error:
-                unreadable.append(error.what)
-                continue
+            pixels = source.read(part.samples[row], side)
             images[row] = pixels[..., :3]
             if has_masks:
                 targets[row] = pixels[..., 3]
         return len(rows)
 
     partial = kept.with_name(f".{kept.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir(exist_ok=True)  # a process that was killed may have left it
     try:
         splits = {}
         for name, part in source.parts.items():
@@ -117,20 +106,16 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
             images.flush()
             np.save(partial / f"{name}_{source.column}.npy", targets)
             splits[name] = Split({"images": images, source.column: targets})
-        if unreadable:
-            more = f"; and {len(unreadable) - 1:,} more of {total:,}" * (len(unreadable) > 1)
-            raise ConfigError("", f"cannot read image {min(unreadable)}{more}")
         facts = arrays.facts_of(config.dataset, splits, source.classes)
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # it is there after an error
 
 
 def check_room(option: str, size: int, what: str, room: float | None = None) -> None:
     """Refuse what would take more bytes than there is room, by default its share of the free memory."""
     room = _MEMORY * psutil.virtual_memory().available if room is None else room
     if size > room:
-        problem = f"must leave room for {what}: they take {size / 2**30:.1f} GiB, of {room / 2**30:.1f} GiB"
-        raise ConfigError(option, problem)
+        needed = f"{size / 2**30:.1f} GiB, of {room / 2**30:.1f} GiB"
+        raise ConfigError(option, f"must leave room for {what}: they take {needed}")

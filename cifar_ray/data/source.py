@@ -31,12 +31,9 @@ PARTS = {"train": "training", "test": "test", "val": "validation"}
 
 @dataclass(frozen=True)
 class Part:
-    """Samples of one part of a data set before they are read.
+    """Samples of one part: an array, or of each the path of a file, or a tuple that begins with that or with pixels.
 
-    Attributes:
-        samples: what each is read from: the path of a file, as text, or a tuple that begins with that or with pixels;
-            an array has the samples themselves, as a split has them.
-        targets: what is learned of each, as a split has it; zeros where masks are read with their images.
+    ``targets`` are what is learned, as a split has it; zeros where masks are read with their images.
     """
 
     samples: Sequence[Any] | np.ndarray
@@ -52,21 +49,16 @@ class Part:
 
     def at(self, rows: np.ndarray) -> Part:
         """The samples for which ``rows``, bool (N,), is true."""
-        samples = self.samples
-        chosen = samples[rows] if isinstance(samples, np.ndarray) else [*compress(samples, rows)]
-        return Part(chosen, self.targets[rows])
+        some = self.samples[rows] if isinstance(self.samples, np.ndarray) else [*compress(self.samples, rows)]
+        return Part(some, self.targets[rows])
 
 
 class Source(abc.ABC):
     """A data set of one kind, as it is found before it is read.
 
-    Attributes:
-        parts: ``train``, and ``test`` and ``val`` where they are apart.
-        classes: a name for each number that a model gives for a sample.
-        left_out: what else is there and is not used, in words.
-        column: what is learned: ``labels``, ``targets``, ``masks``, or as a task of the user's own has it.
-        kind: what the model is given.
-        features: their names, where they have any.
+    It has ``parts``, maybe without ``test`` and ``val``; ``classes``, a name for each number that a model gives for a
+    sample; ``left_out``, what is not used, in words; the ``column`` that is learned (``labels``, ``targets``, ``masks``,
+    or of a task of the user's own); the ``kind`` that the model gets; the names of ``features``.
     """
 
     parts: dict[str, Part]
@@ -103,24 +95,22 @@ class Source(abc.ABC):
             return [*pool.map(content, origins, sizes)]
 
     def split(self, config: TrainConfig) -> Source:
-        """The same with a share of the training samples kept for the test and for validation, alike in every run.
+        """The same with shares of each class of the training samples, or of all, kept for test and validation.
 
-        It is a share of each class, or of all samples where there are no classes; equal samples are on one side. A
-        ConfigError tells a part that has a share, a test with neither, and a share that leaves nothing of a class.
+        They are alike in every run. A ConfigError where a part is there and has a share, or the test has neither.
         """
         made = copy.copy(self)
         for name, option in (("test", "test_share"), ("val", "val_share")):
             share, is_there = getattr(config, option), name in self.parts
             if (is_there and share) or (name == "test" and not is_there and not share):
-                rule = "is for data without" if share else "must be given, such as 0.2, for data without"
-                has = f"{config.dataset} has {'some' if is_there else 'none'}"
-                raise ConfigError(option, f"{rule} {PARTS[name]} samples, and {has}")
+                rule, has = ("is", "some") if share else ("must be given, such as 0.2,", "none")
+                without = f"for data without {PARTS[name]} samples, and {config.dataset} has {has}"
+                raise ConfigError(option, f"{rule} {without}")
             if share:
                 train = made.parts["train"]
-                labels, names = train.targets, self.classes
-                is_whole = labels.ndim == 1 and labels.dtype.kind in "iu"  # a task of the user's own may learn others
-                is_class = is_whole and np.array_equal(np.unique(labels), np.arange(len(names)))
-                if self.column != "labels" or not is_class:
+                labels, names = train.targets, self.classes  # a task of the user's own may learn others than classes
+                is_whole = self.column == "labels" and labels.ndim == 1 and labels.dtype.kind in "iu"
+                if not is_whole or not np.array_equal(np.unique(labels), np.arange(len(names))):
                     labels, names = np.zeros(len(train), dtype=np.int64), ("",)
                 kept = validation.rows(made.keys(labels, option), made.contents(), labels, names, share, option)
                 made.parts = {**made.parts, "train": train.at(~kept), name: train.at(kept)}
@@ -147,29 +137,22 @@ class Source(abc.ABC):
         """The facts, as far as they are known without decoding an image."""
         if self.is_read:
             return self._facts
-        train, test, val = (len(self.parts.get(name, ())) for name in PARTS)
-        facts = Facts(len(self.classes), train, test, val, **arrays.of_images(config.dataset, config.image_size))
-        if self.column != Regression.target:
-            return facts
-        mean, std = arrays.standard(self.parts["train"].targets)
-        return replace(facts, target_mean=mean, target_std=std)
+        sizes = [len(self.parts.get(name, ())) for name in PARTS]
+        known = arrays.of_images(config.dataset, config.image_size)
+        if self.column == Regression.target:
+            known["target_mean"], known["target_std"] = arrays.standard(self.parts["train"].targets)
+        return Facts(len(self.classes), *sizes, **known)
 
     def load(self, config: TrainConfig, progress: decoded.Progress, encoding: str) -> Dataset:
         """Read the data set; image files are decoded when they have not been, or have changed."""
-        if self.is_read:
-            made = arrays.made(config.dataset, self.splits, self._facts)
-        else:
-            made = decoded.provide(config, self, progress)
+        if not self.is_read:
+            return replace(decoded.provide(config, self, progress), left_out=self.left_out)
+        made = arrays.made(config.dataset, self.splits, self._facts)
         return replace(made, left_out="; ".join(filter(None, (self.left_out, made.left_out))))
 
 
 class Files(Source):
-    """What is below a path.
-
-    Attributes:
-        root: the path.
-        base: the folder by the paths from which training samples are drawn for validation.
-    """
+    """What is below a path, ``root``; samples are drawn for validation by their paths from ``base``."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.root = self.base = files.absolute("dataset", path_of(config.dataset))
@@ -184,15 +167,14 @@ class Files(Source):
         """The file of each part, such as train.csv, that to train with first; ``root`` where that is a file."""
         if self.root.is_file():
             return {"train": self.root}
-        self.check_there(f"a folder, or a {one_of(suffixes)} file,")
         found = [path for part in PARTS for end in suffixes if (path := self.root / f"{part}{end}").is_file()]
         parts = {path.stem: path for path in found}
         if len(parts) < len(found) or "train" not in parts:
             names = one_of(f"train{end}" for end in suffixes)
-            raise unusable(f"must have {names} and one file of each part, and {self.root} has not")
+            raise unusable(f"must be a file, or have {names} and one file of each part, and {self.root} has not")
         return parts
 
-    def check_there(self, kind: str = "a folder") -> None:
-        """Refuse a path that is no folder; ``kind`` says what it may be."""
+    def check_there(self) -> None:
+        """Refuse a path that is no folder."""
         if not self.root.is_dir():
-            raise unusable(f"must name {kind} that is there, and {self.root} is none")
+            raise unusable(f"must name a folder that is there, and {self.root} is none")

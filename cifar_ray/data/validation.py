@@ -24,17 +24,10 @@ def rows(
     share: float,
     option: str = "val_share",
 ) -> np.ndarray:
-    """Whether each sample is kept, bool (N,): of each class the share with the lowest ranks, and at least one sample.
+    """Whether each sample is kept, bool (N,): of each of ``classes`` the share with the lowest ranks, at least one.
 
-    Equal samples are on one side, that of the first of them, whatever their classes.
-
-    Args:
-        keys: what a sample's rank within its class is made of: the SHA-256 of bytes, or a number as it is.
-        contents: equal for equal samples.
-        classes: number of each sample's class.
-        names: of the classes.
-        share: above 0 and below 1.
-        option: ``val_share`` or ``test_share``, in the ConfigError where nothing of a class is left on one side.
+    A rank is the SHA-256 of a key of bytes, or a number as it is. Samples of equal ``contents`` are on one side, that
+    of the first of them, whatever their classes. A ConfigError about ``option`` names a class with nothing on one side.
     """
     equal: defaultdict[Hashable, list[int]] = defaultdict(list)
     for row, content in enumerate(contents):
@@ -51,8 +44,8 @@ def rows(
         of_class = kept[classes == label]
         if of_class.all() or not of_class.any():
             what = f"class {name!r}" if name else "the data"
-            rule = f"must leave a sample of {what} on both sides, got {share:g} of {len(of_class):,}"
-            raise ConfigError(option, rule)
+            had = f"got {share:g} of {len(of_class):,}"
+            raise ConfigError(option, f"must leave a sample of {what} on both sides, {had}")
     return kept
 
 
