@@ -77,13 +77,12 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
     """Write all parts' images and labels to the folder ``kept``, which appears whole or not at all."""
     side, total, done = config.image_size, sum(map(len, source.parts.values())), 0
     has_masks = source.column == Segmentation.target
-    masks = total * side**2 * has_masks
-    size, what = masks + total * side**2 * 3, f"{total:,} images of {side}x{side} pixels"
-    used, held = (masks, f"the masks of {what}") if config.stream else (size, f"{what} without --stream")
-    check_room("image_size", used, held)
+    size, what = total * side**2 * (3 + has_masks), f"{total:,} images of {side}x{side} pixels"
+    check_room("image_size", 0 if config.stream else size, f"{what} without --stream")
     check_room("data_dir", size, what, shutil.disk_usage(kept.parent).free)
 
-    def decode(part: Part, images: np.ndarray, targets: np.ndarray, rows: range) -> int:
+    def decode(part: Part, images: np.ndarray, targets: np.ndarray, begin: int) -> int:
+        rows = range(begin, min(begin + _CHUNK, len(part)))
         for row in rows:
             pixels = source.read(part.samples[row], side)
             images[row] = pixels[..., :3]
@@ -96,12 +95,11 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
     try:
         splits = {}
         for name, part in source.parts.items():
-            shape, every = (len(part), side, side), range(len(part))
+            shape, begins = (len(part), side, side), range(0, len(part), _CHUNK)
             images = np.lib.format.open_memmap(partial / f"{name}_images.npy", "w+", np.uint8, (*shape, 3))
             targets = np.zeros(shape, np.uint8) if has_masks else part.targets
-            chunks = [every[begin : begin + _CHUNK] for begin in every[::_CHUNK]]
             with ThreadPoolExecutor() as pool:
-                for count in pool.map(functools.partial(decode, part, images, targets), chunks):
+                for count in pool.map(functools.partial(decode, part, images, targets), begins):
                     progress(done := done + count, total)
             images.flush()
             np.save(partial / f"{name}_{source.column}.npy", targets)
@@ -117,5 +115,4 @@ def check_room(option: str, size: int, what: str, room: float | None = None) -> 
     """Refuse what would take more bytes than there is room, by default its share of the free memory."""
     room = _MEMORY * psutil.virtual_memory().available if room is None else room
     if size > room:
-        needed = f"{size / 2**30:.1f} GiB, of {room / 2**30:.1f} GiB"
-        raise ConfigError(option, f"must leave room for {what}: they take {needed}")
+        raise ConfigError(option, f"must leave room for {what}: {size / 2**30:.1f} GiB, of {room / 2**30:.1f} GiB")

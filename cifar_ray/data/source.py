@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import copy
 import functools
 import hashlib
@@ -53,12 +52,12 @@ class Part:
         return Part(some, self.targets[rows])
 
 
-class Source(abc.ABC):
+class Source:
     """A data set of one kind, as it is found before it is read.
 
     It has ``parts``, maybe without ``test`` and ``val``; ``classes``, a name for each number that a model gives for a
-    sample; ``left_out``, what is not used, in words; the ``column`` that is learned (``labels``, ``targets``, ``masks``,
-    or of a task of the user's own); the ``kind`` that the model gets; the names of ``features``.
+    sample; ``left_out``, what is not used, in words; the ``column`` that is learned: ``labels``, ``targets``, ``masks``
+    or of a task of the user's own; the ``kind`` that the model gets; the names of ``features``.
     """
 
     parts: dict[str, Part]
@@ -68,7 +67,6 @@ class Source(abc.ABC):
     kind: Inputs = "images"
     features: tuple[str, ...] = ()
 
-    @abc.abstractmethod
     def __init__(self, config: TrainConfig) -> None:
         """List what there is, before any is kept for the test; a ConfigError says why it cannot be learned from."""
 
@@ -95,10 +93,7 @@ class Source(abc.ABC):
             return [*pool.map(content, origins, sizes)]
 
     def split(self, config: TrainConfig) -> Source:
-        """The same with shares of each class of the training samples, or of all, kept for test and validation.
-
-        They are alike in every run. A ConfigError where a part is there and has a share, or the test has neither.
-        """
+        """The same with shares of each training class, or of all samples, kept for parts that are not there."""
         made = copy.copy(self)
         for name, option in (("test", "test_share"), ("val", "val_share")):
             share, is_there = getattr(config, option), name in self.parts
@@ -124,10 +119,8 @@ class Source(abc.ABC):
     @property
     def splits(self) -> dict[str, Split]:
         """The parts of what has been read."""
-        return {
-            name: Split({self.kind: np.asarray(part.samples), self.column: part.targets})
-            for name, part in self.parts.items()
-        }
+        kind, column = self.kind, self.column
+        return {name: Split({kind: np.asarray(of.samples), column: of.targets}) for name, of in self.parts.items()}
 
     @functools.cached_property
     def _facts(self) -> Facts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,7 @@ from cifar_ray.data.datasets import Split
 
 
 def rows(
-    keys: Sequence[bytes | int],
-    contents: Sequence[Hashable],
-    classes: np.ndarray,
-    names: Sequence[str],
-    share: float,
-    option: str = "val_share",
+    keys: Sequence[Any], contents: Sequence[Any], classes: np.ndarray, names: Sequence[str], share: float, option: str
 ) -> np.ndarray:
     """Whether each sample is kept, bool (N,): of each of ``classes`` the share with the lowest ranks, at least one.
 
@@ -41,11 +37,10 @@ def rows(
             kept[group] = True
             left[label] -= np.count_nonzero(classes[group] == label)
     for label, name in enumerate(names):
-        of_class = kept[classes == label]
-        if of_class.all() or not of_class.any():
+        chosen = kept[classes == label]
+        if chosen.all() or not chosen.any():
             what = f"class {name!r}" if name else "the data"
-            had = f"got {share:g} of {len(of_class):,}"
-            raise ConfigError(option, f"must leave a sample of {what} on both sides, {had}")
+            raise ConfigError(option, f"must leave a sample of {what} on both sides, got {share:g} of {len(chosen):,}")
     return kept
 
 

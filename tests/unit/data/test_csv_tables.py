@@ -316,7 +316,7 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
         (
             {},
             {"dataset": "table:/no/such"},
-            "dataset must name a folder, or a .csv file, that is there, and /no/such is none",
+            "dataset must be a file, or have train.csv and one file of each part, and /no/such has not",
         ),
         ({}, {"dataset": "digits"}, "target is for --dataset table:PATH only, and the dataset is digits"),
         ({}, {"global_batch_size": 4}, "global_batch_size must leave at least one step per epoch: .* 3 training rows"),

@@ -343,7 +343,7 @@ def one_class(root: Path) -> None:
         (
             without(),
             {"image_size": 10**5},
-            "--image-size must leave room for 200 images of 100000x100000 pixels without --stream: they take ",
+            "--image-size must leave room for 200 images of 100000x100000 pixels without --stream: ",
         ),
     ],
 )
@@ -372,7 +372,7 @@ def test_images_that_cannot_be_read_are_counted_and_the_first_is_named(root: Pat
         whole.save(path, "BMP")
         path.write_bytes(path.read_bytes()[: 60 if keeps_its_header else 1])
     reason = "it is truncated or damaged" if keeps_its_header else "it is not an image"
-    assert refusal(root) == f"cannot read image {paths[0]}: {reason}; and 11 more of 200"
+    assert refusal(root) == f"cannot read image {paths[0]}: {reason}"
 
 
 def test_a_new_image_is_seen_by_the_next_run_of_a_process(root: Path) -> None:
@@ -597,11 +597,11 @@ def test_a_thread_gathers_them_ahead_into_memory_that_a_gpu_reads_by_itself(
 def test_images_that_do_not_fit_are_refused_with_the_sizes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_000_000))
     assert refusal(root) == (
-        "--image-size must leave room for 200 images of 32x32 pixels without --stream: they take 0.0 GiB, of 0.0 GiB"
+        "--image-size must leave room for 200 images of 32x32 pixels without --stream: 0.0 GiB, of 0.0 GiB"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=600_000))
     assert refusal(root, stream=True) == (
-        "--data-dir must leave room for 200 images of 32x32 pixels: they take 0.0 GiB, of 0.0 GiB"
+        "--data-dir must leave room for 200 images of 32x32 pixels: 0.0 GiB, of 0.0 GiB"
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=700_000))
     assert len(data.read(of(root, stream=True)).train["labels"]) == 100

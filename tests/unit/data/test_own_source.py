@@ -35,10 +35,10 @@ def test_a_kind_of_data_set_is_a_class_and_a_line(
         np.save(tmp_path / f"{part}_labels.npy", split["labels"])
     whole, shared = (data.read(of(tmp_path, val_share=share)) for share in (0.0, 0.2))
     same = data.read(TrainConfig(dataset="digits", val_share=0.2))
-    assert (whole.digest, whole.spec.names, whole.spec.train_size) == (digits.spec.digest, digits.spec.names, 1437)
-    assert (shared.spec.digest, shared.spec.val_size) == (same.digest, same.spec.val_size)
+    assert (whole.spec.digest, whole.spec.names, whole.spec.train_size) == (digits.spec.digest, digits.spec.names, 1437)
+    assert (shared.spec.digest, shared.spec.val_size) == (same.spec.digest, same.spec.val_size)
     config: ResolvedConfig = pickle.loads(pickle.dumps(of(tmp_path)))
-    assert (config.dataset_name, data.facts(config).digest) == (tmp_path.name, whole.digest)
+    assert (config.dataset_name, data.facts(config).digest) == (tmp_path.name, whole.spec.digest)
     (tmp_path / "train_images.npy").unlink()
     with pytest.raises(ConfigError, match=f"dataset must have train_images.npy, and {tmp_path} has none"):
         of(tmp_path)

@@ -115,7 +115,9 @@ def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_p
     assert sum(len({text.strip().lower() for text in each.samples}) for each in loud) == 30
     with pytest.raises(ConfigError, match=r"test_share must be given, such as 0.2, .* and text:.*reviews.csv has none"):
         listed(tmp_path / "reviews.csv")
-    rule = r"dataset must name a folder, or a \.csv or \.jsonl file, that is there, and .*/none\.csv is none"
+    rule = (
+        r"dataset must be a file, or have train.csv or train.jsonl and one file of each part, and .*none\.csv has not"
+    )
     with pytest.raises(ConfigError, match=f"^{rule}$"):
         listed(tmp_path / "none.csv")
 
@@ -123,7 +125,7 @@ def test_one_file_gives_a_share_for_the_test_and_equal_texts_stay_together(tmp_p
 def test_each_part_is_one_file_and_there_is_a_test(root: Path) -> None:
     write(root / "train.jsonl", ROWS)
     with pytest.raises(
-        ConfigError, match=r"must have train.csv or train.jsonl and one file of each part, and .* has not"
+        ConfigError, match=r"or have train.csv or train.jsonl and one file of each part, and .* has not"
     ):
         listed(root)
     (root / "train.jsonl").unlink()
@@ -132,7 +134,7 @@ def test_each_part_is_one_file_and_there_is_a_test(root: Path) -> None:
         listed(root)
     (root / "train.csv").unlink()
     with pytest.raises(
-        ConfigError, match=r"must have train.csv or train.jsonl and one file of each part, and .* has not"
+        ConfigError, match=r"or have train.csv or train.jsonl and one file of each part, and .* has not"
     ):
         listed(root)
 

@@ -21,7 +21,7 @@ from cifar_ray.data import Dataset, Split, source, validation
 from cifar_ray.display.dataset import lines
 from cifar_ray.training import recipe
 from tests.support.helpers import contents
-from tests.support.images import folder_of_digits
+from tests.support.inputs import folder_of_digits
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ class Made(source.Source):
 
     def __init__(self, parts: dict[str, Split], names: tuple[str, ...]) -> None:
         (self.column,) = (name for name in parts["train"].columns if name != "images")
-        self.parts = {name: source.Part(part.images, part[self.column]) for name, part in parts.items()}
+        self.parts = {name: source.Part(part.inputs, part[self.column]) for name, part in parts.items()}
         self.classes = names
 
 
@@ -84,7 +84,7 @@ def split(whole: source.Source, share: float) -> dict[str, Split]:
 
 def test_neither_the_seed_nor_the_test_images_move_it(digits: Dataset) -> None:
     first = data.read(of("digits", val_share=0.2))
-    assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).digest == first.spec.digest
+    assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).spec.digest == first.spec.digest
     test = digits.test.at(slice(None, None, -1))
     moved = Made({"train": digits.train, "test": test}, digits.spec.names)
     assert rows_of(split(moved, 0.2)["val"]) == rows_of(first.val)
@@ -94,7 +94,7 @@ def test_a_larger_share_keeps_more_and_none_keeps_nothing(digits: Dataset) -> No
     small, large = (rows_of(data.read(of("digits", val_share=share)).val) for share in (0.1, 0.3))
     assert small < large
     without = data.read(of("digits", val_share=0))
-    assert (without.val, without.digest) == (None, digits.spec.digest)
+    assert (without.val, without.spec.digest) == (None, digits.spec.digest)
 
 
 KEYS = [f"{row}".encode() for row in range(40)]
@@ -103,7 +103,7 @@ TWO = np.repeat([0, 1], 20)
 
 def test_equal_images_are_on_one_side_whatever_their_class() -> None:
     contents = [row // 4 for row in range(38)] + [0, 1]  # one image of class 1 is also one of class 0
-    kept = validation.rows(KEYS, contents, TWO, ("a", "b"), 0.3)
+    kept = validation.rows(KEYS, contents, TWO, ("a", "b"), 0.3, "val_share")
     assert 0 < kept.sum() < 40
     by_content = {content: {bool(kept[row]) for row in range(40) if contents[row] == content} for content in contents}
     assert all(len(sides) == 1 for sides in by_content.values())
@@ -113,7 +113,7 @@ def refused(classes: list[int], contents: Sequence[int], share: float, salt: int
     """Why nothing can be kept where the hashes are those of ``salt``; empty when something can."""
     try:
         keys = [bytes([salt, row]) for row in range(len(classes))]
-        validation.rows(keys, contents, np.array(classes), ("a", "b"), share)
+        validation.rows(keys, contents, np.array(classes), ("a", "b"), share, "val_share")
     except ConfigError as error:
         return str(error)
     return ""
@@ -186,7 +186,7 @@ def test_streamed_images_stay_on_disk(root: Path) -> None:
     found, memory = (data.read(of(root, val_share=0.2, stream=stream)) for stream in (True, False))
     assert found.val is not None
     assert found.val.file is not None
-    assert (found.spec.digest, found.spec) == (memory.digest, memory.spec)
+    assert (found.spec.digest, found.spec) == (memory.spec.digest, memory.spec)
     again: Dataset = pickle.loads(pickle.dumps(found))
     assert rows_of(again.val) == rows_of(memory.val)
 
@@ -196,7 +196,7 @@ def test_some_of_the_images_on_disk_travel_without_the_others(root: Path) -> Non
     some = pickle.loads(pickle.dumps(found.at(slice(3, 5))))
     assert len(pickle.dumps(found)) < len(pickle.dumps(found.at(slice(3, 5)))) < 10_000
     assert (len(some), some.file) == (2, None)
-    assert np.array_equal(some.images, found.images[3:5])
+    assert np.array_equal(some.inputs, found.inputs[3:5])
 
 
 def test_val_beside_test_needs_no_share(root: Path) -> None:
@@ -236,9 +236,9 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     found = data.read(config)
     assert found.val is not None
     assert (data.facts(config).train_size, data.facts(config).val_size) == (len(found.train), len(found.val))
-    assert data.facts(config).digest == found.spec.digest
+    assert data.facts(config).spec.digest == found.spec.digest
     assert np.bincount(found.val["labels"], minlength=10).min() >= 1
-    assert data.read(of(f"{__name__}:some")).digest != found.spec.digest
+    assert data.read(of(f"{__name__}:some")).spec.digest != found.spec.digest
     assert recipe.settle(config, Decided.asked(config), found).data == data.facts(config)
 
 
@@ -257,7 +257,7 @@ def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
     assert len(parts["train"]) + len(parts["val"]) == len(train)
     ordered = Split({"images": train.inputs, "labels": digits.train["labels"] + 100})  # numbers of nothing with a name
     again = split(Made({"train": ordered, "test": ordered}, ("a", "b")), 0.1)
-    assert np.array_equal(again["val"].images, parts["val"].images)
+    assert np.array_equal(again["val"].inputs, parts["val"].inputs)
     with pytest.raises(ConfigError, match=r"of the data on both sides, got 0\.5 of 1$"):
         split(Made({"train": train.at(slice(1)), "test": train}, ("ink",)), 0.5)
 
