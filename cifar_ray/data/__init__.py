@@ -84,8 +84,7 @@ def absolute(dataset: str) -> str:
 
 
 def steps_per_epoch(config: ResolvedConfig) -> int:
-    """Optimizer steps in an epoch."""
-    # As order.steps_per_epoch has it, which is not imported here: it would bring torch to every command.
+    """Optimizer steps in an epoch, as by order.steps_per_epoch, which would bring torch to every command."""
     return config.steps_per_epoch or facts(config).train_size // config.global_batch_size
 
 

@@ -69,8 +69,7 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
     for name in source.parts:
         images = np.load(kept / f"{name}_images.npy", mmap_mode="r" if config.stream else None)
         splits[name] = Split({"images": images, column: np.load(kept / f"{name}_{column}.npy")})
-    facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
-    return arrays.made(config.dataset, splits, facts)
+    return arrays.made(config.dataset, splits, schema.build(Facts, json.loads((kept / "facts.json").read_text())))
 
 
 def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress) -> None:

@@ -30,13 +30,10 @@ PARTS = {"train": "training", "test": "test", "val": "validation"}
 
 @dataclass(frozen=True)
 class Part:
-    """Samples of one part: an array, or of each the path of a file, or a tuple that begins with that or with pixels.
-
-    ``targets`` are what is learned, as a split has it; zeros where masks are read with their images.
-    """
+    """Samples of one part: an array, or of each the path of a file, or a tuple that begins with that or with pixels."""
 
     samples: Sequence[Any] | np.ndarray
-    targets: np.ndarray
+    targets: np.ndarray  # as a split has them; zeros where masks are read with their images
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -130,11 +127,11 @@ class Source:
         """The facts, as far as they are known without decoding an image."""
         if self.is_read:
             return self._facts
-        sizes = [len(self.parts.get(name, ())) for name in PARTS]
+        train, test, val = (len(self.parts.get(name, ())) for name in PARTS)
         known = arrays.of_images(config.dataset, config.image_size)
         if self.column == Regression.target:
             known["target_mean"], known["target_std"] = arrays.standard(self.parts["train"].targets)
-        return Facts(len(self.classes), *sizes, **known)
+        return Facts(len(self.classes), train, test, val, **known)
 
     def load(self, config: TrainConfig, progress: decoded.Progress, encoding: str) -> Dataset:
         """Read the data set; image files are decoded when they have not been, or have changed."""

@@ -1,7 +1,6 @@
 """Which samples are kept for the test or for validation: a pure function of the samples and the share.
 
-The seed does not move a sample, nor the test set one of validation. A larger share keeps what a smaller one has kept,
-and more.
+The seed does not move a sample, nor the test set one of validation; a larger share keeps what a smaller one keeps.
 """
 
 from __future__ import annotations

@@ -294,7 +294,11 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
             {"test_share": 0.99},
             "test_share must leave a sample of the data on both sides, got 0.99 of 3",
         ),
-        ({"train.csv": None}, {}, "dataset must have train.csv and one file of each part, and .* has not"),
+        (
+            {"train.csv": None},
+            {},
+            "dataset must be a file, or have train.csv and one file of each part, and .* has not",
+        ),
         ({}, {"val_share": 0.99}, "val_share must leave a sample of the data on both sides, got 0.99 of 3"),
         ({}, {"task": "classification"}, "task must learn the targets of table:.*, and classification learns labels"),
         ({}, {"model": "resnet"}, "model must be mlp or one of your own to learn the targets of rows of numbers"),

@@ -21,7 +21,7 @@ from cifar_ray.data import Dataset, Split, source, validation
 from cifar_ray.display.dataset import lines
 from cifar_ray.training import recipe
 from tests.support.helpers import contents
-from tests.support.inputs import folder_of_digits
+from tests.support.images import folder_of_digits
 
 
 @pytest.fixture(autouse=True)
@@ -236,7 +236,7 @@ def test_a_function_of_ones_own_has_them_too() -> None:
     found = data.read(config)
     assert found.val is not None
     assert (data.facts(config).train_size, data.facts(config).val_size) == (len(found.train), len(found.val))
-    assert data.facts(config).spec.digest == found.spec.digest
+    assert data.facts(config).digest == found.spec.digest
     assert np.bincount(found.val["labels"], minlength=10).min() >= 1
     assert data.read(of(f"{__name__}:some")).spec.digest != found.spec.digest
     assert recipe.settle(config, Decided.asked(config), found).data == data.facts(config)
