@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -26,68 +26,34 @@ MAX_PIXELS = 100_000_000
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-_MOST_NAMED = 10  # images that cannot be read
-
-
-class ImageError(ValueError):
-    """Why an image cannot be read, in words that follow the image's name."""
-
-
 class UnreadableError(ConfigError):
-    """An image that cannot be read; ``what`` names it and says why."""
+    """An image that cannot be read; ``what`` is its name, if it has one, and why."""
 
     def __init__(self, name: object, reason: object) -> None:
-        self.what = f"{name}: {reason}"
-        super().__init__("", f"cannot read image {self.what}")
+        self.what = f"{name}: {reason}" if name else str(reason)
+        super().__init__("", f"cannot read image {self.what}" if name else self.what)
 
 
 @contextmanager
 def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
-    """Context manager: open an image; any error within is an :class:`ImageError`."""
+    """Context manager: open an image; any error within is an :class:`UnreadableError` that names its file."""
     try:
         with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise ImageError(f"it has too many pixels; at most {MAX_PIXELS:,} are read")
+                raise UnreadableError("", f"it has too many pixels; at most {MAX_PIXELS:,} are read")
             yield image
-    except ImageError:
-        raise
-    except UnidentifiedImageError:
-        raise ImageError("it is not an image") from None
     except Exception as error:  # on damaged files the decoders raise whatever comes
-        raise ImageError(getattr(error, "strerror", "") or "it is truncated or damaged") from None
-
-
-def refuse(errors: Sequence[UnreadableError], total: int) -> None:
-    """Refuse images that cannot be read, of so many, if there are any.
-
-    Raises:
-        ConfigError: naming the first ten of them, and their number.
-    """
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        first = "; ".join(sorted(error.what for error in errors)[:_MOST_NAMED])
-        more = f"; and {len(errors) - _MOST_NAMED:,} more" * (len(errors) > _MOST_NAMED)
-        raise ConfigError("", f"cannot read {len(errors):,} of {total:,} images: {first}{more}")
-
-
-@contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Context manager: name the file in an error about its image."""
-    try:
-        yield
-    except ImageError as error:
-        raise UnreadableError(path, error) from None
+        reason = getattr(error, "what", "") or getattr(error, "strerror", "") or "it is truncated or damaged"
+        if isinstance(error, UnidentifiedImageError):
+            reason = "it is not an image"
+        raise UnreadableError(source if isinstance(source, Path) else "", reason) from None
 
 
 def read(source: Path | BinaryIO) -> Image.Image:
     """The decoded image, as :func:`upright`; the first one if there are several.
 
     It is decoded whole, by training as by predictions: a JPEG that is decoded to a part of its size has other pixels.
-
-    Raises:
-        ImageError: when it cannot be read, is not an image, is damaged, has too many pixels, or has
-            numbers (modes ``I`` and ``F``) in place of shades.
+    An :class:`UnreadableError` says that it is not an image, is damaged, or has no shades (modes ``I`` and ``F``).
     """
     with opened(source) as file:
         return upright(file)
@@ -100,18 +66,8 @@ def upright(image: Image.Image) -> Image.Image:
         # The upper byte, which Pillow itself takes of 16-bit colours; `convert` would make 256 and above white.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ImageError("its grey values have no known white; save it with 8 bits per pixel")
+        raise UnreadableError("", "its grey values have no known white; save it with 8 bits per pixel")
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def square(path: Path, side: int) -> np.ndarray:
-    """The image of a file as :func:`cropped` makes it.
-
-    Raises:
-        ConfigError: naming the file, as :func:`named`.
-    """
-    with named(path):
-        return cropped(read(path), side)
 
 
 def cropped(image: Image.Image, side: int) -> np.ndarray:

@@ -85,10 +85,11 @@ def _names(listed: Path, masks: Sequence[str]) -> tuple[str, ...]:
 
 def _numbers(path: str) -> np.ndarray:
     """The numbers of a mask's pixels: uint8, (height, width), with 255 where they do not count."""
-    with imagefiles.named(Path(path)), imagefiles.opened(Path(path)) as mask:
+    with imagefiles.opened(Path(path)) as mask:
         stored = mask.tile[0].args if mask.tile else ""
         if mask.format != "PNG" or mask.mode not in ("L", "P", "1"):
-            raise imagefiles.ImageError(f"it is {mask.format} {mask.mode}; a mask is a PNG of one 8-bit number a pixel")
+            reason = f"it is {mask.format} {mask.mode}; a mask is a PNG of one 8-bit number a pixel"
+            raise imagefiles.UnreadableError("", reason)
         numbers = np.asarray(mask)
     return numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
 
@@ -98,7 +99,7 @@ def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
 
     An image that its EXIF data turn has a mask that fits it once turned, or one that fits its file and is turned alike.
     """
-    with imagefiles.named(Path(image)), imagefiles.opened(Path(image)) as file:
+    with imagefiles.opened(Path(image)) as file:
         stored, turn = file.size, file.getexif().get(ExifTags.Base.Orientation, 1)
         pixels = imagefiles.upright(file)
     laid = Image.fromarray(numbers)

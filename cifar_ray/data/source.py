@@ -69,7 +69,7 @@ class Source:
 
     def read(self, sample: Any, side: int) -> np.ndarray:
         """Decode an image: uint8, (side, side, 3), or (side, side, 4) with its mask; a ConfigError names the file."""
-        return imagefiles.square(Path(sample), side)
+        return imagefiles.cropped(imagefiles.read(Path(sample)), side)
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
         """What is drawn for ``option`` of the training samples: see :func:`validation.rows`."""

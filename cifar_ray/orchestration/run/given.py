@@ -102,8 +102,7 @@ class _Images(Given):
             named, inputs, sizes = [], [], []
             for path in every[begin : begin + _AT_ONCE]:  # one at a time: a decoded photo takes tens of megabytes
                 try:
-                    with imagefiles.named(path):
-                        image = imagefiles.read(path)
+                    image = imagefiles.read(path)
                 except ConfigError as error:
                     if path in paths:
                         raise
@@ -245,7 +244,7 @@ def images(paths: Sequence[Path]) -> tuple[list[Path], str]:
             except OSError as error:
                 raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}") from None
         else:
-            with imagefiles.named(path), imagefiles.opened(path) as image:
+            with imagefiles.opened(path) as image:
                 image.verify()
             found.append(path)
     return found, folders.in_words(left_out)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import SPECS, Dataset, imagefiles
-from cifar_ray.data.imagefiles import FORMATS, ImageError, read
+from cifar_ray.data.imagefiles import FORMATS, UnreadableError, read
 from cifar_ray.orchestration.run import given, results
 from cifar_ray.training import samples
 
@@ -62,7 +62,7 @@ def test_lab_colours_become_a_models_input(name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_numbers_in_place_of_shades_are_refused(mode: str) -> None:
-    with pytest.raises(ImageError, match=r"^its grey values have no known white; save it"):
+    with pytest.raises(UnreadableError, match=r"^its grey values have no known white; save it"):
         read(io.BytesIO(encoded(Image.new(mode, (9, 9)), "TIFF")))
 
 
@@ -71,7 +71,7 @@ def test_every_format_is_read_and_no_other(image: Image.Image) -> None:
         found = np.asarray(read(io.BytesIO(encoded(image, kind))).convert("RGB")).astype(float)
         assert np.abs(found - np.asarray(image)).mean() < 10  # some lose a little
     for kind in ("EPS", "ICO", "PCX", "TGA"):
-        with pytest.raises(ImageError, match=r"^it is not an image$"):
+        with pytest.raises(UnreadableError, match=r"^it is not an image$"):
             read(io.BytesIO(encoded(image, kind)))
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image,
             samples.batch(
                 SPECS["cifar10"], [read(io.BytesIO(damaged[: draw.choice((len(whole), draw.randrange(len(whole))))]))]
             )
-        except ImageError:
+        except UnreadableError:
             refused += 1
     assert refused > 10
 
@@ -123,9 +123,9 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
         ("half.png", "it is truncated or damaged"),
         ("huge.png", "it has too many pixels; at most 100,000,000 are read"),
     ):
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(UnreadableError) as caught:
             read(tmp_path / name)
-        assert str(caught.value) == reason
+        assert str(caught.value) == f"cannot read image {tmp_path / name}: {reason}"
         with pytest.raises(ConfigError) as told:  # before the run is looked for, or else before anything is classified
             given.check([tmp_path / "whole.png", tmp_path / name])
         sentences = {
