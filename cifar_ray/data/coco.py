@@ -22,15 +22,11 @@ from cifar_ray.data.source import Files, Part
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
 
-BACKGROUND = "background"
-"""The name of class 0; the others are COCO's categories, by their numbers."""
+BACKGROUND = "background"  # class 0; the others are COCO's categories, by their numbers
 
 
 class Coco(Files):
-    """A folder in COCO's layout, of which the newest annotations are read.
-
-    A sample is the path of an image, that of its annotations, and its number there.
-    """
+    """The newest annotations of a folder; a sample is the path of an image, that of these, and its number there."""
 
     column = Segmentation.target
 
@@ -104,16 +100,13 @@ def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.nd
     """
     from pycocotools import mask
 
-    outline = instance["segmentation"]
+    outline, far = instance["segmentation"], 100 * max(size)
     if isinstance(outline, list):
-        far = 100 * max(size)
         fits = bool(outline) and all(len(part) >= 6 and np.abs(part).max() <= far for part in outline)
+    elif isinstance(counts := outline["counts"], list):
+        fits = sum(counts) == size[0] * size[1]
     else:
-        counts, fits = outline["counts"], tuple(outline["size"]) == size
-        if isinstance(counts, list):
-            fits &= sum(counts) == size[0] * size[1]
-        elif fits:
-            fits = mask.encode(np.asfortranarray(mask.decode(outline)))["counts"] == counts.encode()
-    if not fits:
+        fits = mask.encode(mask.decode(outline))["counts"] == counts.encode()
+    if not fits or (isinstance(outline, dict) and tuple(outline["size"]) != size):
         raise ValueError(f"annotation {instance['id']} is no outline or runs of pixels that fit its image")
     return np.asarray(read.annToMask(instance))

@@ -25,6 +25,11 @@ MAX_PIXELS = 100_000_000
 # What Pillow remarks on a file that it reads all the same concerns nobody here; it also warns of far fewer pixels.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
+_REASONS: dict[type[Exception], str] = {
+    UnidentifiedImageError: "it is not an image",
+    Image.DecompressionBombError: f"it has too many pixels; at most {MAX_PIXELS:,} are read",
+}
+
 
 class UnreadableError(ConfigError):
     """An image that cannot be read; ``what`` is its name, if it has one, and why."""
@@ -40,12 +45,11 @@ def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
     try:
         with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise UnreadableError("", f"it has too many pixels; at most {MAX_PIXELS:,} are read")
+                raise Image.DecompressionBombError  # as Pillow itself, of more
             yield image
     except Exception as error:  # on damaged files the decoders raise whatever comes
-        reason = getattr(error, "what", "") or getattr(error, "strerror", "") or "it is truncated or damaged"
-        if isinstance(error, UnidentifiedImageError):
-            reason = "it is not an image"
+        known = getattr(error, "what", "") or getattr(error, "strerror", "")
+        reason = known or _REASONS.get(type(error), "it is truncated or damaged")
         raise UnreadableError(source if isinstance(source, Path) else "", reason) from None
 
 

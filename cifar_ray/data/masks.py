@@ -1,7 +1,7 @@
 """Images with masks of their pixels' classes, ``--dataset masks:PATH``.
 
-PATH/train/ and PATH/test/, and perhaps val/, have images/ and masks/: to images/a/b.jpg belongs masks/a/b.png. A mask
-is a PNG file as large as its image with the number of each pixel's class, as grey values or in a palette.
+PATH/train/, test/ and perhaps val/ have images/ and masks/: to images/a/b.jpg belongs masks/a/b.png, a PNG file as
+large as its image with the number of each pixel's class, as grey values or in a palette.
 PATH/classes.txt names the classes, one a line from number 0 on; without it, the training masks tell how many there are.
 """
 
@@ -21,8 +21,7 @@ from cifar_ray.data.source import Part
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.tasks.spec import IGNORED
 
-_STRETCHED = {"L;2": 85, "L;4": 17}
-"""What Pillow multiplies grey values of 2 and 4 bits by, so that the highest is white."""
+_STRETCHED = {"L;2": 85, "L;4": 17}  # Pillow multiplies grey values of 2 and 4 bits so that the highest is white
 
 
 class Masks(folders.Halves):
@@ -37,24 +36,21 @@ class Masks(folders.Halves):
         pairs = {part: self._pairs(folder) for part, folder in self.halves.items()}
         self.parts = {part: Part(each, np.zeros(len(each), np.int64)) for part, each in pairs.items()}
         self.classes = _names(self.root / "classes.txt", [mask for _, mask in pairs["train"]])
-        self.left_out = folders.in_words(self.others, *self.notes)
+        self.left_out = folders.in_words(+self.others, *self.notes)
 
     def _pairs(self, part: Path) -> list[tuple[str, str]]:
-        """The images of a part with their masks."""
-        images, masks = (self._by_name(part / kind) for kind in ("images", "masks"))
-        if lone := next((path for name, path in images.items() if name not in masks), None):
-            raise unusable(f"must have a mask for every image, and {lone} has none in {part / 'masks'}")
-        if len(masks) > len(images):
-            self.others["masks without an image"] += len(masks) - len(images)
+        """The images of a part with their masks, which have the same names but for the suffix."""
+        found: dict[str, dict[Path, str]] = {}
+        for kind in ("images", "masks"):
+            paths, root = folders.images(part / kind, self.others), part / kind
+            found[kind] = {Path(path).relative_to(root).with_suffix(""): path for path in paths}
+            if odd := {*paths} - {*found[kind].values()}:
+                raise unusable(f"must have one image and one mask of each name, and {min(odd)} is not alone")
+        images, masks = found["images"], found["masks"]
+        if odd := {images[name] for name in images.keys() - masks.keys()}:
+            raise unusable(f"must have a mask for every image, and {min(odd)} has none in {part / 'masks'}")
+        self.others["masks without an image"] += len(masks) - len(images)
         return [(image, masks[name]) for name, image in images.items()]
-
-    def _by_name(self, root: Path) -> dict[Path, str]:
-        """The image files below a folder by what an image and its mask have in common."""
-        found: dict[Path, str] = {}
-        for path in folders.images(root, self.others):
-            if (other := found.setdefault(Path(path).relative_to(root).with_suffix(""), path)) != path:
-                raise unusable(f"must have one image and one mask of each name, and there are {other} and {path}")
-        return found
 
     def read(self, sample: tuple[str, str], side: int) -> np.ndarray:
         """The centre of an image and of its mask, by its nearest pixels; see :class:`Source`."""
@@ -72,8 +68,8 @@ SOURCE = Masks
 def _names(listed: Path, masks: Sequence[str]) -> tuple[str, ...]:
     """The names of the classes; without a list of them their numbers, up to the highest in a training mask."""
     if listed.is_file():
-        text = listed.read_text(encoding="utf-8-sig", errors="replace").rstrip()  # some editors begin with a mark
-        names = [line.strip() for line in text.splitlines()]
+        text = listed.read_text(encoding="utf-8-sig", errors="replace")  # some editors begin with a mark
+        names = [line.strip() for line in text.rstrip().splitlines()]
     else:
         with ThreadPoolExecutor() as pool:
             highest = max(int(each.max(initial=0, where=each != IGNORED)) for each in pool.map(_numbers, masks))
@@ -105,8 +101,7 @@ def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
     laid = Image.fromarray(numbers)
     if laid.size == stored and turn in range(2, 9):
         if stored == pixels.size:
-            rule = "must show whether a mask is turned as its photo"
-            raise unusable(f"{rule}, and {mask} fits both ways: EXIF data turn {image}; save that without these data")
+            raise unusable(f"must have photos that no EXIF data turn where masks fit both ways, as {mask} fits {image}")
         laid.getexif()[ExifTags.Base.Orientation] = turn
         laid = ImageOps.exif_transpose(laid)
     if pixels.size != laid.size:

@@ -111,7 +111,7 @@ def test_annotations_that_change_make_other_masks(root: Path) -> None:
     content = read(root, "val")
     content["annotations"][0]["category_id"] = 1 + 43 * (content["annotations"][0]["category_id"] == 1)
     coco.write(root, "val", "2017", content)
-    assert data.read(of(root)).digest != before.spec.digest
+    assert data.read(of(root)).spec.digest != before.spec.digest
 
 
 def read(root: Path, part: str) -> dict[str, Any]:

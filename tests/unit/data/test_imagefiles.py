@@ -15,7 +15,7 @@ from PIL import Image
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import SPECS, Dataset, imagefiles
 from cifar_ray.data.imagefiles import FORMATS, UnreadableError, read
-from cifar_ray.orchestration.run import given, results
+from cifar_ray.orchestration.run import given
 from cifar_ray.training import samples
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image,
 def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photo = tmp_path / "photo.bmp"
     Image.new("RGB", (30, 30), (0, 128, 255)).save(photo)
-    one = results.pixels(digits.spec, [photo], [photo], print)[1]
+    ((_, one, _),) = given.of(digits.spec).batches([photo], (), print)
     decoded: list[weakref.ref[Image.Image]] = []
     held = []
 
@@ -108,7 +108,8 @@ def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, mon
         return image
 
     monkeypatch.setattr(imagefiles, "read", watched)
-    assert torch.equal(results.pixels(digits.spec, [photo] * 12, [photo], print)[1], one.expand(12, -1, -1, -1))
+    ((_, several, _),) = given.of(digits.spec).batches([photo] * 12, (), print)
+    assert torch.equal(several, one.expand(12, -1, -1, -1))
     assert held == [1] * 12
 
 
@@ -132,14 +133,16 @@ def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
             "folder": f"there is no image in {tmp_path / 'folder'} ({', '.join(imagefiles.SUFFIXES)})",
         }
         assert str(told.value) == sentences.get(name, f"cannot read image {tmp_path / name}: {reason}")
-    files = [tmp_path / "whole.png", tmp_path / "half.png"]
     damaged = f"cannot read image {tmp_path / 'half.png'}: it is truncated or damaged"
     with pytest.raises(ConfigError) as told:
-        results.pixels(SPECS["digits"], files, files, print)
+        next(given.of(SPECS["digits"]).batches([tmp_path / "whole.png", tmp_path / "half.png"], (), print))
     assert str(told.value) == damaged
     notes: list[str] = []
-    readable, scaled, _ = results.pixels(SPECS["digits"], files, [], notes.append)  # as found in a folder
-    assert (readable, len(scaled), notes) == (files[:1], 1, [f"left out: {damaged}"])
+    for name in ("none", "folder", "huge.png"):
+        path = tmp_path / name
+        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+    ((readable, scaled, _),) = given.of(SPECS["digits"]).batches([tmp_path], (), notes.append)
+    assert (readable, len(scaled), notes) == ([{"image": tmp_path / "whole.png"}], 1, [f"left out: {damaged}"])
 
 
 def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> None:

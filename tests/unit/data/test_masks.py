@@ -90,7 +90,7 @@ def test_the_suffix_of_a_mask_may_be_in_capitals(root: Path) -> None:
     before = data.read(of(root))
     for mask in root.glob("*/masks/a/*.png"):
         mask.rename(mask.with_suffix(".PNG"))
-    assert data.read(of(root)).digest == before.spec.digest
+    assert data.read(of(root)).spec.digest == before.spec.digest
 
 
 def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -> None:
@@ -124,7 +124,9 @@ def test_a_photo_and_its_mask_are_turned_alike(tmp_path: Path, turn: int) -> Non
     for numbers in (mask, upright):
         write(beside, numbers)
         if turn in (2, 3, 4):  # where its mask may be turned or not
-            with pytest.raises(ConfigError, match=f"{beside} fits both ways: EXIF data turn {image}; save"):
+            with pytest.raises(
+                ConfigError, match=f"no EXIF data turn where masks fit both ways, as {beside} fits {image}"
+            ):
                 read(image, beside, 8)
         else:
             both = read(image, beside, 8)
@@ -162,14 +164,11 @@ def test_masks_that_do_not_fit_into_the_memory_are_refused_though_images_stay_on
     masks_take = 32 * SIDE**2
     for values, taken in (({}, 4 * masks_take), ({"stream": True}, masks_take)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda taken=taken: SimpleNamespace(available=2 * taken - 2))
-        with pytest.raises(ConfigError, match="image_size must leave room for") as refused:
+        with pytest.raises(ConfigError, match="image_size must leave room for 32 images of 16x16 pixels"):
             data.read(of(root, **values))
-    assert str(refused.value) == (
-        f"image_size must leave room for the masks of 32 images of {SIDE}x{SIDE} pixels: they take 0.0 GiB, of 0.0 GiB"
-    )
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * masks_take))
     assert len(data.read(of(root, stream=True)).train) == 24
-    with pytest.raises(ConfigError, match=r"must leave room for .* take 119209.3 GiB, of"):
+    with pytest.raises(ConfigError, match=r"must leave room .* take 119209.3 GiB, of "):
         data.read(of(root, image_size=2_000_000, stream=True))
 
 
@@ -279,18 +278,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two images": (
         lambda root: (root / "train/images/a/03.png").with_suffix(".bmp").write_bytes(b""),
-        "must have one image and one mask of each name, and there are {root}/train/images/a/03.bmp and "
-        "{root}/train/images/a/03.png",
+        "must have one image and one mask of each name, and {root}/train/images/a/03.bmp is not alone",
     ),
     "two images but for capitals": (
         lambda root: (root / "train/images/a/03.png").with_suffix(".PNG").write_bytes(b""),
-        "must have one image and one mask of each name, and there are {root}/train/images/a/03.PNG and "
-        "{root}/train/images/a/03.png",
+        "must have one image and one mask of each name, and {root}/train/images/a/03.PNG is not alone",
     ),
     "two masks": (
         lambda root: (root / "train/masks/a/03.png").with_suffix(".PNG").write_bytes(b""),
-        "must have one image and one mask of each name, and there are {root}/train/masks/a/03.PNG and "
-        "{root}/train/masks/a/03.png",
+        "must have one image and one mask of each name, and {root}/train/masks/a/03.PNG is not alone",
     ),
     "classes": (
         lambda root: (root / "classes.txt").write_text("one\none\n"),
