@@ -39,15 +39,28 @@ class Coco(Files):
             raise unusable(f"must have instances_train2017.json and instances_val2017.json in {notes}, of any year")
         self.base = self.root / f"train{year}"
         self.left_out = f"val{year}/ is the test set, since COCO's test images have no annotations"
+        try:
+            from pycocotools.coco import COCO
+        except ModuleNotFoundError:
+            raise unusable("needs pycocotools; install it with `pip install 'cifar-ray[coco]'`") from None
         self._read, self.parts = {}, {}
         for part, folder in (("train", self.base), ("test", self.root / f"val{year}")):
             file = str(notes / f"instances_{folder.name}.json")
-            with _format(file):
-                self._read[file] = read = _opened(file)
+            with _format(file), contextlib.redirect_stdout(io.StringIO()):  # pycocotools says how long it takes
+                self._read[file] = read = COCO(file)
+                kinds = (
+                    ("file_name", read.imgs, read.dataset["images"]),
+                    ("name", read.cats, read.dataset["categories"]),
+                )
+                for name, known, listed in kinds:
+                    if not len({each[name] for each in known.values()} - {BACKGROUND}) == len(known) == len(listed):
+                        raise ValueError("images and categories need a number and a name each")
+                if not read.anns or len(read.cats) >= IGNORED:
+                    raise ValueError(f"annotations of at most {IGNORED - 1} categories are needed")
                 samples = sorted((str(folder / each["file_name"]), file, key) for key, each in read.imgs.items())
             self.parts[part] = Part(samples, np.zeros(len(samples), np.int64))
-        categories = next(iter(self._read.values())).cats
-        self.classes = (BACKGROUND, *(categories[number]["name"] for number in sorted(categories)))
+            if part == "train":
+                self.classes = (BACKGROUND, *(read.cats[number]["name"] for number in sorted(read.cats)))
 
     def read(self, sample: tuple[str, str, int], side: int) -> np.ndarray:
         """See :class:`Source` and :func:`masks.beside`."""
@@ -65,22 +78,6 @@ class Coco(Files):
 SOURCE = Coco
 
 
-def _opened(file: str) -> Any:
-    """What pycocotools reads of a file, in which each image and each category has a number and a name of its own."""
-    try:
-        from pycocotools.coco import COCO
-    except ModuleNotFoundError:
-        raise unusable("needs pycocotools; install it with `pip install 'cifar-ray[coco]'`") from None
-    with contextlib.redirect_stdout(io.StringIO()):  # it says how long it takes
-        read = COCO(file)
-    for kind, name, known in (("images", "file_name", read.imgs), ("categories", "name", read.cats)):
-        if not len({each[name] for each in known.values()} - {BACKGROUND}) == len(known) == len(read.dataset[kind]):
-            raise ValueError(f"{kind} need a number and a name each")
-    if not read.anns or len(read.cats) >= IGNORED:
-        raise ValueError(f"annotations of at most {IGNORED - 1} categories are needed")
-    return read
-
-
 @contextlib.contextmanager
 def _format(file: str) -> Iterator[None]:
     """Context manager: name the file in an error within; pycocotools takes the format for granted."""
@@ -94,19 +91,18 @@ def _format(file: str) -> Iterator[None]:
 
 
 def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    """The pixels of an instance, which are 1: polygons of three finite corners about the image, or runs of all pixels.
-
-    pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.
-    """
+    """The pixels of an instance, which are 1: polygons of three finite corners about the image, or runs of all pixels."""
     from pycocotools import mask
 
-    outline, far = instance["segmentation"], 100 * max(size)
+    # pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.
+    outline = instance["segmentation"]
     if isinstance(outline, list):
-        fits = bool(outline) and all(len(part) >= 6 and np.abs(part).max() <= far for part in outline)
-    elif isinstance(counts := outline["counts"], list):
-        fits = sum(counts) == size[0] * size[1]
-    else:
-        fits = mask.encode(mask.decode(outline))["counts"] == counts.encode()
-    if not fits or (isinstance(outline, dict) and tuple(outline["size"]) != size):
+        fits = bool(outline) and all(len(part) >= 6 and np.abs(part).max() <= 100 * max(size) for part in outline)
+    elif fits := tuple(outline["size"]) == size:
+        if isinstance(runs := outline["counts"], list):
+            fits = sum(runs) == size[0] * size[1]
+        else:
+            fits = mask.encode(mask.decode(outline))["counts"] == runs.encode()
+    if not fits:
         raise ValueError(f"annotation {instance['id']} is no outline or runs of pixels that fit its image")
     return np.asarray(read.annToMask(instance))

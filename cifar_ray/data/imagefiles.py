@@ -54,10 +54,9 @@ def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
 
 
 def read(source: Path | BinaryIO) -> Image.Image:
-    """The decoded image, as :func:`upright`; the first one if there are several.
+    """The decoded image, the first of several, as :func:`upright`; an :class:`UnreadableError` says why there is none.
 
     It is decoded whole, by training as by predictions: a JPEG that is decoded to a part of its size has other pixels.
-    An :class:`UnreadableError` says that it is not an image, is damaged, or has no shades (modes ``I`` and ``F``).
     """
     with opened(source) as file:
         return upright(file)

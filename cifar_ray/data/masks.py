@@ -7,7 +7,6 @@ PATH/classes.txt names the classes, one a line from number 0 on; without it, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,48 +34,40 @@ class Masks(folders.Halves):
             raise unusable(f"must have train/ and test/, each with images/ and masks/, and {self.root} has not")
         pairs = {part: self._pairs(folder) for part, folder in self.halves.items()}
         self.parts = {part: Part(each, np.zeros(len(each), np.int64)) for part, each in pairs.items()}
-        self.classes = _names(self.root / "classes.txt", [mask for _, mask in pairs["train"]])
-        self.left_out = folders.in_words(+self.others, *self.notes)
+        self.left_out = folders.in_words(self.others, *self.notes)
+        listed = self.root / "classes.txt"
+        if listed.is_file():
+            text = listed.read_text(encoding="utf-8-sig", errors="replace")  # some editors begin with a mark
+            names = [line.strip() for line in text.rstrip().splitlines()]
+        else:
+            with ThreadPoolExecutor() as pool:
+                masks = pool.map(_numbers, (mask for _, mask in pairs["train"]))
+                highest = max(int(each.max(initial=0, where=each != IGNORED)) for each in masks)
+            names = [*map(str, range(highest + 1))]
+        if not 2 <= len(names) <= IGNORED or len({*names}) < len(names) or not all(names):
+            raise unusable(f"must have two classes or more in masks, or a name for each of 2 to {IGNORED} in {listed}")
+        self.classes = tuple(names)
 
     def _pairs(self, part: Path) -> list[tuple[str, str]]:
-        """The images of a part with their masks, which have the same names but for the suffix."""
-        found: dict[str, dict[Path, str]] = {}
-        for kind in ("images", "masks"):
-            paths, root = folders.images(part / kind, self.others), part / kind
-            found[kind] = {Path(path).relative_to(root).with_suffix(""): path for path in paths}
-            if odd := {*paths} - {*found[kind].values()}:
-                raise unusable(f"must have one image and one mask of each name, and {min(odd)} is not alone")
-        images, masks = found["images"], found["masks"]
-        if odd := {images[name] for name in images.keys() - masks.keys()}:
-            raise unusable(f"must have a mask for every image, and {min(odd)} has none in {part / 'masks'}")
-        self.others["masks without an image"] += len(masks) - len(images)
-        return [(image, masks[name]) for name, image in images.items()]
+        """The images of a part with their masks."""
+        root, of_masks = part / "images", dict[Path, str]()
+        for image in folders.images(root, self.others):
+            mask = part / "masks" / Path(image).relative_to(root).with_suffix(".png")
+            if mask in of_masks or not mask.is_file():
+                raise unusable(f"must have a mask for every image, and {image} has none of its own as {mask}")
+            of_masks[mask] = image
+        return [(image, str(mask)) for mask, image in of_masks.items()]
 
     def read(self, sample: tuple[str, str], side: int) -> np.ndarray:
         """The centre of an image and of its mask, by its nearest pixels; see :class:`Source`."""
         (image, mask), classes = sample, len(self.classes)
         numbers = _numbers(mask)
         if (unknown := numbers[(numbers >= classes) & (numbers != IGNORED)]).size:
-            rule = f"must have the numbers of {classes} classes, 0 to {classes - 1}, or {IGNORED} in masks"
-            raise unusable(f"{rule}, and {mask} has {unknown.min()}")
+            raise unusable(f"must have numbers below {classes}, or {IGNORED}, in masks, and {mask} has {unknown.min()}")
         return beside(image, mask, numbers, side)
 
 
 SOURCE = Masks
-
-
-def _names(listed: Path, masks: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes; without a list of them their numbers, up to the highest in a training mask."""
-    if listed.is_file():
-        text = listed.read_text(encoding="utf-8-sig", errors="replace")  # some editors begin with a mark
-        names = [line.strip() for line in text.rstrip().splitlines()]
-    else:
-        with ThreadPoolExecutor() as pool:
-            highest = max(int(each.max(initial=0, where=each != IGNORED)) for each in pool.map(_numbers, masks))
-        names = [*map(str, range(highest + 1))]
-    if not 2 <= len(names) <= IGNORED or len(set(names)) < len(names) or not all(names):
-        raise unusable(f"must have two classes or more in masks, or a name for each of 2 to {IGNORED} in {listed}")
-    return tuple(names)
 
 
 def _numbers(path: str) -> np.ndarray:
@@ -84,8 +75,7 @@ def _numbers(path: str) -> np.ndarray:
     with imagefiles.opened(Path(path)) as mask:
         stored = mask.tile[0].args if mask.tile else ""
         if mask.format != "PNG" or mask.mode not in ("L", "P", "1"):
-            reason = f"it is {mask.format} {mask.mode}; a mask is a PNG of one 8-bit number a pixel"
-            raise imagefiles.UnreadableError("", reason)
+            raise imagefiles.UnreadableError("", "it is no PNG file of one 8-bit number a pixel, as masks are")
         numbers = np.asarray(mask)
     return numbers.astype(np.uint8) // np.uint8(_STRETCHED.get(str(stored), 1))
 
@@ -105,7 +95,6 @@ def beside(image: str, mask: str, numbers: np.ndarray, side: int) -> np.ndarray:
         laid.getexif()[ExifTags.Base.Orientation] = turn
         laid = ImageOps.exif_transpose(laid)
     if pixels.size != laid.size:
-        sizes = f"{mask} has {laid.width}x{laid.height} pixels, {image} {pixels.width}x{pixels.height}"
-        raise unusable(f"must have masks as large as their images, and {sizes}")
+        raise unusable(f"must have masks as large as images, and {mask} has {laid.size} pixels, {image} {pixels.size}")
     cropped = ImageOps.fit(laid, (side, side), Image.Resampling.NEAREST)
     return np.dstack([imagefiles.cropped(pixels, side), np.asarray(cropped)])

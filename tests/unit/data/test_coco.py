@@ -188,8 +188,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "size of an image": (
         lambda root: Image.new("RGB", (5, 4)).save(root / "train2017" / "000000000001.png"),
-        f"must have masks as large as their images, and {TRAIN} has {{size}} pixels, "
-        "{root}/train2017/000000000001.png 5x4",
+        f"must have masks as large as images, and {TRAIN} has {{size}} pixels, "
+        "{root}/train2017/000000000001.png (5, 4)",
     ),
     "missing image": (
         lambda root: (root / "val2017" / "000000000003.png").unlink(),
@@ -201,11 +201,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two images of a number": (
         change("train", lambda content: content["images"][0].update(id=2)),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: images need a number and a name each)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and categories need a number and a name each)",
     ),
     "two categories of a name": (
         change("train", lambda content: content["categories"][0].update(name="person")),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: categories need a number and a name each)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and categories need a number and a name each)",
     ),
     "other categories": (
         change("val", lambda content: content["categories"][2].update(name="can")),
@@ -227,7 +227,7 @@ def test_what_cannot_be_learned_from_is_refused_in_a_sentence(
     damage(root)
     with pytest.raises(ConfigError) as refused:
         data.read(of(root))
-    expected = sentence.format(root=root, size=f"{width}x{height}")
+    expected = sentence.format(root=root, size=(width, height))
     assert str(refused.value).removeprefix("dataset ").startswith(expected)
 
 

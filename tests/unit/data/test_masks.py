@@ -86,13 +86,6 @@ def test_masks_without_a_list_of_classes_have_as_many_as_their_highest_number(ro
     assert data.read(of(root)).spec.names == ("0", "1", "2")
 
 
-def test_the_suffix_of_a_mask_may_be_in_capitals(root: Path) -> None:
-    before = data.read(of(root))
-    for mask in root.glob("*/masks/a/*.png"):
-        mask.rename(mask.with_suffix(".PNG"))
-    assert data.read(of(root)).spec.digest == before.spec.digest
-
-
 def test_pixels_that_do_not_count_and_classes_without_any_are_said(root: Path) -> None:
     for mask in root.glob("*/masks/a/*.png"):  # of an object and its ground, in black and white
         write(mask, np.pad(np.full((8, 8), 255, np.uint8), 4))
@@ -242,51 +235,34 @@ BLANK = np.zeros((SIDE, SIDE), dtype=np.uint8)
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no mask": (
         lambda root: (root / "train/masks/a/03.png").unlink(),
-        "must have a mask for every image, and {root}/train/images/a/03.png has none in {root}/train/masks",
+        "must have a mask for every image, and {root}/train/images/a/03.png has none of its own as "
+        "{root}/train/masks/a/03.png",
     ),
     "size": (
         lambda root: damage(root, "test", "masks", BLANK[:9]),
-        "must have masks as large as their images, and {root}/test/masks/a/03.png has 16x9 pixels, "
-        "{root}/test/images/a/03.png 16x16",
+        "must have masks as large as images, and {root}/test/masks/a/03.png has (16, 9) pixels, "
+        "{root}/test/images/a/03.png (16, 16)",
     ),
     "number": (
         lambda root: damage(root, "train", "masks", BLANK + 7),
-        "must have the numbers of 3 classes, 0 to 2, or 255 in masks, and {root}/train/masks/a/03.png has 7",
+        "must have numbers below 3, or 255, in masks, and {root}/train/masks/a/03.png has 7",
     ),
     "colours": (
         lambda root: damage(root, "train", "masks", np.stack([BLANK] * 3, axis=2)),
-        "cannot read image {root}/train/masks/a/03.png: it is PNG RGB; a mask is a PNG of one 8-bit number a pixel",
-    ),
-    "jpeg": (
-        lambda root: (
-            (root / "train/masks/a/03.png").unlink(),
-            Image.fromarray(BLANK).save(root / "train/masks/a/03.jpg"),
-        ),
-        "cannot read image {root}/train/masks/a/03.jpg: it is JPEG L; a mask is a PNG of one 8-bit number a pixel",
+        "cannot read image {root}/train/masks/a/03.png: it is no PNG file of one 8-bit number a pixel, as masks are",
     ),
     "another format": (
         lambda root: Image.fromarray(BLANK).save(root / "train/masks/a/03.png", "bmp"),
-        "cannot read image {root}/train/masks/a/03.png: it is BMP L; a mask is a PNG of one 8-bit number a pixel",
+        "cannot read image {root}/train/masks/a/03.png: it is no PNG file of one 8-bit number a pixel, as masks are",
     ),
     "no test": (
         lambda root: (root / "test").rename(root / "other"),
         "must have train/ and test/, each with images/ and masks/, and {root} has not",
     ),
-    "no masks": (
-        lambda root: (root / "test" / "masks").rename(root / "test" / "labels"),
-        "must be files that can be read, and {root}/test/masks cannot be (No such file or directory)",
-    ),
     "two images": (
         lambda root: (root / "train/images/a/03.png").with_suffix(".bmp").write_bytes(b""),
-        "must have one image and one mask of each name, and {root}/train/images/a/03.bmp is not alone",
-    ),
-    "two images but for capitals": (
-        lambda root: (root / "train/images/a/03.png").with_suffix(".PNG").write_bytes(b""),
-        "must have one image and one mask of each name, and {root}/train/images/a/03.PNG is not alone",
-    ),
-    "two masks": (
-        lambda root: (root / "train/masks/a/03.png").with_suffix(".PNG").write_bytes(b""),
-        "must have one image and one mask of each name, and {root}/train/masks/a/03.PNG is not alone",
+        "must have a mask for every image, and {root}/train/images/a/03.png has none of its own as "
+        "{root}/train/masks/a/03.png",
     ),
     "classes": (
         lambda root: (root / "classes.txt").write_text("one\none\n"),
