@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cifar_ray.config.errors import ConfigError, first_line
+from cifar_ray.config.errors import first_line
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import masks
 from cifar_ray.data.datasets import unusable
@@ -48,15 +48,11 @@ class Coco(Files):
             file = str(notes / f"instances_{folder.name}.json")
             with _format(file), contextlib.redirect_stdout(io.StringIO()):  # pycocotools says how long it takes
                 self._read[file] = read = COCO(file)
-                kinds = (
-                    ("file_name", read.imgs, read.dataset["images"]),
-                    ("name", read.cats, read.dataset["categories"]),
-                )
-                for name, known, listed in kinds:
-                    if not len({each[name] for each in known.values()} - {BACKGROUND}) == len(known) == len(listed):
-                        raise ValueError("images and categories need a number and a name each")
-                if not read.anns or len(read.cats) >= IGNORED:
-                    raise ValueError(f"annotations of at most {IGNORED - 1} categories are needed")
+                images = [each["file_name"] for each in read.dataset["images"]]
+                names = [BACKGROUND, *(each["name"] for each in read.dataset["categories"])]
+                fits = len({*images}) == len(images) == len(read.imgs) and len({*names}) == len(names) <= IGNORED
+                if not fits or len(names) != len(read.cats) + 1 or not read.anns:
+                    raise ValueError(f"images and at most {IGNORED - 1} categories need numbers, names and annotations")
                 samples = sorted((str(folder / each["file_name"]), file, key) for key, each in read.imgs.items())
             self.parts[part] = Part(samples, np.zeros(len(samples), np.int64))
             if part == "train":
@@ -83,15 +79,14 @@ def _format(file: str) -> Iterator[None]:
     """Context manager: name the file in an error within; pycocotools takes the format for granted."""
     try:
         yield
-    except (ConfigError, OSError):
-        raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise unusable(f"must be in COCO's format, and {file} is not ({reason})") from None
+        raise unusable(
+            f"must be in COCO's format, and {file} is not ({type(error).__name__}: {first_line(error)})"
+        ) from None
 
 
 def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    """The pixels of an instance, which are 1: polygons of three finite corners about the image, or runs of all pixels."""
+    """The pixels of an instance, which are 1, by polygons of three corners about the image or runs of all its pixels."""
     from pycocotools import mask
 
     # pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.

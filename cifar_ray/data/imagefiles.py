@@ -16,11 +16,9 @@ from cifar_ray.config.errors import ConfigError
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """What is read, by Pillow's names. Others are rare, and one of them (EPS) starts another program."""
 
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""Ends of the names of images in a folder; torchvision's ImageFolder looks for the same ones."""
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")  # as ImageFolder's
 
-MAX_PIXELS = 100_000_000
-"""An image with more is not decoded: its header may name a size that would take all memory."""
+MAX_PIXELS = 100_000_000  # more are not decoded: a header may name a size that would take all memory
 
 # What Pillow remarks on a file that it reads all the same concerns nobody here; it also warns of far fewer pixels.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -32,11 +30,7 @@ _REASONS: dict[type[Exception], str] = {
 
 
 class UnreadableError(ConfigError):
-    """An image that cannot be read; ``what`` is its name, if it has one, and why."""
-
-    def __init__(self, name: object, reason: object) -> None:
-        self.what = f"{name}: {reason}" if name else str(reason)
-        super().__init__("", f"cannot read image {self.what}" if name else self.what)
+    """An image that cannot be read."""
 
 
 @contextmanager
@@ -48,9 +42,10 @@ def opened(source: Path | BinaryIO) -> Iterator[ImageFile.ImageFile]:
                 raise Image.DecompressionBombError  # as Pillow itself, of more
             yield image
     except Exception as error:  # on damaged files the decoders raise whatever comes
-        known = getattr(error, "what", "") or getattr(error, "strerror", "")
+        known = getattr(error, "problem", "") or getattr(error, "strerror", "")
         reason = known or _REASONS.get(type(error), "it is truncated or damaged")
-        raise UnreadableError(source if isinstance(source, Path) else "", reason) from None
+        name = f"cannot read image {source}: " if isinstance(source, Path) else ""
+        raise UnreadableError("", f"{name}{reason}") from None
 
 
 def read(source: Path | BinaryIO) -> Image.Image:

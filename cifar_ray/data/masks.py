@@ -32,23 +32,21 @@ class Masks(folders.Halves):
         super().__init__(config)
         if "test" not in self.halves:
             raise unusable(f"must have train/ and test/, each with images/ and masks/, and {self.root} has not")
-        pairs = {part: self._pairs(folder) for part, folder in self.halves.items()}
-        self.parts = {part: Part(each, np.zeros(len(each), np.int64)) for part, each in pairs.items()}
+        self.parts = {part: self._pairs(folder) for part, folder in self.halves.items()}
         self.left_out = folders.in_words(self.others, *self.notes)
         listed = self.root / "classes.txt"
         if listed.is_file():
-            text = listed.read_text(encoding="utf-8-sig", errors="replace")  # some editors begin with a mark
-            names = [line.strip() for line in text.rstrip().splitlines()]
+            names = [line.strip() for line in listed.read_text("utf-8-sig", "replace").rstrip().splitlines()]
         else:
             with ThreadPoolExecutor() as pool:
-                masks = pool.map(_numbers, (mask for _, mask in pairs["train"]))
+                masks = pool.map(_numbers, (mask for _, mask in self.parts["train"].samples))
                 highest = max(int(each.max(initial=0, where=each != IGNORED)) for each in masks)
             names = [*map(str, range(highest + 1))]
         if not 2 <= len(names) <= IGNORED or len({*names}) < len(names) or not all(names):
             raise unusable(f"must have two classes or more in masks, or a name for each of 2 to {IGNORED} in {listed}")
         self.classes = tuple(names)
 
-    def _pairs(self, part: Path) -> list[tuple[str, str]]:
+    def _pairs(self, part: Path) -> Part:
         """The images of a part with their masks."""
         root, of_masks = part / "images", dict[Path, str]()
         for image in folders.images(root, self.others):
@@ -56,7 +54,7 @@ class Masks(folders.Halves):
             if mask in of_masks or not mask.is_file():
                 raise unusable(f"must have a mask for every image, and {image} has none of its own as {mask}")
             of_masks[mask] = image
-        return [(image, str(mask)) for mask, image in of_masks.items()]
+        return Part([(image, str(mask)) for mask, image in of_masks.items()], np.zeros(len(of_masks), np.int64))
 
     def read(self, sample: tuple[str, str], side: int) -> np.ndarray:
         """The centre of an image and of its mask, by its nearest pixels; see :class:`Source`."""

@@ -166,7 +166,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "nothing annotated": (
         change("train", lambda content: content["annotations"].clear()),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: annotations of at most 254 categories are needed)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and at most 254 categories need numbers, names and annotations)",
     ),
     "a box alone": (segmented(segmentation=[]), FIT),
     "a line": (segmented(segmentation=[[1, 1, 2, 2]]), FIT),
@@ -201,11 +201,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two images of a number": (
         change("train", lambda content: content["images"][0].update(id=2)),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and categories need a number and a name each)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and at most 254 categories need numbers, names and annotations)",
     ),
     "two categories of a name": (
         change("train", lambda content: content["categories"][0].update(name="person")),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and categories need a number and a name each)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and at most 254 categories need numbers, names and annotations)",
     ),
     "other categories": (
         change("val", lambda content: content["categories"][2].update(name="can")),
