@@ -83,11 +83,7 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
     def decode(part: Part, images: np.ndarray, targets: np.ndarray, begin: int) -> int:
         rows = range(begin, min(begin + _CHUNK, len(part)))
         for row in rows:
-            try:
-                pixels = source.read(part.samples[row], side)
-            except imagefiles.UnreadableError as error:
-                unreadable.append(error.problem)
-                continue
+            pixels = source.read(part.samples[row], side)
             images[row] = pixels[..., :3]
             if has_masks:
                 targets[row] = pixels[..., 3]
@@ -107,9 +103,6 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
             images.flush()
             np.save(partial / f"{name}_{source.column}.npy", targets)
             splits[name] = Split({"images": images, source.column: targets})
-        if unreadable:
-            more = f"; and {len(unreadable) - 1:,} more of {total:,}" * (len(unreadable) > 1)
-            raise ConfigError("", f"{min(unreadable)}{more}")
         facts = arrays.facts_of(config.dataset, splits, source.classes)
         (partial / "facts.json").write_text(json.dumps(dataclasses.asdict(facts)))
         partial.rename(kept)

@@ -91,10 +91,7 @@ def in_words(others: Counter[str], *notes: str) -> str:
 
 
 def images(root: Path, others: Counter[str]) -> list[str]:
-    """The image files below a folder, sorted, where links lead too, but nothing hidden; ``others`` counts other files.
-
-    A ConfigError tells that there is none.
-    """
+    """The image files below a folder, sorted, none hidden, or a ConfigError; ``others`` counts files of other kinds."""
     found = []
     for path in _files(root, set()):
         if (suffix := path.suffix.lower()) in imagefiles.SUFFIXES:

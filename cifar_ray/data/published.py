@@ -21,11 +21,9 @@ from cifar_ray.config.errors import ConfigError, first_line, one_of, suggestion
 from cifar_ray.config.option import TORCHVISION
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays, imagefiles, torchvision_sets
-from cifar_ray.data.datasets import BORDERED_SIDE, SPECS, Dataset, digest, folder, to_model_size, unusable
+from cifar_ray.data.datasets import SPECS, Dataset, digest, folder, to_model_size, unusable
 from cifar_ray.data.decoded import Progress
 from cifar_ray.data.source import PARTS, Part, Source
-
-_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST"}
 
 _MNIST_MD5 = "3a8942afaa4d4472e73e631e8d5025b7"
 """Of all pixels and labels: torchvision verifies MNIST's archives at download, but not the files that it reads."""
@@ -36,34 +34,33 @@ _SOURCES = ("data", "_image_files", "_images", "samples", "_samples", "imgs")
 
 
 class Published(Source):
-    """A data set of this package, whole, or one of torchvision.
-
-    A sample of the latter is what an image is read from, the number of its part, and its row.
-    """
+    """A data set of this package, or one of torchvision, of which a sample is what it is read from, its part, its row."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._dataset = name = config.dataset
-        if name == "digits":
-            self.classes, self.parts = tuple("0123456789"), _digits()
+        self.parts, home, spec = {}, folder(config.data_dir), SPECS.get(name)
+        if spec and name == "digits":
+            from sklearn.datasets import load_digits
+
+            from cifar_ray.data import order
+
+            # 8x8 with values 0 to 16; the last 360 of a fixed shuffle are kept for the test
+            bunch, self.classes = load_digits(), tuple("0123456789")
+            images, labels = to_model_size(spec, np.rint(bunch.images * (255 / 16))), bunch.target.astype(np.int64)
+            rows = np.split(order.permutation(seed=0, epoch=0, size=len(images)).numpy(), [spec.train_size])
+            self.parts = {part: Part(images[at], labels[at]) for part, at in zip(PARTS, rows)}
             return
-        home = folder(config.data_dir)
-        readers = opened(f"{TORCHVISION}{name.upper()}" if name in SPECS else name, home)
-        if name not in SPECS:
-            self._readers = [*readers.values()]
-            self.classes, labels = _classes(name, readers)
-            self.parts = {
-                part: Part([(each, number, row) for row, each in enumerate(_sources(reader))], labels[part])
-                for number, (part, reader) in enumerate(readers.items())
-            }
-            return
-        content = [np.asarray(each).tobytes() for reader in readers.values() for each in (reader.data, reader.targets)]
-        if name == "mnist" and hashlib.md5(b"".join(content), usedforsecurity=False).hexdigest() != _MNIST_MD5:
-            raise ConfigError("", f"data set mnist is corrupt: {home / 'MNIST'} is not as published; remove it")
-        self.classes = tuple(map(str, readers["train"].classes))
-        self.parts = {
-            part: Part(to_model_size(SPECS[name], reader.data), np.asarray(reader.targets, np.int64))
-            for part, reader in readers.items()
-        }
+        readers = opened(f"{TORCHVISION}{name.upper()}" if spec else name, home)
+        self.classes, numbers = _classes(name, readers)
+        if name == "mnist":
+            content = b"".join(np.asarray(each).tobytes() for of in readers.values() for each in (of.data, of.targets))
+            if hashlib.md5(content, usedforsecurity=False).hexdigest() != _MNIST_MD5:
+                raise ConfigError("", f"data set mnist is corrupt: {home / 'MNIST'} is not as published; remove it")
+        self._readers = [*readers.values()] if spec is None else []
+        for number, (part, reader) in enumerate(readers.items()):
+            whole = to_model_size(spec, reader.data) if spec else None
+            samples = [(each, number, row) for row, each in enumerate(_sources(reader))] if whole is None else whole
+            self.parts[part] = Part(samples, numbers[part])
 
     def read(self, sample: tuple[Any, int, int], side: int) -> np.ndarray:
         """See :class:`Source`; images in MNIST's format get a border of 2 zeros to 32x32."""
@@ -71,24 +68,21 @@ class Published(Source):
         try:
             image = imagefiles.upright(self._readers[part][row][0])
         except Exception as error:  # on damaged files the decoders raise whatever comes
-            raise imagefiles.UnreadableError(f"{row} of {self._dataset}", first_line(error)) from None
-        if self._dataset.removeprefix(TORCHVISION) in torchvision_sets.BORDERED and side == BORDERED_SIDE:
+            problem = f"cannot read image {row} of {self._dataset}: {first_line(error)}"
+            raise imagefiles.UnreadableError("", problem) from None
+        if arrays.of_images(self._dataset, side)["grey"]:
             image = ImageOps.expand(image, 2)
         return imagefiles.cropped(image, side)
 
     def load(self, config: TrainConfig, progress: Progress, encoding: str) -> Dataset:
         """The samples, of this package with the facts that are known before."""
-        if config.dataset not in SPECS:
+        if not self.is_read:
             return super().load(config, progress, encoding)
         splits = self.splits
-        facts = replace(
-            SPECS[config.dataset],
-            train_size=len(splits["train"]),
-            val_size=len(splits.get("val", ())),
-            names=self.classes,
-            class_counts=arrays.class_counts(splits["train"], len(self.classes)),
-            digest=digest(*(splits[part] for part in PARTS if part in splits)),
-        )
+        train, val = splits["train"], splits.get("val", ())
+        counts = arrays.class_counts(train, len(self.classes))
+        spec = replace(SPECS[config.dataset], train_size=len(train), val_size=len(val), class_counts=counts)
+        facts = replace(spec, names=self.classes, digest=digest(*splits.values()))
         return arrays.made(config.dataset, splits, facts)
 
 
@@ -97,19 +91,8 @@ SOURCE = Published
 
 def present(name: str, data_dir: str | None = None) -> bool:
     """Whether a data set of this package is there; nothing is read or verified."""
-    return name == "digits" or (folder(data_dir) / _FOLDERS[name]).is_dir()
-
-
-def _digits() -> dict[str, Part]:
-    """scikit-learn's 8x8 digits, values 0 to 16; the last 360 of a fixed shuffle are kept for the test."""
-    from sklearn.datasets import load_digits
-
-    from cifar_ray.data import order
-
-    bunch, spec = load_digits(), SPECS["digits"]
-    images, labels = to_model_size(spec, np.rint(bunch.images * (255 / 16))), bunch.target.astype(np.int64)
-    rows = np.split(order.permutation(seed=0, epoch=0, size=len(images)).numpy(), [spec.train_size])
-    return {part: Part(images[at], labels[at]) for part, at in zip(PARTS, rows)}
+    folders = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST"}
+    return name == "digits" or (folder(data_dir) / folders[name]).is_dir()
 
 
 def opened(dataset: str, root: Path) -> dict[str, Any]:
@@ -152,7 +135,13 @@ def _construct(name: str, root: Path, **options: Any) -> dict[str, Any]:
 
 def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """The names of the classes that there are training images of, and each part's labels as numbers of these."""
-    labels = {name: _labels(part) for name, part in parts.items()}
+    labels = {}
+    for name, part in parts.items():
+        found = next((getattr(part, each) for each in _LABELS if hasattr(part, each)), None)
+        if found is None or isinstance(found[0], tuple):
+            found = [part[row][1] for row in range(len(part))]
+        # QMNIST has more to say of an image. What has no label is NaN.
+        labels[name] = np.asarray(found, dtype=np.float64).reshape(len(part), -1)[:, 0]
     used = np.unique(labels["train"]).astype(np.int64)
     if not all(np.isin(of, used).all() for of in labels.values()):
         raise unusable(f"must have labels for all images, and training images of each, and {dataset} has not")
@@ -160,14 +149,6 @@ def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], d
     names = [", ".join(name) if isinstance(name, tuple) else str(name) for name in (given[label] for label in used)]
     unique = tuple(name if names.count(name) == 1 else f"{name} ({label})" for name, label in zip(names, used))
     return unique, {name: np.searchsorted(used, of) for name, of in labels.items()}
-
-
-def _labels(part: Any) -> np.ndarray:
-    """The label of each image as a float, NaN where there is none."""
-    found = next((getattr(part, name) for name in _LABELS if hasattr(part, name)), part)
-    if found is part or isinstance(found[0], tuple):
-        found = [found[row][1] for row in range(len(part))]
-    return np.asarray(found, dtype=np.float64).reshape(len(part), -1)[:, 0]  # QMNIST has more to say of an image
 
 
 def _sources(part: Any) -> Sequence[Any]:

@@ -1,7 +1,5 @@
 """Data sets of torchvision that classify images and have test images apart, ``--dataset torchvision:NAME``."""
 
-from __future__ import annotations
-
 EMNIST = tuple(f"EMNIST/{split}" for split in ("balanced", "byclass", "bymerge", "digits", "letters", "mnist"))
 
 BORDERED = ("FashionMNIST", "KMNIST", "MNIST", "QMNIST", *EMNIST)

@@ -155,7 +155,5 @@ def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> 
     assert given.images([tmp_path / "a.jpg", tmp_path]) == found
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "1.HEIC").touch()
-    with pytest.raises(
-        ConfigError, match=r"^there is no image in .*/photos \(\.bmp, .*\); 1 file left out \(\.heic 1\)$"
-    ):
+    with pytest.raises(ConfigError, match=r"^there is no image in .*/photos \(\.bmp, .*\)$"):
         given.images([tmp_path / "photos"])
