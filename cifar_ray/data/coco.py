@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from cifar_ray.config.errors import first_line
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import masks
 from cifar_ray.data.datasets import unusable
@@ -80,13 +79,11 @@ def _format(file: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise unusable(
-            f"must be in COCO's format, and {file} is not ({type(error).__name__}: {first_line(error)})"
-        ) from None
+        raise unusable(f"must be in COCO's format, and {file} is not ({error!r})") from None
 
 
 def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    """The pixels of an instance, which are 1, by polygons of three corners about the image or runs of all its pixels."""
+    """The pixels of an instance, which are 1, by polygons of three corners about the image or runs of all pixels."""
     from pycocotools import mask
 
     # pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.

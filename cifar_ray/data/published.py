@@ -34,7 +34,7 @@ _SOURCES = ("data", "_image_files", "_images", "samples", "_samples", "imgs")
 
 
 class Published(Source):
-    """A data set of this package, or one of torchvision, of which a sample is what it is read from, its part, its row."""
+    """A data set of this package, or one of torchvision, whose samples are what is read, its part, and its row."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._dataset = name = config.dataset

@@ -136,8 +136,8 @@ def segmented(**values: object) -> Callable[[Path], None]:
 
 TRAIN, VAL = "{root}/annotations/instances_train2017.json", "{root}/annotations/instances_val2017.json"
 FIT = (
-    f"must be in COCO's format, and {TRAIN} is not (ValueError: annotation 1 is no outline or runs of pixels that fit its "
-    "image)"
+    f"must be in COCO's format, and {TRAIN} is not (ValueError('annotation 1 is no outline or runs of pixels that fit its "
+    "image'))"
 )
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (
@@ -154,25 +154,25 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut off": (
         lambda root: coco.path(root, "train").write_bytes(coco.path(root, "train").read_bytes()[:-9]),
-        f"must be in COCO's format, and {TRAIN} is not (JSONDecodeError: ",
+        f"must be in COCO's format, and {TRAIN} is not (JSONDecodeError(",
     ),
     "a list": (
         lambda root: coco.path(root, "train").write_text("[]"),
-        f"must be in COCO's format, and {TRAIN} is not (AssertionError: annotation file format ",
+        f"must be in COCO's format, and {TRAIN} is not (AssertionError(",
     ),
     "no images": (
         change("val", lambda content: content.pop("images")),
-        f"must be in COCO's format, and {VAL} is not (KeyError: 'images')",
+        f"must be in COCO's format, and {VAL} is not (KeyError('images'))",
     ),
     "nothing annotated": (
         change("train", lambda content: content["annotations"].clear()),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and at most 254 categories need numbers, names and annotations)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError('images and at most 254 categories need numbers, names and annotations'))",
     ),
     "a box alone": (segmented(segmentation=[]), FIT),
     "a line": (segmented(segmentation=[[1, 1, 2, 2]]), FIT),
     "far away": (segmented(segmentation=[[1, 1, 2, 2, 1e30, 0]]), FIT),
     "no number": (segmented(segmentation=[[1, 1, 2, 2, 0, float("nan")]]), FIT),
-    "unknown category": (segmented(category_id=2), f"must be in COCO's format, and {TRAIN} is not (KeyError: 2)"),
+    "unknown category": (segmented(category_id=2), f"must be in COCO's format, and {TRAIN} is not (KeyError(2))"),
     "size of runs": (segmented(image_id=1, segmentation={"size": [4, 4], "counts": [0, 16]}), FIT),
     "number of runs": (
         lambda root: segmented(image_id=1, segmentation={"size": list(size_of(root)[::-1]), "counts": [3, 4]})(root),
@@ -201,15 +201,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "two images of a number": (
         change("train", lambda content: content["images"][0].update(id=2)),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and at most 254 categories need numbers, names and annotations)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError('images and at most 254 categories need numbers, names and annotations'))",
     ),
     "two categories of a name": (
         change("train", lambda content: content["categories"][0].update(name="person")),
-        f"must be in COCO's format, and {TRAIN} is not (ValueError: images and at most 254 categories need numbers, names and annotations)",
+        f"must be in COCO's format, and {TRAIN} is not (ValueError('images and at most 254 categories need numbers, names and annotations'))",
     ),
     "other categories": (
         change("val", lambda content: content["categories"][2].update(name="can")),
-        f"must be in COCO's format, and {VAL} is not (KeyError: 'can')",
+        f"must be in COCO's format, and {VAL} is not (KeyError('can'))",
     ),
 }
 
