@@ -259,9 +259,13 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
         ),
         ({"train.csv": ""}, {}, "dataset must be CSV or JSONL in UTF-8, and .*train.csv is not: No columns to parse"),
         ({"train.csv": "1,2,3\n2,3,4\n"}, {}, "target must name columns, .* has 1, 2 and 3, got"),
-        ({"train.csv": ",a,y\n0,1,2\n"}, {}, "dataset must have each column once, with a name, and .* has 1 named ''"),
         (
-            {"train.csv": "a,a,y\n0,1,2\n"},
+            {"train.csv": ",a,y\n0,1,2\n1,2,3\n"},
+            {},
+            "dataset must have each column once, with a name, and .* has 1 named ''",
+        ),
+        (
+            {"train.csv": "a,a,y\n0,1,2\n1,2,3\n"},
             {},
             "dataset must have each column once, with a name, and .* has 2 named 'a'",
         ),

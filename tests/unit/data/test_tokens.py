@@ -71,7 +71,7 @@ def test_texts_are_padded_to_few_lengths_and_by_a_third_at_most() -> None:
 
 def test_texts_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match=r"dataset needs tokenizers .* `pip install 'cifar-ray\[text\]'`"):
+    with pytest.raises(ConfigError, match=r"dataset needs tokenizers; .* `pip install 'cifar-ray\[text\]'`"):
         tokens.library()
 
 
