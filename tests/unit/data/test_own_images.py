@@ -84,10 +84,10 @@ def test_images_are_decoded_once_and_again_when_a_file_has_changed(root: Path) -
 
     first = read()
     assert told[-1] == (200, 200)
-    assert (read().digest, len(told)) == (first.spec.digest, 2)
+    assert (read().spec.digest, len(told)) == (first.spec.digest, 2)
     one = next(root.glob("train/0/*.png"))
     one.write_bytes(next(root.glob("train/1/*.png")).read_bytes())
-    assert read().digest != first.spec.digest
+    assert read().spec.digest != first.spec.digest
     held = recipe.settle(config, Decided.asked(config), first)
     with pytest.raises(
         ConfigError, match=f"dataset must have the images that the run began with, and those of folder:{root} "
@@ -128,7 +128,7 @@ def test_a_share_is_kept_for_the_test_and_is_the_same_in_every_run(tmp_path: Pat
     dataset = data.read(config)
     per_class = np.bincount(dataset.train["labels"]) + np.bincount(dataset.test["labels"])
     assert np.bincount(dataset.test["labels"]).tolist() == [round(0.2 * count) for count in per_class]
-    assert data.read(replace(config, seed=1)).digest == dataset.spec.digest
+    assert data.read(replace(config, seed=1)).spec.digest == dataset.spec.digest
     together = [image.tobytes() for split in (dataset.train, dataset.test) for image in split.inputs]
     whole = ImageFolder(str(tmp_path / "some" / "train"))
     assert sorted(together) == sorted(imagefiles.cropped(image, 32).tobytes() for image, _ in whole)
@@ -205,7 +205,7 @@ def test_folders_of_training_and_test_images_may_have_any_usual_name(root: Path,
     before = data.read(of(root))
     renamed(root, {"train": train, "test": test})
     found = data.read(of(root))
-    assert (found.spec.names, found.spec.digest) == (before.class_names, before.spec.digest)
+    assert (found.spec.names, found.spec.digest) == (before.spec.names, before.spec.digest)
 
 
 def test_training_among_other_folders_is_a_class(root: Path) -> None:
@@ -221,7 +221,7 @@ def test_folders_that_systems_make_are_no_classes_and_their_files_no_images(root
         (root / folder).mkdir(parents=True)
         shutil.copy(image, root / folder)
     found = data.read(of(root))
-    assert (found.spec.names, found.spec.digest, found.left_out) == (before.class_names, before.spec.digest, "")
+    assert (found.spec.names, found.spec.digest, found.left_out) == (before.spec.names, before.spec.digest, "")
 
 
 def test_what_is_left_out_is_counted_also_where_the_images_have_been_decoded_before(root: Path) -> None:
@@ -367,9 +367,9 @@ def test_nothing_is_left_of_images_that_could_not_be_decoded(root: Path, tmp_pat
 
 
 @pytest.mark.parametrize("keeps_its_header", [True, False])
-def test_images_that_cannot_be_read_are_counted_and_the_first_is_named(root: Path, keeps_its_header: bool) -> None:
+def test_images_that_cannot_be_read_are_refused_by_the_first_of_training(root: Path, keeps_its_header: bool) -> None:
     """Some damage is found only when an image is decoded."""
-    paths = sorted(root.glob("t*/3/*.png"))[:12]
+    paths = sorted(root.glob("train/3/*.png"))[:12]
     for path in paths:
         whole = Image.open(path).resize((9, 9))
         whole.save(path, "BMP")
@@ -536,7 +536,7 @@ def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> No
     assert len(sent) < 10_000 < whole.train.inputs.nbytes
     for mine, theirs in ((streamed, whole), (pickle.loads(sent), whole), (pickle.loads(pickle.dumps(whole)), whole)):
         for half in ("train", "test"):
-            assert np.array_equal(getattr(mine, half).images, getattr(theirs, half).images)
+            assert np.array_equal(getattr(mine, half).inputs, getattr(theirs, half).inputs)
             assert np.array_equal(getattr(mine, half)["labels"], getattr(theirs, half)["labels"])
     shutil.rmtree(data.folder(None))
     with pytest.raises(
