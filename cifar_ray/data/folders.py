@@ -45,8 +45,7 @@ class Halves(Files):
             found["test"] = found.pop("val")
             self.notes.append(f"{found['test'].name}/ is the test set, since there is no other")
         if parts and ("train" not in found or len(found) < len(parts)):
-            rule = "must have one folder to train with, such as train/, and one of each other part"
-            raise unusable(f"{rule}, and {self.root} has {'/, '.join(parts)}/")
+            raise unusable(f"must have train/ and one folder of each part, and {self.root} has {'/, '.join(parts)}/")
         self.halves = {part: found[part] for part in PARTS if part in found} or {"train": self.root}
         self.base = self.halves["train"]
 
@@ -58,10 +57,10 @@ class Folder(Halves):
         super().__init__(config)
         self.parts, names = {}, _folders(self.base)
         for part, folder in self.halves.items():
-            odd = sorted({*_folders(folder)} ^ {*names})
+            odd = sorted({*_folders(folder)} ^ {*names})[:9]
             if odd or len(names) < 2:
-                rule = "must have a folder for each of at least two classes, the same in each part"
-                raise unusable(f"{rule}, and {folder} has not ({_readable(', '.join(odd[:9]) or 'too few')})")
+                reason = _readable(", ".join(odd)) or "too few"
+                raise unusable(f"must have two or more classes, the same in each part, and {folder} has not ({reason})")
             paths = [images(folder / name, self.others) for name in names]  # in the order of torchvision's ImageFolder
             labels = np.repeat(np.arange(len(names)), [*map(len, paths)])
             self.parts[part] = Part([*itertools.chain(*paths)], labels)

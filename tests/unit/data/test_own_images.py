@@ -293,12 +293,12 @@ def one_class(root: Path) -> None:
         (
             without("train", "test"),
             {},
-            "--dataset must have a folder for each of at least two classes, the same in each part, and {root} has not (too few)",
+            "--dataset must have two or more classes, the same in each part, and {root} has not (too few)",
         ),
         (
             one_class,
             {},
-            "--dataset must have a folder for each of at least two classes, the same in each part, and {root}/train has not (too few)",
+            "--dataset must have two or more classes, the same in each part, and {root}/train has not (too few)",
         ),
         (
             without("test"),
@@ -309,7 +309,7 @@ def one_class(root: Path) -> None:
         (
             without("test/3"),
             {},
-            "--dataset must have a folder for each of at least two classes, the same in each part, and {root}/test has not (3)",
+            "--dataset must have two or more classes, the same in each part, and {root}/test has not (3)",
         ),
         (
             emptied,
@@ -324,18 +324,18 @@ def one_class(root: Path) -> None:
         (
             twice,
             {},
-            "--dataset must have one folder to train with, such as train/, and one of each other part, and {root} has Training/, test/, train/",
+            "--dataset must have train/ and one folder of each part, and {root} has Training/, test/, train/",
         ),
         (
             only_testing,
             {},
-            "--dataset must have one folder to train with, such as train/, and one of each other part, and {root} has Testing/",
+            "--dataset must have train/ and one folder of each part, and {root} has Testing/",
         ),
         (broken, {}, "cannot read image {root}/train/3/broken.png: it is truncated or damaged"),
         (
             without("train"),
             {},
-            "--dataset must have one folder to train with, such as train/, and one of each other part, and {root} has test/",
+            "--dataset must have train/ and one folder of each part, and {root} has test/",
         ),
         (without(), {"image_size": 16}, ""),
         (
