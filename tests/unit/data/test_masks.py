@@ -151,17 +151,14 @@ def test_images_that_stay_on_disk_are_the_same_ones(root: Path) -> None:
     assert pickle.loads(pickle.dumps(streamed.train))["masks"].tobytes() == streamed.train["masks"].tobytes()
 
 
-def test_masks_that_do_not_fit_into_the_memory_are_refused_though_images_stay_on_disk(
+def test_images_and_masks_that_do_not_fit_into_the_memory_are_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    masks_take = 32 * SIDE**2
-    for values, taken in (({}, 4 * masks_take), ({"stream": True}, masks_take)):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda taken=taken: SimpleNamespace(available=2 * taken - 2))
-        with pytest.raises(ConfigError, match="image_size must leave room for 32 images of 16x16 pixels"):
-            data.read(of(root, **values))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * masks_take))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * 32 * 4 * SIDE**2 - 2))
+    with pytest.raises(ConfigError, match=f"image_size must leave room for 32 images of {SIDE}x{SIDE} pixels without"):
+        data.read(of(root))
     assert len(data.read(of(root, stream=True)).train) == 24
-    with pytest.raises(ConfigError, match=r"must leave room .* take 119209.3 GiB, of "):
+    with pytest.raises(ConfigError, match=r"data_dir must leave room for 32 images of .*: 476837.2 GiB, of "):
         data.read(of(root, image_size=2_000_000, stream=True))
 
 
