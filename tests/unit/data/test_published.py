@@ -44,6 +44,9 @@ class Reader:
         self.targets = [number % 2 for number in range(len(self.data))]
         self.classes = (home / "names").read_text().split()
 
+    def __len__(self) -> int:
+        return len(self.data)
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> type[Reader]:
