@@ -137,9 +137,9 @@ def _classes(dataset: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], d
     """The names of the classes that there are training images of, and each part's labels as numbers of these."""
     labels = {}
     for name, part in parts.items():
-        found = next((getattr(part, each) for each in _LABELS if hasattr(part, each)), None)
-        if found is None or isinstance(found[0], tuple):
-            found = [part[row][1] for row in range(len(part))]
+        found = next((getattr(part, each) for each in _LABELS if hasattr(part, each)), part)
+        if found is part or isinstance(found[0], tuple):
+            found = [found[row][1] for row in range(len(part))]
         # QMNIST has more to say of an image. What has no label is NaN.
         labels[name] = np.asarray(found, dtype=np.float64).reshape(len(part), -1)[:, 0]
     used = np.unique(labels["train"]).astype(np.int64)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from cifar_ray.config.errors import ConfigError, brief, first_line, some
 from cifar_ray.config.train import TrainConfig
@@ -20,6 +19,9 @@ from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
 from cifar_ray.data.source import Files, Part
 from cifar_ray.tasks.regression import Regression
+
+if TYPE_CHECKING:  # it takes long to import
+    import pandas as pd
 
 
 class Table(Files):
@@ -66,6 +68,8 @@ SOURCE = Table
 
 def frame(path: Path) -> pd.DataFrame:
     """The cells of a CSV or JSONL file by column, text in CSV; a ConfigError where it is no table with rows."""
+    import pandas as pd
+
     try:
         if path.suffix == ".jsonl":
             # So that whole numbers stay such beside a row without one.
@@ -91,6 +95,8 @@ def cells(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
 
 def numbers(rows: pd.DataFrame, columns: Sequence[str], path: Path) -> np.ndarray:
     """The numbers of some columns, float64 (N, C); a ConfigError names a cell without one that float32 can hold."""
+    import pandas as pd
+
     texts = cells(rows, columns, path)
     read = pd.to_numeric(pd.Series(texts.ravel(), dtype=str).str.strip(), errors="coerce")  # at once: columns are slow
     values = np.array(read, np.float64).reshape(texts.shape)  # a copy, since tensors need one that can be written

@@ -122,7 +122,7 @@ def _tags(client: Client, run: Run, model: LoggedModel) -> dict[str, str]:
     tags = {
         "run": run.info.run_name,
         "dataset": run.data.tags["dataset"],
-        "dataset_digest": inputs[0].dataset.spec.digest if inputs else "",
+        "dataset_digest": inputs[0].dataset.digest if inputs else "",
         "model": run.data.tags["model"],
         "classes": json.dumps(confusion["classes"]) if confusion else "",
         f"test_{primary.name}": f"{metrics[metric]:.4f}",

@@ -66,8 +66,8 @@ def test_a_store_that_is_there_stays_as_it_was(home: Path, capsys: pytest.Captur
         ("--resume nosuch --dry-run", "there is no sweep 'nosuch' in "),
         (
             f"{WORDS} --grid lr=0.1 --model tests.support.networks:build --model-options.kind nosuch",
-            "--grid must have a cell that can run here; 1x1 seed0: model must build a model, and "
-            "tests.support.networks:build fails: KeyError: 'nosuch' (networks.py, line ",
+            "--grid must have a cell that can run here; 1x1 seed0: model must build a model when called with (32, 3, 10), "
+            "the data set's sizes, and tests.support.networks:build fails: KeyError: 'nosuch' (networks.py, line ",
         ),
         ("--dry-run", "--grid must name at least one field with its values, such as batch_size=16,64"),
     ],

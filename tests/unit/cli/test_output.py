@@ -132,7 +132,7 @@ def test_predictions_as_csv(
 
 
 def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    task = segmentation.SPEC
+    task = segmentation.TASK.spec
     asked: list[tuple[Any, ...]] = []
     made = [Prediction({"image": IMAGE}, [("ground", 0.75), ("cat", 0.25)], Path("out/a.png"))]
     monkeypatch.setattr(results, "predict", lambda *words: asked.append(words) or (task, made))

@@ -83,13 +83,13 @@ def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_p
     outcome = train_here(asked, dataset, tmp_path / "run")
     assert isinstance(outcome, Outcome)
     learned = predictor.of(Path(outcome.checkpoint))
-    rows_given = given.features(tmp_path / "train.csv", dataset.spec)
-    assert [len(column.unique()) for column in learned.normalise(torch.from_numpy(rows_given)).T] == [60, 60, 60]
-    answers = learned(torch.from_numpy(rows_given)).detach()
+    rows_given = torch.cat([part for _, part, _ in given.of(dataset.spec).batches([tmp_path / "train.csv"], (), print)])
+    assert [len(column.unique()) for column in learned.normalise(rows_given).T] == [60, 60, 60]
+    answers = learned(rows_given).detach()
     assert len(answers.unique()) == 60
     assert answers.numpy() == pytest.approx(dataset.train["targets"], rel=0, abs=20)
-    body = json.dumps([dict(zip(dataset.spec.features, [*map(int, row[:2]), row[2]])) for row in rows_given])
-    assert np.array_equal(given.features_from_json(body.encode(), dataset.spec), rows_given)
+    body = json.dumps([dict(zip(dataset.spec.features, [*map(int, row[:2]), row[2]])) for row in rows_given.tolist()])
+    assert np.array_equal(given.of(dataset.spec).read(body.encode())[0], rows_given)
 
 
 def test_a_table_that_has_been_read_is_not_kept_beside_it(folder: Path) -> None:
@@ -126,7 +126,8 @@ def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -
         kept = Decided.from_mapping(recipe.settle(asked, Decided.asked(asked), dataset).to_mapping())
         assert kept.facts.features == ("b, in m", "a", "b")
     (tmp_path / "given.csv").write_text('b,name,a,"b, in m"\n1,y,2,3\n')
-    assert given.features(tmp_path / "given.csv", kept.facts).tolist() == [[3, 2, 1]]
+    ((_, rows, _),) = given.of(kept.facts).batches([tmp_path / "given.csv"], (), print)
+    assert rows.tolist() == [[3, 2, 1]]
 
 
 def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Path) -> None:
@@ -305,7 +306,7 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
         ),
         ({}, {"val_share": 0.99}, "val_share must leave a sample of the data on both sides, got 0.99 of 3"),
         ({}, {"task": "classification"}, "task must learn the targets of table:.*, and classification learns labels"),
-        ({}, {"model": "resnet"}, "model must be mlp or one of your own to learn the targets of rows of numbers"),
+        ({}, {"model": "resnet"}, "model must be mlp or one of your own to learn the targets of rows, as"),
         ({}, {"augment": "crop"}, "augment is for images, and table:.* has features"),
         (
             {},
@@ -353,12 +354,15 @@ def test_a_model_of_rows_without_names_answers_for_columns_by_their_numbers(tmp_
     spec = replace(data.SPECS["digits"], inputs="features", shape=(2,))
     path = tmp_path / "rows.csv"
     path.write_text("1,0\n5,6\n")
-    assert given.features(path, spec).tolist() == [[6, 5]]
+    ((_, rows, _),) = given.of(spec).batches([path], (), print)
+    assert rows.tolist() == [[6, 5]]
     path.write_text("5,6\n7,8\n")
-    with pytest.raises(ConfigError, match=r"a table must have the column 0, and .*rows.csv has not"):
-        given.features(path, spec)
+    with pytest.raises(
+        ConfigError, match=r"a table must have each column once, with a name, and .*rows.csv has 0 named '0'"
+    ):
+        list(given.of(spec).batches([path], (), print))
     with pytest.raises(ConfigError, match=r"is no file, and the model takes CSV files"):
-        given.features(tmp_path, spec)
+        list(given.of(spec).batches([tmp_path], (), print))
 
 
 def test_one_row_of_a_test_has_no_r2_and_the_run_ends_all_the_same(folder: Path, tmp_path: Path) -> None:

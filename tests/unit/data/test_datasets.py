@@ -38,7 +38,7 @@ def test_digits_are_the_real_ones_with_a_fixed_split(digits: Dataset) -> None:
     assert sorted(map(bytes, together)) == sorted(map(bytes, real))
     assert digits.spec.names == tuple("0123456789")
     assert min(Counter(digits.test["labels"].tolist()).values()) > 20
-    assert digits.spec.digest == data.load("digits").digest == "1872b75c538a060b"
+    assert digits.spec.digest == data.load("digits").spec.digest == "1872b75c538a060b"
 
 
 def test_grey_images_are_brought_to_32x32x3() -> None:

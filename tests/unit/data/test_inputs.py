@@ -18,6 +18,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Split, arrays, modality
+from cifar_ray.tracking import mistakes
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import digest, resolved, train_here
@@ -125,13 +126,13 @@ def test_a_trained_model_answers_for_inputs_as_they_are_stored(
 @pytest.mark.parametrize(
     ("usual", "values", "sentence"),
     [
-        (ROWS, {"model": "resnet"}, "model must be .*one of your own to learn the labels of rows of numbers, as "),
+        (ROWS, {"model": "resnet"}, "model must be .*one of your own to learn the labels of rows, as "),
         (TEXTS, {"model": "vit"}, "model must be .*one of your own to learn the labels of texts, as .*got vit"),
-        (ROWS, {"model": "torchvision:resnet18"}, "model must be .* of rows of numbers, .* got torchvision:resnet18"),
+        (ROWS, {"model": "torchvision:resnet18"}, "model must be .* of rows, .* got torchvision:resnet18"),
         (
             ROWS,
             {"model": f"{OWN}:rows"},
-            r"model must be a function that takes \(features, classes\), and .*:rows does",
+            r"model must build a model when called with \(4, 3\), .*:rows fails: TypeError",
         ),
         (ROWS, {"augment": "crop"}, "augment is for images, and .*:rows has features"),
         (TEXTS, {"normalise": "half"}, "normalise is for images, and .*:texts has tokens"),
@@ -211,7 +212,7 @@ def test_an_evaluation_of_rows_keeps_no_pictures_of_mistakes(tmp_path: Path) -> 
     asked = resolved(ROWS)
     outcome = train_here(asked, data.read(asked), tmp_path)
     assert outcome.confusion
-    assert outcome.mistakes == ()
+    assert mistakes.records(outcome.mistakes, data.read(asked)) == []
     newest = checkpoint.latest(tmp_path)
     assert newest is not None
     assert newest[1].spec.names == ("a", "b", "c")

@@ -24,8 +24,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, loader
-from cifar_ray.orchestration.run import results
-from cifar_ray.serving import app
+from cifar_ray.orchestration.run import given
 from cifar_ray.tracking import logged_model
 from cifar_ray.training import recipe
 from tests.support.helpers import contents
@@ -182,11 +181,11 @@ def test_training_predictions_the_server_and_mlflow_see_one_image(tmp_path: Path
             (tmp_path / half / name).mkdir(parents=True)
             Image.fromarray(stripes).convert("RGB").save(tmp_path / half / name / "1.jpg", exif=exif)
     dataset, file = data.read(of(tmp_path)), tmp_path / "test" / "a" / "1.jpg"
-    body, model = file.read_bytes(), logged_model.LoggedModel()
+    body, model, reader = file.read_bytes(), logged_model.LoggedModel(), given.of(dataset.spec)
     model.config = {"side": 32, "native_side": 32, "crop": dataset.spec.crop}
     for seen in (
-        results.pixels(dataset.spec, [file], [file], print)[1][0].numpy(),
-        app._image(dataset.spec, body)[0][0].numpy(),
+        next(reader.batches([file], (), print))[1][0].numpy(),
+        reader.read(body)[0][0].numpy(),
         model.pixels(model.image(body)),
     ):
         assert np.array_equal(seen, dataset.test.inputs[0])

@@ -64,8 +64,8 @@ def test_it_is_fetched_once_and_each_half_is_its_own(tmp_path: Path, capsys: pyt
     assert {path.name for path in root.iterdir()} == {".CIFAR10.lock", Reader.base_folder}
     assert data.present("cifar10", str(root))
     assert capsys.readouterr().err == f"note: downloading torchvision:CIFAR10 to {root}\n"
-    assert np.array_equal(first.train.images, CONTENT["a"])
-    assert np.array_equal(first.test.images, CONTENT["b"])
+    assert np.array_equal(first.train.inputs, CONTENT["a"])
+    assert np.array_equal(first.test.inputs, CONTENT["b"])
     assert (first.train["labels"].tolist(), first.test["labels"].tolist()) == ([0, 1, 0, 1, 0, 1], [0, 1, 0])
     assert first.spec.names == ("cat", "dog")
     assert first.spec.digest == again.spec.digest

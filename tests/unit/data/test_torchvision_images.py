@@ -73,7 +73,7 @@ def test_what_was_found_is_part_of_the_run(tmp_path: Path) -> None:
     fashion(tmp_path)
     config = of("FashionMNIST", tmp_path)
     held = recipe.settle(config, Decided.asked(config), data.read(config))
-    assert held.data.digest == data.read(config).digest
+    assert held.data.digest == data.read(config).spec.digest
     assert "--dataset torchvision:FashionMNIST" in recipe.command(config)
     shutil.copytree(tmp_path / "FashionMNIST", tmp_path / "KMNIST")
     assert of("KMNIST", tmp_path).augment == "crop"
@@ -98,7 +98,7 @@ def test_validation_images_are_those_of_the_same_share_at_any_size_and_on_disk(t
     }
     streamed = data.read(of("FashionMNIST", tmp_path, val_share=0.25, stream=True, model="resnet"))
     assert streamed.train.file is not None
-    assert streamed.digest == cut.spec.digest
+    assert streamed.spec.digest == cut.spec.digest
 
 
 def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_image_files_are_those_of_a_folder_and_have_their_validation_images(tmp_
     sized = {"image_size": 16, "batch_size": 1, "model": "resnet"}
     found = data.read(config := of("RenderedSST2", tmp_path, **sized))
     same = data.read(recipe.resolve(TrainConfig(dataset=f"folder:{root}", data_dir=str(tmp_path), **sized)))  # type: ignore[arg-type]
-    assert (found.spec.digest, found.spec.names, found.spec.val_size) == (same.digest, same.class_names, 6)
+    assert (found.spec.digest, found.spec.names, found.spec.val_size) == (same.spec.digest, same.spec.names, 6)
     assert data.facts(config).val_size == 6
     sentence = "--val-share is for data without validation samples, and torchvision:RenderedSST2 has some"
     assert refusal("RenderedSST2", tmp_path, val_share=0.1) == sentence
@@ -188,5 +188,5 @@ def test_torchvisions_are_the_images_of_the_built_in_ones(tmp_path: Path, name: 
     (tmp_path / source).symlink_to(data.folder(None) / source)
     ours = data.load(name)
     found = data.read(of(theirs, tmp_path))
-    assert (found.spec.digest, found.spec.names) == (ours.digest, ours.class_names)
+    assert (found.spec.digest, found.spec.names) == (ours.spec.digest, ours.spec.names)
     assert (found.spec.mean, found.spec.std, found.spec.flip) == (ours.spec.mean, ours.spec.std, ours.spec.flip)

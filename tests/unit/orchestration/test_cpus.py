@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import joblib
 import pytest
 import torch
 
@@ -104,7 +104,7 @@ def test_what_others_hold_is_left_to_them_unless_they_hold_too_much(cluster: Any
 def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
     monkeypatch: pytest.MonkeyPatch, there: int, values: dict[str, Any], per_node: int, share: int
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(there)), raising=False)
+    monkeypatch.setattr(joblib, "cpu_count", lambda: there)
     asked = config(**values)
     assert local.cpus_per_node(asked, Decided.asked(asked)) == per_node
     nodes = [node(per_node, name=str(index)) for index in range(asked.local_nodes)]

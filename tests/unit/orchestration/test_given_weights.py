@@ -36,7 +36,7 @@ def test_validation_images_that_the_weights_have_seen_are_named(
         recipe.resolve(TrainConfig(**{"dataset": "digits", "normalise": "half", **values}))  # type: ignore[arg-type]
         for values in (theirs, ours)
     )
-    snapshot: Any = SimpleNamespace(config=source, class_names=())
+    snapshot: Any = SimpleNamespace(config=source, spec=data.SPECS[source.dataset])
     notes = list(given_weights._other_data(config, snapshot))
     assert ["may have been trained on images that this run keeps for validation" in note for note in notes] == [
         True

@@ -105,7 +105,7 @@ def test_a_mask_is_a_file_as_large_as_the_image_that_was_sent() -> None:
         masks[:, :, 4:] = 2
         return masks
 
-    app = apps.build({"classes": ("ground", "cat", "dog")}, segmentation.SPEC, spec, halves)
+    app = apps.build({"classes": ("ground", "cat", "dog")}, segmentation.TASK.spec, spec, halves)
     status, said, _ = asyncio.run(asked(app, shade(70), query_string=b"top=2"))
     assert (status, said["classes"]) == (200, [{"class": name, "share": 0.5} for name in ("ground", "dog")])
     mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(said["mask"]))))
@@ -230,7 +230,7 @@ def of_rows() -> FastAPI:
         total = rows.sum(1, keepdim=True)
         return total.where(total.float().isfinite(), torch.inf)  # a network computes in float32
 
-    app = apps.build({"values": ("y",)}, regression.SPEC, spec, model)
+    app = apps.build({"values": ("y",)}, regression.TASK.spec, spec, model)
     assert app.state.example == """'{"age": 0, "bmi": 0}'"""
     return app
 
@@ -252,15 +252,15 @@ def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
     ("body", "sentence"),
     [
         (b"{age: 3}", "JSON"),
-        (b"[]", "the column age, and the body has not"),
-        (b"[[1, 2]]", "the column age, and the body has not"),
+        (b"[]", "each column once, with a name, and the body has 0 named 'age'"),
+        (b"[[1, 2]]", "each column once, with a name, and the body has 0 named 'age'"),
         (
             b'[{"age": 1, "bmi": 2}, {"age": 1}]',
-            "a finite number in every row of bmi, and the body has nothing in row 2",
+            "a finite number in every row of bmi, and the body has '' in row 2",
         ),
         (b'{"age": "old", "bmi": 2}', "a finite number in every row of age, and the body has 'old' in row 1"),
         (b'{"age": true, "bmi": 2}', "a finite number in every row of age, and the body has 'True' in row 1"),
-        (b'{"age": NaN, "bmi": 2}', "a finite number in every row of age, and the body has nothing in row 1"),
+        (b'{"age": NaN, "bmi": 2}', "a finite number in every row of age, and the body has '' in row 1"),
         (b'{"age": 1e39, "bmi": 2}', "a finite number in every row of age, and the body has '1e+39' in row 1"),
         (
             b'{"age": 1' + b"0" * 400 + b', "bmi": 2}',

@@ -215,12 +215,12 @@ def wide(features: int, classes: int) -> nn.Module:
         ),
         (
             {"model": "resnet", "model_options": {}},
-            "model must be mlp or one of your own to learn the targets of rows of numbers",
+            "model must be mlp or one of your own to learn the targets of rows",
         ),
         ({"model": f"{OWN}:wide", "model_options": {}}, r"model must give float logits \(B, 2\).*gives shape \(2, 3\)"),
         ({"class_weights": "balanced"}, "class_weights is for tasks of classes, and the task is regression"),
         ({"label_smoothing": 0.1}, "label_smoothing is for tasks of classes, and the task is regression"),
-        ({"dataset": f"{OWN}:images"}, "model must be .* or one of your own to learn the targets of whole images"),
+        ({"dataset": f"{OWN}:images"}, "model must be .* or one of your own to learn the targets of images"),
     ],
 )
 def test_what_does_not_fit_is_refused(values: dict[str, object], sentence: str) -> None:

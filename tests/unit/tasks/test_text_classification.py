@@ -116,7 +116,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
     assert snapshot.encoding == dataset.encoding
     again = data.read(snapshot.config, encoding=snapshot.encoding)
     found = recipe.settle(snapshot.config, Decided.asked(snapshot.config), again).facts
-    assert (found.spec.digest, found.mean, found.length, found.vocabulary) == (again.spec.digest, (), 40, 400)
+    assert (found.digest, found.mean, found.length, found.vocabulary) == (again.spec.digest, (), 40, 400)
     rows = tokens.cut(dataset.test.inputs)
     with torch.inference_mode():
         answers = predictor.of(checkpoint.every(tmp_path)[-1])(torch.from_numpy(rows))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from cifar_ray.data import SPECS, Facts, imagefiles
@@ -51,7 +52,7 @@ def test_it_prepares_an_image_as_predict_does(file: bytes, spec: Facts) -> None:
 @pytest.mark.parametrize("size", [(8, 8), (30, 17), (16, 41)])
 def test_its_masks_are_those_of_predict(size: tuple[int, int]) -> None:
     numbers = np.random.default_rng(0).integers(0, 11, (8, 8), dtype=np.uint8)
-    files = logged_model.LoggedModel().mask(numbers, size), samples.mask_png(numbers, size)
+    files = logged_model.LoggedModel().mask(torch.from_numpy(numbers), size)["mask"], samples.mask_png(numbers, size)
     ours, theirs = (np.asarray(Image.open(io.BytesIO(file))) for file in files)
     assert ours.shape == size[::-1]
     assert np.array_equal(ours, theirs)

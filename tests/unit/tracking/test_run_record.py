@@ -106,7 +106,7 @@ def test_a_run_says_from_its_beginning_what_it_is(
     params = runfile.params(CONFIG, DECIDED)
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
     (given,) = found.inputs.dataset_inputs
-    assert (given.dataset.name, given.dataset.spec.digest, given.dataset.source_type) == (
+    assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == (
         "digits",
         digits.spec.digest,
         "http",

@@ -172,7 +172,9 @@ def test_it_learns_from_the_epoch_asked_for_interrupted_or_not(
     still = config(checkpoint_every=3, keep_checkpoints=9, **SHORT, **values)
     train_here(still, digits, tmp_path / "still")
     assert digest(snapshot(tmp_path / "whole", 4)) == digest(snapshot(tmp_path / "still", 4))
-    assert len(snapshot(tmp_path / "whole", 12).clock["steps"]) == 12 - 2  # the first, and that of the new strategy
+    assert (
+        len(snapshot(tmp_path / "whole", 12).clock["iterations"]) == 12 - 2
+    )  # the first, and that of the new strategy
     first, second = snapshot(tmp_path / "whole", 4), snapshot(tmp_path / "whole", 6)
     model = models.build(wanted, SPECS["digits"])
     each = zip(model.named_parameters(), freezing.rules(model, wanted), strict=True)

@@ -103,7 +103,7 @@ def test_times_have_no_profiled_step_nor_those_beside_them(digits: Dataset, tmp_
         folder = tmp_path / str(steps) / "at"
         train_here(small_config("ddp", "1x1", profile={"steps": steps}), digits, folder)
         clock = checkpoint.load(checkpoint.every(folder)[-1]).clock
-        assert len(clock["steps"]) == 2 * EPOCH_STEPS - left_out
+        assert len(clock["iterations"]) == 2 * EPOCH_STEPS - left_out
 
 
 def test_a_folder_that_cannot_be_written_costs_the_trace_and_not_the_run(digits: Dataset, tmp_path: Path) -> None:

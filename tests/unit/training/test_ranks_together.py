@@ -201,11 +201,6 @@ def test_memory_is_told_of_every_rank(few: Dataset, tmp_path: Path, monkeypatch:
         assert found == {"peak_memory_mib": 101.5, "peak_memory_mib_rank0": 100.5, "peak_memory_mib_rank1": 101.5}
 
 
-def test_parts_of_a_step_are_means_over_the_ranks_that_have_measured_them() -> None:
-    measured = [{"data": 1.0, "forward": 3.0}, {"data": 3.0, "optimizer": 0.0}]
-    assert record._mean_parts(measured) == {"data": 2.0, "forward": 3.0, "optimizer": 0.0}
-
-
 def test_one_ranks_loss_that_is_not_finite_ends_them_all() -> None:
     def one(worker: Worker) -> int:
         loss = torch.tensor(float("nan") if worker.rank == 1 else 2.0, dtype=torch.float64)

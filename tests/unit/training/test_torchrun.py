@@ -90,10 +90,14 @@ def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.distributed, "init_process_group", told.append)
 
-    def fit(config: TrainConfig, _: Any, dataset: Any, folder: Path, worker: Worker, printer: Any, launch: Any) -> Any:
-        told.extend([worker, launch.begun, folder, printer._quiet])
+    def prepare(config: TrainConfig, _: Any, dataset: Any, folder: Path, worker: Worker, launch: Any) -> Any:
+        return worker, launch.begun, folder
+
+    def fit(state: Any, printer: Any) -> Any:
+        told.extend([*state, printer._quiet])
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(torchrun, "prepare", prepare)
     monkeypatch.setattr(torchrun, "fit", fit)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: told.append("waits for the others"))
