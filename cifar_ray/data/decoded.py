@@ -17,7 +17,7 @@ import psutil
 from filelock import FileLock
 
 from cifar_ray.config import schema
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, first_line
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import path_of
 from cifar_ray.config.train import TrainConfig
@@ -66,10 +66,14 @@ def provide(config: TrainConfig, source: Source, progress: Progress) -> Dataset:
     except OSError as error:
         raise ConfigError("data_dir", f"must be writable, and {home} is not ({error.strerror})") from None
     splits, column = {}, source.column
-    for name in source.parts:
-        images = np.load(kept / f"{name}_images.npy", mmap_mode="r" if config.stream else None)
-        splits[name] = Split({"images": images, column: np.load(kept / f"{name}_{column}.npy")})
-    return arrays.made(config.dataset, splits, schema.build(Facts, json.loads((kept / "facts.json").read_text())))
+    try:
+        for name in source.parts:
+            images = np.load(kept / f"{name}_images.npy", mmap_mode="r" if config.stream else None)
+            splits[name] = Split({"images": images, column: np.load(kept / f"{name}_{column}.npy")})
+        facts = schema.build(Facts, json.loads((kept / "facts.json").read_text()))
+    except (ValueError, EOFError) as error:
+        raise ConfigError("", f"decoded images in {kept} are damaged ({first_line(error)}); remove them") from None
+    return arrays.made(config.dataset, splits, facts)
 
 
 def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress) -> None:

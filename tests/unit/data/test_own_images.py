@@ -526,6 +526,14 @@ def test_links_are_followed_and_what_is_hidden_or_comes_back_is_left_out(root: P
     assert len(data.read(of(root)).train["labels"]) == before + 1
 
 
+def test_decoded_images_that_are_damaged_are_refused(root: Path) -> None:
+    data.read(config := of(root))
+    (file,) = (data.folder(config.data_dir) / "folders").glob("*/train_images.npy")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"^decoded images in .*/folders/.* are damaged \(.*\); remove them$"):
+        data.read(config)
+
+
 def test_images_left_on_disk_are_the_same_and_travel_as_a_path(root: Path) -> None:
     whole, streamed = data.read(of(root)), data.read(of(root, stream=True))
     assert streamed.spec == whole.spec
