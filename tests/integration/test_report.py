@@ -110,7 +110,7 @@ def test_a_run_is_read_whole(uri: str) -> None:
     assert first.metrics["time/training_s"] == 400.0
     assert [(point.step, point.value) for point in first.history["test/accuracy"]] == [(1, 0.5), (2, 0.8)]
     assert set(first.history) == {"test/accuracy", "epoch_s", CPU}
-    assert (first.confusion, first.spec.names) == (CONFUSION["counts"], ("cat", "dog"))
+    assert (first.confusion, first.class_names) == (CONFUSION["counts"], ("cat", "dog"))
     assert failed.run_id
     assert (failed.model, failed.batch_size, failed.confusion) == ("resnet", 16, None)
 
