@@ -154,7 +154,11 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
         row: dict[str, object] = {**each.sample, **({"mask": each.mask} if each.mask else {})}
         for rank, (name, number) in enumerate(each.answers, 1):
             end = f"_{rank}" * (rank > 1)
-            row |= {f"class{end}": name, f"{task.number}{end}": number} if task.has_classes else {name: number}
+            row |= (
+                {f"class{end}": name, f"{task.number}{end}": number}
+                if task.has_classes
+                else {f"{name}_predicted" if name in each.sample else name: number}
+            )
         rows.append(row)
     return printable(pd.DataFrame(rows, dtype=object).to_csv(index=False))  # a name need not be UTF-8
 

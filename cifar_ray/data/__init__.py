@@ -21,8 +21,7 @@ from cifar_ray.data.source import Source
 
 __all__ = ["SOURCES", "SPECS", "Dataset", "Facts", "Split", "facts", "folder", "load", "look", "present", "read"]
 
-_found: dict[object, Source] = {}
-"""Data sets that have been found and not been read yet: a sweep may have several, each in two splits."""
+_found: dict[object, Source] = {}  # and not been read yet: a sweep may have several data sets, each in two splits
 
 _known: dict[tuple[Any, ...], Facts] = {}
 

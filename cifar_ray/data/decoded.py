@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 from filelock import FileLock
 
 from cifar_ray.config import schema
@@ -116,6 +115,8 @@ def _decode(source: Source, config: TrainConfig, kept: Path, progress: Progress)
 
 def check_room(option: str, size: int, what: str, room: float | None = None) -> None:
     """Refuse what would take more bytes than there is room, by default its share of the free memory."""
+    import psutil
+
     room = _MEMORY * psutil.virtual_memory().available if room is None else room
     if size > room:
         raise ConfigError(option, f"must leave room for {what}: {size / 2**30:.1f} GiB, of {room / 2**30:.1f} GiB")

@@ -108,13 +108,13 @@ def opened(dataset: str, root: Path) -> dict[str, Any]:
     except Exception as error:  # files that are missing or damaged lead to whatever comes
         unread = first_line(error)
     try:
-        with FileLock(root / f".{name.replace('/', '.')}.lock"):
+        with FileLock(root / f".{name.partition('/')[0]}.lock"):
             with suppress(Exception):  # another process may have been first
                 return _construct(name, root)
             flags.note(f"downloading {dataset} to {root}")
             with TemporaryDirectory(prefix=".", dir=root) as whole:  # part of a download would be read as fewer images
                 _construct(name, Path(whole), download=True)
-                for path in Path(whole).iterdir():
+                for path in (each for each in Path(whole).iterdir() if not (root / each.name).exists()):
                     path.rename(root / path.name)
             return _construct(name, root)
     except Exception as error:  # of the network, of archives that are cut off, of the folder, of what has no download

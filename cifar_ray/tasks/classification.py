@@ -52,7 +52,7 @@ def whole_numbers(train: Any, test: Any, dimensions: int, target: str) -> list[n
 def class_names(names: Sequence[Any] | None, count: int) -> tuple[str, ...]:
     """The names of so many classes, by default their numbers; a ValueError where two are alike or the count differs."""
     texts = tuple(map(str, range(count) if names is None else names))
-    if len(set(texts)) != count or len(texts) != count:
+    if isinstance(names, str) or len(set(texts)) != count or len(texts) != count:
         raise ValueError(f"{brief(names)} as the names of {count} classes")
     return texts
 

@@ -60,7 +60,7 @@ class Regression:
             raise ValueError(f"{count} targets for training and {halves[1].shape[1]} for the test")
         if names is None:
             names = ["target"] if count == 1 else range(count)
-        if len(names) != count:
+        if isinstance(names, str) or len(names) != count or len({*map(str, names)}) != count:
             raise ValueError(f"{brief(names)} as the names of {count} targets")
         if not np.ptp(halves[0], axis=0).all():
             raise ValueError("a target that is the same for all training samples")

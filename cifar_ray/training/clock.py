@@ -137,8 +137,8 @@ class Clock:
     def iterations(self) -> dict[str, float]:
         """Mean, median and 95th percentile of the iteration times in seconds.
 
-        The first iteration of each process is left out, and so is that of a strategy that is built again. Empty when
-        there is no other, and so are those that are profiled.
+        The first iteration of each process is left out, and so are that of a strategy that is built again and those
+        that are profiled. Empty when there is no other.
         """
         times = self._iterations()
         if not len(times):

@@ -363,6 +363,8 @@ def settle(config: ResolvedConfig, decided: Decided, dataset: Dataset) -> Decide
             f"must have the {tasks.spec(config, facts).unit} that the run began with, and those of {config.dataset} "
             "have changed since; undo that, or begin a new run",
         )
+    if facts.target_std and not all(facts.target_std) and tasks.spec(config, facts).name == "regression":
+        raise ConfigError("dataset", f"must have targets that vary in training, and {config.dataset} has not")
     empty = [name for name, count in zip(facts.names, facts.class_counts) if not count]
     if config.class_weights != "none" and empty:
         raise ConfigError("class_weights", f"must be none where a class has no training pixels, as {empty[0]} has none")

@@ -75,7 +75,7 @@ def test_mlflow_has_parameters_tags_and_the_data_set(run: Run) -> None:
         assert run.data.tags[name]
     assert "times_are_a_clusters" not in run.data.tags
     (used,) = run.inputs.dataset_inputs
-    assert (used.dataset.name, used.dataset.spec.digest) == ("digits", data.load("digits").digest)
+    assert (used.dataset.name, used.dataset.digest) == ("digits", data.load("digits").spec.digest)
 
 
 def test_mlflow_has_metrics_once_per_epoch_and_logged_iteration(run: Run, resident: Person) -> None:

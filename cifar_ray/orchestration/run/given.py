@@ -190,9 +190,11 @@ class _Rows(Given):
         rows = given if isinstance(given, list) else [given]
         if len(rows) > _MOST_ROWS:
             raise ValueError(f"it must have at most {_MOST_ROWS:,} rows, and has {len(rows):,}")
-        table = pd.DataFrame([row if isinstance(row, dict) else {} for row in rows], dtype=object)
+        names = self.facts.feature_names  # others would make the table as wide as a request has names
+        known = [{name: row[name] for name in names if name in row} if isinstance(row, dict) else {} for row in rows]
+        table = pd.DataFrame(known, dtype=object)
         try:
-            numbers = tables.numbers(table.fillna("").astype(str), self.facts.feature_names, Path("the body"))
+            numbers = tables.numbers(table.fillna("").astype(str), names, Path("the body"))
         except ConfigError as error:
             raise ValueError(f"it {error.problem}") from None
         return as_tensor(numbers), (0, 0)

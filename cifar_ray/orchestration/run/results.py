@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,10 +26,6 @@ from cifar_ray.tracking.store import KnownRun
 from cifar_ray.training import checkpoint, hardware, predictor, recipe, samples
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
-
-_AT_ONCE = 256  # inputs in one forward pass
-_NOTE_EVERY = 40 * _AT_ONCE  # images between notes on the progress
-_NO_SIZES = itertools.repeat((0, 0))
 
 
 @dataclass(frozen=True)

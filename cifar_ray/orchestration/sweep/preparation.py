@@ -24,6 +24,7 @@ from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep import shared_arithmetic
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.orchestration.sweep.trial import dataset_key
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder
 from cifar_ray.training import arithmetic, hardware, recipe
@@ -33,7 +34,7 @@ class Preparation:
     """Prepares trials in place: those that a sweep begins with, and each that is proposed later, alike.
 
     Attributes:
-        datasets: the data sets read so far, by their digests.
+        datasets: the data sets read so far, by their keys.
         weights: what runs start from, by digest.
     """
 
@@ -62,14 +63,14 @@ class Preparation:
                 for line in dataset_lines(self._read[which], tasks.spec(config, self._read[which].spec)):
                     self._board.line(f"{config.dataset_name}: {line}")
             trial.decided = recipe.settle(config, trial.decided, self._read[which])
-            self.datasets[trial.decided.facts.digest] = self._read[which]
+            self.datasets[dataset_key(config, trial.decided)] = self._read[which]
 
     def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
         """Read the weights that trials start from, each once; those without weights keep no config."""
         for trial, config in configured(trials):
             if config.weights is None or trial.folder is not None:  # it has begun, and its checkpoints have them
                 continue
-            key = trial.decided.facts.digest
+            key = dataset_key(config, trial.decided)
             which = (config.weights, key, *config.model_key)
             if which not in self._weights:
                 self._weights[which] = self._find_weights(config, key, store)

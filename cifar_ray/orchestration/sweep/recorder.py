@@ -28,6 +28,7 @@ from cifar_ray.orchestration.sweep.trial import (
     TrialFinished,
     TrialStarted,
     TrialTooLarge,
+    dataset_key,
 )
 from cifar_ray.tracking import store, uri
 from cifar_ray.tracking.background import background
@@ -59,7 +60,7 @@ class SweepRecorder:
     Attributes:
         trials: all of its trials, by index.
         record: the sweep's own MLflow run.
-        datasets: data sets by their digests.
+        datasets: data sets by their keys.
         begun: ``time.time()`` from which wall time is counted.
         at_once: trials at a time.
         too_large: index of a trial -> why it has not begun: the cluster has lost nodes. Such trials stay waiting.
@@ -176,7 +177,7 @@ class SweepRecorder:
         assert record is not None
         assert trial.config is not None
         assert trial.folder is not None
-        dataset, view = self.datasets[trial.decided.facts.digest], self.board.rows[trial.index]
+        dataset, view = self.datasets[dataset_key(trial.config, trial.decided)], self.board.rows[trial.index]
         run = (trial.config, trial.decided, dataset, trial.folder)
         trial.session = RunSession(*run, record, view, trial.unused_gpus)
         trial.opening, held, trial.held = None, trial.held, []
@@ -189,7 +190,7 @@ class SweepRecorder:
         if trial.run_id:
             return RunRecord.reopen(self.client, trial.config, trial.decided, trial.run_id)
         tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: self.config.measure}
-        dataset, folder = self.datasets[trial.decided.facts.digest], trial.folder
+        dataset, folder = self.datasets[dataset_key(trial.config, trial.decided)], trial.folder
         named = (trial.cell.name, folder.key, folder.address)
         home, run = self.record.experiment_id, (trial.config, trial.decided)
         return RunRecord.create(self.client, *run, *named, dataset, begun, tags, home)

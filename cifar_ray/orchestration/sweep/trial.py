@@ -40,6 +40,11 @@ _STOP_S = 30.0
 _ANSWER_S = 1.0
 
 
+def dataset_key(config: ResolvedConfig, decided: Decided) -> str:
+    """By what a sweep knows a data set: others may have the same samples with other facts."""
+    return f"{config.dataset} {decided.facts.digest}"
+
+
 @dataclass(frozen=True)
 class TrialSpec:
     """What a trial's process is to train: a resolved config, and all that it leaves open but the nodes.
@@ -99,7 +104,7 @@ class SweepTrial(ray.tune.Trainable):
     """
 
     def setup(self, config: dict[str, TrialSpec], datasets: dict[str, Any], mailbox: Mailbox) -> None:
-        """Begin the run of ``config["trial"]`` on one of these data sets in Ray's object store, by their digests."""
+        """Begin the run of ``config["trial"]`` on one of these data sets in Ray's object store, by their keys."""
         self._datasets, self._mailbox = datasets, mailbox
         self._runs_mailbox: Mailbox | None = None
         self.reset_config(config)
@@ -153,7 +158,7 @@ class SweepTrial(ray.tune.Trainable):
             data.keep(spec.config, spec.decided.facts)
             chosen = allocation.at_topology(spec.config, spec.decided)
             handle(TrialStarted(begun))
-            dataset = self._datasets[spec.decided.facts.digest]
+            dataset = self._datasets[dataset_key(spec.config, spec.decided)]
             with NodeAllocator(lambda *_: None, check) as allocator:
                 # One that a run has used to its end serves the next; one that has failed may leave events behind.
                 inbox, self._runs_mailbox = self._runs_mailbox or events.open_mailbox(), None

@@ -138,7 +138,7 @@ class Tuning:
 
     Args:
         specs: the trials that wait.
-        datasets: by their digests.
+        datasets: by their keys.
         folder: for Ray Tune's files, on this machine.
         scheduler: stops the trials that fall behind; None when all run to their end.
         proposer: of the trials that come after those that wait; None when none do.

@@ -15,6 +15,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep.preparation import Preparation
+from cifar_ray.orchestration.sweep.trial import dataset_key
 from cifar_ray.training import recipe
 from tests.support.helpers import decided_of
 
@@ -71,7 +72,7 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
     trial: Any = SimpleNamespace(config=config, decided=decided_of(config), folder=None, reason="")
     board: Any = SimpleNamespace(line=print)
     ready = Preparation(config, board)
-    ready.datasets = {trial.decided.facts.digest: SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
+    ready.datasets = {dataset_key(config, trial.decided): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
     ready.read_weights([trial], "store")
     if tokenizer == "theirs":
         assert (ready.weights, trial.decided.weights_digest, trial.reason) == ({"digest": b"weights"}, "digest", "")

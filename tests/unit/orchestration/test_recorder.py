@@ -67,7 +67,7 @@ def recorder_of(client: MlflowClient, folder: Path, digits: Dataset) -> SweepRec
         trial.state, trial.folder = boards.WAITING, RunFolder(storage.at(str(folder / trial.slug)), trial.slug)
         if trial.config:
             trial.decided = replace(trial.decided, data=digits.spec)
-    made.datasets = {digits.spec.digest: digits}
+    made.datasets = {f"digits {digits.spec.digest}": digits}
     return made
 
 
