@@ -216,7 +216,7 @@ def test_a_run_is_registered_once_and_loaded_by_its_name(
         "model": "simple_cnn",
         "test_accuracy": f"{run.data.metrics['test/accuracy']:.4f}",
         "classes": json.dumps([str(digit) for digit in range(10)]),
-        "dataset_digest": run.inputs.dataset_inputs[0].dataset.spec.digest,
+        "dataset_digest": run.inputs.dataset_inputs[0].dataset.digest,
         "weights_sha256": run.data.tags["cifar_ray.weights_sha256"],
     }
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
