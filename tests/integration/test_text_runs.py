@@ -64,7 +64,7 @@ def test_the_commands_of_the_page_train_a_model_that_answers_for_texts(
     assert served[0]["probability"] == pytest.approx(answers[0]["classes"][0][1], abs=1e-4)
     assert (refused.status_code, refused.json()["error"]) == (
         400,
-        'cannot read the text: JSON must be an object with a text, {"text": "..."}',
+        'cannot read the body as a text: it must be plain, or {"text": "..."}, in UTF-8 and not empty',
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", person.uri)
     (model,) = (output.model_id for output in run.outputs.model_outputs)
