@@ -51,14 +51,16 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     values |= {name: value for name, value in known.items() if value is not None}
     values["dataset"] = data.absolute(config.dataset)
     values["val_share"] = _val_share(config, chooser)
+    values["task"] = None if config.task == tasks.usual(config) else config.task  # the data set's own
     spec = data.look(config)
     if config.weights is not None:  # a file; others are names
         values["weights"] = str(files.existing("weights", config.weights) or config.weights)
     _check_task(config, spec)
+    if (config.stream or config.image_size != TrainConfig.image_size) and not modality.of(spec).varies:
+        raise ConfigError("stream" if config.stream else "image_size", f"is for images, and {config.dataset} has none")
     recipe = _recipe(config)
     values["global_batch_size"] = config.global_batch_size or recipe["base_batch"]
     values |= {name: value for name, value in recipe.items() if values[name] is None}
-    values["task"] = None if config.task == tasks.usual(config) else config.task  # the data set's own
     values["augment"] = _augment(config, spec)
     values["cpus_per_worker"] = config.cpus_per_worker or strategies.of(config).cpus
     values["model_options"] = models.complete(config, spec)
@@ -357,7 +359,7 @@ def settle(config: ResolvedConfig, decided: Decided, dataset: Dataset) -> Decide
     """
     facts = data.keep(config, dataset.spec)
     _check_sizes(config, facts)
-    if decided.data is not None and decided.data.digest != facts.digest:
+    if decided.data is not None and (decided.data.digest, decided.data.names) != (facts.digest, facts.names):
         raise ConfigError(
             "dataset",
             f"must have the {tasks.spec(config, facts).unit} that the run began with, and those of {config.dataset} "

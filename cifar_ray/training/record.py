@@ -230,13 +230,7 @@ def _kept(state: TrainingState) -> tuple[Path, str, Path | None, str]:
 
 def _tested(state: TrainingState, path: Path) -> Evaluation:
     """The test figures of a checkpoint, which rank 0 reads; the model is the checkpoint's afterwards."""
-    if state.worker.rank == 0:
-        state.model.load_state_dict(checkpoint.load(path).weights)
-    if state.worker.world_size > 1:
-        for tensor in state.model.state_dict().values():
-            received = tensor.contiguous()
-            dist.broadcast(received, src=0)
-            tensor.copy_(received)
+    state.model.load_state_dict(from_rank0(state.worker, lambda: checkpoint.load(path).weights))
     return state.tester(state.model)
 
 

@@ -110,9 +110,15 @@ def prepare(
     Raises:
         CheckpointError: on rank 0, when another process trains into ``folder``, or there are checkpoints and none can
             be used, as those of another config; on every rank, when the weights to start from are damaged.
+        RankFailedError: on the others, when rank 0 has failed.
         ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
     """
-    lock = checkpoint.lock(folder) if worker.rank == 0 else None
+    held: list[FileLock] = []
+
+    def newest() -> Any:
+        held.append(checkpoint.lock(folder))
+        return checkpoint.latest(folder, config, decided)
+
     cpus = decided.cpus_per_worker or max(hardware.allowed_cpus() // decided.placement.workers_per_node, 1)
     decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
     decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
@@ -120,7 +126,7 @@ def prepare(
     torch.set_num_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
-    path, resumed, skipped = from_rank0(worker, lambda: checkpoint.latest(folder, config, decided)) or (None, None, ())
+    path, resumed, skipped = from_rank0(worker, newest) or (None, None, ())
     # Decided once in a run, or before in its sweep: it goes on as it began, whatever processor it is on now.
     before = resumed.decided if resumed else decided
     is_open = before.precision == "auto" or before.convolutions is None
@@ -143,7 +149,7 @@ def prepare(
         tester=tester,
         clock=clock,
         encoding=dataset.encoding,
-        lock=lock,
+        lock=held[0] if held else None,
         stopper=Stopper(worker, asked, config.epochs * steps),
         started=Started(
             decided,

@@ -292,6 +292,8 @@ GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
             {"target": ()},
             "target must name columns, each once, beside --features or one --image-column; .* has a, b and y, got",
         ),
+        ({}, {"image_size": 64}, "image_size is for images, and table:.* has none"),
+        ({}, {"stream": True}, "stream is for images, and table:.* has none"),
         ({}, {"target": ("y", "y")}, "target must name columns, each once, .* got .'y'"),
         ({}, {"test_share": 0.2}, "test_share is for data without test samples, and table:.* has some"),
         (
