@@ -11,7 +11,7 @@ Inputs = Literal["images", "features", "tokens"]
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a data set; those marked (read) are empty, or 0, until it has been read.
+    """Facts about a data set; those marked (read) may be empty, or 0, until it has been read.
 
     Attributes:
         num_classes: numbers that a model gives for a sample: labels run from 0 to ``num_classes - 1``.

@@ -63,7 +63,7 @@ class Published(Source):
             self.parts[part] = Part(samples, numbers[part])
 
     def read(self, sample: tuple[Any, int, int], side: int) -> np.ndarray:
-        """See :class:`Source`; images in MNIST's format get a border of 2 zeros to 32x32."""
+        """See :class:`Source`; images in MNIST's format get a border of 2 zeros at a side of 32."""
         _, part, row = sample
         try:
             image = imagefiles.upright(self._readers[part][row][0])
