@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rich.console import Group
 from rich.live import Live
@@ -20,55 +22,104 @@ _MOST_ROWS = 30
 _MARKS = {WAITING: "·", RUNNING: "▶", FINISHED: "✓", FAILED: "✗", STOPPED: "■", SKIPPED: "–"}
 
 
-class Row(View):
-    """One run on the board.
+@dataclass(frozen=True)
+class Shown:
+    """What there is to show of a run, as a whole.
 
     Attributes:
         state: ``waiting``, ``running``, ``finished``, ``failed``, ``stopped`` (by the scheduler or a limit), or
             ``skipped``.
         note: what it is doing, or its result.
         share: fraction that is done, from 0 to 1.
-        begun: ``time.monotonic()`` when it began; 0 before.
-        took_s: seconds that it took; None before its end.
         resumed: whether an earlier driver did a part of it, so that its time is no estimate for others.
         has_room: False while it waits for room in the cluster.
-        expected_s: seconds that it is expected to take from its beginning; None when only other runs' times tell.
+        lines: all that it has said so far.
     """
 
-    def __init__(self, board: Board, name: str) -> None:
+    state: str = WAITING
+    note: str = ""
+    share: float = 0.0
+    resumed: bool = False
+    has_room: bool = True
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sentence of a run.
+
+    Attributes:
+        text: the sentence.
+        of_all: whether other runs of the sweep say the same, so that it is shown once.
+        is_plain: whether it is shown only where there is no live table.
+    """
+
+    text: str
+    of_all: bool = False
+    is_plain: bool = False
+
+
+class CellView(View):
+    """A run that a sweep's board shows, perhaps in another process: ``show`` gets what there is to show of it."""
+
+    def __init__(self, show: Callable[[Shown], object], shown: Shown) -> None:
         super().__init__()
-        self._board, self.name = board, name
-        self.state, self.note, self.share, self.begun = WAITING, "", 0.0, 0.0
-        self.took_s: float | None = None
-        self.expected_s: float | None = None
-        self.resumed, self.has_room = False, True
+        self._show, self._shown = show, shown
+
+    def change(self, **changes: Any) -> None:
+        """Show it with these fields of :class:`Shown` changed."""
+        self._shown = replace(self._shown, **changes)
+        self._show(self._shown)
+
+    def _say(self, line: Line) -> None:
+        self.change(lines=(*self._shown.lines, line))
+
+    def heading(self, text: str) -> None:
+        pass  # the board has said it of all runs
 
     def line(self, text: str) -> None:
-        self._board.line(f"{self.name}: {text}")
+        self._say(Line(text))
 
     def doing(self, text: str) -> None:
-        self.note, self.has_room = text, True
+        self.change(note=text, has_room=True)
 
     def no_room(self, seconds: float) -> None:
-        if self.has_room and not self._board.is_live:
-            self.line("waiting for room in the cluster")
+        if self._shown.has_room:
+            self._say(Line("waiting for room in the cluster", is_plain=True))
         super().no_room(seconds)
-        self.has_room = False
+        self.change(has_room=False)
 
     def started(self, text: str) -> None:
-        self._board.line_once(text)
+        self._say(Line(text, of_all=True))
 
     def training(self, task: TaskSpec, epochs: int, steps_per_epoch: int, step: int) -> None:
         super().training(task, epochs, steps_per_epoch, step)
-        self.share, self.resumed = step / self._steps, step > 0
-        self.doing("training")
+        self.change(share=step / self._steps, resumed=step > 0, note="training", has_room=True)
 
     def show_step(self, step: int, epoch: str, figures: str) -> None:
-        self.share, self.note = step / self._steps, f"{epoch}, {figures}"
+        self.change(share=step / self._steps, note=f"{epoch}, {figures}")
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
-        if not self._board.is_live:
-            super().epoch(number, metrics)
+        self._say(Line(self.of_epoch(number, metrics), is_plain=True))
+
+
+@dataclass
+class Row:
+    """One run on the board.
+
+    Attributes:
+        name: its name.
+        shown: what it shows of itself.
+        begun: ``time.monotonic()`` when it began; 0 before.
+        took_s: seconds that it took; None before its end.
+        expected_s: seconds that it is expected to take from its beginning; None when only other runs' times tell.
+    """
+
+    name: str
+    shown: Shown = field(default_factory=Shown)
+    begun: float = 0.0
+    took_s: float | None = None
+    expected_s: float | None = None
 
 
 class Board(Display):
@@ -80,7 +131,7 @@ class Board(Display):
         ``usd`` is what all runs have cost so far; None without a price.
         """
         super().__init__()
-        self.rows = [Row(self, name) for name in names]
+        self.rows = [Row(name) for name in names]
         self._at_once = 1
         self._begun = begun
         self._doing = ""
@@ -102,36 +153,37 @@ class Board(Display):
         self._at_once, self._doing = at_once, ""
 
     def add(self, name: str) -> None:
-        self.rows.append(Row(self, name))
+        self.rows.append(Row(name))
 
-    def rename(self, index: int, name: str) -> None:
-        self.rows[index].name = name
-
-    def begin(self, index: int) -> None:
-        row = self.rows[index]
-        row.state, row.note, row.begun = RUNNING, "starting the workers", time.monotonic()
-        if not self.is_live:
-            begun = sum(row.begun > 0 for row in self.rows)
-            self.line(f"{row.name}: begins, run {begun} of {self._total()}")
-
-    def end(self, index: int, state: str, note: str) -> None:
-        """A run has ended as ``state``; ``note`` is its result, or why."""
-        row = self.rows[index]
-        row.state, row.note = state, note
-        row.took_s = time.monotonic() - row.begun if row.begun else None
+    def show(self, index: int, shown: Shown) -> None:
+        """Show what is new of a run: that it begins, what it says, or that it has ended."""
+        row, before = self.rows[index], self.rows[index].shown
+        row.shown = shown
+        if not row.begun and shown.state not in (WAITING, SKIPPED):
+            row.begun = time.monotonic()
+            if not self.is_live:
+                begun = sum(row.begun > 0 for row in self.rows)
+                self.line(f"{row.name}: begins, run {begun} of {self._total()}")
+        for line in shown.lines[len(before.lines) :]:
+            if line.of_all:
+                self.line_once(line.text)
+            elif not (line.is_plain and self.is_live):
+                self.line(f"{row.name}: {line.text}")
+        if shown.state == before.state or shown.state in (WAITING, RUNNING):
+            return
+        if shown.state == SKIPPED:
+            self.line(f"{row.name}: skipped, {shown.note}")
+            return
+        row.took_s = time.monotonic() - row.begun
         left = self.left_s()
         rest = f"; about {duration(left)} left" if left else ""
-        what = note if note.startswith(state) else f"{state}, {note}"  # stopped by --max-time
+        is_said = shown.note.startswith(shown.state)  # stopped by --max-time
+        what = shown.note if is_said else f"{shown.state}, {shown.note}"
         self.line(f"{row.name}: {what} ({self._ended()} of {self._total()} runs{rest})")
 
-    def ended_before(self, index: int, state: str, note: str, took_s: float) -> None:
+    def ended_before(self, index: int, shown: Shown, took_s: float) -> None:
         """A run has ended under an earlier driver."""
-        row = self.rows[index]
-        row.state, row.note, row.took_s, row.resumed = state, note, took_s, True
-
-    def skip(self, index: int, reason: str) -> None:
-        self.rows[index].state, self.rows[index].note = SKIPPED, reason
-        self.line(f"{self.rows[index].name}: skipped, {reason}")
+        self.rows[index].shown, self.rows[index].took_s = replace(shown, resumed=True), took_s
 
     def left_s(self) -> float:
         """Estimated seconds until the end, by what runs are expected to take, and where that is unknown, by the mean of
@@ -139,31 +191,31 @@ class Board(Display):
 
         While a run waits for room in the cluster, nobody knows.
         """
-        if any(row.state == RUNNING and not row.has_room for row in self.rows):
+        if any(row.shown.state == RUNNING and not row.shown.has_room for row in self.rows):
             return 0.0
-        times = [row.took_s for row in self.rows if row.state == FINISHED and row.took_s and not row.resumed]
+        times = [row.took_s for row in self.rows if row.shown.state == FINISHED and row.took_s and not row.shown.resumed]
         usual = sum(times) / len(times) if times else None
         now, left = time.monotonic(), 0.0
-        for row in (row for row in self.rows if row.state in (RUNNING, WAITING)):
+        for row in (row for row in self.rows if row.shown.state in (RUNNING, WAITING)):
             whole = usual if row.expected_s is None else row.expected_s
             if whole is None:
                 return 0.0
-            left += max(whole - (now - row.begun if row.state == RUNNING else 0.0), 0.0)
+            left += max(whole - (now - row.begun if row.shown.state == RUNNING else 0.0), 0.0)
         return left / self._at_once
 
     def _ended(self) -> int:
-        return sum(row.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
+        return sum(row.shown.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
 
     def _total(self) -> int:
         """The runs of this driver: not those skipped, nor those that had ended before."""
-        return sum(row.state in (WAITING, RUNNING) or row.begun > 0 for row in self.rows)
+        return sum(row.shown.state in (WAITING, RUNNING) or row.begun > 0 for row in self.rows)
 
     def _table(self) -> Group:
         table = Table.grid(padding=(0, 2, 0, 0))
-        for row in self._shown():
-            spent = row.took_s or (time.monotonic() - row.begun if row.state == RUNNING else 0.0)
-            bar = f"{row.share:4.0%}" if row.state == RUNNING else ""
-            cells = f"{_MARKS[row.state]} {row.name}", row.state, bar, duration(spent) if spent else "", row.note
+        for row in self._visible():
+            spent = row.took_s or (time.monotonic() - row.begun if row.shown.state == RUNNING else 0.0)
+            bar = f"{row.shown.share:4.0%}" if row.shown.state == RUNNING else ""
+            cells = f"{_MARKS[row.shown.state]} {row.name}", row.shown.state, bar, duration(spent) if spent else "", row.shown.note
             table.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells))
         left = self.left_s()
         parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]
@@ -171,12 +223,12 @@ class Board(Display):
         parts += [] if self.usd is None else [dollars(self.usd)]
         return Group(table, Text(self._doing or ", ".join(parts)))
 
-    def _shown(self) -> Sequence[Row]:
+    def _visible(self) -> Sequence[Row]:
         """All rows, or as many as fit on the screen around the first that runs."""
         most = min(_MOST_ROWS, max(self.terminal.height - 3, 3))
         if len(self.rows) <= most:
             return self.rows
-        now = next((i for i, row in enumerate(self.rows) if row.state in (RUNNING, WAITING)), len(self.rows) - 1)
+        now = next((i for i, row in enumerate(self.rows) if row.shown.state in (RUNNING, WAITING)), len(self.rows) - 1)
         first = min(max(now - most // 2, 0), len(self.rows) - most)
         return self.rows[first : first + most]
 

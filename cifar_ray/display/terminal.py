@@ -44,7 +44,19 @@ class Output(Terminal):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class Display(ABC):
+class Waiting(ABC):
+    """Says how long a run or a sweep waits for nodes."""
+
+    @abstractmethod
+    def doing(self, text: str) -> None:
+        """What is going on before the first step."""
+
+    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
+        """How long it has waited for nodes, and how many have come."""
+        self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
+
+
+class Display(Waiting):
     """Plain lines, above a live part in a terminal.
 
     Attributes:
@@ -91,10 +103,6 @@ class Display(ABC):
         else:
             self.line(text)
 
-    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
-        """How long a run or a sweep has waited for nodes, and how many have come."""
-        self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
-
     def decoding(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` images of a data set have been decoded, or texts read; told now and then."""
         if time.monotonic() - self._decoding > (_LIVE_S if self.is_live else _LINES_S):
@@ -107,7 +115,7 @@ class Display(ABC):
         """Have the live part say what is going on."""
 
 
-class View(ABC):
+class View(Waiting):
     """What displays one run: a :class:`cifar_ray.display.run.Console`, or its row on a sweep's board."""
 
     def __init__(self, task: TaskSpec = USUAL) -> None:
@@ -115,12 +123,12 @@ class View(ABC):
         self._task, self._epochs, self._steps, self._loss, self._cost = task, 1, 1, "", ""
 
     @abstractmethod
-    def line(self, text: str) -> None:
-        """A sentence that stays."""
+    def heading(self, text: str) -> None:
+        """What is trained, before it begins; a sweep says it of all its runs."""
 
     @abstractmethod
-    def doing(self, text: str) -> None:
-        """What is going on before the first step."""
+    def line(self, text: str) -> None:
+        """A sentence that stays."""
 
     @abstractmethod
     def started(self, text: str) -> None:
@@ -149,8 +157,12 @@ class View(ABC):
 
     def epoch(self, number: int, metrics: Mapping[str, float]) -> None:
         """An epoch has ended."""
+        self.line(self.of_epoch(number, metrics))
+
+    def of_epoch(self, number: int, metrics: Mapping[str, float]) -> str:
+        """The figures of an epoch as a line."""
         task, primary, subset = self._task, self._task.primary, measured_on(metrics)
-        self.line(
+        return (
             f"epoch {number}/{self._epochs}  train loss {metrics['train/epoch_loss']:.4f}  "
             f"{subset} loss {metrics[LOSS.on(subset)]:.4f}  {subset} {primary.named(metrics[primary.on(subset)])}  "
             f"{metrics['epoch_s']:.1f} s  {task.speed(metrics[task.epoch_throughput])}"

@@ -134,6 +134,19 @@ class RunRecord(Record):
         record._sink.call(partial(store.forget, tag=STOPPED_BY_TAG))
         return record
 
+    @classmethod
+    def open(cls, uri, config, decided, *, name, key, folder, dataset, begun, tags=None, experiment=None):  # type: ignore
+        client = MlflowClient(tracking_uri=uri)
+        if (run := store.find_key(client, key)) is not None:
+            return cls.reopen(client, config, decided, run.info.run_id)
+        return cls.create(client, config, decided, name, key, folder, dataset, begun, tags, experiment)
+
+    def add_segment(self, text):  # type: ignore
+        self.tags({"cifar_ray.segments": text})
+
+    def count_preemption(self):  # type: ignore
+        self.tags({"cifar_ray.preemptions": "1"})
+
     def config_file(self, decided: Decided) -> None:
         """Log the config as an artifact that starts the same run again, with what is ``decided`` of this one."""
         self.text(_CONFIG_FILE, runfile.to_yaml(self.config, decided))

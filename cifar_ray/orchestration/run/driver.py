@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,11 +22,13 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.dataset import lines as dataset_lines
 from cifar_ray.display.run import Console
+from cifar_ray.display.terminal import View
 from cifar_ray.orchestration.cluster import allocation, preflight
-from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
+from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, events, given_weights, limits, results, run_folder, run_names
+from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.interrupts import connected, signals
-from cifar_ray.orchestration.run.limits import Meter
+from cifar_ray.orchestration.run.limits import Limit, Meter
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.orchestration.run.run_folder import RunFolder
@@ -38,20 +39,42 @@ from cifar_ray.tracking import store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import bottleneck, checkpoint, recipe
-from cifar_ray.training.observer import Launch, Outcome
+from cifar_ray.training.observer import Launch, Outcome, SavedCheckpoint
+
+__all__ = ["InterruptedRunError", "RunFailedError", "TrainResult", "resume", "train"]
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """What a run needs of the cluster: its nodes, the check for what ends it, and who counts its time."""
+class Start:
+    """What a run starts from, in the process of its command or in that of a trial.
 
-    chosen: Allocation
-    check: Callable[..., bool]
-    allocator: NodeAllocator
-    meter: Meter
+    Attributes:
+        config: resolved.
+        decided: what is known before it has nodes, the facts of its data among it.
+        folder: its own, which the caller has locked.
+        store: the tracking URI.
+        dataset: its data, in this process.
+        launch: when it began, and what reading the data took.
+        name: in MLflow; the folder's when empty.
+        is_new: whether nothing of it is to stay if it fails at once.
+        shared: its data in Ray's object store; None when they are still to be put there.
+        kept: checkpoints of earlier drivers, which the store may not know.
+        tags: beside its own in MLflow, such as those that make it a sweep's.
+        experiment: id of its sweep's experiment; None of a run without a sweep.
+    """
 
-
-__all__ = ["InterruptedRunError", "RunFailedError", "TrainResult", "resume", "train"]
+    config: ResolvedConfig
+    decided: Decided
+    folder: RunFolder
+    store: str
+    dataset: Dataset
+    launch: Launch
+    name: str = ""
+    is_new: bool = False
+    shared: ray.ObjectRef | None = None
+    kept: Sequence[SavedCheckpoint] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    experiment: str | None = None
 
 
 @tracking.unchanged()
@@ -95,24 +118,19 @@ def train(
             decided = replace(decided, weights_digest=digest)
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
-        client = store.connect(uri)
-        store.active_experiment(client, store.experiment_name([config.dataset]))
+        store.active_experiment(store.connect(uri), store.experiment_name([config.dataset]))
         folder, held = run_folder.create(config, decided, uri)
-        session = None
+        training: Training | None = None
         try:
             with held:
                 if weights is not None:
                     checkpoints.keep_initial(folder.folder, str(decided.weights_digest), weights)
                 decided, dataset, data_s = _read(config, decided, console, encoding)
-                with _allocated(config, decided, folder, console) as ready:
-                    session = _begin(client, config, ready, dataset, folder, console, listeners, begun)
-                    return _run(session, ready, Launch(begun, data_s), console)
-        except RunFailedError:
-            if session is not None and session.is_void:
-                session = None
-            raise
+                start = Start(config, decided, folder, uri, dataset, Launch(begun, data_s), is_new=True)
+                training = Training(start, console)
+                return _run_here(training, console, listeners)
         finally:
-            if session is None:  # nothing was trained, so the name is free again
+            if training is None or training.is_void:  # nothing was trained, so the name is free again
                 run_folder.discard(folder.folder)
 
 
@@ -157,7 +175,7 @@ def resume(
         known = store.with_key(uri, known.key) or known
     if known.status == "FINISHED" and not known.stopped_by:
         return None
-    client = store.connect(uri)
+    store.connect(uri)
     folder = run_folder.open_existing(known.folder, known.key)
     with signals(), folder.lock(), Console() as console:
         for note in notes:
@@ -176,101 +194,137 @@ def resume(
                 rule = "must be those that the run began with"
                 raise ConfigError("weights", f"{rule}, and {config.weights} has others now; undo that, or train anew")
         decided, dataset, data_s = _read(config, Decided.asked(config, before), console, encoding)
-        with _allocated(config, decided, folder, console) as ready:
-            session = _begin(client, config, ready, dataset, folder, console, listeners, begun, known.run_id)
-            for saved in kept:  # the store may have been away when they were made
-                session.record.checkpoint(saved)
-            return _run(session, ready, Launch(begun, data_s), console, is_resumed=True)
+        start = Start(config, decided, folder, uri, dataset, Launch(begun, data_s), kept=kept)
+        return _run_here(Training(start, console), console, listeners, is_resumed=True)
 
 
-@contextmanager
-def _allocated(config: ResolvedConfig, decided: Decided, folder: RunFolder, console: Console) -> Iterator[_Ready]:
-    """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
-    with (
-        connected(config, console, imports.functions(config)) as check,
-        NodeAllocator(console.waiting, check, console.line) as allocator,
-    ):
-        meter = Meter(folder.folder)  # which counts the wait for nodes
-        chosen = allocator.allocate(config, decided)
-        cost.check_device(cost.checked(config.price), chosen.decided.device)
-        preflight.check_storage(folder.folder, config)
-        yield _Ready(chosen, check, allocator, meter)
+class Training:
+    """A run between its start and its recorded end, in the process of its command or in that of a trial.
 
+    Attributes:
+        start: what it starts from.
+        session: displays and records it; None before it has nodes.
+    """
 
-def _begin(
-    client: store.Client,
-    config: ResolvedConfig,
-    ready: _Ready,
-    dataset: Dataset,
-    folder: RunFolder,
-    console: Console,
-    listeners: Sequence[Callback],
-    begun: float,
-    run_id: str = "",
-) -> RunSession:
-    """What displays and records the run: in its MLflow run, or in a new one where the store has none."""
-    decided = ready.chosen.decided
-    if run_id:
-        record = RunRecord.reopen(client, config, decided, run_id)
-    else:
-        record = RunRecord.create(client, config, decided, folder.name, folder.key, folder.address, dataset, begun)
-    return RunSession(config, decided, dataset, folder, record, console, ready.chosen.unused_gpus, listeners)
+    def __init__(self, start: Start, view: View) -> None:
+        self.start, self._view = start, view
+        self.session: RunSession | None = None
 
+    @property
+    def is_void(self) -> bool:
+        """Whether there is nothing to go on with: it had no nodes, or failed at once with an error that stays."""
+        return self.session is None or (self.session.is_void and self.start.is_new)
 
-def _run(session: RunSession, ready: _Ready, launch: Launch, console: Console, is_resumed: bool = False) -> TrainResult:
-    """Train to the end or to a limit, set the run's final status whatever happens, and display the result."""
-    status, reason = "FAILED", ""
-    try:
-        session.announce()
-        sharing = time.perf_counter()
-        dataset = ray.put(session.dataset)
-        launch = replace(launch, data_s=launch.data_s + time.perf_counter() - sharing)
-        run = Run(
-            session.config,
-            session.config.cpus_per_worker,
-            session.folder.folder,
-            dataset,
-            session.handle,
-            ready.check,
-            ready.allocator,
-            events.open_mailbox(),
-            ready.meter,
-            limits.of_run(session.config),
+    def run(
+        self,
+        check: Callable[..., bool],
+        callbacks: Sequence[Callback] = (),
+        limit: Limit | None = None,
+        mailbox: Mailbox | None = None,
+        ended: Callable[[Outcome | Halt], object] = str,
+        interrupted: Callable[[RunSession], str] = lambda _: "",
+    ) -> Outcome | Halt:
+        """Choose nodes on the connected cluster, train to the end or to a limit, and record the true end.
+
+        Args:
+            check: as :func:`cifar_ray.orchestration.run.interrupts.connected` yields it.
+            callbacks: called with its events.
+            limit: in place of the config's own limits.
+            mailbox: one that has served another run; a new one when None.
+            ended: called with the outcome, before the last of it is recorded.
+            interrupted: called after an interruption; why the run has ended, where that is to be recorded.
+
+        Raises:
+            ConfigError: when the cluster has no room for it; nothing is recorded then.
+            RunFailedError: when training fails, or no nodes come in time.
+            InterruptedRunError: when ``check`` has raised it.
+        """
+        start, view = self.start, self._view
+        config = start.config
+        with NodeAllocator(view.waiting, check, view.line) as allocator:
+            meter = Meter(start.folder.folder)  # which counts the wait for nodes
+            chosen = allocator.allocate(config, start.decided)
+            cost.check_device(cost.checked(config.price), chosen.decided.device)
+            if start.experiment is None:  # a sweep has checked it for all
+                preflight.check_storage(start.folder.folder, config)
+            session = self.session = self._open(chosen, callbacks)
+            status, reason = "FAILED", ""
+            try:
+                session.announce()
+                sharing = time.perf_counter()
+                shared = start.shared or ray.put(start.dataset)
+                launch = replace(start.launch, data_s=start.launch.data_s + time.perf_counter() - sharing)
+                cpus = start.decided.cpus_per_worker
+                place = (check, allocator, mailbox or events.open_mailbox())
+                spent = (meter, limit or limits.of_run(config))
+                run = Run(config, cpus, start.folder.folder, shared, session.handle, *place, *spent)
+                outcome = run.train(chosen, launch)
+                ended(outcome)
+                view.doing("recording the result")
+                if isinstance(outcome, Halt):
+                    session.halt(outcome.by)
+                else:
+                    session.finish(outcome)
+                status = "FINISHED"
+                return outcome
+            except (InterruptedRunError, KeyboardInterrupt) as error:
+                status, reason = "KILLED", interrupted(session)
+                signum = getattr(error, "signum", signal.SIGINT)
+                raise InterruptedRunError(signum, session.last_lines.interrupted) from None
+            except RunFailedError as error:
+                reason = str(error)
+                if self.is_void:  # its folder is removed
+                    session.record.tags({store.FOLDER_TAG: ""})
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {errors.first_line(error)}"
+                raise
+            finally:
+                session.end(status, reason)
+                checkpoints.remove_copies(start.folder.folder)
+
+    def _open(self, chosen: allocation.Allocation, callbacks: Sequence[Callback]) -> RunSession:
+        start, folder = self.start, self.start.folder
+        record = RunRecord.open(
+            start.store,
+            start.config,
+            chosen.decided,
+            name=start.name or folder.name,
+            key=folder.key,
+            folder=folder.address,
+            dataset=start.dataset,
+            begun=start.launch.begun,
+            tags=start.tags,
+            experiment=start.experiment,
         )
-        outcome = run.train(ready.chosen, launch)
-        session.view.doing("recording the result")
+        for saved in start.kept:
+            record.checkpoint(saved)
+        of_run = (start.config, chosen.decided, start.dataset, folder)
+        return RunSession(*of_run, record, self._view, chosen.unused_gpus, callbacks)
+
+
+def _run_here(
+    training: Training, console: Console, listeners: Sequence[Callback], is_resumed: bool = False
+) -> TrainResult:
+    """Join or start Ray, train, and display the result."""
+    start = training.start
+    with connected(start.config, console, imports.functions(start.config)) as check:
+        outcome = training.run(check, listeners)
+        session = training.session
+        assert session is not None
         if isinstance(outcome, Halt):
-            session.halt(outcome.by)
-        else:
-            session.finish(outcome)
-        status = "FINISHED"
-    except (InterruptedRunError, KeyboardInterrupt) as error:
-        status = "KILLED"
-        raise InterruptedRunError(getattr(error, "signum", signal.SIGINT), session.last_lines.interrupted) from None
-    except RunFailedError as error:
-        reason = str(error)
-        if session.is_void and not is_resumed:  # its folder is removed
-            session.record.tags({store.FOLDER_TAG: ""})
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {errors.first_line(error)}"
-        raise
-    finally:
-        session.end(status, reason)
-        checkpoints.remove_copies(session.folder.folder)
-    if isinstance(outcome, Halt):
-        result = session.result(None, outcome.by)
-        console.table(session.locations(result))
-        console.line(session.last_lines.halted(outcome.by))
+            result = session.result(None, outcome.by)
+            console.table(session.locations(result))
+            console.line(session.last_lines.halted(outcome.by))
+            return result
+        result = session.result(outcome, outcome.stopped_by)
+        attempt_s = outcome.ended - start.launch.begun if is_resumed else None
+        console.summary(result.metrics, result.times, session.locations(result), attempt_s)
+        if outcome.stopped_by:
+            console.line(session.last_lines.exhausted(outcome))
+        if line := bound_line(outcome, result.name, session.record.uri):
+            console.line(line)
         return result
-    result = session.result(outcome, outcome.stopped_by)
-    attempt_s = outcome.ended - launch.begun if is_resumed else None
-    console.summary(result.metrics, result.times, session.locations(result), attempt_s)
-    if outcome.stopped_by:
-        console.line(session.last_lines.exhausted(outcome))
-    if line := bound_line(outcome, result.name, session.record.uri):
-        console.line(line)
-    return result
 
 
 def bound_line(outcome: Outcome, name: str, store_uri: str) -> str:

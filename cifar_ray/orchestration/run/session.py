@@ -48,7 +48,6 @@ from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.training import arithmetic, profiling
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started, Traced
 
-_SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
 _SPENT_EVERY_S = 60.0
 
 
@@ -77,8 +76,7 @@ class RunSession:
     _placed: dict[int, Placed] = field(default_factory=dict)
     _traced: dict[int, Traced] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
-    _segments: list[str] = field(init=False)
-    _preemptions: int = field(init=False)
+    _segments: list[str] = field(default_factory=list)
     _price: Price | None = field(init=False)
     _spent_at: float = 0.0
     _rows: list[Row] = field(default_factory=list)
@@ -91,9 +89,6 @@ class RunSession:
         config = self.config
         self._callbacks = Listeners(self.callbacks, lambda sentence: self.view.line(sentence))
         self._price = cost.checked(config.price)
-        before = self.record.tags_before  # of an earlier driver
-        self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
-        self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
         if self.unused_gpus:
             self.record.tags({"cifar_ray.unused_gpus": self.unused_gpus})
         if connection.shares_a_machine(config, self.decided):
@@ -108,15 +103,15 @@ class RunSession:
     def announce(self) -> None:
         """Display what will be trained."""
         config, decided, view, unit = self.config, self.decided, self.view, self.record.task.unit
-        view.line(
+        view.heading(
             f"run {self.folder.name}: {config.model} on {config.dataset}, topology {decided.topology}, "
             f"{config.global_batch_size} {unit} per step ({config.share(decided.world_size)} per worker), "
             f"{config.strategy}"
         )
         if self.unused_gpus:
-            view.line(cpu_note(self.unused_gpus))
+            view.heading(cpu_note(self.unused_gpus))
         if connection.shares_a_machine(config, decided):
-            view.line(made_up_note(config.local_nodes))
+            view.heading(made_up_note(config.local_nodes))
         view.doing("starting the workers")
 
     def handle(self, event: Any) -> None:
@@ -217,7 +212,7 @@ class RunSession:
             )
         if config.elastic is not None:
             self._segments.append(f"{decided.topology} from step {event.step + 1}")
-            self.record.tags({_SEGMENTS_TAG: ", ".join(self._segments)})
+            self.record.add_segment(self._segments[-1])
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")
@@ -255,8 +250,7 @@ class RunSession:
 
     @_on.register
     def _(self, event: NodeLeaving) -> None:
-        self._preemptions += 1
-        self.record.tags({_PREEMPTIONS_TAG: str(self._preemptions)})
+        self.record.count_preemption()
         left = f"in {max(event.deadline_ms / 1000 - time.time(), 0):.0f} s" if event.deadline_ms else "soon"
         address = next((f" ({it.address})" for it in self._placed.values() if it.node_id == event.node_id), "")
         self.view.line(
@@ -321,8 +315,12 @@ class RunSession:
         if self.spent != Spent():  # it would replace what an earlier driver has recorded
             self.record.spent(self.spent.figures(self._price))
 
-    def end(self, status: str, reason: str = "") -> None:
-        """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written."""
+    def end(self, status: str, reason: str = "") -> bool:
+        """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written.
+
+        Returns:
+            Whether MLflow has the run and its status.
+        """
         if reason:
             self.record.failed(reason)
         self._record_spent()
@@ -336,10 +334,11 @@ class RunSession:
                 f"MLflow at {self.record.uri} does not take the run's record ({why}); "
                 f"the checkpoints have it, and `{self.last_lines.command}` writes it when the store is back"
             )
-            return
+            return False
         for refused, times in Counter(self.record.refused).items():
             often = f" ({times} times)" if times > 1 else ""
             self.view.line(f"MLflow at {self.record.uri} refused something: {refused}{often}")
+        return True
 
     def result(self, outcome: Outcome | None, stopped_by: str = "") -> TrainResult:
         """The run as plain values; without an outcome, since a limit has stopped it, with its last whole epoch."""
