@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from cifar_ray.orchestration.run.listeners import Callback
     from cifar_ray.orchestration.run.mlflow_run import MLflowRun
     from cifar_ray.orchestration.run.train_result import TrainResult
-    from cifar_ray.orchestration.sweep.driver import SweepResult
-    from cifar_ray.orchestration.sweep.runner import sweep
+    from cifar_ray.orchestration.sweep.driver import SweepResult, sweep
     from cifar_ray.reporting.compare import compare
     from cifar_ray.reporting.report import report
 
@@ -50,7 +49,7 @@ _HOMES = {
     "compare": "cifar_ray.reporting.compare",
     "report": "cifar_ray.reporting.report",
     "resume": "cifar_ray.orchestration.run.driver",
-    "sweep": "cifar_ray.orchestration.sweep.runner",
+    "sweep": "cifar_ray.orchestration.sweep.driver",
     "train": "cifar_ray.orchestration.run.driver",
 }
 

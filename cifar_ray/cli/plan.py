@@ -169,7 +169,6 @@ def _train(
             raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
         images = data.facts(planned).train_size
         from cifar_ray.orchestration.run import machine
-        from cifar_ray.orchestration.sweep import runner
 
     is_here = servers.ray_head(asked.address) is None
     on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
@@ -177,7 +176,7 @@ def _train(
     device: Any = on.device if asked.device == "auto" else asked.device
     grid = probing.cells(planned, device, topologies, images, on.cpus, on.room)
     runs = probing.sweep(name, {**options, "device": device}, grid)
-    result = runner.sweep(runs, output.typed(), begun=IMPORTED_AT)
+    result = driver.sweep(runs, output.typed(), begun=IMPORTED_AT)
     if FINISHED not in result.states.values():
         raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
     return planned, name, result.tracking_uri

@@ -69,13 +69,13 @@ def sweep(
         servers.reach_chosen(base.address)
     with output.progress(json):
         with early.loading(f"sweep {name}: {LIBRARIES}", always=not dry_run), servers.before_ray(base):
+            from cifar_ray.orchestration.sweep import driver
             from cifar_ray.orchestration.sweep import dry_run as dry
-            from cifar_ray.orchestration.sweep import runner
 
         if not dry_run and config is None:
-            result = runner.resume(name, uri, IMPORTED_AT, retry_failed, changed)
+            result = driver.resume(name, uri, IMPORTED_AT, retry_failed, changed)
         elif not dry_run and config is not None:
-            result = runner.sweep(config, output.typed(), begun=IMPORTED_AT)
+            result = driver.sweep(config, output.typed(), begun=IMPORTED_AT)
         elif config is None:
             found = dry.of_begun(name, uri, retry_failed, changed)
         else:

@@ -13,6 +13,7 @@ from cifar_ray.tasks import LOSS, SUBSETS, USUAL, TaskSpec, measured_on
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.training.rank_times import PHASES
 
+
 class Console(Display, View):
     """Displays one run on standard output."""
 

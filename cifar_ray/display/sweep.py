@@ -81,7 +81,8 @@ class CellView(View):
         self._say(Line(text))
 
     def doing(self, text: str) -> None:
-        self.change(note=text, has_room=True)
+        if self._shown.state == RUNNING:  # else its result is shown
+            self.change(note=text, has_room=True)
 
     def no_room(self, seconds: float) -> None:
         if self._shown.has_room:
@@ -193,7 +194,9 @@ class Board(Display):
         """
         if any(row.shown.state == RUNNING and not row.shown.has_room for row in self.rows):
             return 0.0
-        times = [row.took_s for row in self.rows if row.shown.state == FINISHED and row.took_s and not row.shown.resumed]
+        times = [
+            row.took_s for row in self.rows if row.shown.state == FINISHED and row.took_s and not row.shown.resumed
+        ]
         usual = sum(times) / len(times) if times else None
         now, left = time.monotonic(), 0.0
         for row in (row for row in self.rows if row.shown.state in (RUNNING, WAITING)):
@@ -215,7 +218,13 @@ class Board(Display):
         for row in self._visible():
             spent = row.took_s or (time.monotonic() - row.begun if row.shown.state == RUNNING else 0.0)
             bar = f"{row.shown.share:4.0%}" if row.shown.state == RUNNING else ""
-            cells = f"{_MARKS[row.shown.state]} {row.name}", row.shown.state, bar, duration(spent) if spent else "", row.shown.note
+            cells = (
+                f"{_MARKS[row.shown.state]} {row.name}",
+                row.shown.state,
+                bar,
+                duration(spent) if spent else "",
+                row.shown.note,
+            )
             table.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells))
         left = self.left_s()
         parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]

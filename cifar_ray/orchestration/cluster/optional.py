@@ -122,11 +122,11 @@ def draining_nodes() -> dict[str, int]:
     return find("ray._private.state:state").get_draining_nodes()
 
 
-@part(lambda: {"memory": 1})
+@part(dict)
 def head_resource() -> dict[str, float]:
-    """Resources that place an actor without CPUs on the head, which is not a spot instance.
+    """A little of the resource that only the head has, of which nodes on one machine do not share the address.
 
-    Without it a sweep's trial processes may be on any node, and a run whose process is lost with it has failed.
+    Without it a sweep's cells find their node by its address.
     """
     return {find("ray._common.constants:HEAD_NODE_RESOURCE_NAME"): 0.001}
 

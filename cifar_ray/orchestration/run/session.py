@@ -61,6 +61,7 @@ class RunSession:
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
         verdict: on the last failure of the workers.
         spent: what the run has used so far, over all drivers.
+        is_recorded: whether it has ended, and MLflow has it.
     """
 
     config: ResolvedConfig
@@ -73,6 +74,7 @@ class RunSession:
     callbacks: Sequence[Callback] = ()
     verdict: Verdict | None = None
     spent: Spent = field(default_factory=Spent)
+    is_recorded: bool = False
     _placed: dict[int, Placed] = field(default_factory=dict)
     _traced: dict[int, Traced] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
@@ -315,16 +317,12 @@ class RunSession:
         if self.spent != Spent():  # it would replace what an earlier driver has recorded
             self.record.spent(self.spent.figures(self._price))
 
-    def end(self, status: str, reason: str = "") -> bool:
-        """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written.
-
-        Returns:
-            Whether MLflow has the run and its status.
-        """
+    def end(self, status: str, reason: str = "") -> None:
+        """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written."""
         if reason:
             self.record.failed(reason)
         self._record_spent()
-        written = self.record.end(status)
+        written = self.is_recorded = self.record.end(status)
         self._callbacks.call("end", status)
         if self.record.undrawn:
             self.view.line(f"a picture for MLflow cannot be drawn: {self.record.undrawn}")
@@ -334,11 +332,10 @@ class RunSession:
                 f"MLflow at {self.record.uri} does not take the run's record ({why}); "
                 f"the checkpoints have it, and `{self.last_lines.command}` writes it when the store is back"
             )
-            return False
+            return
         for refused, times in Counter(self.record.refused).items():
             often = f" ({times} times)" if times > 1 else ""
             self.view.line(f"MLflow at {self.record.uri} refused something: {refused}{often}")
-        return True
 
     def result(self, outcome: Outcome | None, stopped_by: str = "") -> TrainResult:
         """The run as plain values; without an outcome, since a limit has stopped it, with its last whole epoch."""

@@ -1,45 +1,55 @@
-"""Train the runs of a sweep in one driver, and record them under one parent."""
+"""Train the cells of a sweep, and record them under one parent."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
+import re
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ray.tune.schedulers import TrialScheduler
-
+from cifar_ray import storage, tracking
 from cifar_ray.config import imports
+from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Range, SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import connection, reservations
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, events, run_folder
-from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected
-from cifar_ray.orchestration.sweep import planner, preparation, proposals
-from cifar_ray.orchestration.sweep.goal import goal_of
-from cifar_ray.orchestration.sweep.limits import Budget
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
-from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.orchestration.sweep.proposals import OptunaProposer
-from cifar_ray.orchestration.sweep.recorder import SweepRecorder
-from cifar_ray.orchestration.sweep.trial import TrialSpec
-from cifar_ray.orchestration.sweep.tuning import Tuning, scheduler_of
+from cifar_ray.orchestration.run import checkpoints, run_folder
+from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
+from cifar_ray.orchestration.sweep import plan, preparation, tuning
+from cifar_ray.orchestration.sweep.board import INTERRUPTED, CellSpec, News, Row, SweepBoard, Word
+from cifar_ray.orchestration.sweep.budget import Budget
+from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep.plan import PlannedCell
+from cifar_ray.orchestration.sweep.preparation import Preparation, configured
+from cifar_ray.orchestration.sweep.tuning import NAME, Tuning
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tasks.choosing import Goal
-from cifar_ray.tracking import reading, store, uri
+from cifar_ray.tracking import parent, reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.study import MEASURE_TAG
 from cifar_ray.training import recipe
+from cifar_ray.training.rank_times import PHASES
 
-_POLL_S, _LOOK_S = 0.1, 1.0
+if TYPE_CHECKING:
+    from ray.tune.search.optuna import OptunaSearch
+
+_POLL_S, _CANCEL_S, _FIGURES_EVERY_S = 0.1, 20.0, 60.0
+_MOST_EXPECTED = 300  # cells whose times are told beforehand
+_OF_STORES = re.compile(r"(MLFLOW|AWS|AZURE|GOOGLE|GCS|S3)_|(https?|no)_proxy$|(SSL_CERT|REQUESTS_CA|CURL_CA)_", re.I)
+"""Variables of the driver that a store or a bucket may need."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,118 @@ class SweepResult:
         return [name for name, state in self.states.items() if state == boards.FAILED]
 
 
-class Driver:
+@tracking.unchanged()
+def sweep(config: SweepConfig, command: str = "", begun: float | None = None) -> SweepResult:
+    """Train every cell of a sweep, and record all runs under one parent.
+
+    Args:
+        config: what to do.
+        command: what a person would type to do the same.
+        begun: ``time.time()`` from which wall time is counted; now when None.
+
+    Raises:
+        ConfigError: on a user's mistake, before anything has run.
+        InterruptedRunError: on SIGINT or SIGTERM; the sweep is KILLED in MLflow and can be resumed.
+        RunFailedError: when Ray Tune itself fails, or another driver has taken a run over; the sweep is FAILED in
+            MLflow and can be resumed.
+    """
+    begun = begun or time.time()
+    imports.refuse_while_importing()
+    config = plan.absolute(config)
+    address = store.resolve_uri(config.base.tracking_uri)  # a module of the user's may set another one when imported
+    cells = plan.planned(config)
+    plan.refuse(config, cells)
+    if config.search == "optuna":
+        cells = plan.open_cells(config)
+    with signals():
+        tracking.quieten(config.base.verbose)
+        client = store.connect(address)
+        store.active_experiment(client, parent.experiment_name(config))
+        folder, held = plan.create(config, client)
+        record: SweepRecord | None = None
+
+        def begin() -> SweepRecord:
+            nonlocal record
+            plan.write_cells(folder, [cell.described(config) for cell in cells])
+            record = SweepRecord.create(client, config, folder.address, command)
+            return record
+
+        try:
+            with held:
+                return _Driver(config, folder, client, cells, begun).run(begin)
+        finally:
+            if record is None:  # nothing has begun, so the name is free again
+                run_folder.discard(folder)
+
+
+@tracking.unchanged()
+def resume(
+    name: str,
+    tracking_uri: str | None = None,
+    begun: float | None = None,
+    retry_failed: bool = False,
+    limits: Mapping[str, Any] | None = None,
+) -> SweepResult | None:
+    """Train what is left of a sweep, under the same parent.
+
+    Finished runs stay; an interrupted run goes on from its newest checkpoint.
+
+    Args:
+        name: the sweep's name.
+        tracking_uri: the store that has it.
+        begun: as for :func:`sweep`.
+        retry_failed: whether runs that have failed go on from their newest checkpoints, too.
+        limits: ``max_time`` and ``max_cost`` of the sweep from now on.
+
+    Returns:
+        None when nothing is left.
+
+    Raises:
+        ConfigError: when there is no such sweep, its folder is gone, another process works on it, it has reached its
+            limits, or only failed runs are left and ``retry_failed`` is not given.
+        InterruptedRunError: as for :func:`sweep`.
+    """
+    begun = begun or time.time()
+    imports.refuse_while_importing()
+    tracking.quieten(verbose=False)
+    client, known = parent.connect(name, tracking_uri)
+    config, cells = plan.read(known)
+    config = dataclasses.replace(config, **limits or {})
+    folder = storage.at(known.folder)
+    with signals(), plan.lock(folder):
+        find_again(client, known, folder, cells, retry_failed)
+        goal = goal_of(config, [run for _, run in configured(cells)])
+        if goal is not None and all(cell.state != boards.WAITING for cell in cells):
+            cells += repeats_of(goal, config, cells)  # the earlier driver was killed before it had planned them
+            plan.write_cells(folder, [cell.described(config) for cell in cells])
+        if all(cell.state != boards.WAITING for cell in cells):
+            if failed := sum(cell.state == boards.FAILED for cell in cells):
+                left = f"nothing is left of it but {counted(failed, 'failed run')}"
+                raise ConfigError("retry_failed", f"must be given to go on with sweep {name}: {left}")
+            return None
+        budget = Budget(config, cells, known.placed_s)
+        budget.refuse_reached(name)
+        driver = _Driver(config, folder, client, cells, begun - known.wall_s, budget)
+        return driver.run(lambda: SweepRecord.reopen(client, known))
+
+
+def find_again(
+    client: Client,
+    known: parent.KnownSweep,
+    folder: Folder,
+    cells: Sequence[PlannedCell],
+    retry_failed: bool,
+    read_only: bool = False,
+) -> None:
+    """Read how far earlier drivers have come with the cells of a sweep; those that wait are to be trained."""
+    earlier = parent.trials(client, known)
+    for cell in cells:
+        cell.find_again(folder, earlier, read_only)
+        if retry_failed and cell.state == boards.FAILED:
+            cell.row = cell.row.ended(boards.WAITING, "")
+
+
+class _Driver:
     """A sweep in one driver."""
 
     def __init__(
@@ -80,268 +201,408 @@ class Driver:
         config: SweepConfig,
         folder: Folder,
         client: Client,
-        trials: list[PlannedTrial],
+        cells: list[PlannedCell],
         begun: float,
         budget: Budget | None = None,
     ) -> None:
-        self._config, self._folder, self._client, self._trials = config, folder, client, trials
-        self._begun, self._budget = begun, budget or Budget(config, trials)
-        self._probes: list[PlannedTrial] = []
-        if any(trial.is_open for trial in trials):
-            proposals.check_installed()
-            self._probes = planner.planned(config)
-            planner.refuse(config, [*trials, *self._probes])
-        self._room = preparation.room([*trials, *self._probes])
-        self._board = Board([trial.cell.name for trial in trials], begun)
+        self._config, self._folder, self._client, self._cells = config, folder, client, cells
+        self._begun, self._budget = begun, budget or Budget(config, cells)
+        self._probes: list[PlannedCell] = []
+        if any(cell.is_open for cell in cells):
+            preparation.check_installed()
+            self._probes = plan.planned(config)
+            plan.refuse(config, [*cells, *self._probes])
+        self._board = Board([cell.cell.name for cell in cells], begun)
         self._ready = Preparation(config.base, self._board)
-        self._locks: dict[int, Lock] = {}  # by index of the trial
+        self._locks: dict[int, Lock] = {}  # by index of the cell
         self._kept: set[str] = set()  # digests of weights in the folder
+        self._at_once, self._stop = 1, ""
+        # By Ray Tune's ids of trials: the cells that they train, what they have to ask for one, and what ends without.
+        self._tried: dict[str, PlannedCell] = {}
+        self._asking: dict[str, Mapping[str, Any]] = {}
+        self._skips: dict[str, Word] = {}
+        self._record: SweepRecord
 
     def run(self, open_record: Callable[[], SweepRecord]) -> SweepResult:
-        """Train all waiting runs; ``open_record`` makes or opens the sweep's own MLflow run once they can start."""
-        with self._board as board:
+        """Train all waiting cells; ``open_record`` makes or opens the sweep's own MLflow run once they can start."""
+        config, board = self._config, self._board
+        with board:
             self._ready.load_data(self._asked())
             self._ready.read_weights(self._asked(), self._client.tracking_uri)
-            planner.refuse(self._config, [*self._trials, *self._probes])  # before a cluster is waited for
-            configs = [config for _, config in preparation.configured(self._asked())]
-            functions = sorted({path for config in configs for path in imports.functions(config)})
-            with connected(self._config.base, board, functions, self._room) as check:
-                with NodeAllocator(board.waiting, check, board.line) as allocator:
-                    preparation.bring_nodes(allocator, self._asked())
-                    at_once = self._fit_to_cluster()
-                    preparation.check_gpus(self._asked())
-                self._ready.decide_arithmetic(self._asked(), self._trials)
-                all_trials = preparation.configured([*self._trials, *self._probes])
-                goal = goal_of(self._config, [config for _, config in all_trials])
-                record = open_record()
-                record.cells([trial.described(self._config) for trial in self._trials])
-                common = (self._config, self._trials, board, self._client, record, self._ready.datasets)
-                recorder = SweepRecorder(*common, self._begun, at_once, self._budget)
+            plan.refuse(config, [*self._cells, *self._probes])  # before a cluster is waited for
+            functions = sorted({path for _, run in configured(self._asked()) for path in imports.functions(run)})
+            room = preparation.room([*self._cells, *self._probes])
+            with connected(config.base, board, functions, room) as check:
+                self._fit_to_cluster(check)
+                goal = goal_of(config, [run for _, run in configured([*self._cells, *self._probes])])
+                self._record = open_record()
+                self._record.cells([cell.described(config) for cell in self._cells])
                 status = "FAILED"
                 try:
-                    self._announce(at_once)
-                    if self._first_turn():
-                        self._train(recorder, at_once, goal, check)
-                    if goal is not None and not recorder.left:  # what limits have left may be better
-                        self._add_repeats(goal, record)
-                    if any(trial.repeats for trial, _ in self._waiting()):
-                        self._train(recorder, at_once, None, check)
+                    self._announce()
+                    if any(cell.state == boards.WAITING and not cell.repeats for cell in self._cells):
+                        self._train(check, goal)
+                    if goal is not None and not self._left:  # what limits have left may be better
+                        self._add_repeats(goal)
+                    if any(cell.is_waiting and cell.repeats for cell in self._cells):
+                        self._train(check, None)
                     status = "FINISHED"
                 except (InterruptedRunError, KeyboardInterrupt) as error:
                     status = "KILLED"
                     raise InterruptedRunError(getattr(error, "signum", signal.SIGINT), self._stopped()) from None
                 finally:
-                    recorder.end_runs()
-                    self._release()
-                    recorder.end(status)
-            winner = None if goal is None else winner_of(goal, self._trials)
+                    self._end(status)
+            winner = None if goal is None else winner_of(goal, self._cells)
             if goal is not None and winner is None:
                 board.line(f"there is no best run: none that finished has recorded {goal.metric}")
-            self._summarise(record, winner)
+            self._summarise(winner)
         return SweepResult(
-            name=self._config.name,
-            run_id=record.run_id,
-            tracking_uri=record.uri,
+            name=config.name,
+            run_id=self._record.run_id,
+            tracking_uri=self._record.uri,
             folder=self._folder.address,
-            page=record.page,
-            states={trial.cell.name: trial.state for trial in self._trials},
-            figures=recorder.figures(),
+            page=self._record.page,
+            states={cell.cell.name: cell.state for cell in self._cells},
+            figures=self._figures(),
             winner=winner,
         )
 
-    def _summarise(self, record: SweepRecord, winner: Winner | None) -> None:
-        """Display the means of a grid, and have the sweep's page in MLflow say what a report would say first.
+    def _asked(self) -> list[PlannedCell]:
+        """What the cluster is to have room for: the cells to train, and such as may be proposed."""
+        return [cell for cell in (*self._cells, *self._probes) if cell.is_waiting]
 
-        Its record is complete without.
-        """
-        self._board.show_doing("summing up")
-        name = self._config.name
-        ways = [f"`cifar-ray report {name}{uri.flag(record.uri)}` adds a page with charts and tables."]
-        if winner is not None:
-            ways.append(f"The best run is {winner.sentence}. Train it longer:\n\n    {winner.command}")
+    @property
+    def _left(self) -> int:
+        """How many cells the limits have stopped, have not started, or have left to be proposed."""
+        stopped = sum(cell.row.stopped_by.startswith("sweep_") for cell in self._cells)
+        refused = sum(cell.state == boards.SKIPPED and cell.config is not None for cell in self._cells)
+        return stopped + refused + sum(cell.is_open for cell in self._cells)
+
+    def _fit_to_cluster(self, check: Callable[..., bool]) -> None:
+        """Decide what all runs share: devices, how many train at once, CPUs, and how they compute."""
+        board, ready = self._board, self._ready
+        before = [cell.decided.cpus_per_worker for cell, run in configured(self._cells) if run.cpus_per_worker is None]
+        with NodeAllocator(board.waiting, check, board.line) as allocator:
+            preparation.bring_nodes(allocator, self._asked())
+            ready.place(self._asked())
+            plan.refuse(self._config, [*self._cells, *self._probes])
+            left = sum(cell.state == boards.WAITING for cell in self._cells)
+            self._at_once = ready.at_once(self._config, self._folder, self._asked(), left)
+            ready.divide_cpus(self._asked(), self._at_once, next(filter(None, before), None))
+            preparation.check_gpus(self._asked())
+        ready.decide_arithmetic(self._asked(), self._cells)
+
+    def _announce(self) -> None:
+        board, config, asked = self._board, self._config, configured(self._asked())
+        held = ""
+        if len({run.world_size for _, run in asked}) > 1:
+            held = "; the batch per worker is held, so the global batch grows with the workers"
+            if config.held == "global_batch":
+                held = "; the batch over all workers is held"
+        left = counted(sum(cell.state == boards.WAITING for cell in self._cells), "run")
+        board.line(f"sweep {config.name}: {left} of {len(self._cells)}, {self._at_once} at once{held}")
+        for cell in self._cells:
+            if cell.state == boards.SKIPPED:
+                board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+            elif cell.state != boards.WAITING:
+                board.ended_before(cell.index, cell.row.shown, cell.row.times.get("time/wall_s", 0.0))
+        notes = {cpu_note(cell.unused_gpus) for cell, _ in asked if cell.unused_gpus}
+        for cell, run in asked:
+            if connection.shares_a_machine(run, cell.decided):
+                notes.add(made_up_note(run.local_nodes))
+            if 0 < (gpus := cell.decided.gpus(run)) < 1:
+                notes.add(shared_note(gpus))
+            if cell.cell.config is not None:
+                notes.update(recipe.notes(run, cell.cell.config))
+        for note in sorted(notes):
+            board.line(note)
+
+    def _train(self, check: Callable[..., bool], goal: Goal | None) -> None:
+        """Train the cells that wait, in Ray Tune; ``goal`` is None for the repeats of the best run."""
+        turn = [cell for cell in self._cells if cell.is_waiting and (goal is None or not cell.repeats)]
+        for cell in turn:
+            if cell.folder is not None and cell.index not in self._locks:
+                self._locks[cell.index] = cell.folder.lock()
+        scheduler, search, samples = None, None, 0
+        if goal is not None:  # by the epochs of all runs: after a resume, the same
+            runs = [run for _, run in configured([*self._cells, *self._probes])]
+            scheduler = tuning.scheduler_of(self._config, goal, runs)
+            if self._config.search == "optuna":
+                samples = sum(cell.is_open for cell in self._cells) + len(turn)
+                search = self._search(goal, turn)
+        names = [cell.cell.name for cell in turn]
+        board, notes = SweepBoard(), self._folder.disk / "ray_tune"
+        running = Tuning(board.handle, names, search, samples, self._ready.datasets, notes, self._at_once, scheduler)
+        self._tried, self._asking, self._skips = {}, {}, {}
+        self._board.start(self._at_once)
+        self._expect()
+        looked = noted = time.monotonic()
         try:
-            study = reading.study(record.uri, name)
-            if not self._config.is_search:
-                for line in reports.means(study):
-                    self._board.line(line)
-            summary = reports.summary(study)
-            with store.refusing(record.uri):
-                store.describe(self._client, record.run_id, [*ways, *summary])
-        except ConfigError as error:
-            self._board.line(f"the sweep's page in MLflow has no summary: {error}")
+            while running.running:
+                self._stop = INTERRUPTED if check(True) else self._stop or self._reached()
+                now = time.monotonic()
+                self._budget.passed(now - looked)
+                looked, self._board.usd = now, self._budget.usd
+                if now - noted >= _FIGURES_EVERY_S:  # a driver that is killed has then forgotten a minute at most
+                    noted = now
+                    self._record.figures(self._figures())
+                self._hear(board.exchange(*self._words(goal)))
+                self._answer(goal)
+                reservations.remove_abandoned()  # the process of a cell may have been killed
+                running.wait(_POLL_S)
+            self._hear(board.exchange({}, Word(), True))
+        except RAY_LOST:
+            raise
+        except BaseException:
+            board.exchange({}, Word(stop=INTERRUPTED, is_released=True), True)
+            running.wait(_CANCEL_S)
+            reservations.remove_abandoned()
+            raise
+        check()
+        self._close(running.trouble)
+
+    def _search(self, goal: Goal, turn: Sequence[PlannedCell]) -> OptunaSearch:
+        """What proposes the open cells, knowing how the others came out."""
+        proposed = [(cell, cell.proposal) for cell in self._cells if cell.proposal is not None]
+        known = [
+            (proposal, None if cell.state == boards.FAILED else goal.value(cell.row.figures))
+            for cell, proposal in proposed
+            if cell not in turn
+        ]
+        return tuning.search_of(self._config, goal, known, [proposal for cell, proposal in proposed if cell in turn])
+
+    def _reached(self) -> str:
+        if reached := self._budget.reached:
+            self._board.line(f"{self._budget.words(reached)} is reached; runs stop with a checkpoint")
+        return reached
+
+    def _words(self, goal: Goal | None) -> tuple[dict[str, Word], Word, bool]:
+        """What to say to each cell and to all others, and whether Ray Tune is to end.
+
+        A cell whose training has ended hands its place to the next one while it is recorded. Where no other waits, it
+        keeps it, since Ray Tune kills what lasts longer than its loop.
+        """
+        tried = self._tried.values()
+        waiting = [cell for cell in self._cells if cell.is_open or (cell.is_waiting and cell not in tried)]
+        more = not self._stop and any(goal is None or not cell.repeats for cell in waiting)
+        is_over = not more and all(cell.row.is_recorded for cell in tried)
+        usual = Word(stop=self._stop, is_released=more or is_over)
+        begin = {
+            key: replace(usual, begin=self._spec(cell, cell.config))
+            for key, cell in self._tried.items()
+            if cell.is_waiting and cell.config is not None and not cell.row.is_recorded
+        }
+        return {**self._skips, **begin}, usual, is_over
+
+    def _hear(self, news: News) -> None:
+        """Show and keep what is new of the cells."""
+        for key, (asked, row) in news.rows.items():
+            if (cell := self._tried.get(key)) is None:
+                self._asking.setdefault(key, asked)
+            elif row.state != boards.WAITING or row.is_recorded:  # it has heard which cell it is
+                self._take(cell, row)
+        for key in news.dead:
+            self._asking.pop(key, None)
+            if (cell := self._tried.get(key)) is not None and not cell.row.is_recorded:
+                row = cell.row
+                if row.state in (boards.WAITING, boards.RUNNING):
+                    row = row.ended(boards.FAILED, "the process that drove it has died")
+                self._take(cell, replace(row, is_recorded=True))
+
+    def _take(self, cell: PlannedCell, row: Row) -> None:
+        before, cell.row = cell.row, row
+        self._board.show(cell.index, row.shown)
+        if row.is_lost and not before.is_lost:
+            self._board.line_once(f"the cluster has lost nodes ({row.shown.note}); runs that still fit go on")
+        if before.state != row.state and row.state not in (boards.WAITING, boards.RUNNING):
+            self._expect(cell)
+            self._record.figures(self._figures())
+
+    def _answer(self, goal: Goal | None) -> None:
+        """Give each trial that asks a cell, in the order of the cells, or let it end without training."""
+        if self._stop:
+            return
+        named = {cell.cell.name: cell for cell in self._cells}
+        asking = [(key, asked, named.get(asked.get(NAME, ""))) for key, asked in self._asking.items()]
+        for key, asked, cell in sorted(asking, key=lambda each: each[2].index if each[2] else 0):
+            cell = cell or (None if goal is None else self._proposed(key, asked, goal))
+            if cell is None and key not in self._skips:
+                continue  # nothing is left to propose, and others are still to end
+            del self._asking[key]
+            if cell is None:
+                continue
+            running = [one for one in self._tried.values() if one.state in (boards.WAITING, boards.RUNNING)]
+            if reason := self._budget.refusal(cell, running):
+                self._take(cell, replace(cell.row.ended(boards.SKIPPED, reason), is_recorded=True))
+                self._skips[key] = Word(skip=True, is_released=True)
+            else:
+                self._tried[key] = cell
+
+    def _proposed(self, key: str, asked: Mapping[str, Any], goal: Goal) -> PlannedCell | None:
+        """The cell with the values that were proposed: one of an earlier driver, or an open one.
+
+        None where there is none to train: another has the same values, or they do not fit together.
+        """
+        proposal = tuning.proposal_of(self._config, asked)
+        twin = next((cell for cell in self._cells if cell.proposal == proposal), None)
+        if twin is not None and twin.is_waiting and twin not in self._tried.values():
+            return twin
+        if (cell := next((cell for cell in self._cells if cell.is_open), None)) is None:
+            return None
+        others = [other.cell for other in self._cells if other.proposal is not None]
+        values = None if twin is not None else sweeps.proposed(self._config, proposal, others)
+        if values is None:
+            value = goal.value(twin.row.figures) if twin is not None and twin.state == boards.FINISHED else None
+            figures = {} if value is None else {goal.metric: value}
+            self._skips[key] = Word(skip=True, figures=figures, is_released=True)
+            return None
+        cell.proposal = proposal
+        cell.assign(values, chooser_of(self._config))
+        self._board.rows[cell.index].name = cell.cell.name
+        if cell.config is not None:
+            self._ready.prepare(cell, self._client.tracking_uri)
+        if cell.config is None:
+            self._board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+            self._skips[key] = Word(skip=True, is_released=True)
+        lists = [of for of in self._config.grid[0].values() if not isinstance(of, Range)]
+        if len(lists) == len(self._config.grid[0]) and len(others) + 1 == math.prod(map(len, lists)):
+            self._drop_open()
+        self._save_cells()  # before the folder is made, so that a later driver knows whose it is
+        return cell if cell.config is not None else None
+
+    def _drop_open(self) -> None:
+        for cell in self._cells:
+            if cell.is_open:
+                cell.refuse("Optuna proposes nothing that has not been tried")
+                self._board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+
+    def _close(self, trouble: str) -> None:
+        """What is left of cells that Ray Tune has ended with.
+
+        Raises:
+            RunFailedError: when it has failed, or cells have no room any more.
+        """
+        for cell in self._tried.values():
+            if not cell.row.is_recorded:
+                row = cell.row.ended(boards.FAILED, trouble or "Ray Tune has ended without it")
+                self._take(cell, replace(row, is_recorded=True))
+        if trouble:
+            raise RunFailedError(f"Ray Tune has failed: {trouble}")
+        if lost := [cell for cell in self._tried.values() if cell.row.is_lost]:
+            left, reason = counted(len(lost), "run"), lost[0].row.shown.note
+            raise RunFailedError(f"the cluster has lost nodes, and {left} could not begin: {reason}")
+        if not self._stop and any(cell.is_open for cell in self._cells):
+            self._drop_open()
+            self._save_cells()
+
+    def _add_repeats(self, goal: Goal) -> None:
+        """Add the cells, if any, that train the best run again with other seeds."""
+        for cell in repeats_of(goal, self._config, self._cells):
+            self._ready.prepare(cell, self._client.tracking_uri)
+            self._cells.append(cell)
+            self._board.add(cell.cell.name)
+            if cell.config is None:
+                self._board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+        if left := [cell for cell in self._cells if cell.repeats and cell.is_waiting]:
+            again = counted(len(left), "other seed")
+            self._board.line(f"the best run, {left[0].repeats}, is trained again with {again}")
+        self._save_cells()
+
+    def _save_cells(self) -> None:
+        described = [cell.described(self._config) for cell in self._cells]
+        plan.write_cells(self._folder, described)
+        self._record.cells(described)
+
+    def _spec(self, cell: PlannedCell, config: ResolvedConfig) -> CellSpec:
+        """What a cell's process gets; its folder is made if it has none."""
+        if cell.folder is None:
+            if (digest := cell.decided.weights_digest) is not None and digest not in self._kept:
+                checkpoints.keep_initial(self._folder, digest, self._ready.weights[digest])
+                self._kept.add(digest)
+            address = self._client.tracking_uri
+            cell.folder, held = run_folder.create(config, cell.decided, address, self._folder, cell.slug)
+            self._locks[cell.index] = held
+        sweep = self._config
+        tags = {**self._record.child_tags, store.SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure}
+        scheduler = "none" if cell.repeats else sweep.scheduler
+        of_store = (self._record.uri, tags, self._record.experiment_id, scheduler, _variables())
+        return CellSpec(config, cell.decided, cell.folder, cell.row, cell.cell.name, *of_store)
+
+    def _expect(self, ended: PlannedCell | None = None) -> None:
+        """Have the board know what each cell that is to end yet will take, as far as the one that has ended tells."""
+        if len(self._cells) > _MOST_EXPECTED:
+            return
+        for cell, row in zip(self._cells, self._board.rows):
+            keys = [of.config.model_key for of in (cell, ended) if of is not None and of.config is not None]
+            if cell.is_waiting and len(set(keys)) == 1:
+                whole = self._budget.expected(cell)
+                row.expected_s = None if whole is None else max(whole.mid - cell.row.spent.placed_s, 0.0)
+
+    def _end(self, status: str) -> None:
+        """Release the cells' folders, and record the end of the sweep."""
+        for held in self._locks.values():
+            held.release()
+        checkpoints.remove_copies(self._folder)
+        described = [cell.described(self._config) for cell in self._cells]
+        lost = [cell for cell in self._cells if cell.state == boards.FAILED and not cell.row.has_run]
+        for cell in lost:  # they have no MLflow run of their own to say why
+            described[cell.index]["reason"] = cell.row.shown.note
+        if lost or any(cell.state == boards.SKIPPED and cell.config for cell in self._cells):
+            self._record.cells(described)
+        self._record.figures(self._figures())
+        command = f"cifar-ray sweep --resume {self._config.name}{uri.flag(self._record.uri)}"
+        if status != "FINISHED":
+            self._board.line(f"`{command}` continues the sweep")
+        elif self._left:
+            self._board.line(
+                f"the limits have left {counted(self._left, 'run')}; `{command}` with a larger one goes on"
+            )
+        if not self._record.end(status):
+            self._board.line(f"MLflow at {self._record.uri} does not take all of the sweep's own record")
 
     def _stopped(self) -> str:
-        ended = sum(trial.state in (boards.FINISHED, boards.FAILED, boards.STOPPED) for trial in self._trials)
-        planned = sum(trial.state != boards.SKIPPED for trial in self._trials)
+        ended = sum(cell.state in (boards.FINISHED, boards.FAILED, boards.STOPPED) for cell in self._cells)
+        planned = sum(cell.state != boards.SKIPPED for cell in self._cells)
         store_flag = uri.flag(self._client.tracking_uri)
         return (
             f"Stopped after {ended} of {planned} runs. "
             f"Continue with: cifar-ray sweep --resume {self._config.name}{store_flag}"
         )
 
-    def _waiting(self) -> list[tuple[PlannedTrial, ResolvedConfig]]:
-        """Trials to train, with their configs; without those whose values are still to be proposed."""
-        return preparation.configured([trial for trial in self._trials if trial.state == boards.WAITING])
+    def _summarise(self, winner: Winner | None) -> None:
+        """Display the means of a grid, and have the sweep's page in MLflow say what a report would say first.
 
-    def _left(self) -> int:
-        """How many trials are to be trained, with those whose values are still to be proposed."""
-        return sum(trial.state == boards.WAITING for trial in self._trials)
-
-    def _first_turn(self) -> list[PlannedTrial]:
-        """The trials that are to be trained before the repeats of the best run, which no scheduler may stop."""
-        return [trial for trial in self._trials if trial.state == boards.WAITING and not trial.repeats]
-
-    def _scheduler(self, goal: Goal) -> TrialScheduler | None:
-        """The scheduler of the first turn, by the epochs of all runs of the sweep: after a resume, the same."""
-        runs = preparation.configured([*self._trials, *self._probes])
-        return scheduler_of(self._config, goal, [config for _, config in runs])
-
-    def _asked(self) -> list[PlannedTrial]:
-        """What the cluster is to have room for: the trials to train, and such as may be proposed."""
-        return [trial for trial, _ in self._waiting()] + [probe for probe in self._probes if probe.config]
-
-    def _fit_to_cluster(self) -> int:
-        """Decide every run's device and CPUs; return how many runs train at once."""
-        following = [trial for trial, config in preparation.configured(self._trials) if config.cpus_per_worker is None]
-        before = next((cpus for trial in following if (cpus := trial.decided.cpus_per_worker)), None)
-        self._ready.place(self._asked())
-        planner.refuse(self._config, [*self._trials, *self._probes])
-        at_once = self._ready.at_once(self._config, self._folder, self._asked(), self._left())
-        self._ready.divide_cpus(self._asked(), at_once, before)
-        return at_once
-
-    def _announce(self, at_once: int) -> None:
-        board, config = self._board, self._config
-        asked = [run for _, run in preparation.configured(self._asked())]
-        held = ""
-        if len({run.world_size for run in asked}) > 1:
-            held = "; the batch per worker is held, so the global batch grows with the workers"
-            if config.held == "global_batch":
-                held = "; the batch over all workers is held"
-        left = counted(self._left(), "run")
-        board.line(f"sweep {config.name}: {left} of {len(self._trials)}, {at_once} at once{held}")
-        for trial in self._trials:
-            if trial.state == boards.SKIPPED:
-                board.skip(trial.index, trial.reason)
-            elif trial.state != boards.WAITING:
-                note = trial.reason if trial.score is None else trial.result(trial.score)
-                board.ended_before(trial.index, trial.state, note, trial.times.get("time/wall_s", 0.0))
-        runs = [(trial.config, trial.decided) for trial in self._asked() if trial.config]
-        shared = next((run for run, decided in runs if connection.shares_a_machine(run, decided)), None)
-        if shared is not None:
-            board.line(made_up_note(shared.local_nodes))
-        if shared_gpus := sorted({gpus for run, decided in runs if 0 < (gpus := decided.gpus(run)) < 1}):
-            board.line(shared_note(shared_gpus[0]))
-        given = [(trial.config, trial.cell.config) for trial in self._asked() if trial.config and trial.cell.config]
-        for note in sorted({note for run, cell in given for note in recipe.notes(run, cell)}):
-            board.line(note)
-        for reason in sorted({trial.unused_gpus for trial in self._trials if trial.unused_gpus}):
-            board.line(cpu_note(reason))
-
-    def _train(self, recorder: SweepRecorder, at_once: int, goal: Goal | None, check: Callable[[], object]) -> None:
-        mailbox = events.open_mailbox()
-        turn = self._waiting() if goal is None else preparation.configured(self._first_turn())
-        scheduler = None if goal is None else self._scheduler(goal)
-        notes = self._folder.disk / "ray_tune"
-        proposed, proposer = sum(trial.is_open for trial in self._trials), None
-        if goal is not None and proposed:
-            begin, drop = partial(self._begin, recorder.record), partial(self._drop, recorder.record)
-            proposer = OptunaProposer(self._config, goal, self._trials, begin, drop)
-        admit = recorder.admit if self._budget.limited else None
-        trials = (self._specs(turn), self._ready.datasets, mailbox, notes, at_once)
-        tuning = Tuning(*trials, scheduler, proposer, proposed, admit)
-        recorder.expect()
-        self._board.start(at_once)
-        looked = time.monotonic()
+        Its record is complete without.
+        """
+        self._board.show_doing("summing up")
+        name, address = self._config.name, self._record.uri
+        ways = [f"`cifar-ray report {name}{uri.flag(address)}` adds a page with charts and tables."]
+        if winner is not None:
+            ways.append(f"The best run is {winner.sentence}. Train it longer:\n\n    {winner.command}")
         try:
-            while tuning.running:
-                check()
-                if time.monotonic() - looked >= _LOOK_S:  # the process of a trial may have been killed
-                    reservations.remove_abandoned()
-                    looked = time.monotonic()
-                    if reached := self._budget.reached:  # each time: a mailbox that was restarted forgot it
-                        self._board.line_once(f"{self._budget.words(reached)} is reached; runs stop with a checkpoint")
-                        mailbox.ask_to_stop()
-                tuning.wait(_POLL_S)
-                recorder.catch_up(mailbox, tuning.take_ended())
-            recorder.catch_up(mailbox, tuning.take_ended())
-            recorder.settle(check)
-        except RAY_LOST:
-            raise
-        except BaseException:
-            tuning.cancel()
-            reservations.remove_abandoned()
-            raise
-        for trial in self._trials:
-            waits = trial.is_open or (trial.repeats and goal is not None)
-            if trial.state in (boards.WAITING, boards.RUNNING) and not waits and trial.index not in recorder.too_large:
-                recorder.close(trial, boards.FAILED, tuning.trouble or "Ray Tune has ended without it")
-        if tuning.trouble:
-            raise RunFailedError(f"Ray Tune has failed: {tuning.trouble}")
-        if recorder.too_large:
-            left, reason = counted(len(recorder.too_large), "run"), next(iter(recorder.too_large.values()))
-            raise RunFailedError(f"the cluster has lost nodes, and {left} could not begin: {reason}")
+            study = reading.study(address, name)
+            if not self._config.is_search:
+                for line in reports.means(study):
+                    self._board.line(line)
+            with store.refusing(address):
+                store.describe(self._client, self._record.run_id, [*ways, *reports.summary(study)])
+        except ConfigError as error:
+            self._board.line(f"the sweep's page in MLflow has no summary: {error}")
 
-    def _add_repeats(self, goal: Goal, record: SweepRecord) -> None:
-        """Add the trials, if any, that train the best run again with other seeds."""
-        added = repeats_of(goal, self._config, self._trials)
-        for trial in added:
-            self._ready.prepare(trial, self._client.tracking_uri)
-            self._trials.append(trial)
-            self._board.add(trial.cell.name)
-        for trial in added:
-            if trial.config is None:
-                self._drop(record, trial, trial.reason)
-        left = [trial for trial in added if trial.config is not None]
-        if left:
-            again = counted(len(left), "other seed")
-            self._board.line(f"the best run, {left[0].repeats}, is trained again with {again}")
-            self._save_cells(record)
+    def _figures(self) -> dict[str, float]:
+        """Seconds by phase over all runs so far, wall time, concurrency, and the share of time outside training."""
+        times, wall = [cell.row.times for cell in self._cells], time.time() - self._begun
+        sums = {f"sweep/{phase}_s": sum(of.get(f"time/{phase}_s", 0.0) for of in times) for phase in PHASES}
+        if (usd := self._budget.usd) is not None:
+            sums["cost/usd"] = usd
+        outside = max(1 - sums["sweep/training_s"] / (wall * self._at_once), 0.0)
+        own = {"wall_s": wall, "placed_s": self._budget.placed_s, "concurrency": float(self._at_once)}
+        return {
+            **sums,
+            **{f"sweep/{name}": value for name, value in own.items()},
+            "sweep/share_outside_training": outside,
+        }
 
-    def _begin(self, record: SweepRecord, trial: PlannedTrial) -> TrialSpec | None:
-        """Prepare and record a trial that was proposed; None when it cannot run here, which is recorded, too."""
-        self._board.rename(trial.index, trial.cell.name)
-        if trial.config is not None:
-            self._ready.prepare(trial, self._client.tracking_uri)
-        if trial.config is None:
-            self._drop(record, trial, trial.reason)
-            return None
-        self._save_cells(record)  # before the folder is made, so that a later driver knows whose it is
-        return self._spec(trial, trial.config)
 
-    def _drop(self, record: SweepRecord, trial: PlannedTrial, reason: str) -> None:
-        trial.state, trial.reason, trial.is_open = boards.SKIPPED, reason, False
-        self._board.skip(trial.index, reason)
-        self._save_cells(record)
-
-    def _save_cells(self, record: SweepRecord) -> None:
-        cells = [trial.described(self._config) for trial in self._trials]
-        planner.write_cells(self._folder, cells)
-        record.cells(cells)
-
-    def _specs(self, turn: Sequence[tuple[PlannedTrial, ResolvedConfig]]) -> list[TrialSpec]:
-        """Make or lock the folders of these trials."""
-        for trial, _ in turn:
-            if trial.folder is not None and trial.index not in self._locks:
-                self._locks[trial.index] = trial.folder.lock()
-        return [self._spec(trial, config) for trial, config in turn]
-
-    def _spec(self, trial: PlannedTrial, config: ResolvedConfig) -> TrialSpec:
-        """What a trial's process gets; its folder is made if it has none."""
-        if trial.folder is None:
-            if (digest := trial.decided.weights_digest) is not None and digest not in self._kept:
-                checkpoints.keep_initial(self._folder, digest, self._ready.weights[digest])
-                self._kept.add(digest)
-            trial.folder, held = run_folder.create(
-                config, trial.decided, self._client.tracking_uri, self._folder, trial.slug
-            )
-            self._locks[trial.index] = held
-        return TrialSpec(trial.index, config, trial.decided, trial.folder.folder)
-
-    def _release(self) -> None:
-        for held in self._locks.values():
-            held.release()
-        checkpoints.remove_copies(self._folder)
-        for trial in self._trials:
-            if trial.folder is not None:
-                checkpoints.remove_copies(trial.folder.folder)
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if _OF_STORES.match(name)}

@@ -17,9 +17,9 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import connection, local
-from cifar_ray.orchestration.sweep import planner, preparation, proposals
-from cifar_ray.orchestration.sweep.limits import Budget
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.orchestration.sweep import driver, plan, preparation
+from cifar_ray.orchestration.sweep.budget import Budget
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.tracking import parent, store
 
@@ -65,14 +65,14 @@ def of_new(config: SweepConfig) -> DryRun:
     Raises:
         ConfigError: as the sweep itself would on a user's mistake.
     """
-    config = planner.absolute(config)
+    config = plan.absolute(config)
     address = store.resolve_uri(config.base.tracking_uri)  # a module of the user's may set another one
-    trials = planner.planned(config)
-    planner.refuse(config, trials)
+    cells = plan.planned(config)
+    plan.refuse(config, cells)
     if config.search == "optuna":
-        trials = planner.open_trials(config)
-    planner.refuse_taken(config, address)
-    return _of(config, trials)
+        cells = plan.open_cells(config)
+    plan.refuse_taken(config, address)
+    return _of(config, cells)
 
 
 @tracking.unchanged()
@@ -82,32 +82,28 @@ def of_begun(
     retry_failed: bool = False,
     limits: Mapping[str, Any] | None = None,
 ) -> DryRun:
-    """Look at what is left of a sweep; arguments as of ``runner.resume``.
+    """Look at what is left of a sweep; arguments as of ``driver.resume``.
 
     Raises:
         ConfigError: as the sweep itself would on a user's mistake.
     """
     tracking.quieten(verbose=False)
     client, known = parent.connect(name, tracking_uri)
-    config, trials = planner.read(known)
+    config, cells = plan.read(known)
     config = dataclasses.replace(config, **limits or {})
-    folder, earlier = storage.at(known.folder), parent.trials(client, known)
-    for trial in trials:
-        trial.find_again(folder, earlier, read_only=True)
-        if retry_failed and trial.state == boards.FAILED:
-            trial.state, trial.reason = boards.WAITING, ""
-    if any(trial.state == boards.WAITING for trial in trials):
-        Budget(config, trials, known.placed_s).refuse_reached(name)
-    return _of(config, trials)
+    driver.find_again(client, known, storage.at(known.folder), cells, retry_failed, read_only=True)
+    if any(cell.state == boards.WAITING for cell in cells):
+        Budget(config, cells, known.placed_s).refuse_reached(name)
+    return _of(config, cells)
 
 
-def _of(config: SweepConfig, trials: list[PlannedTrial]) -> DryRun:
-    probes: list[PlannedTrial] = []
-    if any(trial.is_open for trial in trials):
-        proposals.check_installed()
-        probes = planner.planned(config)
-        planner.refuse(config, [*trials, *probes])
-    waiting = [trial for trial in [*trials, *probes] if trial.state == boards.WAITING and trial.config]
+def _of(config: SweepConfig, cells: list[PlannedCell]) -> DryRun:
+    probes: list[PlannedCell] = []
+    if any(cell.is_open for cell in cells):
+        preparation.check_installed()
+        probes = plan.planned(config)
+        plan.refuse(config, [*cells, *probes])
+    waiting = [cell for cell in [*cells, *probes] if cell.is_waiting]
     at_once, notes = None, []
     if waiting:
         base, room = config.base, preparation.room(waiting)
@@ -116,14 +112,14 @@ def _of(config: SweepConfig, trials: list[PlannedTrial]) -> DryRun:
         else:
             ready = Preparation(base, Board([], 0.0), _nodes(base, room))
             ready.place(waiting)
-            planner.refuse(config, [*trials, *probes])
-            left = sum(trial.state == boards.WAITING for trial in trials)
+            plan.refuse(config, [*cells, *probes])
+            left = sum(cell.state == boards.WAITING for cell in cells)
             at_once = ready.at_once(config, storage.at(base.storage), waiting, left)
     if config.scheduler != "none":
         notes.append(f"--scheduler {config.scheduler} stops some earlier.")
     if config.repeat:
         notes.append(f"The best run is trained {config.repeat} more times (--repeat), which is not counted.")
-    return DryRun(config.name, tuple(map(_row, trials)), at_once, tuple(notes))
+    return DryRun(config.name, tuple(map(_row, cells)), at_once, tuple(notes))
 
 
 def _nodes(base: TrainConfig, room: Decided) -> list[Node]:
@@ -136,8 +132,9 @@ def _nodes(base: TrainConfig, room: Decided) -> list[Node]:
     return [Node(str(at), "here", local.cpus_per_node(base, room), gpus) for at in range(base.local_nodes)]
 
 
-def _row(trial: PlannedTrial) -> DryRow:
-    if trial.is_open:
-        return DryRow(trial.cell.name, "", trial.state, "Optuna proposes its values as the sweep goes on")
-    config = trial.config or trial.cell.config
-    return DryRow(trial.cell.name, config.topology if config else "", trial.state, trial.reason)
+def _row(cell: PlannedCell) -> DryRow:
+    if cell.is_open:
+        return DryRow(cell.cell.name, "", cell.state, "Optuna proposes its values as the sweep goes on")
+    config = cell.config or cell.cell.config
+    reason = cell.reason if cell.state in (boards.WAITING, boards.SKIPPED) else cell.row.shown.note
+    return DryRow(cell.cell.name, config.topology if config else "", cell.state, reason)

@@ -1,8 +1,9 @@
-"""Prepare the trials of a sweep for this cluster: data set, device, CPUs and arithmetic, so that they compare."""
+"""Prepare the cells of a sweep for this cluster: data set, device, CPUs and arithmetic, so that they compare."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,15 +24,15 @@ from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep import shared_arithmetic
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
-from cifar_ray.orchestration.sweep.trial import dataset_key
+from cifar_ray.orchestration.sweep.cell import dataset_key
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder
 from cifar_ray.training import arithmetic, hardware, recipe
 
 
 class Preparation:
-    """Prepares trials in place: those that a sweep begins with, and each that is proposed later, alike.
+    """Prepares cells in place: those that a sweep begins with, and each that is proposed later, alike.
 
     Attributes:
         datasets: the data sets read so far, by their keys.
@@ -51,9 +52,9 @@ class Preparation:
         self._computing: dict[Any, arithmetic.Choice] = {}
         self._weights: dict[Any, str | ConfigError] = {}
 
-    def load_data(self, trials: Sequence[PlannedTrial]) -> None:
-        """Read the data sets of trials; what was found in them is decided."""
-        for trial, config in configured(trials):
+    def load_data(self, cells: Sequence[PlannedCell]) -> None:
+        """Read the data sets of cells; what was found in them is decided."""
+        for cell, config in configured(cells):
             name = config.dataset
             which = tuple(value_of(config, field) for field in runfile.OF_DATA)
             if which not in self._read:
@@ -62,23 +63,23 @@ class Preparation:
                 self._read[which] = data.read(config, partial(self._board.decoding, name))
                 for line in dataset_lines(self._read[which], tasks.spec(config, self._read[which].spec)):
                     self._board.line(f"{config.dataset_name}: {line}")
-            trial.decided = recipe.settle(config, trial.decided, self._read[which])
-            self.datasets[dataset_key(config, trial.decided)] = self._read[which]
+            cell.decided = recipe.settle(config, cell.decided, self._read[which])
+            self.datasets[dataset_key(config, cell.decided.facts.digest)] = self._read[which]
 
-    def read_weights(self, trials: Sequence[PlannedTrial], store: str) -> None:
-        """Read the weights that trials start from, each once; those without weights keep no config."""
-        for trial, config in configured(trials):
-            if config.weights is None or trial.folder is not None:  # it has begun, and its checkpoints have them
+    def read_weights(self, cells: Sequence[PlannedCell], store: str) -> None:
+        """Read the weights that cells start from, each once; those without weights keep no config."""
+        for cell, config in configured(cells):
+            if config.weights is None or cell.folder is not None:  # it has begun, and its checkpoints have them
                 continue
-            key = dataset_key(config, trial.decided)
+            key = dataset_key(config, cell.decided.facts.digest)
             which = (config.weights, key, *config.model_key)
             if which not in self._weights:
                 self._weights[which] = self._find_weights(config, key, store)
             found = self._weights[which]
             if isinstance(found, ConfigError):
-                trial.reason, trial.config = str(found), None
+                cell.refuse(found)
             else:
-                trial.decided = dataclasses.replace(trial.decided, weights_digest=found)
+                cell.decided = dataclasses.replace(cell.decided, weights_digest=found)
 
     def _find_weights(self, config: ResolvedConfig, key: str, store: str) -> str | ConfigError:
         """The digest of the weights, or why there are none; ``key`` is that of the data set."""
@@ -92,25 +93,25 @@ class Preparation:
         self.weights[digest] = content
         return digest
 
-    def place(self, trials: Sequence[PlannedTrial]) -> None:
-        """Decide the device of trials; those that the cluster has no room for lose their config and get a reason."""
-        for trial, asked in configured(trials):
+    def place(self, cells: Sequence[PlannedCell]) -> None:
+        """Decide the device of cells; those that the cluster has no room for lose their config and get a reason."""
+        for cell, asked in configured(cells):
             try:
-                chosen = allocation.at_topology(asked, trial.decided, self._nodes)
+                chosen = allocation.at_topology(asked, cell.decided, self._nodes)
                 cost.check_device(cost.checked(asked.price), chosen.decided.device)
-                trial.decided, trial.unused_gpus = chosen.decided, chosen.unused_gpus
+                cell.decided, cell.unused_gpus = chosen.decided, chosen.unused_gpus
             except ConfigError as error:
-                trial.reason, trial.config = str(error), None
+                cell.refuse(error)
 
-    def at_once(self, sweep: SweepConfig, folder: Folder, trials: Sequence[PlannedTrial], left: int) -> int:
-        """How many of the ``left`` trials train at once: as many as would fit if all were as large as the largest."""
-        configs = [config for _, config in configured(trials)]
+    def at_once(self, sweep: SweepConfig, folder: Folder, cells: Sequence[PlannedCell], left: int) -> int:
+        """How many of the ``left`` cells train at once: as many as would fit if all were as large as the largest."""
+        configs = [config for _, config in configured(cells)]
         if not configs:  # what an earlier driver left cannot run here
             return 1
         if self._nodes is None:
             preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
-        gpus = max(trial.decided.gpus(config) for trial, config in configured(trials))
-        largest = room(trials)
+        gpus = max(cell.decided.gpus(config) for cell, config in configured(cells))
+        largest = room(cells)
         copies = topology.copies(largest.placement, self._all_nodes(), largest.cpus, gpus)
         if self._base.local_nodes > 1:  # more at once than there are CPUs would only slow each other down
             needed = largest.world_size * largest.cpus
@@ -118,58 +119,68 @@ class Preparation:
         most = max(min(max(copies, 1), sweep.max_concurrent or copies or 1), 1)
         return min(most, left)
 
-    def divide_cpus(self, trials: Sequence[PlannedTrial], at_once: int, before: int | None = None) -> None:
-        """Decide how many CPUs a worker gets where none are given: as many as ``at_once`` trials leave, in all alike.
+    def divide_cpus(self, cells: Sequence[PlannedCell], at_once: int, before: int | None = None) -> None:
+        """Decide how many CPUs a worker gets where none are given: as many as ``at_once`` cells leave, in all alike.
 
         More runs at once come first, since many runs of one thread each are done earlier than one run after another.
         With the same number in every run, their times tell what the workers do, and not what the threads do. The
         sweep's folder keeps it: a sweep that is continued goes on with it, ``before``.
         """
-        self._cpus = before or _fair_share(trials, at_once, self._all_nodes())
-        self.share_cpus(trials)
+        self._cpus = before or _fair_share(cells, at_once, self._all_nodes())
+        self.share_cpus(cells)
 
-    def share_cpus(self, trials: Sequence[PlannedTrial]) -> None:
+    def share_cpus(self, cells: Sequence[PlannedCell]) -> None:
         """Give each worker the CPUs that were decided."""
-        for trial, config in configured(trials):
+        for cell, config in configured(cells):
             if config.cpus_per_worker is None:
-                trial.decided = dataclasses.replace(trial.decided, cpus_per_worker=self._cpus)
+                cell.decided = dataclasses.replace(cell.decided, cpus_per_worker=self._cpus)
 
     def _all_nodes(self) -> Sequence[Node]:
         return connection.nodes() if self._nodes is None else self._nodes
 
-    def decide_arithmetic(self, trials: Sequence[PlannedTrial], earlier: Sequence[PlannedTrial] = ()) -> None:
-        """Decide precision and convolutions, as for trials of the same model before, or of an ``earlier`` driver."""
+    def decide_arithmetic(self, cells: Sequence[PlannedCell], earlier: Sequence[PlannedCell] = ()) -> None:
+        """Decide precision and convolutions, as for cells of the same model before, or of an ``earlier`` driver."""
         self._computing |= shared_arithmetic.earlier(earlier)
-        shared_arithmetic.decide(trials, self._board.line, self._computing)
+        shared_arithmetic.decide(cells, self._board.line, self._computing)
 
-    def prepare(self, trial: PlannedTrial, store: str) -> None:
+    def prepare(self, cell: PlannedCell, store: str) -> None:
         """Prepare one that is proposed while others train; where it cannot run, it gets a reason and no config."""
         try:
-            self.load_data([trial])
-            self.read_weights([trial], store)
-            self.place([trial])
-            self.share_cpus([trial])
-            self.decide_arithmetic([trial])
+            self.load_data([cell])
+            self.read_weights([cell], store)
+            self.place([cell])
+            self.share_cpus([cell])
+            self.decide_arithmetic([cell])
         except ConfigError as error:
-            trial.reason, trial.config = str(error), None
+            cell.refuse(error)
 
 
-def configured(trials: Sequence[PlannedTrial]) -> list[tuple[PlannedTrial, ResolvedConfig]]:
+def check_installed() -> None:
+    """Refuse a search by Optuna where it is not installed.
+
+    Raises:
+        ConfigError: naming the extra.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("search", "must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it")
+
+
+def configured(cells: Sequence[PlannedCell]) -> list[tuple[PlannedCell, ResolvedConfig]]:
     """Trials that can run as far as is known, with their configs."""
-    return [(trial, trial.config) for trial in trials if trial.config is not None]
+    return [(cell, cell.config) for cell in cells if cell.config is not None]
 
 
-def room(trials: Sequence[PlannedTrial]) -> Decided:
+def room(cells: Sequence[PlannedCell]) -> Decided:
     """What the Ray that all runs share has to hold at least, when it is started here."""
-    configs = [config for _, config in configured(trials)]
+    configs = [config for _, config in configured(cells)]
     nodes = max(config.placement.nodes for config in configs)
     workers = max(config.placement.workers_per_node for config in configs)
     return Decided(f"{nodes}x{workers}", cpus_per_worker=max(config.cpus_per_worker or 1 for config in configs))
 
 
-def _fair_share(trials: Sequence[PlannedTrial], at_once: int, nodes: Sequence[Node]) -> int:
-    """The most CPUs that every worker can have while ``at_once`` trials train."""
-    sharing = [(trial.decided, config) for trial, config in configured(trials) if config.cpus_per_worker is None]
+def _fair_share(cells: Sequence[PlannedCell], at_once: int, nodes: Sequence[Node]) -> int:
+    """The most CPUs that every worker can have while ``at_once`` cells train."""
+    sharing = [(cell.decided, config) for cell, config in configured(cells) if config.cpus_per_worker is None]
     cpus = min((decided.cpus for decided, _ in sharing), default=1)
     while cpus > 1 and any(
         topology.copies(decided.placement, nodes, cpus, decided.gpus(config)) < at_once for decided, config in sharing
@@ -178,25 +189,25 @@ def _fair_share(trials: Sequence[PlannedTrial], at_once: int, nodes: Sequence[No
     return cpus
 
 
-def bring_nodes(allocator: NodeAllocator, trials: Sequence[PlannedTrial]) -> None:
+def bring_nodes(allocator: NodeAllocator, cells: Sequence[PlannedCell]) -> None:
     """Wait for the nodes of the largest topology that the cluster can have, on which all smaller ones fit.
 
     Raises:
         RunFailedError: when they have not come in time.
     """
-    sizes = {config.topology: (config, trial.decided) for trial, config in configured(trials)}.values()
+    sizes = {config.topology: (config, cell.decided) for cell, config in configured(cells)}.values()
     for config, asked in sorted(sizes, key=lambda run: (run[0].world_size, run[0].placement.nodes), reverse=True):
         with suppress(ConfigError):  # that topology is skipped, as place() says
             allocator.allocate(config, asked)
             return
 
 
-def check_gpus(trials: Sequence[PlannedTrial]) -> None:
+def check_gpus(cells: Sequence[PlannedCell]) -> None:
     """Refuse GPUs that PyTorch cannot use, before each run would meet them.
 
     Raises:
         ConfigError: naming what is wrong with them.
     """
-    used = any(trial.decided.device == "cuda" for trial, _ in configured(trials))
+    used = any(cell.decided.device == "cuda" for cell, _ in configured(cells))
     if problems := preflight.gpu_problems(connection.nodes()) if used else []:
         raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")

@@ -15,15 +15,15 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware
 
 
 def decide(
-    trials: Sequence[PlannedTrial], say: Callable[[str], None], decided: MutableMapping[Any, arithmetic.Choice]
+    cells: Sequence[PlannedCell], say: Callable[[str], None], decided: MutableMapping[Any, arithmetic.Choice]
 ) -> None:
-    """Decide what the config of every trial leaves open that is to run, by a measurement where a worker would compute.
+    """Decide what the config of every cell leaves open that is to run, by a measurement where a worker would compute.
 
     Of each model the largest batch is measured: on a GPU the smaller ones may be faster in another precision. What
     earlier calls have ``decided`` for each model holds, and this one adds to it.
@@ -32,25 +32,25 @@ def decide(
         ConfigError: when a model cannot be compiled.
         RunFailedError: when the process that measures dies, or gives no answer in time.
     """
-    asking: dict[Any, list[tuple[PlannedTrial, ResolvedConfig]]] = {}
-    for trial in trials:
-        begun = trial.folder is not None  # an earlier driver's; it goes on as its checkpoint says
-        if trial.config is not None and not begun:
-            asking.setdefault(_kind(trial.config, trial.decided.device), []).append((trial, trial.config))
+    asking: dict[Any, list[tuple[PlannedCell, ResolvedConfig]]] = {}
+    for cell in cells:
+        begun = cell.folder is not None  # an earlier driver's; it goes on as its checkpoint says
+        if cell.config is not None and not begun:
+            asking.setdefault(_kind(cell.config, cell.decided.device), []).append((cell, cell.config))
     for kind, alike in asking.items():
         if kind not in decided:
             decided[kind] = _chosen([config for _, config in alike], alike[0][0].decided.device, say)
         precision, convolutions = decided[kind].precision, decided[kind].convolutions
-        for trial, _ in alike:
-            trial.decided = dataclasses.replace(trial.decided, precision=precision, convolutions=convolutions)
+        for cell, _ in alike:
+            cell.decided = dataclasses.replace(cell.decided, precision=precision, convolutions=convolutions)
 
 
-def earlier(trials: Sequence[PlannedTrial]) -> dict[Any, arithmetic.Choice]:
-    """What an earlier driver has decided, for :func:`decide`: what its trials compute with."""
+def earlier(cells: Sequence[PlannedCell]) -> dict[Any, arithmetic.Choice]:
+    """What an earlier driver has decided, for :func:`decide`: what its cells compute with."""
     return {
-        _kind(trial.config, of.device): arithmetic.Choice(of.precision, of.convolutions)
-        for trial in trials
-        if trial.config is not None and (of := trial.decided).convolutions is not None and of.precision != "auto"
+        _kind(cell.config, of.device): arithmetic.Choice(of.precision, of.convolutions)
+        for cell in cells
+        if cell.config is not None and (of := cell.decided).convolutions is not None and of.precision != "auto"
     }
 
 

@@ -1,175 +1,104 @@
-"""Ray Tune's loop over the trials, in a thread of its own."""
+"""Ray Tune's loop over the cells of a sweep, in a thread of its own: it would take SIGINT from the main thread."""
 
 from __future__ import annotations
 
 import logging
-import queue
+import random
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
-from ray.tune.search import Searcher
 
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Range, SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
-from cifar_ray.orchestration.run.events import Mailbox
-from cifar_ray.orchestration.sweep.proposals import OptunaProposer
-from cifar_ray.orchestration.sweep.trial import FAILED, SweepTrial, TrialSpec
+from cifar_ray.orchestration.sweep.board import BoardHandle
+from cifar_ray.orchestration.sweep.cell import CellTrainable
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.background import background
 from cifar_ray.tracking.variables import variables
 
-_CANCEL_S = 20.0
+if TYPE_CHECKING:
+    from ray.tune.search.optuna import OptunaSearch
+
+NAME = "cell"
+"""What Ray Tune gives a trial of a cell that was planned: its name."""
+
+_MOST_ASKS = 20  # of Optuna for one cell, before giving up on a combination that is new
 _LONGEST_REASON = 200
 _SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the table of trials in the newer style, which verbose=0 does not silence
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # files of results
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial's last result says only that it is done
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that has failed has no figure
 }
 
 
-class _CancelledError(Exception):
-    """Ends Ray Tune's loop from within."""
+class _Deaths(TrialProgressCallback):
+    """Tells the board of processes that have died; takes the place of Ray Tune's own callback, which prints."""
 
-
-class _Listener(TrialProgressCallback):
-    """Runs in Ray Tune's thread: collects the trials that have ended, for the driver's own thread to read.
-
-    Attributes:
-        cancelled: when True, Ray Tune's loop ends at its next step.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, board: BoardHandle) -> None:
         super().__init__()
-        self.cancelled = False
-        self.ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
-
-    def __reduce__(self) -> tuple[type[_Listener], tuple[()]]:
-        return _Listener, ()  # Ray Tune pickles its callbacks; that copy collects nothing
+        self._board = board
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
-        pass  # replaces Ray Tune's own callback, which prints
-
-    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        if self.cancelled:
-            raise _CancelledError
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.ended.put((trial.config["trial"].index, False))
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.ended.put((trial.config["trial"].index, True))
-
-
-Admit = Callable[[int | None], bool | None]
-"""Says whether a trial may start, by its index, or for None whether any more may be proposed; None: not known yet."""
-
-
-class _Queue(Searcher):
-    """What Ray Tune trains next: the trials that wait, in their order, and then those that are proposed."""
-
-    def __init__(self, specs: Sequence[TrialSpec], proposer: OptunaProposer | None, admit: Admit | None = None) -> None:
-        super().__init__()
-        self._waiting, self._proposer = deque(specs), proposer
-        self._admit: Admit = admit or (lambda _: True)
-        self._indices: dict[str, int] = {}
-
-    def __reduce__(self) -> tuple[type[_Queue], tuple[tuple[()], None]]:
-        return _Queue, ((), None)  # Ray Tune pickles its searcher; a sweep is resumed from its own record
-
-    def suggest(self, trial_id: str) -> dict[str, TrialSpec] | str | None:
-        spec = self._next()
-        if not isinstance(spec, TrialSpec):
-            return spec
-        self._indices[trial_id] = spec.index
-        return {"trial": spec}
-
-    def _next(self) -> TrialSpec | str | None:
-        """The next trial that may start; None while that is not known yet, FINISHED when there are no more."""
-        while self._waiting:
-            if (may := self._admit(self._waiting[0].index)) is None:
-                return None
-            spec = self._waiting.popleft()
-            if may:
-                return spec
-        may = self._proposer is not None and self._admit(None)
-        if self._proposer is None or not may:
-            return None if may is None else self.FINISHED
-        proposed = self._proposer.propose()
-        if proposed is None or self._admit(proposed.index):
-            return proposed or self.FINISHED
-        self._proposer.ended(proposed.index, None)
-        return self.FINISHED  # more proposals, which the limits would refuse as well, would use up the samples
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        if self._proposer is not None:
-            self._proposer.ended(self._indices[trial_id], None if error or FAILED in (result or {}) else result)
-
-    def save(self, checkpoint_path: str) -> None:
         pass
 
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._board.died(trial.trial_id)
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Context manager, and decorator: Ray Tune with our settings, logging errors only."""
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with variables(_SETTINGS):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
+
+class _UntilOver(ray.tune.Stopper):
+    """Ends the loop when the driver says so."""
+
+    def __init__(self, board: BoardHandle) -> None:
+        self._board = board
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._board.over()
 
 
 class Tuning:
     """``tuner.fit()`` in the background.
 
     Args:
-        specs: the trials that wait.
+        cells: names of the cells that are planned, in their order; without any, those of ``search``.
+        search: proposes cells, each by its values; None where all are planned.
+        samples: how many ``search`` may propose.
         datasets: by their keys.
         folder: for Ray Tune's files, on this machine.
-        scheduler: stops the trials that fall behind; None when all run to their end.
-        proposer: of the trials that come after those that wait; None when none do.
-        proposed: how many these are, at most.
-        admit: called in Ray Tune's thread when there is a place for a trial; None lets all start.
+        at_once: trials at a time.
+        scheduler: stops the cells that fall behind; None when all run to their end.
     """
 
     def __init__(
         self,
-        specs: Sequence[TrialSpec],
+        board: BoardHandle,
+        cells: Sequence[str],
+        search: OptunaSearch | None,
+        samples: int,
         datasets: Mapping[str, Dataset],
-        mailbox: Mailbox,
         folder: Path,
         at_once: int,
         scheduler: TrialScheduler | None,
-        proposer: OptunaProposer | None = None,
-        proposed: int = 0,
-        admit: Admit | None = None,
     ) -> None:
         references = {name: ray.put(dataset) for name, dataset in datasets.items()}
-        trainable = ray.tune.with_parameters(SweepTrial, datasets=references, mailbox=mailbox)
-        self._listener = _Listener()
-
-        def admitted(index: int | None) -> bool | None:
-            return not self._listener.cancelled and (admit is None or admit(index))
-
+        trainable = ray.tune.with_parameters(CellTrainable, datasets=references, board=board)
         tuner = ray.tune.Tuner(
-            ray.tune.with_resources(trainable, optional.head_resource()),
+            ray.tune.with_resources(trainable, _here()),
+            param_space=None if search else {NAME: ray.tune.grid_search(list(cells))},
             tune_config=ray.tune.TuneConfig(
-                search_alg=_Queue(specs, proposer, admitted),
-                num_samples=len(specs) + proposed,
+                search_alg=search,
+                num_samples=_MOST_ASKS * samples if search else 1,
                 max_concurrent_trials=at_once,
                 reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
                 scheduler=scheduler,
@@ -177,7 +106,8 @@ class Tuning:
             run_config=ray.tune.RunConfig(
                 name=f"attempt-{time.time_ns()}",
                 storage_path=str(folder),
-                callbacks=[self._listener],
+                callbacks=[_Deaths(board)],
+                stop=_UntilOver(board),
                 checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
                 verbose=0,
             ),
@@ -197,17 +127,29 @@ class Tuning:
     def wait(self, timeout_s: float) -> None:
         wait([self._fitting], timeout_s)
 
-    def take_ended(self) -> list[tuple[int, bool]]:
-        """Indices of the trials that have ended since the last call, and whether with an error."""
-        ended = []
-        while not self._listener.ended.empty():
-            ended.append(self._listener.ended.get())
-        return ended
 
-    def cancel(self) -> None:
-        """End the loop; otherwise it would start another Ray when this one ends."""
-        self._listener.cancelled = True
-        wait([self._fitting], _CANCEL_S)
+def _here() -> dict[str, float]:
+    """Resources that place an actor without CPUs on this node, which has the store and the data."""
+    here = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == here)
+    head = optional.head_resource()
+    is_head = head and head.keys() <= node["Resources"].keys()
+    return head if is_head else {f"node:{node['NodeManagerAddress']}": 0.001}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context manager, and decorator: Ray Tune with our settings, logging errors only."""
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with variables(_SETTINGS):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)
 
 
 def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig]) -> TrialScheduler | None:
@@ -215,6 +157,57 @@ def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig])
     if sweep.scheduler == "none":
         return None
     longest = max(config.epochs for config in configs)
-    figure: dict[str, Any] = {"time_attr": "epoch", "metric": goal.metric, "mode": goal.better}
     grace = min(sweep.asha.grace, longest)  # a sweep that is resumed may have only its short runs left
-    return ASHAScheduler(**figure, max_t=longest, grace_period=grace, reduction_factor=sweep.asha.reduction)
+    return ASHAScheduler(
+        "epoch", goal.metric, goal.better, max_t=longest, grace_period=grace, reduction_factor=sweep.asha.reduction
+    )
+
+
+Point = Mapping[str, Any]
+"""Values by axis, as they were proposed."""
+
+
+def search_of(
+    sweep: SweepConfig, goal: Goal, known: Sequence[tuple[Point, float | None]], waiting: Sequence[Point]
+) -> OptunaSearch:
+    """TPE (Bergstra et al., 2011), by Optuna.
+
+    Args:
+        sweep: whose axes they are.
+        goal: what it is after.
+        known: what earlier drivers have found, None where a cell has failed.
+        waiting: what they have proposed, and is to be tried first.
+    """
+    import optuna
+    from ray.tune.search.optuna import OptunaSearch
+
+    lists = {name: of for name, of in sweep.grid[0].items() if not isinstance(of, Range)}
+    space: dict[str, optuna.distributions.BaseDistribution] = {}
+    for name, of in sweep.grid[0].items():
+        if not isinstance(of, Range):  # the numbers of its values, which may be of any type
+            space[name] = optuna.distributions.CategoricalDistribution(range(len(of)))
+        elif of.kind == "int":
+            space[name] = optuna.distributions.IntDistribution(int(of.low), int(of.high))
+        else:
+            space[name] = optuna.distributions.FloatDistribution(of.low, of.high, log=of.kind == "loguniform")
+
+    def numbered(point: Point) -> dict[str, Any]:
+        return {name: lists[name].index(value) if name in lists else value for name, value in point.items()}
+
+    # Another seed after a resume: the same one would propose the first cells again.
+    seed = random.Random(f"{sweep.name} {len(known) + len(waiting)}").randrange(2**31)
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it says that it has made a study
+    try:
+        first = [numbered(point) for point in waiting]
+        search = OptunaSearch(space, metric=goal.metric, mode=goal.better, seed=seed, points_to_evaluate=first or None)
+        for point, value in known:
+            search.add_evaluated_point(numbered(point), value, error=value is None)
+        return search
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def proposal_of(sweep: SweepConfig, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by axis that a trial has of :func:`search_of`."""
+    return {name: asked[name] if isinstance(of, Range) else of[asked[name]] for name, of in sweep.grid[0].items()}

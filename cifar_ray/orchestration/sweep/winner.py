@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cifar_ray.config import runfile
 from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.reporting import winner as words
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.training import recipe
@@ -41,50 +41,49 @@ class Winner:
     command: str
 
 
-def _ranked(goal: Goal, trials: Sequence[PlannedTrial]) -> list[tuple[float, PlannedTrial]]:
+def _ranked(goal: Goal, cells: Sequence[PlannedCell]) -> list[tuple[float, PlannedCell]]:
     """The runs that finished with the figure, the best first; those stopped early are not compared."""
     whole = [
-        (value, trial)
-        for trial in trials
-        if trial.state == boards.FINISHED and not trial.repeats and (value := goal.value(trial.figures)) is not None
+        (value, cell)
+        for cell in cells
+        if cell.state == boards.FINISHED and not cell.repeats and (value := goal.value(cell.row.figures)) is not None
     ]
     return sorted(whole, key=lambda pair: goal.figure.rank(pair[0]), reverse=True)
 
 
-def winner_of(goal: Goal, trials: Sequence[PlannedTrial]) -> Winner | None:
+def winner_of(goal: Goal, cells: Sequence[PlannedCell]) -> Winner | None:
     """The best of the runs that finished; None when none has the figure."""
-    ranked = _ranked(goal, trials)
+    ranked = _ranked(goal, cells)
     if not ranked:
         return None
     (value, best), *others = ranked
-    again = [trial for trial in trials if trial.repeats == best.cell.name and trial.state == boards.FINISHED]
-    repeated = tuple(one for trial in again if (one := goal.value(trial.figures)) is not None)
+    again = [cell for cell in cells if cell.repeats == best.cell.name and cell.state == boards.FINISHED]
+    repeated = tuple(one for cell in again if (one := goal.value(cell.row.figures)) is not None)
     second = (others[0][1].cell.name, others[0][0]) if others else None
     ahead = None if second is None else words.lead(goal.figure, words.level(value, repeated), second[1])
-    images = goal.images(trial.figures for _, trial in ranked)
+    images = goal.images(cell.row.figures for _, cell in ranked)
     sentence = words.sentence(goal.figure, best.cell.name, value, repeated, second, len(ranked), images)
     assert best.config is not None
     command = recipe.command(best.config, epochs=_LONGER * best.config.epochs)
     return Winner(best.cell.name, goal.metric, value, ahead, repeated, sentence, command)
 
 
-def repeats_of(goal: Goal, sweep: SweepConfig, trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
-    """The trials that train the best run of a search that is over again with other seeds; none if there are any."""
-    ranked = _ranked(goal, trials)
-    if not ranked or any(trial.repeats for trial in trials):
+def repeats_of(goal: Goal, sweep: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:
+    """The cells that train the best run of a search that is over again with other seeds; none if there are any."""
+    ranked = _ranked(goal, cells)
+    if not ranked or any(cell.repeats for cell in cells):
         return []
     best = ranked[0][1]
     assert best.config is not None
-    taken = {trial.cell.name for trial in trials}
-    made: list[PlannedTrial] = []
+    taken = {cell.cell.name for cell in cells}
+    made: list[PlannedCell] = []
     for seed in itertools.count(best.config.seed + 1):
         if len(made) == sweep.repeat:
             return made
         name = f"{best.cell.name.rpartition('seed')[0]}seed{seed}"
         if name not in taken:
-            cell = Cell(name, {**best.cell.values, "seed": seed})
+            values = {**best.cell.values, "seed": seed}
             config = runfile.resolved_from_mapping({**runfile.to_mapping(best.config), "seed": seed})
-            trial = PlannedTrial(len(trials) + len(made), cell, config, repeats=best.cell.name)
-            trial.decided = best.decided
-            made.append(trial)
+            of = (len(cells) + len(made), Cell(name, values), config, best.decided)
+            made.append(PlannedCell(*of, repeats=best.cell.name))
     raise AssertionError

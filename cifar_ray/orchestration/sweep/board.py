@@ -1,0 +1,251 @@
+"""The board of a sweep: an actor between the driver and the processes of its cells.
+
+It holds the latest row of each cell, from the cell, and the latest word to it, from the driver; there is no queue. Both
+sides give theirs again and again, so that a board whose process was killed is complete again within a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cifar_ray.config.decided import Decided
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.display.sweep import Shown
+from cifar_ray.orchestration.run.limits import Spent
+from cifar_ray.orchestration.run.run_folder import RunFolder
+
+INTERRUPTED = "interrupted"
+"""Why cells are to stop, beside the limits of ``config.limits``: the driver has a signal, or has failed."""
+
+_ANSWER_S, _SLOW_S, _POST_S, _LEAST_S = 30.0, 5.0, 0.5, 0.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """How far a cell is.
+
+    Attributes:
+        shown: what the display shows of it, its state among that.
+        spent: what it has used so far, over all drivers.
+        epoch: the last one.
+        figures: its latest figures; once it has finished, also those of its end, times among them.
+        times: seconds by phase as far as they are known, over all drivers.
+        stopped_by: the limit that has stopped it.
+        is_lost: whether the cluster has lost the nodes that it needs; its state says whether it had begun.
+        is_recorded: whether all is written that is to be written of it.
+        has_run: whether MLflow has its run.
+    """
+
+    shown: Shown = field(default_factory=Shown)
+    spent: Spent = field(default_factory=Spent)
+    epoch: int = 0
+    figures: Mapping[str, float] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    stopped_by: str = ""
+    is_lost: bool = False
+    is_recorded: bool = False
+    has_run: bool = False
+
+    @property
+    def state(self) -> str:
+        return self.shown.state
+
+    def ended(self, state: str, note: str) -> Row:
+        """It with this state and why, or its result."""
+        return replace(self, shown=replace(self.shown, state=state, note=note))
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """What a cell is to train: a resolved config, and all that it leaves open but the nodes.
+
+    Attributes:
+        row: how far earlier drivers have come.
+        name: in MLflow.
+        store: the tracking URI.
+        tags: of its run in MLflow that make it the sweep's.
+        experiment: id of the experiment.
+        scheduler: what stops cells early, or ``none``.
+        variables: of the driver's environment that its store and storage need.
+    """
+
+    config: ResolvedConfig
+    decided: Decided
+    folder: RunFolder
+    row: Row
+    name: str
+    store: str
+    tags: Mapping[str, str]
+    experiment: str
+    scheduler: str
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Word:
+    """What the driver says to a cell.
+
+    Attributes:
+        begin: what to train, until it has begun.
+        skip: whether it is not to train at all.
+        figures: with ``skip``, those of a cell that has the same values.
+        stop: why it is to stop, a limit of the sweep or :data:`INTERRUPTED`; empty while it may go on.
+        is_released: whether Ray Tune may know that it has ended.
+    """
+
+    begin: CellSpec | None = None
+    skip: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
+    stop: str = ""
+    is_released: bool = False
+
+
+class _BoardActor:
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[int, Mapping[str, Any], Row]] = {}
+        self._words: Mapping[str, Word] = {}
+        self._usual, self._over = Word(), False
+        self._posts = 0
+        self._dead: set[str] = set()
+
+    def post(self, key: str, asked: Mapping[str, Any], row: Row) -> Word:
+        self._posts += 1
+        self._rows[key] = self._posts, asked, row
+        return self._words.get(key, self._usual)
+
+    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool, seen: int) -> News:
+        self._words, self._usual, self._over = words, usual, over
+        after = seen if seen <= self._posts else 0  # the driver has seen an earlier process
+        rows = {key: (asked, row) for key, (post, asked, row) in self._rows.items() if post > after}
+        return News(rows, frozenset(self._dead), self._posts)
+
+    def died(self, key: str) -> None:
+        self._dead.add(key)
+
+    def over(self) -> bool:
+        return self._over
+
+
+@dataclass(frozen=True)
+class News:
+    """What is new on the board.
+
+    Attributes:
+        rows: key of a cell -> what its trial has of Ray Tune, and its row.
+        dead: keys of cells whose process has died.
+        seen: how many posts of cells there were.
+    """
+
+    rows: Mapping[str, tuple[Mapping[str, Any], Row]] = field(default_factory=dict)
+    dead: frozenset[str] = frozenset()
+    seen: int = 0
+
+
+@dataclass(frozen=True)
+class BoardHandle:
+    """The board as its driver, its cells and Ray Tune's callbacks have it."""
+
+    actor: Any
+
+    def died(self, key: str) -> None:
+        """A cell's process has died."""
+        self.actor.died.remote(key)
+
+    def over(self) -> bool:
+        """Whether Ray Tune is to end; a board that does not answer lets it go on."""
+        with suppress(ray.exceptions.RayError, TimeoutError):
+            return bool(ray.get(self.actor.over.remote(), timeout=_ANSWER_S))
+        return False
+
+
+class SweepBoard:
+    """The board, as the driver opens it on its own node; it ends with the driver. Ray restarts it when it is killed.
+
+    Attributes:
+        handle: for the others.
+    """
+
+    def __init__(self) -> None:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
+        self.handle = BoardHandle(ray.remote(_BoardActor).options(**options).remote())
+        self._asked: Any = None
+        self._seen = 0
+
+    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool, timeout_s: float = _SLOW_S) -> News:
+        """Give each cell a word, or the usual one; what is new, or nothing of a board that is slow or has died.
+
+        Args:
+            words: by the cell's key, Ray Tune's id of its trial.
+            usual: for all other cells.
+            over: whether Ray Tune is to end.
+            timeout_s: seconds to wait for an answer, which otherwise comes with a later call.
+        """
+        self._asked = self._asked or self.handle.actor.exchange.remote(words, usual, over, self._seen)
+        try:
+            news: News = ray.get(self._asked, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            return News()
+        except ray.exceptions.RayError:
+            news = News()
+        self._asked, self._seen = None, news.seen
+        return news
+
+
+class Link(threading.Thread):
+    """A cell's side of the board: posts its row when it has changed, and now and then, and hears the driver's word.
+
+    Attributes:
+        row: the latest one.
+        word: the latest one.
+    """
+
+    def __init__(self, board: BoardHandle, key: str, asked: Mapping[str, Any]) -> None:
+        super().__init__(daemon=True, name="board-link")
+        self.row, self.word = Row(), Word()
+        self._board, self._key, self._asked = board, key, asked
+        self._changed, self._heard = threading.Event(), threading.Condition()
+        self._lock = threading.Lock()
+        self.start()
+
+    def change(self, **changes: Any) -> None:
+        """Change fields of the row."""
+        with self._lock:
+            self.row = replace(self.row, **changes)
+        self._changed.set()
+
+    def end(self, state: str, note: str) -> None:
+        """The cell has ended, and all of it is recorded."""
+        with self._lock:
+            self.row = replace(self.row.ended(state, note), is_recorded=True)
+        self._changed.set()
+
+    def wait_for(self, is_so: Callable[[Word], object]) -> Word:
+        """Wait until the driver's word is such."""
+        with self._heard:
+            self._heard.wait_for(lambda: is_so(self.word))
+            return self.word
+
+    def run(self) -> None:
+        while True:
+            self._changed.wait(_POST_S)
+            self._changed.clear()
+            row = self.row
+            try:
+                word = ray.get(self._board.actor.post.remote(self._key, self._asked, row), timeout=_ANSWER_S)
+            except (ray.exceptions.RayError, TimeoutError):  # the board restarts
+                continue
+            with self._heard:
+                self.word = word
+                self._heard.notify_all()
+            if row.is_recorded and word.is_released:
+                return
+            time.sleep(_LEAST_S)
