@@ -169,6 +169,7 @@ def _train(
             raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
         images = data.facts(planned).train_size
         from cifar_ray.orchestration.run import machine
+        from cifar_ray.orchestration.sweep import driver
 
     is_here = servers.ray_head(asked.address) is None
     on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
