@@ -10,7 +10,6 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -89,7 +88,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
     workers = Workers(config.hang_timeout_s)
     ended: Outcome | Stopped | None = None
     mailbox.ask_to_stop(False)
-    with variables(settings(config, attempt.start_s)):
+    with variables(_settings(config, attempt.start_s)):
         fitting = background(_fit(attempt, mailbox), "trainer-fit")
         with ending(fitting, workers, mailbox):
             is_last = False
@@ -131,13 +130,13 @@ def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced
     if isinstance(error, ray.train.WorkerGroupError):
         return Failed(workers.left(error.worker_failures), workers.stacks)
     if workers.failures or workers.placed:
-        return Failed(workers.failures or {0: Failure(Kind.PASSING, sentence(error))}, workers.stacks)
+        return Failed(workers.failures or {0: Failure(Kind.PASSING, _sentence(error))}, workers.stacks)
     if isinstance(error, ray.train.ControllerError):
         return NotPlaced()
-    return Failed({0: Failure(Kind.UNKNOWN, sentence(error))}, {})
+    return Failed({0: Failure(Kind.UNKNOWN, _sentence(error))}, {})
 
 
-def sentence(error: BaseException | None) -> str:
+def _sentence(error: BaseException | None) -> str:
     """What has ended Ray Train's trainer."""
     if error is None:
         return "its result was lost with the mailbox"
@@ -148,7 +147,7 @@ def sentence(error: BaseException | None) -> str:
 
 
 def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
-    """What starts the workers, and returns when they have ended."""
+    """What starts the workers, and returns when they have ended; it restarts nothing."""
     config, decided = attempt.config, attempt.allocation.decided
     payload = {
         "config": config,
@@ -162,39 +161,23 @@ def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
     if decided.world_size == 1:
         where = None if config.elastic is None else {NODE_ID_LABEL: attempt.allocation.nodes[0]}
         return partial(alone.fit, decided.cpus, decided.gpus(config), where, attempt.start_s, payload)
-    return trainer(config, attempt.allocation, _train_loop, payload, attempt.folder.disk / "ray_train").fit
-
-
-def trainer(
-    config: ResolvedConfig,
-    allocation: Allocation,
-    loop: Callable[[dict[str, Any]], None],
-    payload: dict[str, Any],
-    folder: Path,
-) -> TorchTrainer:
-    """Ray Train's trainer that runs a ``loop`` once in each worker, with its own files in a ``folder``: it restarts
-    nothing."""
     known = [field.name for field in dataclasses.fields(ray.train.FailureConfig)]
     none = dict.fromkeys(("max_failures", "controller_failure_limit", "max_preemption_failures"), 0)
+    quiet: dict[str, Any] = {}
+    if not config.verbose and hasattr(ray.train, "LoggingConfig"):
+        quiet = {"logging_config": ray.train.LoggingConfig(log_level="ERROR")}
     return TorchTrainer(
-        loop,
+        _train_loop,
         train_loop_config=payload,
         torch_config=_NoProcessGroup(timeout_s=math.ceil(2 * config.hang_timeout_s)),
-        scaling_config=_scaling(config, allocation),
+        scaling_config=_scaling(config, attempt.allocation),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
-            storage_path=str(folder),
+            storage_path=str(attempt.folder.disk / "ray_train"),
             failure_config=ray.train.FailureConfig(**{name: zero for name, zero in none.items() if name in known}),
-            **_quiet(config),
+            **quiet,
         ),
-    )
-
-
-def _quiet(config: ResolvedConfig) -> dict[str, Any]:
-    """Ray Train's own log, where this Ray can be asked not to show it."""
-    if config.verbose or not hasattr(ray.train, "LoggingConfig"):
-        return {}
-    return {"logging_config": ray.train.LoggingConfig(log_level="ERROR")}
+    ).fit
 
 
 def _scaling(config: ResolvedConfig, allocation: Allocation) -> ray.train.ScalingConfig:
@@ -211,7 +194,7 @@ def _scaling(config: ResolvedConfig, allocation: Allocation) -> ray.train.Scalin
     )
 
 
-def settings(config: ResolvedConfig, start_s: float) -> dict[str, str]:
+def _settings(config: ResolvedConfig, start_s: float) -> dict[str, str]:
     """Variables that Ray Train reads when the trainer starts, which waits so many seconds for room."""
     return {
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(start_s),

@@ -270,7 +270,7 @@ class Training:
             except (InterruptedRunError, KeyboardInterrupt) as error:
                 status, reason = "KILLED", interrupted(session)
                 signum = getattr(error, "signum", signal.SIGINT)
-                raise InterruptedRunError(signum, session.last_lines.interrupted) from None
+                raise InterruptedRunError(signum, session.interrupted) from None
             except RunFailedError as error:
                 reason = str(error)
                 if self.is_void:  # its folder is removed
@@ -315,13 +315,13 @@ def _run_here(
         if isinstance(outcome, Halt):
             result = session.result(None, outcome.by)
             console.table(session.locations(result))
-            console.line(session.last_lines.halted(outcome.by))
+            console.line(session.halted(outcome.by))
             return result
         result = session.result(outcome, outcome.stopped_by)
         attempt_s = outcome.ended - start.launch.begun if is_resumed else None
         console.summary(result.metrics, result.times, session.locations(result), attempt_s)
         if outcome.stopped_by:
-            console.line(session.last_lines.exhausted(outcome))
+            console.line(session.exhausted(outcome))
         if line := bound_line(outcome, result.name, session.record.uri):
             console.line(line)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cifar_ray import storage, tasks
-from cifar_ray.config import limits
+from cifar_ray.config import errors, limits
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import counted
 from cifar_ray.config.model import USUAL
@@ -33,7 +34,6 @@ from cifar_ray.orchestration.run.events import (
     WorkersFailed,
 )
 from cifar_ray.orchestration.run.failures import Verdict
-from cifar_ray.orchestration.run.last_lines import LastLines
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.run_folder import RunFolder
@@ -43,6 +43,7 @@ from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages
+from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import PROFILE, RunRecord
 from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.training import arithmetic, profiling
@@ -179,7 +180,7 @@ class RunSession:
     @_on.register
     def _(self, event: LimitReached) -> None:
         if event.by in limits.KEYS:  # of a sweep's, its board tells
-            self.view.line(f"{self.last_lines.limit(event.by)} is reached; stopping as soon as possible")
+            self.view.line(f"{self._limit(event.by)} is reached; stopping as soon as possible")
 
     @_on.register
     def _(self, event: NoRoom) -> None:
@@ -308,9 +309,40 @@ class RunSession:
         self.record.halted(by, self._saved)
 
     @property
-    def last_lines(self) -> LastLines:
-        """What is said of the run if it ends now."""
-        return LastLines(self.config, self.record, self._epochs, self._saved)
+    def command(self) -> str:
+        """The command that continues the run."""
+        return f"cifar-ray resume {shlex.quote(self.record.name)}{stores.flag(self.record.uri)}"
+
+    @property
+    def interrupted(self) -> str:
+        """The last line if a signal ends the run now."""
+        return f"Stopped {self._when}. Continue with: {self.command}"
+
+    @property
+    def _when(self) -> str:
+        return f"after epoch {self._epochs}" if self._epochs else "within the first epoch"
+
+    def halted(self, by: str) -> str:
+        """The last line of a run that a limit has stopped."""
+        after = f"after step {self._saved.step}" if self._saved else "before its first checkpoint"
+        evaluate = f"cifar-ray evaluate {shlex.quote(self.record.name)}{stores.flag(self.record.uri)}"
+        return (
+            f"stopped by {self._limit(by)} {after}, {self._when}; `{self.command} {errors.flag_of(by)} MORE` goes on, "
+            f"`{evaluate}` measures it"
+        )
+
+    def exhausted(self, outcome: Outcome) -> str:
+        """The last line of a run that its patience has ended, with the epoch that was the best."""
+        best = int(outcome.metrics.get(CHOSEN_EPOCH, 0))
+        metric = self.record.task.primary.on(self.decided.facts.measured)
+        since = f", {metric} was best after epoch {best}" if best else ""
+        after = f"after epoch {outcome.epochs} of {self.config.epochs}"
+        more = f"`{self.command} {errors.flag_of(outcome.stopped_by)} MORE` goes on"
+        return f"stopped by {self._limit(outcome.stopped_by)} {after}{since}; {more}"
+
+    def _limit(self, by: str) -> str:
+        """A limit in words: ``--max-time 2h``, or ``the sweep's --max-time``."""
+        return limits.named(by) if limits.is_of_sweep(by) else f"{limits.named(by)} {getattr(self.config, by)}"
 
     def _record_spent(self) -> None:
         self._spent_at = time.monotonic()
@@ -330,7 +362,7 @@ class RunSession:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(
                 f"MLflow at {self.record.uri} does not take the run's record ({why}); "
-                f"the checkpoints have it, and `{self.last_lines.command}` writes it when the store is back"
+                f"the checkpoints have it, and `{self.command}` writes it when the store is back"
             )
             return
         for refused, times in Counter(self.record.refused).items():

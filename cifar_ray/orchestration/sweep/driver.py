@@ -99,12 +99,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     """
     begun = begun or time.time()
     imports.refuse_while_importing()
-    config = plan.absolute(config)
-    address = store.resolve_uri(config.base.tracking_uri)  # a module of the user's may set another one when imported
-    cells = plan.planned(config)
-    plan.refuse(config, cells)
-    if config.search == "optuna":
-        cells = plan.open_cells(config)
+    config, cells, address = planned(config)
     with signals():
         tracking.quieten(config.base.verbose)
         client = store.connect(address)
@@ -124,6 +119,33 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
         finally:
             if record is None:  # nothing has begun, so the name is free again
                 run_folder.discard(folder)
+
+
+def planned(config: SweepConfig) -> tuple[SweepConfig, list[PlannedCell], str]:
+    """A new sweep that means the same from any folder, its cells, and its tracking URI.
+
+    Raises:
+        ConfigError: when it has cells that cannot run, or that cannot be compared.
+    """
+    config = plan.absolute(config)
+    address = store.resolve_uri(config.base.tracking_uri)  # a module of the user's may set another one when imported
+    cells = plan.planned(config)
+    plan.refuse(config, cells)
+    return config, plan.open_cells(config) if config.search == "optuna" else cells, address
+
+
+def probes(config: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:
+    """Cells that tell what the open ones may need.
+
+    Raises:
+        ConfigError: when Optuna is to propose them and is not installed, or none of them can run.
+    """
+    if not any(cell.is_open for cell in cells):
+        return []
+    preparation.check_installed()
+    found = plan.planned(config)
+    plan.refuse(config, [*cells, *found])
+    return found
 
 
 @tracking.unchanged()
@@ -207,11 +229,7 @@ class _Driver:
     ) -> None:
         self._config, self._folder, self._client, self._cells = config, folder, client, cells
         self._begun, self._budget = begun, budget or Budget(config, cells)
-        self._probes: list[PlannedCell] = []
-        if any(cell.is_open for cell in cells):
-            preparation.check_installed()
-            self._probes = plan.planned(config)
-            plan.refuse(config, [*cells, *self._probes])
+        self._probes = probes(config, cells)
         self._board = Board([cell.cell.name for cell in cells], begun)
         self._ready = Preparation(config.base, self._board)
         self._locks: dict[int, Lock] = {}  # by index of the cell

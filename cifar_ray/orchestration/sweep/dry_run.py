@@ -10,10 +10,8 @@ from typing import Any
 import torch
 
 from cifar_ray import storage, tracking
-from cifar_ray.config.decided import Decided
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import connection, local
@@ -21,7 +19,7 @@ from cifar_ray.orchestration.sweep import driver, plan, preparation
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.tracking import parent, store
+from cifar_ray.tracking import parent
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,7 @@ class DryRow:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a sweep would train.
-
-    Attributes:
-        name: of the sweep.
-        rows: its runs.
-        at_once: how many would train at a time; None where the cluster is not looked at.
-        notes: what is not looked at, in sentences.
-    """
+    """What a sweep would train: its runs, how many at a time (None where the cluster is not looked at), and notes."""
 
     name: str
     rows: tuple[DryRow, ...]
@@ -65,22 +56,14 @@ def of_new(config: SweepConfig) -> DryRun:
     Raises:
         ConfigError: as the sweep itself would on a user's mistake.
     """
-    config = plan.absolute(config)
-    address = store.resolve_uri(config.base.tracking_uri)  # a module of the user's may set another one
-    cells = plan.planned(config)
-    plan.refuse(config, cells)
-    if config.search == "optuna":
-        cells = plan.open_cells(config)
+    config, cells, address = driver.planned(config)
     plan.refuse_taken(config, address)
     return _of(config, cells)
 
 
 @tracking.unchanged()
 def of_begun(
-    name: str,
-    tracking_uri: str | None = None,
-    retry_failed: bool = False,
-    limits: Mapping[str, Any] | None = None,
+    name: str, tracking_uri: str | None = None, retry_failed: bool = False, limits: Mapping[str, Any] | None = None
 ) -> DryRun:
     """Look at what is left of a sweep; arguments as of ``driver.resume``.
 
@@ -98,23 +81,20 @@ def of_begun(
 
 
 def _of(config: SweepConfig, cells: list[PlannedCell]) -> DryRun:
-    probes: list[PlannedCell] = []
-    if any(cell.is_open for cell in cells):
-        preparation.check_installed()
-        probes = plan.planned(config)
+    probes = driver.probes(config, cells)
+    waiting, at_once, notes = [cell for cell in (*cells, *probes) if cell.is_waiting], None, []
+    head = connection.address(config.base)
+    if waiting and head is not None:
+        notes.append(f"Whether the cluster at {head} has room for these topologies is not looked at.")
+    elif waiting:
+        cpus, count = local.cpus_per_node(config.base, preparation.room(waiting)), config.base.local_nodes
+        gpus = 0 if count > 1 else torch.cuda.device_count()
+        nodes = [Node(str(at), "here", cpus, gpus) for at in range(count)]  # as Ray would have them
+        ready = Preparation(config.base, Board([], 0.0), nodes)
+        ready.place(waiting)
         plan.refuse(config, [*cells, *probes])
-    waiting = [cell for cell in [*cells, *probes] if cell.is_waiting]
-    at_once, notes = None, []
-    if waiting:
-        base, room = config.base, preparation.room(waiting)
-        if (head := connection.address(base)) is not None:
-            notes.append(f"Whether the cluster at {head} has room for these topologies is not looked at.")
-        else:
-            ready = Preparation(base, Board([], 0.0), _nodes(base, room))
-            ready.place(waiting)
-            plan.refuse(config, [*cells, *probes])
-            left = sum(cell.state == boards.WAITING for cell in cells)
-            at_once = ready.at_once(config, storage.at(base.storage), waiting, left)
+        left = sum(cell.state == boards.WAITING for cell in cells)
+        at_once = ready.at_once(config, storage.at(config.base.storage), waiting, left)
     if config.scheduler != "none":
         notes.append(f"--scheduler {config.scheduler} stops some earlier.")
     if config.repeat:
@@ -122,19 +102,9 @@ def _of(config: SweepConfig, cells: list[PlannedCell]) -> DryRun:
     return DryRun(config.name, tuple(map(_row, cells)), at_once, tuple(notes))
 
 
-def _nodes(base: TrainConfig, room: Decided) -> list[Node]:
-    """The nodes that Ray would have if it were started here.
-
-    Raises:
-        ConfigError: when this machine has too few CPUs for them.
-    """
-    gpus = 0 if base.local_nodes > 1 else torch.cuda.device_count()
-    return [Node(str(at), "here", local.cpus_per_node(base, room), gpus) for at in range(base.local_nodes)]
-
-
 def _row(cell: PlannedCell) -> DryRow:
-    if cell.is_open:
-        return DryRow(cell.cell.name, "", cell.state, "Optuna proposes its values as the sweep goes on")
     config = cell.config or cell.cell.config
     reason = cell.reason if cell.state in (boards.WAITING, boards.SKIPPED) else cell.row.shown.note
+    if cell.is_open:
+        reason = "Optuna proposes its values as the sweep goes on"
     return DryRow(cell.cell.name, config.topology if config else "", cell.state, reason)

@@ -264,7 +264,7 @@ def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(
     assert ("line", "--max-time 2h is reached; stopping as soon as possible") in priced.view.calls
     priced.halt("max_time")
     assert priced.record.calls[-1] == ("halted", "max_time", SAVED)
-    line = priced.last_lines.halted("max_time")
+    line = priced.halted("max_time")
     assert line.startswith(
         "stopped by --max-time 2h after step 3, after epoch 2; `cifar-ray resume mine --max-time MORE`"
     )
@@ -296,14 +296,14 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
 def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
     made = session(name="mine")
     made.handle(Started(Decided.asked(made.config), step, steps_per_epoch=12, resumed_from="step" if step else None))
-    assert made.last_lines.interrupted == f"Stopped {when}. Continue with: cifar-ray resume mine"
+    assert made.interrupted == f"Stopped {when}. Continue with: cifar-ray resume mine"
 
 
 def test_an_interrupted_run_says_how_to_continue_it() -> None:
     made = session(name="my run")
     made.handle(EPOCH)
-    assert made.last_lines.interrupted == "Stopped after epoch 2. Continue with: cifar-ray resume 'my run'"
-    elsewhere = session(name="mine", uri="sqlite:////a b/m.db").last_lines.interrupted
+    assert made.interrupted == "Stopped after epoch 2. Continue with: cifar-ray resume 'my run'"
+    elsewhere = session(name="mine", uri="sqlite:////a b/m.db").interrupted
     assert elsewhere.endswith("Continue with: cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'")
 
 
