@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch
 
 _POLL_S, _CANCEL_S, _FIGURES_EVERY_S = 0.1, 20.0, 60.0
-_MOST_EXPECTED = 300  # cells whose times are told beforehand
 _OF_STORES = re.compile(r"(MLFLOW|AWS|AZURE|GOOGLE|GCS|S3)_|(https?|no)_proxy$|(SSL_CERT|REQUESTS_CA|CURL_CA)_", re.I)
 """Variables of the driver that a store or a bucket may need."""
 
@@ -308,7 +307,7 @@ class _Driver:
             self._at_once = ready.at_once(self._config, self._folder, self._asked(), left)
             ready.divide_cpus(self._asked(), self._at_once, next(filter(None, before), None))
             preparation.check_gpus(self._asked())
-        ready.decide_arithmetic(self._asked(), self._cells)
+        ready.decide_arithmetic([*self._cells, *self._probes])
 
     def _announce(self) -> None:
         board, config, asked = self._board, self._config, configured(self._asked())
@@ -353,7 +352,6 @@ class _Driver:
         running = Tuning(board.handle, names, search, samples, self._ready.datasets, notes, self._at_once, scheduler)
         self._tried, self._asking, self._skips = {}, {}, {}
         self._board.start(self._at_once)
-        self._expect()
         looked = noted = time.monotonic()
         try:
             while running.running:
@@ -433,7 +431,6 @@ class _Driver:
         if row.is_lost and not before.is_lost:
             self._board.line_once(f"the cluster has lost nodes ({row.shown.note}); runs that still fit go on")
         if before.state != row.state and row.state not in (boards.WAITING, boards.RUNNING):
-            self._expect(cell)
             self._record.figures(self._figures())
 
     def _answer(self, goal: Goal | None) -> None:
@@ -545,16 +542,6 @@ class _Driver:
         scheduler = "none" if cell.repeats else sweep.scheduler
         of_store = (self._record.uri, tags, self._record.experiment_id, scheduler, _variables())
         return CellSpec(config, cell.decided, cell.folder, cell.row, cell.cell.name, *of_store)
-
-    def _expect(self, ended: PlannedCell | None = None) -> None:
-        """Have the board know what each cell that is to end yet will take, as far as the one that has ended tells."""
-        if len(self._cells) > _MOST_EXPECTED:
-            return
-        for cell, row in zip(self._cells, self._board.rows):
-            keys = [of.config.model_key for of in (cell, ended) if of is not None and of.config is not None]
-            if cell.is_waiting and len(set(keys)) == 1:
-                whole = self._budget.expected(cell)
-                row.expected_s = None if whole is None else max(whole.mid - cell.row.spent.placed_s, 0.0)
 
     def _end(self, status: str) -> None:
         """Release the cells' folders, and record the end of the sweep."""
