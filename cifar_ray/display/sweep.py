@@ -185,7 +185,7 @@ class Board(Display):
         self.rows[index].shown, self.rows[index].took_s = replace(shown, resumed=True), took_s
 
     def left_s(self) -> float:
-        """Estimated seconds until the end, by the mean of the runs that have finished; 0 when none has, or none is left.
+        """Estimated seconds until the end, by the mean of those that have finished; 0 when none has, or none is left.
 
         While a run waits for room in the cluster, nobody knows.
         """

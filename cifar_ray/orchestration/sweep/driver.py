@@ -46,7 +46,7 @@ from cifar_ray.training.rank_times import PHASES
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch
 
-_POLL_S, _CANCEL_S, _FIGURES_EVERY_S = 0.1, 20.0, 60.0
+_POLL_S, _LOOK_S, _CANCEL_S, _FIGURES_EVERY_S = 0.1, 1.0, 20.0, 60.0
 _OF_STORES = re.compile(r"(MLFLOW|AWS|AZURE|GOOGLE|GCS|S3)_|(https?|no)_proxy$|(SSL_CERT|REQUESTS_CA|CURL_CA)_", re.I)
 """Variables of the driver that a store or a bucket may need."""
 
@@ -355,17 +355,17 @@ class _Driver:
         looked = noted = time.monotonic()
         try:
             while running.running:
-                self._stop = INTERRUPTED if check(True) else self._stop or self._reached()
-                now = time.monotonic()
-                self._budget.passed(now - looked)
-                looked, self._board.usd = now, self._budget.usd
-                if now - noted >= _FIGURES_EVERY_S:  # a driver that is killed has then forgotten a minute at most
-                    noted = now
-                    self._record.figures(self._figures())
+                self._stop = INTERRUPTED if check(True) else self._stop
                 self._hear(board.exchange(*self._words(goal)))
                 self._answer(goal)
-                reservations.remove_abandoned()  # the process of a cell may have been killed
                 running.wait(_POLL_S)
+                now = time.monotonic()
+                if now - looked >= _LOOK_S:
+                    self._look(now - looked)
+                    looked = now
+                if now - noted >= _FIGURES_EVERY_S:  # a driver that is killed has then forgotten a minute at most
+                    self._record.figures(self._figures())
+                    noted = now
             self._hear(board.exchange({}, Word(), True))
         except RAY_LOST:
             raise
@@ -387,10 +387,14 @@ class _Driver:
         ]
         return tuning.search_of(self._config, goal, known, [proposal for cell, proposal in proposed if cell in turn])
 
-    def _reached(self) -> str:
-        if reached := self._budget.reached:
+    def _look(self, seconds: float) -> None:
+        """What has happened without a word in the seconds since the last look."""
+        reservations.remove_abandoned()  # the process of a cell may have been killed
+        self._budget.passed(seconds)
+        self._board.usd = self._budget.usd
+        if not self._stop and (reached := self._budget.reached):
             self._board.line(f"{self._budget.words(reached)} is reached; runs stop with a checkpoint")
-        return reached
+            self._stop = reached
 
     def _words(self, goal: Goal | None) -> tuple[dict[str, Word], Word, bool]:
         """What to say to each cell and to all others, and whether Ray Tune is to end.
@@ -398,8 +402,8 @@ class _Driver:
         A cell whose training has ended hands its place to the next one while it is recorded. Where no other waits, it
         keeps it, since Ray Tune kills what lasts longer than its loop.
         """
-        tried = self._tried.values()
-        waiting = [cell for cell in self._cells if cell.is_open or (cell.is_waiting and cell not in tried)]
+        tried = set(self._tried.values())
+        waiting = (cell for cell in self._cells if cell.is_open or (cell.is_waiting and cell not in tried))
         more = not self._stop and any(goal is None or not cell.repeats for cell in waiting)
         is_over = not more and all(cell.row.is_recorded for cell in tried)
         usual = Word(stop=self._stop, is_released=more or is_over)
