@@ -166,10 +166,11 @@ class Preparation:
                 if chosen.measured:
                     self._board.line(f"{alike[0][1].model} trains in {chosen.words} ({chosen.measured})")
                 self._computing[kind] = chosen
-            choice = self._computing[kind]
+            made = self._computing[kind]
             for cell, _ in alike:
-                made = {"precision": choice.precision, "convolutions": choice.convolutions}
-                cell.decided = dataclasses.replace(cell.decided, **made)
+                cell.decided = dataclasses.replace(
+                    cell.decided, precision=made.precision, convolutions=made.convolutions
+                )
 
     def prepare(self, cell: PlannedCell, store: str) -> None:
         """Prepare one that is proposed while others train; where it cannot run, it gets a reason and no config."""
