@@ -1,24 +1,21 @@
-"""``cifar-ray plan``: what a training would take, from short runs or finished ones, a link and a price."""
+"""``cifar-ray plan``: what a training would take, from short runs of it, a link and a price."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Annotated
 
 from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early, output
-from cifar_ray.config import errors, flags, limits, runfile, schema
+from cifar_ray.config import errors, flags, limits, runfile
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.flags import AsJson, Given, Of
 from cifar_ray.config.limits import DurationText, PriceText
 from cifar_ray.config.schema import Counts, Positive
 from cifar_ray.config.sections import Name
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.display.sweep import FINISHED
 from cifar_ray.orchestration.cluster import servers
@@ -29,35 +26,22 @@ from cifar_ray.planning.from_runs import Planned
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means
 from cifar_ray.reporting import cost
-from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking import uri as stores
 
 _NOT_PLANNED = (
     *("topology", "elastic", "batch_size", "steps_per_epoch", "run_name", "max_time", "max_cost"),
     "local_nodes",  # nodes and CPUs that do not exist tell no times
 )
-_OF_EXCHANGE = ("bucket_cap_mb", "strategy_options")  # change no run that a plan is made from
-_OF_FINISHED = ("model", "strategy", "global_batch_size", "epochs", "tracking_uri", *_OF_EXCHANGE)
-
-
-def _commas(value: Any) -> Any:
-    """Words such as ``1,2,4`` and ``1 2 4`` as one text."""
-    return ",".join(map(str, value)) if isinstance(value, list) else value
-
-
-Numbers = Annotated[Counts, BeforeValidator(_commas)]
 
 
 @flags.usual(
     *("model", "dataset", "global_batch_size", "epochs", "strategy", "nodes", "workers", "link", "host", "price"),
-    *("speed_factor", "deadline", "budget", "from_", "name", "json"),
+    *("speed_factor", "deadline", "budget", "name", "json"),
 )
 def plan(
     *,
-    from_: tuple[str, ...] = (),
     name: Name | None = None,
-    nodes: Numbers = (1, 2, 4, 8),
-    workers: Numbers = (1,),
+    nodes: Counts = (1, 2, 4, 8),
+    workers: Counts = (1,),
     link: str | None = None,
     host: str | None = None,
     price: PriceText | None = None,
@@ -67,21 +51,16 @@ def plan(
     json: AsJson = False,
     options: Annotated[Given, Of(TrainConfig, without=_NOT_PLANNED)],
 ) -> int:
-    """Say what a training would take on other machines: train a few short runs on this one, or take finished ones.
+    """Say what a training would take on other machines, by a few short runs of it on this one, or on a cluster.
 
-    Without --from, options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is
-    measured by itself, in some 40 steps. With --from, the training is that of the first run; only --strategy with its
-    options, --global-batch-size and --epochs change it.
+    Options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is measured by
+    itself, in some 40 steps.
 
     Examples:
         cifar-ray plan --model vit --global-batch-size 512 --nodes 1,2,4,8 --link 10gbit --price 0.80
-        cifar-ray plan --from sizes --nodes 1,2,4,8 --link 10gbit --price 0.80 --deadline 1h --budget 2
 
     Args:
-        from_: Plan from these instead of training: names of finished runs or sweeps of one model on one kind of
-            machine, or .json files of cifar-ray export.
-        name: Name of the sweep that is trained here, to plan from again with --from. Default: one made from the model
-            and the time.
+        name: Name of the sweep of short runs. Default: one made from the model and the time.
         nodes: Numbers of machines, such as 1,2,4.
         workers: Numbers of workers on each, such as 1,2.
         link: Network between machines, in each direction: RATE or RATE:LATENCY such as 10gbit or 400mbit:100us; iperf3
@@ -94,40 +73,43 @@ def plan(
         deadline: What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m.
         budget: What the whole run may cost in USD, at --price.
     """
-    node, uri = cost.checked(price), options.get("tracking_uri")
+    node, asked = cost.checked(price), runfile.load(None, options)
     deadline_s = limits.seconds(deadline) if deadline else None
     means = Means(link=_link("link", link), host=_link("host", host), deadline_s=deadline_s, budget_usd=budget)
     if budget is not None and node is None:
         raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
-    if options.get("strategy", "ddp") not in exchange.WHOLE:
-        problem = f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {errors.brief(options['strategy'])}"
-        raise ConfigError("strategy", problem)
-    unfit = [key for key in schema.flatten(options) if key.partition(".")[0] not in _OF_FINISHED]
-    if from_ and (unfit or name):
-        problem = "is for runs that are trained here, and --from names others; leave out one of the two"
-        raise ConfigError([*unfit, "name"][0], problem)
-    if not from_ and link is None and max(nodes) > 1:
+    if asked.strategy not in exchange.WHOLE:
+        raise ConfigError("strategy", f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {asked.strategy!r}")
+    if link is None and max(nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
+    servers.reach_chosen(asked.address)
+    name = name or f"plan-{asked.model_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     topologies = [Topology(each, beside) for each in nodes for beside in workers]
-    early.check_studies(from_, uri)
-    planned, sweep = None, ""
     with output.progress(json):
-        if not from_:
-            planned, sweep, uri = _train(name, options, topologies, node, speed_factor)
-        with early.loading("loading PyTorch and MLflow"):
-            from cifar_ray.reporting import exported
-            from cifar_ray.reporting import report as reports
+        with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
+            from cifar_ray import data
+            from cifar_ray.training import recipe
 
-            study = exported.together(reports.read(from_ or (sweep,), uri), "global_batch")
-            try:
-                made = from_runs.plan(study, topologies, means, node, speed_factor, options, planned)
-            except ConfigError as error:
-                if not sweep or error.key != "from_":
-                    raise
-                raise CommandFailedError(f"sweep {sweep} {error.problem}") from None
-    if planned is not None:
-        note = f"The runs are sweep {sweep}; `cifar-ray plan --from {sweep}{stores.flag(uri or '')}` plans from them."
-        made = dataclasses.replace(made, notes=(*made.notes, note))
+            with tracking.unchanged():
+                planned = recipe.resolve(asked)
+            if has := exchange.unknown(planned):
+                raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
+            images = data.facts(planned).train_size
+            from cifar_ray.orchestration.run import machine
+            from cifar_ray.orchestration.sweep import runner
+            from cifar_ray.tracking import reading
+
+        is_here = servers.ray_head(asked.address) is None
+        on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
+        if asked.device != "auto":
+            on = dataclasses.replace(on, device=asked.device)
+        probing.check_price(node, speed_factor, on)
+        runs = probing.sweep(name, {**options, "device": on.device}, probing.cells(planned, on, topologies, images))
+        result = runner.sweep(runs, output.typed(), begun=IMPORTED_AT)
+        if FINISHED not in result.states.values():
+            raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
+        (study,) = reading.sweeps_or_runs(result.tracking_uri, [name])
+        made = from_runs.plan(planned, study.trials, topologies, means, node, speed_factor)
     output.show(made, json, lambda: _print(made))
     return 0 if made.plan.fastest else 1  # none is possible, or keeps to the limits
 
@@ -142,45 +124,6 @@ def _print(made: Planned) -> None:
         console.line(f"{name}: not planned, {reason}")
     for note in made.notes:
         console.line(note)
-
-
-def _train(
-    name: str | None, options: Given, topologies: Sequence[Topology], price: Price | None, speed: float | None
-) -> tuple[ResolvedConfig, str, str]:
-    """Train short runs to plan from.
-
-    Returns:
-        What is planned, the name of the runs' sweep, and the store that has it.
-
-    Raises:
-        ConfigError: on a user's mistake, before anything has been trained.
-        CommandFailedError: when no run has finished.
-    """
-    asked = runfile.load(None, options)
-    servers.reach_chosen(asked.address)
-    name = name or f"plan-{asked.model_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
-        from cifar_ray import data
-        from cifar_ray.training import recipe
-
-        with tracking.unchanged():
-            planned = recipe.resolve(asked)
-        if has := exchange.unknown(planned):
-            raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
-        images = data.facts(planned).train_size
-        from cifar_ray.orchestration.run import machine
-        from cifar_ray.orchestration.sweep import runner
-
-    is_here = servers.ray_head(asked.address) is None
-    on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
-    from_runs.check_price(price, speed, on.hardware, on.device)
-    device: Any = on.device if asked.device == "auto" else asked.device
-    grid = probing.cells(planned, device, topologies, images, on.cpus, on.room)
-    runs = probing.sweep(name, {**options, "device": device}, grid)
-    result = runner.sweep(runs, output.typed(), begun=IMPORTED_AT)
-    if FINISHED not in result.states.values():
-        raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
-    return planned, name, result.tracking_uri
 
 
 def _link(key: str, text: str | None) -> Link | None:

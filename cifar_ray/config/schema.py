@@ -57,10 +57,12 @@ def _columns(value: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """A list as a tuple, and so the words of a text."""
+    """A list as a tuple; of a text, and of each text in a list, the words that commas or spaces separate."""
     if isinstance(value, str):
-        value = value.replace(",", " ").split()
-    return tuple(value) if isinstance(value, list) else value
+        return tuple(value.replace(",", " ").split())
+    if not isinstance(value, list):
+        return value
+    return tuple(word for item in value for word in (listed(item) if isinstance(item, str) else [item]))
 
 
 def _scalar(value: Any) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, counted, one_of
-from cifar_ray.planning.exchange import AFTER, WHOLE
+from cifar_ray.planning.exchange import AFTER
 from cifar_ray.planning.span import Span
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Trial
 
 _PARTS = ("data", "forward", "backward", "optimizer")
 KIND = (
@@ -26,7 +26,6 @@ class Sample:
     """One finished run; seconds are means of a step, unless they are said to be others.
 
     Attributes:
-        name: the run's.
         strategy: its strategy.
         nodes: its machines.
         workers: on each of them.
@@ -44,7 +43,6 @@ class Sample:
         once: of a run, everything that is in no epoch: start-up, data, the end.
     """
 
-    name: str
     strategy: str
     nodes: int
     workers: int
@@ -117,8 +115,7 @@ class Measured:
         if not runs and self.is_fixed:
             runs = [sample for sample in self.samples if sample.is_plain]
         if not runs:
-            plain = f"--strategy {AFTER[0]}" if workers > 1 else "one worker"
-            return f"needs a run with {counted(workers, 'worker')} on a node and {plain}, in which passes hide nothing"
+            return f"needs a run with {counted(workers, 'worker')} on a node, in whose passes nothing is exchanged"
         sizes = sorted({sample.images for sample in runs})
         at = {size: [sample for sample in runs if sample.images == size] for size in sizes}
         if not sizes[0] <= images <= sizes[-1]:
@@ -154,79 +151,43 @@ class Measured:
         """Seconds of a checkpoint, which rank 0 writes while the others wait."""
         return Span.of([sample.checkpoint for sample in self.samples])
 
-    def once(self, nodes: int) -> Span:
-        """Seconds of a run in no epoch, by its nodes: a line through the runs that does not fall, nor below zero."""
-        counts = [sample.nodes for sample in self.samples]
-        times = [sample.once for sample in self.samples]
-        mean_count, mean = _mean(counts), _mean(times)
-        spread = sum((count - mean_count) ** 2 for count in counts)
-        slope = sum((count - mean_count) * (time - mean) for count, time in zip(counts, times)) / (spread or 1)
-        mid = mean + max(slope, 0.0) * (nodes - mean_count)
-        return Span(*(max(mid + time - mean, 0.0) for time in (min(times), mean, max(times))))
+    def once(self) -> Span:
+        """Seconds of a run in no epoch."""
+        return Span.of([sample.once for sample in self.samples])
 
 
-def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, list[str]]:
-    """What the runs of a study have measured, one of the runs, and sentences on those that were left out.
-
-    Args:
-        study: the runs.
-        model: whose runs count, where there are several.
+def of_trials(trials: Sequence[Trial]) -> tuple[Measured, list[str]]:
+    """What runs of one training have measured, and a sentence on each that was left out.
 
     Raises:
-        ConfigError: when none has what a plan needs, or they are not all of one kind.
+        ConfigError: when none has what a plan needs.
     """
-    trials = [trial for trial in study.trials if model in (None, trial.model)]
-    if not trials:
-        has = one_of(dict.fromkeys(trial.model for trial in study.trials))
-        raise ConfigError("model", f"must be that of the runs to plan from, {has}, got {model!r}")
-    reasons = {trial.name: why_not(trial) for trial in trials}
+    reasons = {trial.name: _why_not(trial) for trial in trials}
     usable = [trial for trial in trials if not reasons[trial.name]]
+    left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
     if not usable:
-        name, reason = next(iter(reasons.items()))
-        raise ConfigError("from_", f"must name a run that a plan can be made from, and {name} {reason}")
-    kinds = list(dict.fromkeys(tuple(_kind(trial).items()) for trial in usable))
-    if len(models := list(dict.fromkeys(trial.model for trial in usable))) > 1:
-        raise ConfigError("model", f"must be given, {one_of(models)}: the runs have several")
-    if len(kinds) > 1:
-        first, other = map(dict, kinds[:2])
-        name = next(name for name in first if first[name] != other[name])
-        problem = f"must name runs of one kind: {name} is {first[name] or 'unknown'} in some"
-        raise ConfigError("from_", f"{problem}, {other[name] or 'unknown'} in others")
-    device = usable[0].params.get("device", "cpu")
+        raise ConfigError(
+            "", f"there is no run that a plan can be made from: {left[0] if left else 'none was trained'}"
+        )
+    device, first = usable[0].params.get("device", "cpu"), usable[0]
     fixed = device == "cuda" or all(
         "--cpus-per-worker" in trial.tags.get("cifar_ray.command", "")
-        and trial.params.get("cpus_per_worker") == usable[0].params.get("cpus_per_worker")
+        and trial.params.get("cpus_per_worker") == first.params.get("cpus_per_worker")
         for trial in usable
     )
-    hardware = usable[0].tags.get(HARDWARE_TAG, "")
-    measured = Measured(tuple(map(_sample, usable)), hardware, device, fixed)
-    left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
-    return measured, usable[0], left
+    return Measured(tuple(map(_sample, usable)), first.tags.get(HARDWARE_TAG, ""), device, fixed), left
 
 
-def why_not(trial: Trial) -> str:
+def _why_not(trial: Trial) -> str:
     """Why a run tells a plan nothing; empty when it does."""
     if not trial.finished:
         return f"has not finished ({trial.status})"
-    if not trial.timed or trial.changed:
-        return "was not made for its times" if not trial.timed else f"changed its {trial.changed[0]} while it trained"
     if trial.tags.get("times_are_a_clusters") == "false":
         return "had more workers than CPUs, or several nodes on one machine, so its times are not a cluster's"
-    if trial.strategy not in WHOLE:
-        return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
     needed = [f"time/step_{part}_s" for part in _PARTS] + ["time/iteration_mean_s", "time/iteration_p95_s"]
     if any(name not in trial.metrics for name in needed):
         return "has not recorded the parts of its steps, which takes two steps at least"
     return ""
-
-
-def _kind(trial: Trial) -> dict[str, str]:
-    """What tells the work of one step, and the machine, from others."""
-    return {
-        **{name: trial.params.get(name, "") for name in KIND},
-        **{name: value for name, value in trial.params.items() if name.startswith("model_options.")},
-        "hardware": trial.tags.get(HARDWARE_TAG, ""),
-    }
 
 
 def _sample(trial: Trial) -> Sample:
@@ -237,7 +198,6 @@ def _sample(trial: Trial) -> Sample:
     iteration = metrics["time/iteration_mean_s"]
     median = metrics.get("time/iteration_median_s", iteration)
     return Sample(
-        name=trial.name,
         strategy=trial.strategy,
         nodes=trial.nodes,
         workers=trial.world_size // trial.nodes,

@@ -34,7 +34,6 @@ class Work:
         steps: in an epoch.
         epochs: in all.
         exchange: how gradients are exchanged.
-        evaluated: images of an evaluation, as a multiple of the runs'.
     """
 
     global_batch_size: int
@@ -42,7 +41,6 @@ class Work:
     steps: int
     epochs: int
     exchange: Exchange
-    evaluated: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -161,8 +159,8 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     waiting = _waiting(measured, work, topology, computing.mid)
 
     steps = work.steps * work.epochs
-    evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
-    checkpoint, once = measured.checkpoint().times(work.epochs), measured.once(topology.nodes)
+    evaluation = measured.evaluation(per_node, world).times(work.epochs)
+    checkpoint, once = measured.checkpoint().times(work.epochs), measured.once()
     whole = computing + exchange + waiting + optimizer
     if world > 1 and means.host is None:
         whole = replace(whole, high=whole.high / (1 - TOO_FAST))

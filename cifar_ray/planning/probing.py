@@ -1,4 +1,4 @@
-"""The short runs that a plan is made from where no finished ones are given."""
+"""The short runs that a plan is made from."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning.exchange import AFTER
+from cifar_ray.reporting.cost import Price
 
 STEPS = 40
 """Of each run, at least."""
-
 _MOST = 4  # sizes for each number of workers on a node; between them lie straight lines
 # Options that no short run has: those of the strategy, those that it has its own of, and what may not fit one epoch.
 _OF_TRAINING = ("strategy", "strategy_options", "bucket_cap_mb", "global_batch_size", "epochs", "warmup_epochs")
@@ -67,13 +67,22 @@ def sizes(images: Iterable[int]) -> list[int]:
     return sorted({min(known, key=lambda size: abs(math.log(size / step))) for step in steps})
 
 
+def check_price(price: Price | None, speed: float | None, on: Machine) -> None:
+    """Refuse the price of another machine than that of the runs when nobody says how fast it is.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if speed is not None or price is None or not price.machine:
+        return
+    name = next((word for word in price.gpu.split(" ") if not word.isdecimal()), "")
+    if on.device != "cuda" or not name or name not in on.hardware.replace("-", " ").split(" "):
+        problem = f"must come with --speed-factor, how many times as fast as {on.hardware} it is"
+        raise ConfigError("price", f"{problem}; the runs do not tell it of {price.machine}")
+
+
 def cells(
-    config: ResolvedConfig,
-    device: str,
-    topologies: Sequence[Topology],
-    images: int,
-    cpus: int | None,
-    room: int | None = None,
+    config: ResolvedConfig, on: Machine, topologies: Sequence[Topology], images: int
 ) -> list[dict[str, list[Any]]]:
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
@@ -81,22 +90,20 @@ def cells(
 
     Args:
         config: the training.
-        device: that its runs have, where that is known, else ``auto``.
+        on: what its runs are trained on.
         topologies: what is planned.
         images: in the training set.
-        cpus: of this machine, which its workers share; None where each worker's are given.
-        room: workers that this machine has room for; None where that is not known.
 
     Raises:
         ConfigError: when no topology can share the global batch.
     """
-    is_alike = device == "cuda" or cpus is None
-    most = math.inf if room is None or not is_alike else room
-    even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]
+    is_alike = on.device == "cuda" or on.cpus is None
+    most = math.inf if on.room is None or not is_alike else on.room
     shares: dict[int, list[int]] = defaultdict(list)
-    for topology in even:
-        workers = topology.workers_per_node if topology.workers_per_node <= most else 1
-        shares[workers].append(config.global_batch_size // (topology.world_size * config.accumulate))
+    for topology in topologies:
+        images_each, rest = divmod(config.global_batch_size, topology.world_size * config.accumulate)
+        if not rest:
+            shares[topology.workers_per_node if topology.workers_per_node <= most else 1].append(images_each)
     if not shares:
         problem = "must be a multiple of the workers of one topology at least"
         raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
@@ -105,8 +112,8 @@ def cells(
         whole = images // (size * workers * config.accumulate)
         made: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
         made |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
-        if cpus is not None:
-            made["cpus_per_worker"] = [max(cpus // workers, 1)]
+        if on.cpus is not None:
+            made["cpus_per_worker"] = [max(on.cpus // workers, 1)]
         return {**made, "strategy": [AFTER[0]]}
 
     return [cell(workers, size) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]

@@ -54,26 +54,13 @@ def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
     return [*header, "bound by"], lines
 
 
-def notes(
-    measured: Measured, work: Work, means: Means, rows: Sequence[Row], price: str, of: str, unit: str
-) -> list[str]:
-    """What the figures of a plan's rows rest on.
-
-    Args:
-        measured: the runs.
-        work: what is planned.
-        means: on what, and within which limits.
-        rows: those of the plan.
-        price: of a node, in words.
-        of: the model and its data set.
-        unit: what the task calls its samples.
-    """
-    speed = f", taken as {measured.speed:g} times as fast (--speed-factor)" if measured.speed != 1 else ""
-    exchange = work.exchange
+def notes(runs: Measured, work: Work, means: Means, rows: Sequence[Row], of: str, unit: str) -> list[str]:
+    """What the figures of a plan's rows rest on; ``of`` is the model and its data set."""
+    speed = f", taken as {runs.speed:g} times as fast (--speed-factor)" if runs.speed != 1 else ""
     sentences = [
         f"{of}, {counted(work.epochs, 'epoch')} of {counted(work.steps, 'step')} with "
-        f"{work.global_batch_size:,} {unit}, {exchange.strategy}; measured in {counted(len(measured.samples), 'run')} "
-        f"on {measured.hardware or 'unknown hardware'}{speed}. The global batch is held; accuracy is not predicted.",
+        f"{work.global_batch_size:,} {unit}, {work.exchange.strategy}; measured in {counted(len(runs.samples), 'run')} "
+        f"on {runs.hardware or 'unknown hardware'}{speed}. The global batch is held; accuracy is not predicted.",
         "Ranges are those of the runs and of what passes may hide, not of a network or machine that is not as stated.",
     ]
     if means.link:
@@ -86,14 +73,10 @@ def notes(
             f"--host. The far end of their ranges allows for steps {100 * TOO_FAST:.0f} % too fast, the most by which "
             "published ones were missed."
         )
-    if exchange.strategy == "ddp":
+    if work.exchange.strategy == "ddp":
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
-    most = max(sample.nodes for sample in measured.samples)
-    if any(topology.parse(row.topology).nodes > most for row in rows):
-        more = f"Start-up is as measured on {counted(most, 'node')} at most; on more it takes longer, which is left out"
-        sentences.append(f"{more}.")
-    if price:
-        sentences.append(f"Cost: every node for the whole run, {price}.")
+    if any(topology.parse(row.topology).nodes > 1 for row in rows):
+        sentences.append("Start-up is as measured on one node; on more it takes longer, which is left out.")
     return sentences
 
 

@@ -24,7 +24,8 @@ def shapes(
 ) -> list[tuple[Any, ...]]:
     """Topology, batch, steps and epochs of each run, its CPUs if they are chosen, and its strategy."""
     asked = planned(batch, **changes)
-    cells = probing.cells(asked, asked.device, [parse(each) for each in topologies], IMAGES, cpus, room)
+    on = probing.Machine("a processor", asked.device, cpus, room)
+    cells = probing.cells(asked, on, [parse(each) for each in topologies], IMAGES)
     return [tuple(value for (value,) in cell.values()) for cell in cells]
 
 
