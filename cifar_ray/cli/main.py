@@ -41,7 +41,6 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "look at what this machine offers, and what would stop a run"),
     "submit": ("cluster:submit", "train, resume or sweep on a Ray cluster, as a job"),
     "check-cluster": ("cluster:check_cluster", "check files for `ray up`, offline"),
-    "completion": ("completion:completion", "print what lets bash or zsh complete these words"),
 }
 """Name -> the function, as MODULE:FUNCTION below ``cifar_ray.cli``, and a summary."""
 

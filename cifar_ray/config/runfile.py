@@ -11,7 +11,7 @@ from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import USUAL
-from cifar_ray.config.option import choices, is_own, left_out
+from cifar_ray.config.option import is_own, left_out
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 
 VERSION = 2
@@ -140,7 +140,7 @@ def to_mapping(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other data sets and optimizers."""
-    others = left_out(TrainConfig, {kind: getattr(config, kind) for kind in choices(TrainConfig)})
+    others = left_out(TrainConfig, vars(config))
     return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import time
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -26,7 +27,7 @@ from cifar_ray.config import errors, limits, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
 from cifar_ray.config.model import usual
-from cifar_ray.config.option import check_choices, choices, left_out, option
+from cifar_ray.config.option import check_choices, left_out, option
 from cifar_ray.config.schema import NO_OTHERS, Count, Number, Positive, Whole, fits, plainly
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
@@ -37,7 +38,7 @@ OWN = ("address", "local_nodes", "price", "data_dir", "tracking_uri", "storage",
 _MOST_RUNS = 10_000
 _BATCHES = ("batch_size", "global_batch_size")  # the two ways to give the batch; one of them counts
 _HELD = {"batch_size": "global_batch_size"}  # what an axis is called in a sweep that holds the global batch
-_SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model": "", "dataset": "", "strategy": ""}
+_SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "model": "", "dataset": "", "strategy": ""}
 _DRAWN: Mapping[str, Any] = {"uniform": float, "loguniform": float, "int": int}  # kind of range -> type of the field
 
 SearchName = Literal["grid", "random", "optuna"]
@@ -82,17 +83,9 @@ def _grids(value: Any) -> tuple[Axes, ...]:
     """
     grids = [value] if isinstance(value, Mapping) else value
     if not isinstance(grids, list | tuple) or not all(isinstance(axes, Mapping) for axes in grids):
-        raise ConfigError(
-            "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(value)}"
-        )
-    return tuple(map(_axes, grids))
-
-
-def _axes(axes: Mapping[str, Any]) -> Axes:
-    flat = schema.flatten(axes)
-    for name in flat:
-        _check_field("grid", name)
-    return {name: _values(name, values) for name, values in flat.items()}
+        rule = "must be a mapping of fields to lists of values, or a list of such"
+        raise ConfigError("grid", f"{rule}, got {errors.brief(value)}")
+    return tuple({name: _values(name, values) for name, values in _fields("grid", axes).items()} for axes in grids)
 
 
 def _values(name: str, values: Any) -> Range | list[Any]:
@@ -116,32 +109,32 @@ def _is_list(name: str) -> bool:
 
 def _shared(value: Any) -> dict[str, Any]:
     """What all runs share, as :func:`_options` takes it, with the fields' own types."""
-    flat = schema.flatten(_options(value))
-    for name in flat:
-        _check_field("train", name)
+    flat = _fields("train", _options(value))
     return schema.nest({name: schema.field(TrainConfig, name, item) for name, item in flat.items()})
 
 
 def _options(value: Any) -> Mapping[str, Any]:
     """Options of a run as a mapping: of a ``TrainConfig``, those that differ from the defaults; of None, nothing."""
     if isinstance(value, TrainConfig):
-        usual = schema.flatten(schema.to_plain(TrainConfig()))
-        given = schema.flatten(schema.to_plain(value))
+        usual, given = schema.to_plain(TrainConfig()), schema.to_plain(value)
         if value.batch_size is not None:  # from which the other follows
             del given["global_batch_size"]
-        return {name: item for name, item in given.items() if name not in usual or item != usual[name]}
+        return {name: item for name, item in given.items() if item != usual[name]}
     if not isinstance(value, Mapping | None):
         raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(value)}")
     return value or {}
 
 
-def _check_field(key: str, name: str) -> None:
-    """Refuse what is no field of a run, naming ``key``, where it was given."""
-    if schema.type_of(TrainConfig, name) is None:
-        if name in schema.field_types(SweepConfig):
+def _fields(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the dotted names of a run's fields; what is no such field is refused, naming ``key``."""
+    flat = schema.flatten(values)
+    for name in flat:
+        if name in schema.field_types(SweepConfig) and schema.type_of(TrainConfig, name) is None:
             raise ConfigError(key, f"must not have {name}, which is an option of the sweep: give it beside {key}")
-        near = errors.suggestion(name, schema.flat_types(TrainConfig))
-        raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
+        if schema.type_of(TrainConfig, name) is None:
+            near = errors.suggestion(name, schema.flat_types(TrainConfig))
+            raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
+    return flat
 
 
 @plainly
@@ -239,18 +232,15 @@ class SweepConfig:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The fields that tell the cells apart, in the order of the grids; the batch by the name of what is held.
-
-        What only follows from the grid, such as each model's own epochs, is left out unless it is needed.
-        """
+        """The fields that tell the cells apart, in the order of the grids; the batch by the name of what is held."""
         fields = dict.fromkeys(name for axes in self.grid for name in axes)
-        several = {name for name in fields if any(_has_several(axes.get(name)) for axes in self.grid)}
-        varying = [name for name in fields if name in several or len({repr(axes.get(name)) for axes in self.grid}) > 1]
-        chosen = [name for name in varying if name in several or name in (*_SHORT, "seed")]
-        pairs = itertools.combinations(self.grid, 2)
-        if all(any(_apart(one.get(name), other.get(name)) for name in chosen) for one, other in pairs):
-            varying = chosen
         held = _HELD if self.held == "global_batch" else {}
+        varying = [
+            name
+            for name in fields
+            if len({repr(axes.get(name)) for axes in self.grid}) > 1
+            or any(_has_several(axes.get(name)) for axes in self.grid)
+        ]
         return tuple(dict.fromkeys(held.get(name, name) for name in varying))
 
     @cached_property
@@ -270,13 +260,6 @@ def _has_several(values: Any) -> bool:
     return isinstance(values, Range) or (values is not None and len(values) > 1)
 
 
-def _apart(one: Any, other: Any) -> bool:
-    """Whether a field has no value in one grid that it has in another."""
-    if isinstance(one, Range) or isinstance(other, Range):
-        return False
-    return {*map(repr, one or [None])}.isdisjoint(map(repr, other or [None]))
-
-
 def _check(sweep: SweepConfig) -> None:
     if (sweep.search != "grid") != (sweep.samples is not None):
         raise ConfigError("samples", "must be given for --search random and optuna, and for nothing else")
@@ -284,12 +267,8 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("repeat", "is for a search: --search random or optuna, a --scheduler or an --objective")
     if not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
-    if "run_name" in sweep.train:
-        raise ConfigError("run_name", "is not for a sweep, whose runs are named after their cells")
-    if "elastic" in sweep.named:
-        raise ConfigError(
-            "elastic", "is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"
-        )
+    if single := sweep.named & {"run_name", "elastic"}:
+        raise ConfigError(*single, "is for cifar-ray train alone, and not for the runs of a sweep")
     for axes in sweep.grid:
         _check_axes(sweep, axes)
     number = sweep.samples or sum(math.prod(map(len, axes.values())) for axes in sweep.grid)
@@ -305,9 +284,7 @@ def _check(sweep: SweepConfig) -> None:
     if sweep.hold == "batch" and "global_batch_size" in sweep.named:
         raise ConfigError("hold", "must be global_batch where global_batch_size is given")
     if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
-        raise ConfigError(
-            "grid", "must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"
-        )
+        raise ConfigError("hold", "must be global_batch where a grid has no batch_size, unless all runs share one")
     if sweep.measure == "times" and sweep.train.get("gpus_per_worker", 1) < 1:
         raise ConfigError("measure", "must be all or accuracy where runs share a GPU: their times are each other's")
     limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
@@ -315,11 +292,10 @@ def _check(sweep: SweepConfig) -> None:
 
 def _check_proposing(sweep: SweepConfig) -> None:
     """Refuse what a search that goes from run to run cannot have."""
-    if len(sweep.grid) > 1:
-        raise ConfigError("grid", "must be one grid for --search optuna")
-    if not any(map(_has_several, sweep.grid[0].values())):
-        raise ConfigError("grid", "must have a field with several values or a range for --search optuna")
-    if drawn := [name for name in runfile.OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
+    axes, *others = sweep.grid
+    if others or not any(map(_has_several, axes.values())):
+        raise ConfigError("grid", "must be one grid for --search optuna, with several values or a range of a field")
+    if drawn := [name for name in runfile.OF_DATA if isinstance(axes.get(name), Range)]:
         raise ConfigError("grid", f"must list the values of {drawn[0]} for --search optuna: each is another data set")
     if sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 for --search optuna")
@@ -333,27 +309,22 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
     for name, values in axes.items():
         if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
-        if isinstance(values, Range):
-            if sweep.search == "grid":
-                raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
-            _check_range(name, values)
-        elif not values:
-            raise ConfigError("grid", f"must have at least one value for {name}")
-
-
-def _check_range(name: str, values: Range) -> None:
-    wanted = schema.bare(schema.type_of(TrainConfig, name))
-    if wanted not in (float, int, Any):
-        raise ConfigError("grid", f"must list the values of {name}; only numbers have ranges")
-    if wanted not in (_DRAWN[values.kind], Any):
-        ways = errors.one_of(f"{kind}:LOW:HIGH" for kind, of in _DRAWN.items() if of is wanted)
-        raise ConfigError("grid", f"must list the values of {name} or have a range of the form {ways}")
-    for end in (values.low, values.high):
-        schema.field(TrainConfig, name, end)
-    if values.kind == "loguniform" and values.low <= 0:
-        raise ConfigError("grid", f"must have positive numbers in the loguniform range of {name}")
-    if not values.low < values.high:
-        raise ConfigError("grid", f"must have the lower number first in the range of {name}")
+        if not isinstance(values, Range):
+            if not values:
+                raise ConfigError("grid", f"must have at least one value for {name}")
+            continue
+        if sweep.search == "grid":
+            raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
+        wanted = schema.bare(schema.type_of(TrainConfig, name))
+        if wanted not in (_DRAWN[values.kind], Any):
+            ways = [f"{kind}:LOW:HIGH" for kind, of in _DRAWN.items() if of is wanted]
+            form = f" or have a range of the form {errors.one_of(ways)}" if ways else "; only numbers have ranges"
+            raise ConfigError("grid", f"must list the values of {name}{form}")
+        for end in (values.low, values.high):
+            schema.field(TrainConfig, name, end)
+        if not values.low < values.high or (values.kind == "loguniform" and values.low <= 0):
+            rule = "the lower number first, and positive ones for loguniform"
+            raise ConfigError("grid", f"must have {rule}, in the range of {name}, got {values}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -383,13 +354,11 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     """
     settings = [_held(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
     made = [_cell(sweep, *named) for named in zip(_names(sweep, settings), settings, strict=True)]
-    known: set[str] = set()
-    for cell in made:
-        values = cell.values if cell.config is None else schema.to_plain(cell.config)
-        text = json.dumps(values, sort_keys=True)
-        if text in known:
-            raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
-        known.add(text)
+    plain = (cell.values if cell.config is None else schema.to_plain(cell.config) for cell in made)
+    texts = [json.dumps(values, sort_keys=True) for values in plain]
+    times = Counter(texts)
+    if twice := [cell.name for cell, text in zip(made, texts, strict=True) if times[text] > 1]:
+        raise ConfigError("grid", f"must not have the same cell twice; it has {twice[0]!r} twice")
     return made
 
 
@@ -422,9 +391,8 @@ def _held(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> dict[
 
 def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
     flat = merged(sweep, values)
-    choice = {kind: flat.get(kind, getattr(TrainConfig, kind)) for kind in choices(TrainConfig)}
-    model = flat.get("model", usual(choice["dataset"], flat.get("image_column")))
-    others = left_out(TrainConfig, {**choice, "model": model})
+    model = usual(flat.get("dataset", TrainConfig.dataset), flat.get("image_column"))
+    others = left_out(TrainConfig, {"model": model, **flat})
     # What all runs share may be meant for the data sets and optimizers of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     try:
@@ -440,23 +408,25 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: boo
     """
     order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
     order += [name for name in sweep.axes if name not in (*order, *_BATCHES, "topology", "seed")]
-    batches = _BATCHES[::-1] if sweep.held == "global_batch" else _BATCHES
+    order += _BATCHES[::-1] if sweep.held == "global_batch" else _BATCHES
     names = []
     for values in (merged(sweep, setting) for setting in settings):
-        batch = [name for name in batches if values.get(name) is not None][:1]
-        parts = [_label(name, values[name], whole) for name in (*order, *batch) if values.get(name) is not None]
+        known = [name for name in order if values.get(name) is not None]
+        if set(_BATCHES) <= {*known}:
+            known.pop()
+        parts = [_label(name, values[name], whole) for name in known]
         names.append(" ".join([*parts, values.get("topology", TrainConfig.topology), f"seed{values['seed']}"]))
     return names if whole or len(set(names)) == len(names) else _names(sweep, settings, whole=True)
 
 
 def _label(name: str, value: Any, whole: bool) -> str:
     text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
-    text = "+".join(map(str, value)) if isinstance(value, tuple) else text
-    text = text.replace("e+", "e")
+    if isinstance(value, tuple):
+        text = "+".join(map(str, value))
     if name in ("dataset", "weights") and not whole:  # of a path, its name
         text = text.rpartition("/")[2]
     mark = "-" if isinstance(value, str) else ""
-    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text
+    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text.replace("e+", "e")
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -> dict[str, Any]:
@@ -470,18 +440,17 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     Raises:
         ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
     """
-    own = schema.field_types(SweepConfig).keys()
-    of_run = schema.field_types(TrainConfig)
+    own, of_run = schema.field_types(SweepConfig).keys(), schema.field_types(TrainConfig)
     if misplaced := [key for key in map(str, base) if key not in own and key.partition(".")[0] in of_run]:
         these = ", ".join(misplaced)
         raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
-    flags, merged = dict(flags), dict(base)
+    merged = schema.overlay(base, {key: value for key, value in flags.items() if key in own})
     if "grid" in flags:
-        merged["grid"] = read_axes(flags.pop("grid"))
-    merged = schema.overlay(merged, {key: flags.pop(key) for key in own & flags.keys()})
+        merged["grid"] = read_axes(flags["grid"])
     if file is not None:
         merged.setdefault("name", Path(file).stem)
-    shared, given = schema.flatten(_options(merged.get("train"))), schema.flatten(flags)
+    shared = schema.flatten(_options(merged.get("train")))
+    given = schema.flatten({key: value for key, value in flags.items() if key not in own})
     if len(last := [name for name in _BATCHES if name in given]) == 1:  # the one given last counts
         shared = {name: value for name, value in shared.items() if name not in _BATCHES or name in last}
     merged["train"] = schema.nest({**shared, **given})

@@ -114,7 +114,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "fit",
-            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, explain, plan, delete, models, strategies, evaluate, predict, serve, register, ui, doctor, submit, check-cluster or completion",
+            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, explain, plan, delete, models, strategies, evaluate, predict, serve, register, ui, doctor, submit or check-cluster",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",

@@ -66,7 +66,6 @@ SIZES = {"batch_size": [16]}
             {"grid": {"dataset": ["folder:/a/one", "folder:/b/one"]}},
             ["folder:/a/one 1x1 seed0", "folder:/b/one 1x1 seed0"],
         ),
-        # What only follows from the grid is left out where something else tells the cells apart.
         (
             {
                 "grid": [
@@ -75,10 +74,10 @@ SIZES = {"batch_size": [16]}
                 ]
             },
             [
-                "simple_cnn bs16 1x1 seed0",
-                "simple_cnn bs64 1x1 seed0",
-                "vit depth2 bs64 1x1 seed0",
-                "vit depth4 bs64 1x1 seed0",
+                "simple_cnn epochs10 bs16 1x1 seed0",
+                "simple_cnn epochs10 bs64 1x1 seed0",
+                "vit epochs1 depth2 bs64 1x1 seed0",
+                "vit epochs1 depth4 bs64 1x1 seed0",
             ],
         ),
         ({"grid": [{"epochs": 1, **SIZES}, {"epochs": 2, **SIZES}]}, ["epochs1 bs16 1x1 seed0", "epochs2 bs16 1x1 seed0"]),
@@ -96,12 +95,12 @@ def test_a_cell_has_its_own_values_and_those_of_all_runs() -> None:
     train = {"dataset": "digits", "model_options": {"heads": 6}}
     assert cells_of(grid=grids, train=train) == [
         Cell(
-            "text_transformer 1x1 seed0",
+            "text_transformer epochs3 1x1 seed0",
             {"model": "text_transformer", "epochs": 3, "seed": 0},
             TrainConfig(dataset="digits", model="text_transformer", epochs=3, model_options={"heads": 6}),
         ),
         Cell(
-            "vit 1x1 seed0",
+            "vit depth2 1x1 seed0",
             {"model": "vit", "model_options.depth": 2, "seed": 0},
             TrainConfig(dataset="digits", model="vit", model_options={"depth": 2, "heads": 6}),
         ),
@@ -200,9 +199,9 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ),
         (
             {"grid": PLACES, "hold": "batch"},
-            "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)",
+            "--hold must be global_batch where a grid has no batch_size, unless all runs share one",
         ),
-        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"),
+        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--hold must be global_batch where a grid has no batch_size, unless all runs share one"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds must be 1 where seed is an axis"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"grid": {"lr": [0.1]}, "max_concurrent": 0}, "--max-concurrent must be at least 1, got 0"),
@@ -210,7 +209,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": "uniform:0.1:1"}}, "--grid must list the values of lr; ranges are for --search random and optuna"),
         (
             {"grid": {"lr": "uniform:1:0.1"}, "search": "random", "samples": 2},
-            "--grid must have the lower number first in the range of lr",
+            "--grid must have the lower number first, and positive ones for loguniform, in the range of lr, got uniform:1.0:0.1",
         ),
         ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples must be given for --search random and optuna, and for nothing else"),
         ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples must be given for --search random and optuna, and for nothing else"),
@@ -234,10 +233,10 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"batch_size": [16, 64]}, "train": {"batch_size": 32}},
             "--grid has batch_size, which is given for all runs, too; give it once",
         ),
-        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--run-name is not for a sweep, whose runs are named after their cells"),
-        ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
-        ({"grid": {"lr": [0.1], "elastic": ["1x1:1x2"]}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
-        ({"grid": {"run_name": ["x"]}}, "--grid must not have run_name, which is the same for all runs of a sweep"),
+        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--run-name is for cifar-ray train alone, and not for the runs of a sweep"),
+        ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train alone, and not for the runs of a sweep"),
+        ({"grid": {"lr": [0.1], "elastic": ["1x1:1x2"]}}, "--elastic is for cifar-ray train alone, and not for the runs of a sweep"),
+        ({"grid": {"run_name": ["x"]}}, "--run-name is for cifar-ray train alone, and not for the runs of a sweep"),
         (
             {"grid": {"hang_timeout_s": [1, 2]}},
             "--grid must not have hang_timeout_s, which is the same for all runs of a sweep",
@@ -253,14 +252,14 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"model": "int:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of model; only numbers have ranges"),
         ({"grid": {"epochs": "int:1.5:3"}, "search": "random", "samples": 1}, "--epochs must be a whole number, got '1.5'"),
         ({"grid": {"epochs": "int:0:3"}, "search": "random", "samples": 1}, "--epochs must be at least 1, got 0"),
-        ({"grid": {"epochs": "int:3:3"}, "search": "random", "samples": 1}, "--grid must have the lower number first in the range of epochs"),
+        ({"grid": {"epochs": "int:3:3"}, "search": "random", "samples": 1}, "--grid must have the lower number first, and positive ones for loguniform, in the range of epochs, got int:3:3"),
         ({"grid": {"momentum": "uniform:0:2"}, "search": "random", "samples": 1}, "--momentum must be below 1, got 2.0"),
-        ({"grid": {"weight_decay": "loguniform:0:1"}, "search": "random", "samples": 1}, "--grid must have positive numbers in the loguniform range of weight_decay"),
+        ({"grid": {"weight_decay": "loguniform:0:1"}, "search": "random", "samples": 1}, "--grid must have the lower number first, and positive ones for loguniform, in the range of weight_decay, got loguniform:0.0:1.0"),
         ({"grid": {"lr": "uniform:0:1"}, "search": "random", "samples": 1}, "--lr must be more than 0, got 0.0"),
-        ({"grid": {"lr": "uniform:1:1"}, "search": "random", "samples": 1}, "--grid must have the lower number first in the range of lr"),
+        ({"grid": {"lr": "uniform:1:1"}, "search": "random", "samples": 1}, "--grid must have the lower number first, and positive ones for loguniform, in the range of lr, got uniform:1.0:1.0"),
         ({"grid": {"lr": [0.1]}, "search": "optuna"}, "--samples must be given for --search random and optuna, and for nothing else"),
-        ({"grid": {"lr": [0.1], "epochs": 3}, "search": "optuna", "samples": 2}, "--grid must have a field with several values or a range for --search optuna"),
-        ({"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1, 2]}], "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna"),
+        ({"grid": {"lr": [0.1], "epochs": 3}, "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna, with several values or a range of a field"),
+        ({"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1, 2]}], "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna, with several values or a range of a field"),
         ({"grid": {"val_share": "uniform:0.1:0.2"}, "search": "optuna", "samples": 2}, "--grid must list the values of val_share for --search optuna: each is another data set"),
         ({"grid": {"lr": [0.1, 0.2]}, "search": "optuna", "samples": 2, "seeds": 2}, "--seeds must be 1 for --search optuna"),
         ({"grid": {"lr": [0.1]}, "objective": "images_per_s"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'images_per_s'"),
