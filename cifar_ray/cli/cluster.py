@@ -40,9 +40,8 @@ def check_cluster(*files: Path) -> int:
             problems = [error.problem]
         for problem in problems:
             print(f"error: {problem}", file=sys.stderr)
-        if problems:
             status = 2
-        else:
+        if not problems:
             print(f"{file}: ok")
     return status
 

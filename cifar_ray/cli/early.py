@@ -41,29 +41,20 @@ def check_training(config: TrainConfig) -> None:
     run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
 
 
-def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:
-    """Refuse names of runs that neither the tracking store has nor the default storage.
-
-    Raises:
-        ConfigError: naming the first of them.
-    """
-    uri = stores.resolve_uri(tracking_uri)
-    for run in runs:
-        if stores.lacks(uri, run) and "/" not in run and not storage.at(None).below(run).disk.exists():
-            raise stores.no_such_run(uri, run)
-
-
-def check_studies(
-    names: Sequence[str], tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_name
+def check_names(
+    names: Sequence[str], tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_run
 ) -> None:
-    """Refuse names of sweeps or runs that the tracking store certainly does not have; exported files are not looked up.
+    """Refuse names of runs or sweeps that neither the tracking store has nor the default storage.
+
+    Folders and exported files are not looked up.
 
     Raises:
         ConfigError: as ``absent`` makes it of the store's URI and the first of them.
     """
     uri = stores.resolve_uri(tracking_uri)
     for name in names:
-        if not name.endswith(EXPORTED) and stores.lacks(uri, name):
+        is_file = "/" in name or name.endswith(EXPORTED)
+        if not is_file and stores.lacks(uri, name) and not storage.at(None).below(name).disk.exists():
             raise absent(uri, name)
 
 

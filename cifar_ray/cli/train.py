@@ -82,7 +82,7 @@ def resume(
     given = {name: value for name, value in locals().items() if value is not None}
     del given["run"]
     cost.checked(price)
-    early.check_runs([run], tracking_uri)
+    early.check_names([run], tracking_uri)
     servers.reach_chosen(address)
     before = early.known_config(run)
     with early.loading(f"run {run}: {LIBRARIES}", always=True), servers.before_ray(before, given):
