@@ -98,7 +98,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
         job, flag = name or config.run_name or job, None if config.run_name else "--run-name"
     elif command == "resume":
         earlier = given.pop("run")
-        config = runfile.load(None, {**given, "max_cost": None})  # the run may have a price
+        config = runfile.load(None, {**given["options"], "max_cost": None})  # the run may have a price
     elif earlier := given.pop("resume", None):
         new_limits(**given)
         config = TrainConfig(tracking_uri=given["options"].get("tracking_uri"))

@@ -32,11 +32,7 @@ def loading(text: str, always: bool = False) -> Iterator[None]:
 
 
 def check_training(config: TrainConfig) -> None:
-    """Refuse a run whose name is taken, or whose cluster does not answer.
-
-    Raises:
-        ConfigError: naming the option.
-    """
+    """Refuse a run whose name is taken, or whose cluster does not answer."""
     servers.reach_chosen(config.address)
     run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
 
@@ -47,9 +43,6 @@ def check_names(
     """Refuse names of runs or sweeps that neither the tracking store has nor the default storage.
 
     Folders and exported files are not looked up.
-
-    Raises:
-        ConfigError: as ``absent`` makes it of the store's URI and the first of them.
     """
     uri = stores.resolve_uri(tracking_uri)
     for name in names:

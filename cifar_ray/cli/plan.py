@@ -8,10 +8,10 @@ from typing import Annotated
 
 from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early, output
-from cifar_ray.config import errors, flags, limits, runfile
+from cifar_ray.config import errors, flags, runfile
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.flags import AsJson, Given, Of
-from cifar_ray.config.limits import DurationText, PriceText
+from cifar_ray.config.limits import PriceText
 from cifar_ray.config.schema import Counts, Positive
 from cifar_ray.config.sections import Name
 from cifar_ray.config.topology import Topology
@@ -22,9 +22,8 @@ from cifar_ray.orchestration.cluster import servers
 from cifar_ray.planning import exchange, from_runs, probing
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
-from cifar_ray.planning.from_runs import Planned
 from cifar_ray.planning.link import Link
-from cifar_ray.planning.model import Means
+from cifar_ray.planning.model import Means, Plan
 from cifar_ray.reporting import cost
 
 _NOT_PLANNED = (
@@ -35,7 +34,7 @@ _NOT_PLANNED = (
 
 @flags.usual(
     *("model", "dataset", "global_batch_size", "epochs", "strategy", "nodes", "workers", "link", "host", "price"),
-    *("speed_factor", "deadline", "budget", "name", "json"),
+    *("speed_factor", "name", "json"),
 )
 def plan(
     *,
@@ -46,8 +45,6 @@ def plan(
     host: str | None = None,
     price: PriceText | None = None,
     speed_factor: Positive | None = None,
-    deadline: DurationText | None = None,
-    budget: Positive | None = None,
     json: AsJson = False,
     options: Annotated[Given, Of(TrainConfig, without=_NOT_PLANNED)],
 ) -> int:
@@ -70,14 +67,9 @@ def plan(
         price: Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot,
             or a Ray cluster file.
         speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
-        deadline: What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m.
-        budget: What the whole run may cost in USD, at --price.
     """
     node, asked = cost.checked(price), runfile.load(None, options)
-    deadline_s = limits.seconds(deadline) if deadline else None
-    means = Means(link=_link("link", link), host=_link("host", host), deadline_s=deadline_s, budget_usd=budget)
-    if budget is not None and node is None:
-        raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
+    means = Means(link=_link("link", link), host=_link("host", host))
     if asked.strategy not in exchange.WHOLE:
         raise ConfigError("strategy", f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {asked.strategy!r}")
     if link is None and max(nodes) > 1:
@@ -111,18 +103,18 @@ def plan(
         (study,) = reading.sweeps_or_runs(result.tracking_uri, [name])
         made = from_runs.plan(planned, study.trials, topologies, means, node, speed_factor)
     output.show(made, json, lambda: _print(made))
-    return 0 if made.plan.fastest else 1  # none is possible, or keeps to the limits
+    return 0 if made.rows else 1
 
 
-def _print(made: Planned) -> None:
+def _print(plan: Plan) -> None:
     console = Console()
-    for line in words_of.findings(made.plan, made.means, made.unit):
+    for line in words_of.findings(plan):
         console.line(line)
-    if made.plan.rows:
-        console.columns(*words_of.table(made.plan, made.unit))
-    for name, reason in made.plan.skipped.items():
+    if plan.rows:
+        console.columns(*words_of.table(plan))
+    for name, reason in plan.skipped.items():
         console.line(f"{name}: not planned, {reason}")
-    for note in made.notes:
+    for note in plan.notes:
         console.line(note)
 
 

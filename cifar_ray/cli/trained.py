@@ -95,7 +95,7 @@ def predict(
 
     if csv and json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
-    table = None if csv in (None, "-") else files.output("csv", csv, overwrite, images)
+    table = None if csv in (None, "-") else files.output("csv", csv, overwrite)
     masks = None if out is None else files.folder("out", out)
     if not images and not text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")

@@ -28,13 +28,11 @@ def greet() -> None:
         ConfigError: when another version of the program has read the words.
     """
     theirs = os.environ.get(SUBMITTED_WITH)
-    if theirs is None:
-        return
-    if theirs != __version__:
-        raise ConfigError(
-            "", f"the cluster has cifar_ray {__version__}, and the job was submitted with {theirs}; install the same"
-        )
-    print(f"cifar_ray {__version__} on {socket.gethostname()}", flush=True)
+    if theirs not in (None, __version__):
+        problem = f"the cluster has cifar_ray {__version__}, and the job was submitted with {theirs}; install the same"
+        raise ConfigError("", problem)
+    if theirs is not None:
+        print(f"cifar_ray {__version__} on {socket.gethostname()}", flush=True)
 
 
 def train(*, config: str | None = None, options: Annotated[Given, Of(TrainConfig)]) -> TrainConfig:
@@ -74,5 +72,5 @@ def sweep(
         return sweeps.from_mapping(sweeps.merge(runfile.read(file) if file else {}, given, file))
     except ConfigError as error:
         if file is not None and (error.key == "train" or (error.key == "grid" and not grid)):
-            raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None
+            raise ConfigError("", f"{file}: {error}") from None
         raise

@@ -46,10 +46,11 @@ _WIDEST, _COLUMN = 100, 33  # characters: lines that are easy to read; where eve
 
 @dataclass(frozen=True)
 class Of:
-    """Mark of a parameter: it takes the options of ``config`` that are given, ``without`` some of them."""
+    """Mark of a parameter: it takes the options of ``config`` that are given, ``without`` some of them, or ``only``."""
 
     config: type
     without: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 def usual(*names: str) -> Callable[[F], F]:
@@ -203,8 +204,8 @@ def _configs(keyword: Keyword) -> list[Of]:
 
 def _fields(options: Of) -> list[dataclasses.Field[Any]]:
     """The fields of a config that a person may give."""
-    fields = dataclasses.fields(options.config)
-    return [each for each in fields if not each.metadata.get("recorded") and each.name not in options.without]
+    known = [each for each in dataclasses.fields(options.config) if not each.metadata.get("recorded")]
+    return [each for each in known if each.name in (options.only or {each.name} - {*options.without})]
 
 
 def _of_config(options: Of, described: bool) -> Iterator[Keyword]:

@@ -88,11 +88,7 @@ KEYS = tuple(field.name for field in dataclasses.fields(Limits))
 
 
 def check(config: Any) -> None:
-    """Refuse a limit on the cost without a price, of a run or of a sweep.
-
-    Raises:
-        ConfigError: naming ``--max-cost``.
-    """
+    """Refuse a limit on the cost without a price, of a run or of a sweep."""
     price = getattr(config, "base", config).price
     if config.max_cost is not None and price is None:
         raise errors.ConfigError("max_cost", "needs --price, the price of a node, such as 2.49 USD per hour")

@@ -172,11 +172,7 @@ def unused(cls: Any, values: Mapping[str, Any]) -> Iterator[dataclasses.Field[An
 
 
 def check_choices(config: Any) -> None:
-    """Refuse options of what was not chosen.
-
-    Raises:
-        ConfigError: naming the option and what it is for.
-    """
+    """Refuse options of what was not chosen."""
     cls = type(config)
     for field in unused(cls, vars(config)):
         value, default = getattr(config, field.name), default_of(field)

@@ -329,19 +329,13 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        name: as a person reads it, such as ``bs16 2x2 seed1``; unlike that of any other.
-        values: the values that make it, by field.
-        config: what it is, before the model's recipe is filled in; None when the values do not go together.
-        reason: why it cannot be, when ``config`` is None.
-    """
-
-    name: Name
-    values: Mapping[str, Any]
+    name: Name  # as a person reads it, such as ``bs16 2x2 seed1``; unlike that of any other
+    values: Mapping[str, Any]  # the values that make it, by field
+    # what it is, before the model's recipe is filled in; None when the values do not go together
     config: TrainConfig | None = None
-    reason: str = ""
+    reason: str = ""  # why it cannot be, when ``config`` is None
 
 
 def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:

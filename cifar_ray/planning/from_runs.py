@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cifar_ray.config.topology import Topology
@@ -21,23 +20,6 @@ if TYPE_CHECKING:  # imports torch
 _IMAGES = 16  # of the passes in which the readiness of gradients is measured
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A plan.
-
-    Attributes:
-        plan: the rows, and what is best.
-        means: what it is for.
-        unit: what the task calls its samples.
-        notes: what the figures rest on, in sentences.
-    """
-
-    plan: Plan
-    means: Means
-    unit: str
-    notes: tuple[str, ...]
-
-
 def plan(
     config: ResolvedConfig,
     trials: Sequence[Trial],
@@ -45,14 +27,14 @@ def plan(
     means: Means,
     price: Price | None = None,
     speed: float | None = None,
-) -> Planned:
+) -> Plan:
     """What a training takes on each topology, by short runs of it.
 
     Args:
         config: the training.
         trials: the runs.
         topologies: what is planned.
-        means: the link, the host's work, and the limits.
+        means: the link and the host's work.
         price: of a node.
         speed: how many times as fast as the runs' the machine of that price is.
 
@@ -72,7 +54,7 @@ def plan(
     notes += words.notes(runs, work, means, made.rows, f"{config.model} on {config.dataset}", unit)
     if price is not None:
         notes.append(f"Cost: every node for the whole run, {price.words}.")
-    return Planned(made, means, unit, tuple(notes))
+    return dataclasses.replace(made, unit=unit, notes=tuple(notes))
 
 
 def work_of(config: ResolvedConfig, readiness: Readiness, device: str) -> Work:

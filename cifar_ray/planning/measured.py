@@ -23,41 +23,23 @@ _P95 = 1.645  # standard deviations from a normal distribution's median to its 9
 
 @dataclass(frozen=True)
 class Sample:
-    """One finished run; seconds are means of a step, unless they are said to be others.
+    """One finished run; seconds are means of a step, unless they are said to be others."""
 
-    Attributes:
-        strategy: its strategy.
-        nodes: its machines.
-        workers: on each of them.
-        images: of a worker in a micro-batch.
-        micro_batches: of a worker in a step.
-        data: making batches.
-        forward: forward passes.
-        backward: backward passes, and what they hide.
-        exchange: waiting for other workers.
-        optimizer: the optimizer's step.
-        iteration: the whole step.
-        jitter: the standard deviation of an iteration, from its median and 95th percentile.
-        evaluation: of an epoch, times the workers that shared it.
-        checkpoint: of an epoch.
-        once: of a run, everything that is in no epoch: start-up, data, the end.
-    """
-
-    strategy: str
-    nodes: int
-    workers: int
-    images: int
-    micro_batches: int
-    data: float
-    forward: float
-    backward: float
-    exchange: float
-    optimizer: float
-    iteration: float
-    jitter: float
-    evaluation: float
-    checkpoint: float
-    once: float
+    strategy: str  # its strategy
+    nodes: int  # its machines
+    workers: int  # on each of them
+    images: int  # of a worker in a micro-batch
+    micro_batches: int  # of a worker in a step
+    data: float  # making batches
+    forward: float  # forward passes
+    backward: float  # backward passes, and what they hide
+    exchange: float  # waiting for other workers
+    optimizer: float  # the optimizer's step
+    iteration: float  # the whole step
+    jitter: float  # the standard deviation of an iteration, from its median and 95th percentile
+    evaluation: float  # of an epoch, times the workers that shared it
+    checkpoint: float  # of an epoch
+    once: float  # of a run, everything that is in no epoch: start-up, data, the end
 
     @property
     def world_size(self) -> int:
@@ -85,21 +67,14 @@ class Passes:
 
 @dataclass(frozen=True)
 class Measured:
-    """Runs of one model on one kind of machine.
+    """Runs of one model on one kind of machine."""
 
-    Attributes:
-        samples: one for each run.
-        hardware: what they computed on.
-        device: ``cpu`` or ``cuda``.
-        is_fixed: whether each worker had as many CPUs at any number of workers, or a GPU, so that it computes the same.
-        speed: how many times as fast as that hardware the machine is that a plan is for.
-    """
-
-    samples: tuple[Sample, ...]
-    hardware: str
-    device: str
+    samples: tuple[Sample, ...]  # one for each run
+    hardware: str  # what they computed on
+    device: str  # ``cpu`` or ``cuda``
+    # whether each worker had as many CPUs at any number of workers, or a GPU, so that it computes the same
     is_fixed: bool
-    speed: float = 1.0
+    speed: float = 1.0  # how many times as fast as that hardware the machine is that a plan is for
 
     def on(self, workers: int) -> tuple[Sample, ...]:
         """The runs that tell how a worker computes beside so many on its machine; the nearest, where it is the same."""

@@ -25,19 +25,13 @@ _OF_TRAINING = ("strategy", "strategy_options", "bucket_cap_mb", "global_batch_s
 
 @dataclass(frozen=True)
 class Machine:
-    """What the short runs are trained on.
+    """What the short runs are trained on."""
 
-    Attributes:
-        hardware: what it computes on, in words.
-        device: ``cpu`` or ``cuda``.
-        cpus: which its workers share; None where each worker's are given, or where a cluster gives them.
-        room: workers that it has room for; None where that is not known.
-    """
-
-    hardware: str
-    device: str
+    hardware: str  # what it computes on, in words
+    device: str  # ``cpu`` or ``cuda``
+    # which its workers share; None where each worker's are given, or where a cluster gives them
     cpus: int | None = None
-    room: int | None = None
+    room: int | None = None  # workers that it has room for; None where that is not known
 
 
 def this_machine(config: ResolvedConfig) -> Machine:
@@ -68,11 +62,7 @@ def sizes(images: Iterable[int]) -> list[int]:
 
 
 def check_price(price: Price | None, speed: float | None, on: Machine) -> None:
-    """Refuse the price of another machine than that of the runs when nobody says how fast it is.
-
-    Raises:
-        ConfigError: naming the option.
-    """
+    """Refuse the price of another machine than that of the runs when nobody says how fast it is."""
     if speed is not None or price is None or not price.machine:
         return
     name = next((word for word in price.gpu.split(" ") if not word.isdecimal()), "")

@@ -12,19 +12,15 @@ from cifar_ray.planning.model import TOO_FAST, Means, Plan, Row, Work
 from cifar_ray.planning.span import Span
 
 
-def findings(plan: Plan, means: Means, unit: str) -> Iterator[str]:
-    """What is fastest and cheapest within the limits, and the knee."""
+def findings(plan: Plan) -> Iterator[str]:
+    """What is fastest and cheapest, and the knee."""
     rows = {row.topology: row for row in plan.rows}
-    if plan.rows and not plan.fastest:
-        yield f"No topology keeps to {_limits(means)}."
-    within = f" within {_limits(means)}" if _limits(means) else ""
-    kept = [row for row in plan.rows if row.keeps(means)]
     if plan.fastest:
-        yield _best(f"Fastest{within}", rows[plan.fastest], {row.topology: row.total_s for row in kept})
+        yield _best("Fastest", rows[plan.fastest], {row.topology: row.total_s for row in plan.rows})
     if plan.cheapest:
-        yield _best(f"Cheapest{within}", rows[plan.cheapest], {row.topology: row.usd for row in kept if row.usd})
+        yield _best("Cheapest", rows[plan.cheapest], {row.topology: row.usd for row in plan.rows if row.usd})
     if plan.knee is not None:
-        yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {unit} per second."
+        yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {plan.unit} per second."
 
 
 def _best(what: str, best: Row, spans: Mapping[str, Span]) -> str:
@@ -41,9 +37,9 @@ def ranged(span: Span, write: Callable[[float], str]) -> str:
     return mid + (f" ({low} to {high})" if low != high else "")
 
 
-def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
+def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """The header and a line for each topology."""
-    header = ["topology", unit, "step", f"{unit}/s", "efficiency", "whole run"]
+    header = ["topology", plan.unit, "step", f"{plan.unit}/s", "efficiency", "whole run"]
     header += ["cost"] * any(row.usd for row in plan.rows)
     lines = []
     for row in plan.rows:
@@ -78,11 +74,6 @@ def notes(runs: Measured, work: Work, means: Means, rows: Sequence[Row], of: str
     if any(topology.parse(row.topology).nodes > 1 for row in rows):
         sentences.append("Start-up is as measured on one node; on more it takes longer, which is left out.")
     return sentences
-
-
-def _limits(means: Means) -> str:
-    time = duration(means.deadline_s) if means.deadline_s else ""
-    return " and ".join(filter(None, [time, f"{means.budget_usd:g} USD" if means.budget_usd else ""]))
 
 
 def _whole(row: Row) -> str:

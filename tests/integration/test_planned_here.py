@@ -17,7 +17,7 @@ def test_a_plan_trains_short_runs(resident: Person) -> None:
     words = ["--model", "simple_cnn", "--dataset", "digits", "--device", "cpu", "--augment", "none"]
     done = resident.succeeds("plan", *words, *TRAINING, *PLAN, "--name", "sizes")
     planned = json.loads(done.stdout)
-    rows = planned["plan"]["rows"]
+    rows = planned["rows"]
     assert [row["topology"] for row in rows] == ["1x1", "2x1", "4x1"]
     assert all(0 < row["step_s"]["low"] <= row["step_s"]["mid"] <= row["step_s"]["high"] for row in rows)
     taken = resident.runs("plan", *words, *TRAINING, *PLAN, "--name", "sizes")

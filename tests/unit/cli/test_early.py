@@ -55,7 +55,6 @@ def test_a_refusal_loads_nothing_heavy(tmp_path: Path) -> None:
         "sweep --resume nosuch --dry-run",
         "sweep --grid lr=0.1 --json",
         "plan --nodes 1 --link fast",
-        "plan --nodes 1 --budget 1",
         "plan --nodes 1 --price nosuch",
         "plan --dataset nosuch",
         "plan --topology 1x2",
