@@ -26,8 +26,8 @@ import record
 from cifar_ray.config import command_line, flags, runfile, schema
 from cifar_ray.config.topology import parse
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.planning import from_runs, measured, model
 from cifar_ray.planning import link as links
+from cifar_ray.planning import measured, model, probing
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.reporting import exported
@@ -67,7 +67,7 @@ def works(trials: list[Trial]) -> dict[tuple[str, ...], tuple[Work, list[Trial]]
         alike[key].append(trial)
     config = training(trials[0])
     readiness = probe.readiness(config, trials[0].params.get("precision", "fp32"), 16, 1)
-    return {key: (from_runs.work_of(training(runs[0]), readiness, "cpu"), runs) for key, runs in alike.items()}
+    return {key: (probing.work_of(training(runs[0]), readiness, "cpu"), runs) for key, runs in alike.items()}
 
 
 class Compared(NamedTuple):

@@ -43,8 +43,8 @@ import forked
 import record
 
 from cifar_ray.config.topology import Topology, parse
-from cifar_ray.planning import from_runs, measured, model
 from cifar_ray.planning import link as links
+from cifar_ray.planning import measured, model, probing
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means
 from cifar_ray.tracking.study import Trial
@@ -211,7 +211,7 @@ def predict(folder: Path, names: list[str], strategies: list[str], is_all: bool)
         config = forked.resolved(words(cell.model, cell.strategy, MODELS[cell.model], 1), topology)
         if cell[:2] not in ready:
             ready[cell[:2]] = passes.readiness(config, of_model[0].params.get("precision", "fp32"), 16, 1)
-        work = from_runs.work_of(config, ready[cell[:2]], runs.device)
+        work = probing.work_of(config, ready[cell[:2]], runs.device)
         link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
         planned = model.plan(runs, work, [topology], Means(link=link, host=exchanged.host(runs, work)))
         if planned.skipped:

@@ -54,11 +54,13 @@ def doctor(
 
 def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
+    packages = [f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "ray", "mlflow")]
+    yield Check("cifar_ray", f"{__version__}, Python {platform.python_version()}, {', '.join(packages)}")
+    here = [name for name in SPECS if data.present(name, config.data_dir)]
+    yield Check("data sets", f"{', '.join(here)} in {data.folder(config.data_dir)}; others are downloaded at first use")
     looks: dict[str, Callable[[TrainConfig], str]] = {
-        "cifar_ray": _versions,
         "processor": _processor,
         "GPUs": _gpus,
-        "data sets": _datasets,
         "storage": _storage,
         "tracking store": _store,
         "Ray": _ray,
@@ -70,11 +72,6 @@ def examine(config: TrainConfig) -> Iterator[Check]:
             yield Check(subject, "not usable", error.as_flag())
         except (ImportError, OSError) as error:
             yield Check(subject, "not usable", str(error))
-
-
-def _versions(config: TrainConfig) -> str:
-    packages = (f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "ray", "mlflow"))
-    return ", ".join([__version__, f"Python {platform.python_version()} on {platform.platform()}", *packages])
 
 
 def _processor(config: TrainConfig) -> str:
@@ -104,11 +101,6 @@ def _gpus(config: TrainConfig) -> str:
     elif torch.cuda.is_available():  # those of another maker
         return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     return str(cards)
-
-
-def _datasets(config: TrainConfig) -> str:
-    here = [name for name in SPECS if data.present(name, config.data_dir)]
-    return f"{', '.join(here) or 'none'} in {data.folder(config.data_dir)}; others are downloaded at first use"
 
 
 def _storage(config: TrainConfig) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -11,7 +14,6 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import EXPORTED
 from cifar_ray.tracking import uri as stores
@@ -19,22 +21,12 @@ from cifar_ray.tracking import uri as stores
 
 @contextmanager
 def loading(text: str, always: bool = False) -> Iterator[None]:
-    """Context manager: show ``text`` while libraries load; with ``always``, also where there is no terminal.
-
-    Raises:
-        ConfigError: when there is no home folder, which MLflow needs wherever its store is.
-    """
+    """Context manager: show ``text`` while libraries load; with ``always``, also where there is no terminal."""
     files.home()
     with Console() as console:
         if console.is_live or always:
             console.doing(text)
         yield
-
-
-def check_training(config: TrainConfig) -> None:
-    """Refuse a run whose name is taken, or whose cluster does not answer."""
-    servers.reach_chosen(config.address)
-    run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
 
 
 def check_names(
@@ -60,3 +52,19 @@ def known_config(name: str) -> TrainConfig | None:
         if (path := folder.disk / run_names.SWEEP).is_file():
             return sweeps.from_mapping(runfile.read(path)).base
     return None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ConfigError: when the port is taken or not allowed, or the host is not an address of this machine.
+    """
+    if not 1 <= port <= 65535:
+        raise ConfigError("port", f"must be from 1 to 65535, got {port}")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
+            raise ConfigError("port", f"must be a free port, and {port} is not ({os.strerror(error.errno)})") from None
+        raise ConfigError("host", f"must be an address of this machine, got {host!r} ({error})") from None

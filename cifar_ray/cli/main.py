@@ -60,7 +60,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "--help-all"):
-        print(_overview())
+        print("usage: cifar-ray COMMAND [OPTIONS]\n\nDistributed training on Ray, tracked in MLflow.\n")
+        for name, (_, summary) in COMMANDS.items():
+            print(f"  {name:<13} {summary}")
+        print("\n`cifar-ray COMMAND --help` lists a command's usual options, `--help-all` all;")
+        print("`cifar-ray -V` shows the version.")
         return 0
     if words[0] in ("-V", "--version"):
         print(f"cifar-ray {__version__}")
@@ -95,13 +99,6 @@ def _run(name: str, words: Sequence[str]) -> int:
     with variables(servers.token_mode()), tracking.settings():
         status: int = flags.call(function(name), words, name)
         return status
-
-
-def _overview() -> str:
-    lines = ["usage: cifar-ray COMMAND [OPTIONS]", "", "Distributed training on Ray, tracked in MLflow.", ""]
-    lines += [f"  {name:<13} {summary}" for name, (_, summary) in COMMANDS.items()]
-    lines += ["", "`cifar-ray COMMAND --help` lists a command's usual options, `--help-all` all;"]
-    return "\n".join([*lines, "`cifar-ray -V` shows the version."])
 
 
 def program() -> NoReturn:

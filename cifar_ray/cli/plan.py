@@ -12,20 +12,20 @@ from cifar_ray.config import errors, flags, runfile
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.flags import AsJson, Given, Of
 from cifar_ray.config.limits import PriceText
-from cifar_ray.config.schema import Counts, Positive
+from cifar_ray.config.schema import Counts, Positive, fits
 from cifar_ray.config.sections import Name
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.display.sweep import FINISHED
 from cifar_ray.orchestration.cluster import servers
-from cifar_ray.planning import exchange, from_runs, probing
+from cifar_ray.planning import exchange, probing
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
-from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means, Plan
 from cifar_ray.reporting import cost
 
+LinkText = Annotated[str, fits(links.parse)]
 _NOT_PLANNED = (
     *("topology", "elastic", "batch_size", "steps_per_epoch", "run_name", "max_time", "max_cost"),
     "local_nodes",  # nodes and CPUs that do not exist tell no times
@@ -41,8 +41,8 @@ def plan(
     name: Name | None = None,
     nodes: Counts = (1, 2, 4, 8),
     workers: Counts = (1,),
-    link: str | None = None,
-    host: str | None = None,
+    link: LinkText | None = None,
+    host: LinkText | None = None,
     price: PriceText | None = None,
     speed_factor: Positive | None = None,
     json: AsJson = False,
@@ -69,7 +69,7 @@ def plan(
         speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
     """
     node, asked = cost.checked(price), runfile.load(None, options)
-    means = Means(link=_link("link", link), host=_link("host", host))
+    means = Means(*(links.parse(text) if text else None for text in (link, host)))
     if asked.strategy not in exchange.WHOLE:
         raise ConfigError("strategy", f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {asked.strategy!r}")
     if link is None and max(nodes) > 1:
@@ -96,12 +96,14 @@ def plan(
         if asked.device != "auto":
             on = dataclasses.replace(on, device=asked.device)
         probing.check_price(node, speed_factor, on)
-        runs = probing.sweep(name, {**options, "device": on.device}, probing.cells(planned, on, topologies, images))
+        runs = probing.sweep(
+            name, {**options, "device": on.device}, probing.cells(planned, on.device, topologies, images)
+        )
         result = runner.sweep(runs, output.typed(), begun=IMPORTED_AT)
         if FINISHED not in result.states.values():
             raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
         (study,) = reading.sweeps_or_runs(result.tracking_uri, [name])
-        made = from_runs.plan(planned, study.trials, topologies, means, node, speed_factor)
+        made = probing.plan(planned, study.trials, topologies, means, node, speed_factor)
     output.show(made, json, lambda: _print(made))
     return 0 if made.rows else 1
 
@@ -116,10 +118,3 @@ def _print(plan: Plan) -> None:
         console.line(f"{name}: not planned, {reason}")
     for note in plan.notes:
         console.line(note)
-
-
-def _link(key: str, text: str | None) -> Link | None:
-    try:
-        return None if text is None else links.parse(text)
-    except ValueError as error:
-        raise ConfigError(key, str(error)) from None

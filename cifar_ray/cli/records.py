@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cifar_ray.cli import early, output, ports
+from cifar_ray.cli import early, output
 from cifar_ray.config import flags, option
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson, RunName
@@ -155,7 +155,7 @@ def ui(*, tracking_uri: str | None = None, port: int = 5000, open: bool = False)
     """
     uri = stores.resolve_uri(tracking_uri)
     if not stores.is_server(uri):
-        ports.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
+        early.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
     with early.loading("loading MLflow"):
         from cifar_ray.tracking.ui import serve
 

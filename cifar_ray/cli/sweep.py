@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # imports torch, Ray and MLflow
 _NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
 
 
-@flags.usual("file", "grid", "seeds", "hold", "name", "resume", "dataset", "model", "epochs", "topology")
+@flags.usual("file", "grid", "seeds", "search", "name", "resume", "dataset", "model", "epochs", "topology")
 @passes_to(command_line.sweep)
 def sweep(
     *,

@@ -13,7 +13,9 @@ from cifar_ray.config.keywords import passes_to
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
+from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import cost
+from cifar_ray.tracking import uri as stores
 
 LIBRARIES = "loading PyTorch and Ray"
 _ANEW = (
@@ -37,7 +39,8 @@ def train(*, json: AsJson = False, **run: Any) -> int:
     """
     config = command_line.train(**run)
     price = cost.word(config.price)
-    early.check_training(config)
+    servers.reach_chosen(config.address)
+    run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
     with output.progress(json):
@@ -59,8 +62,8 @@ def train(*, json: AsJson = False, **run: Any) -> int:
 def resume(run: RunName, *, options: Annotated[Given, Of(TrainConfig, only=_ANEW)]) -> int:
     """Continue a run after its newest usable checkpoint, in the same MLflow run.
 
-    The training itself stays as it was; these options say where it continues. The global batch stays the same at another
-    topology; a limit or a patience that has stopped the run must be larger.
+    The training stays as it was, with its global batch; these options say where it continues. What has stopped the run,
+    a limit or its patience, must be larger.
     """
     given = {name: schema.field(TrainConfig, name, value) for name, value in options.items()}
     tracking_uri = given.get("tracking_uri")
@@ -72,6 +75,6 @@ def resume(run: RunName, *, options: Annotated[Given, Of(TrainConfig, only=_ANEW
         from cifar_ray.orchestration.run import driver
 
     if driver.resume(run, given, begun=IMPORTED_AT) is None:
-        words = shlex.quote(run) + (f" --tracking-uri {shlex.quote(tracking_uri)}" if tracking_uri else "")
+        words = shlex.quote(run) + stores.flag(stores.resolve_uri(tracking_uri))
         print(f"run {run} is finished; `cifar-ray train --weights {words}` starts another from its weights")
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cifar_ray.cli import early, output, ports
+from cifar_ray.cli import early, output
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError, counted, printable
 from cifar_ray.config.flags import AsJson, Overwrite, RunName
@@ -171,7 +171,7 @@ def serve(
         host: Address to listen on. 0.0.0.0 admits other machines; there is no password.
         port: Port to listen on.
     """
-    with ports.listen(host, port) as listener:
+    with early.listen(host, port) as listener:
         early.check_names([run], tracking_uri)
         with early.loading("loading PyTorch and MLflow", always=True):
             from cifar_ray.serving import server

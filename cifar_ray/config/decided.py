@@ -32,11 +32,7 @@ class Decided:
 
     @classmethod
     def from_mapping(cls, values: Any) -> Decided:
-        """What :meth:`to_mapping` made.
-
-        Raises:
-            ConfigError: on a value of a wrong type.
-        """
+        """What :meth:`to_mapping` made."""
         decided: Decided = schema.build(cls, values)
         return decided
 

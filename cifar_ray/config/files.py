@@ -11,11 +11,7 @@ from cifar_ray.config.errors import ConfigError, brief
 
 
 def absolute(key: str, path: str) -> Path:
-    """A path that a person has given, without ``~`` and independent of the working folder.
-
-    Raises:
-        ConfigError: naming ``key`` when ``~`` stands for nobody's home folder.
-    """
+    """A path that a person has given, without ``~`` and independent of the working folder."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
@@ -31,11 +27,7 @@ def existing(key: str, text: str) -> Path | None:
 
 
 def output(key: str, text: str, overwrite: bool) -> Path:
-    """A file that a command is to write, of which it is known before anything is computed that it can be.
-
-    Raises:
-        ConfigError: naming ``key`` when it cannot, or the file is there and ``overwrite`` is not given.
-    """
+    """A file that a command is to write, of which it is known before anything is computed that it can be."""
     path = absolute(key, text)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(key, f"must be a file that can be written, got {brief(text)}")
@@ -45,11 +37,7 @@ def output(key: str, text: str, overwrite: bool) -> Path:
 
 
 def folder(key: str, text: str) -> Path:
-    """A folder that a person has given.
-
-    Raises:
-        ConfigError: naming ``key`` when it is empty, or the address of something else than a folder.
-    """
+    """A folder that a person has given."""
     if not text or "://" in text:
         raise ConfigError(key, f"must be a folder here, on this machine or mounted, got {text!r}")
     return absolute(key, text)

@@ -130,9 +130,6 @@ def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
         command: a function, or a config, whose options the words give.
         words: what follows the command; after ``--``, everything is a word.
         program: the command as it is typed.
-
-    Raises:
-        ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
     end = [*words, "--"].index("--")
     words, last = words[:end], list(words[end + 1 :])
@@ -233,11 +230,13 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
         usual: the only options to show, in no sections, below the command's examples.
     """
     flags = of(command, described)
+    text, *parts = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(command) or "")
+    examples = [textwrap.dedent(part.partition("\n")[2]) for part in parts if part.startswith("Examples:")]
     words = [f"{flag.name.upper()}{' ...' * flag.is_many}" for flag in flags if flag.is_word]
     result = _Parser(
         prog=program,
         usage=" ".join([program, *words, "[OPTIONS]"]),
-        description=_summary(command),
+        description="\n\n".join([text, *(textwrap.indent(each, "  ") for each in examples)]),
         formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -252,13 +251,6 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
             sections[title] = result.add_argument_group(title)
         _add(sections[title], flag)
     return result
-
-
-def _summary(command: Any) -> str:
-    """What a docstring says before its sections, and its examples."""
-    text, *sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(command) or "")
-    examples = [textwrap.dedent(each.partition("\n")[2]) for each in sections if each.startswith("Examples:")]
-    return "\n\n".join([text, *(textwrap.indent(each, "  ") for each in examples)])
 
 
 def listed(key: str, owner: str, options: Sequence[Keyword]) -> str:

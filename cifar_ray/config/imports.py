@@ -36,11 +36,7 @@ _INSTALLED = [_PACKAGE, *(Path(sysconfig.get_path(kind)).resolve() for kind in (
 
 @functools.cache
 def source(path: str, key: str) -> str:
-    """SHA-256 of the file that defines the function or class ``path``, as it was when this process first asked.
-
-    Raises:
-        ConfigError: as :func:`load`, and when it is in no file.
-    """
+    """SHA-256 of the file that defines the function or class ``path``, as it was when this process first asked."""
     file = getattr(inspect.getmodule(load(path, key)), "__file__", None)
     if file is None or not Path(file).is_file():
         raise ConfigError(key, f"must name a function in a Python file, and {path} is in none")
@@ -56,11 +52,7 @@ def check_source(config: TrainConfig, key: str) -> None:
 
 
 def load(path: str, key: str) -> Callable[..., Any]:
-    """The function ``path``, such as ``mypackage.nets:build``; ``key`` is the field that names it.
-
-    Raises:
-        ConfigError: when there is none that can be imported.
-    """
+    """The function ``path``, such as ``mypackage.nets:build``; ``key`` is the field that names it."""
     name, _, attribute = path.partition(":")
     module, kind = _module(name, key), "class" if key == "task" else "function"
     try:
@@ -122,11 +114,7 @@ def functions(config: TrainConfig) -> list[str]:
 
 
 def to_ship(paths: Sequence[str]) -> list[ModuleType]:
-    """The top-level modules of the functions ``paths``, without those that are installed.
-
-    Raises:
-        ConfigError: as :func:`load`.
-    """
+    """The top-level modules of the functions ``paths``, without those that are installed."""
     tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths)
     modules = [_module(name, "model") for name in tops]
     return [module for module in modules if not is_installed(str(module.__file__))]

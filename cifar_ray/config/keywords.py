@@ -12,6 +12,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any, TypeVar, cast
@@ -139,9 +140,6 @@ def complete(
     Args:
         key: the option that has them, such as ``model_options``.
         owner: whose they are, such as ``vit``.
-
-    Raises:
-        ConfigError: naming a keyword that is unknown, missing, or has a value that it cannot have.
     """
     listed = of(function, taken)
     if listed is None:
@@ -159,17 +157,11 @@ def complete(
             completed[name] = schema.build(_checked(keyword.kind), value, f"{key}.{name}")
         elif keyword.default is Parameter.empty:
             raise ConfigError(f"{key}.{name}", f"must be given for {owner}")
-        elif _is_plain(keyword.default):
-            completed[name] = keyword.default
+        else:
+            with suppress(ConfigError):  # a default that a file could not give back as it is stays the function's own
+                if repr(schema.build(Value, keyword.default)) == repr(keyword.default):
+                    completed[name] = keyword.default
     return completed
-
-
-def _is_plain(default: Any) -> bool:
-    """Whether a file can hold a value, which is the same when it is read again."""
-    try:
-        return repr(schema.build(Value, default)) == repr(default)
-    except ConfigError:
-        return False
 
 
 def _checked(kind: Any) -> Any:

@@ -51,11 +51,6 @@ def fits(parse: Callable[[str], Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _columns(value: Any) -> Any:
-    """A list as a tuple; a text is one name, in which there may be spaces and commas."""
-    return tuple([value] if isinstance(value, str) else value) if isinstance(value, str | list) else value
-
-
 def listed(value: Any) -> Any:
     """A list as a tuple; of a text, and of each text in a list, the words that commas or spaces separate."""
     if isinstance(value, str):
@@ -106,7 +101,9 @@ Options = Annotated[dict[str, Value], AfterValidator(_keywords)]
 
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
-Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
+Columns = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""Names of columns; a text is one, in which there may be spaces and commas."""
+
 Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
@@ -142,9 +139,6 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     """``value`` from YAML, JSON or the command line as a ``kind``: a dataclass or any type that pydantic knows.
 
     For a dataclass it is a mapping of field names to values; the text ``None`` means None.
-
-    Raises:
-        ConfigError: naming the key and what it may be.
     """
     with _in_words(kind, key):
         return _adapter(kind).validate_python(_without_none(value))

@@ -13,7 +13,6 @@ import json
 import math
 import time
 import typing
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -37,7 +36,6 @@ OWN = ("address", "local_nodes", "price", "data_dir", "tracking_uri", "storage",
 
 _MOST_RUNS = 10_000
 _BATCHES = ("batch_size", "global_batch_size")  # the two ways to give the batch; one of them counts
-_HELD = {"batch_size": "global_batch_size"}  # what an axis is called in a sweep that holds the global batch
 _SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "model": "", "dataset": "", "strategy": ""}
 _DRAWN: Mapping[str, Any] = {"uniform": float, "loguniform": float, "int": int}  # kind of range -> type of the field
 
@@ -167,11 +165,6 @@ class SweepConfig:
     seeds: Count = 1
     """Runs per cell, with seeds counting up from the runs' own."""
 
-    hold: Literal["batch", "global_batch"] | None = None
-    """What to keep when the number of workers changes: 'batch' per worker, so that the global batch grows, or
-    'global_batch', for which batch_size is that of a single worker. Default: 'batch' if only batch_size is named, in
-    the grid or for all runs; else 'global_batch'."""
-
     measure: Measure = "all"
     """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
     steps), or all."""
@@ -221,9 +214,13 @@ class SweepConfig:
         return {name for axes in (*self.grid, self.train) for name in axes}
 
     @cached_property
-    def held(self) -> str:
-        """``hold``, decided."""
-        return self.hold or ("batch" if self.named.intersection(_BATCHES) == {"batch_size"} else "global_batch")
+    def held(self) -> Literal["batch", "global_batch"]:
+        """What stays when the number of workers changes: the batch per worker where that alone is named.
+
+        Else it is the global batch. What the grids name replaces what all runs share.
+        """
+        of_grids = {name for axes in self.grid for name in axes}.intersection(_BATCHES)
+        return "batch" if (of_grids or {*self.train}.intersection(_BATCHES)) == {"batch_size"} else "global_batch"
 
     @property
     def is_search(self) -> bool:
@@ -232,16 +229,14 @@ class SweepConfig:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The fields that tell the cells apart, in the order of the grids; the batch by the name of what is held."""
+        """The fields that tell the cells apart, in the order of the grids."""
         fields = dict.fromkeys(name for axes in self.grid for name in axes)
-        held = _HELD if self.held == "global_batch" else {}
-        varying = [
+        return tuple(
             name
             for name in fields
             if len({repr(axes.get(name)) for axes in self.grid}) > 1
             or any(_has_several(axes.get(name)) for axes in self.grid)
-        ]
-        return tuple(dict.fromkeys(held.get(name, name) for name in varying))
+        )
 
     @cached_property
     def combinations(self) -> tuple[dict[str, Any], ...]:
@@ -271,39 +266,29 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError(*single, "is for cifar-ray train alone, and not for the runs of a sweep")
     for axes in sweep.grid:
         _check_axes(sweep, axes)
-    number = sweep.samples or sum(math.prod(map(len, axes.values())) for axes in sweep.grid)
-    number *= sweep.seeds * (len(sweep.grid) if sweep.samples else 1)
-    if number > _MOST_RUNS:
-        key = "seeds" if sweep.seeds > _MOST_RUNS else "samples" if sweep.samples else "grid"
-        raise ConfigError(key, f"must make at most {_MOST_RUNS:,} runs in a sweep, not {number:,}")
+    sizes = [sweep.samples or math.prod(map(len, axes.values())) for axes in sweep.grid]
+    if (number := sweep.seeds * sum(sizes)) > _MOST_RUNS:
+        raise ConfigError("grid", f"must make at most {_MOST_RUNS:,} runs, with --seeds or --samples, not {number:,}")
     if sweep.search == "optuna":
-        _check_proposing(sweep)
+        if len(sweep.grid) > 1 or not any(map(_has_several, sweep.grid[0].values())):
+            raise ConfigError("grid", "must be one grid for --search optuna, with several values or a range of a field")
+        if drawn := [name for name in runfile.OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
+            raise ConfigError("grid", f"must list the values of {drawn[0]}: each is another data set")
+        if sweep.seeds > 1:
+            raise ConfigError("seeds", "must be 1 for --search optuna")
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
     if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
-    if sweep.hold == "batch" and "global_batch_size" in sweep.named:
-        raise ConfigError("hold", "must be global_batch where global_batch_size is given")
     if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
-        raise ConfigError("hold", "must be global_batch where a grid has no batch_size, unless all runs share one")
+        raise ConfigError("grid", "must have batch_size in every grid, or global_batch_size in its place")
     if sweep.measure == "times" and sweep.train.get("gpus_per_worker", 1) < 1:
         raise ConfigError("measure", "must be all or accuracy where runs share a GPU: their times are each other's")
     limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
-def _check_proposing(sweep: SweepConfig) -> None:
-    """Refuse what a search that goes from run to run cannot have."""
-    axes, *others = sweep.grid
-    if others or not any(map(_has_several, axes.values())):
-        raise ConfigError("grid", "must be one grid for --search optuna, with several values or a range of a field")
-    if drawn := [name for name in runfile.OF_DATA if isinstance(axes.get(name), Range)]:
-        raise ConfigError("grid", f"must list the values of {drawn[0]} for --search optuna: each is another data set")
-    if sweep.seeds > 1:
-        raise ConfigError("seeds", "must be 1 for --search optuna")
-
-
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
-    if set(_BATCHES) <= set(axes):
-        raise ConfigError("grid", "must have batch_size or global_batch_size, not both in one grid")
+    if set(_BATCHES) <= {name for each in sweep.grid for name in each}:
+        raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
     if "seed" in axes and sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
@@ -346,19 +331,19 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     Raises:
         ConfigError: when two cells are the same, or a value that all runs share is impossible.
     """
-    settings = [_held(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
+    settings = [_with_seed(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
     made = [_cell(sweep, *named) for named in zip(_names(sweep, settings), settings, strict=True)]
     plain = (cell.values if cell.config is None else schema.to_plain(cell.config) for cell in made)
-    texts = [json.dumps(values, sort_keys=True) for values in plain]
-    times = Counter(texts)
-    if twice := [cell.name for cell, text in zip(made, texts, strict=True) if times[text] > 1]:
-        raise ConfigError("grid", f"must not have the same cell twice; it has {twice[0]!r} twice")
+    first: dict[str, str] = {}
+    for cell, values in zip(made, plain, strict=True):
+        if first.setdefault(json.dumps(values, sort_keys=True), cell.name) is not cell.name:
+            raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
     return made
 
 
 def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cell]) -> Cell | None:
     """One more run of a search, with the chosen combination of values; None when one of the others is the same."""
-    values = _held(sweep, chosen)
+    values = _with_seed(sweep, chosen)
     if any(values == other.values for other in others):
         return None
     taken = {other.name for other in others}
@@ -367,20 +352,15 @@ def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cel
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's values on top of what all runs share, by dotted names, with the batch in the way that is held."""
-    flat = {**schema.flatten(sweep.train), **values}
-    if "global_batch_size" in values:  # the grid's choice replaces what all runs share
-        flat.pop("batch_size", None)
-    if sweep.held == "global_batch" and flat.get("batch_size") is not None:
-        flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
-    return flat
+    """A cell's values on top of what all runs share, by dotted names; of the two ways to give the batch, its own."""
+    shared = schema.flatten(sweep.train)
+    if {*values}.intersection(_BATCHES):
+        shared = {name: value for name, value in shared.items() if name not in _BATCHES}
+    return {**shared, **values}
 
 
-def _held(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> dict[str, Any]:
-    """A combination with the batch by the name of what is held, and the seed of its turn."""
-    whole = merged(sweep, values)
-    held = [name if name in whole else _HELD[name] for name in values]
-    return {**{name: whole[name] for name in held}, "seed": values.get("seed", sweep.train.get("seed", 0) + turn)}
+def _with_seed(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> dict[str, Any]:
+    return {**values, "seed": values.get("seed", sweep.train.get("seed", 0) + turn)}
 
 
 def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
@@ -402,12 +382,9 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: boo
     """
     order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
     order += [name for name in sweep.axes if name not in (*order, *_BATCHES, "topology", "seed")]
-    order += _BATCHES[::-1] if sweep.held == "global_batch" else _BATCHES
     names = []
     for values in (merged(sweep, setting) for setting in settings):
-        known = [name for name in order if values.get(name) is not None]
-        if set(_BATCHES) <= {*known}:
-            known.pop()
+        known = [name for name in (*order, *_BATCHES) if values.get(name) is not None]
         parts = [_label(name, values[name], whole) for name in known]
         names.append(" ".join([*parts, values.get("topology", TrainConfig.topology), f"seed{values['seed']}"]))
     return names if whole or len(set(names)) == len(names) else _names(sweep, settings, whole=True)
@@ -443,20 +420,13 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
         merged["grid"] = read_axes(flags["grid"])
     if file is not None:
         merged.setdefault("name", Path(file).stem)
-    shared = schema.flatten(_options(merged.get("train")))
-    given = schema.flatten({key: value for key, value in flags.items() if key not in own})
-    if len(last := [name for name in _BATCHES if name in given]) == 1:  # the one given last counts
-        shared = {name: value for name, value in shared.items() if name not in _BATCHES or name in last}
-    merged["train"] = schema.nest({**shared, **given})
+    given = {key: value for key, value in flags.items() if key not in own}
+    merged["train"] = runfile.merge(_options(merged.get("train")), given)
     return merged
 
 
 def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
-    """A sweep from plain values.
-
-    Raises:
-        ConfigError: on an unknown key, a wrong type or an impossible value.
-    """
+    """A sweep from plain values."""
     return schema.build(SweepConfig, values)
 
 

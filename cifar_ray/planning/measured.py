@@ -58,14 +58,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Passes:
-    """One micro-batch of some size on one worker: its seconds, and the share of them of the backward pass."""
-
-    seconds: Span
-    backward: float
-
-
-@dataclass(frozen=True)
 class Measured:
     """Runs of one model on one kind of machine."""
 
@@ -81,8 +73,8 @@ class Measured:
         same = tuple(sample for sample in self.samples if sample.workers == workers)
         return same or (self.samples if self.is_fixed else ())
 
-    def passes(self, images: int, workers: int) -> Passes | str:
-        """One micro-batch of so many images with so many workers on a machine, or why it is not known.
+    def passes(self, images: int, workers: int) -> tuple[Span, float] | str:
+        """Seconds of a micro-batch with so many workers on a machine, and the backward pass's share; or why not known.
 
         Between two sizes that were measured lies a straight line; nothing is said of sizes beyond them.
         """
@@ -102,7 +94,7 @@ class Measured:
         share = (images - near[0]) / (near[1] - near[0]) if len(near) > 1 else 0.0
         seconds = spans[0].times(1 - share) + spans[-1].times(share)
         backward = _mean([run.backward / (run.computing * run.micro_batches) for run in at[near[-1]]])
-        return Passes(seconds.times(1 / self.speed), backward)
+        return seconds.times(1 / self.speed), backward
 
     def jitter(self, workers: int) -> float:
         """The standard deviation of a step's computing, as a share of it, where no worker waits for another."""
@@ -137,13 +129,19 @@ def of_trials(trials: Sequence[Trial]) -> tuple[Measured, list[str]]:
     Raises:
         ConfigError: when none has what a plan needs.
     """
-    reasons = {trial.name: _why_not(trial) for trial in trials}
-    usable = [trial for trial in trials if not reasons[trial.name]]
-    left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
+    needed = [*(f"time/step_{part}_s" for part in _PARTS), "time/iteration_mean_s", "time/iteration_p95_s"]
+    usable, left = [], []
+    for trial in trials:
+        if not trial.finished:
+            left.append(f"{trial.name} is left out: it has not finished ({trial.status})")
+        elif trial.tags.get("times_are_a_clusters") == "false":
+            left.append(f"{trial.name} is left out: it had more workers than CPUs, or several nodes on one machine")
+        elif any(name not in trial.metrics for name in needed):
+            left.append(f"{trial.name} is left out: it has not recorded the parts of its steps, for which it needs two")
+        else:
+            usable.append(trial)
     if not usable:
-        raise ConfigError(
-            "", f"there is no run that a plan can be made from: {left[0] if left else 'none was trained'}"
-        )
+        raise ConfigError("", f"there is no run that a plan can be made from: {left[0]}")
     device, first = usable[0].params.get("device", "cpu"), usable[0]
     fixed = device == "cuda" or all(
         "--cpus-per-worker" in trial.tags.get("cifar_ray.command", "")
@@ -151,18 +149,6 @@ def of_trials(trials: Sequence[Trial]) -> tuple[Measured, list[str]]:
         for trial in usable
     )
     return Measured(tuple(map(_sample, usable)), first.tags.get(HARDWARE_TAG, ""), device, fixed), left
-
-
-def _why_not(trial: Trial) -> str:
-    """Why a run tells a plan nothing; empty when it does."""
-    if not trial.finished:
-        return f"has not finished ({trial.status})"
-    if trial.tags.get("times_are_a_clusters") == "false":
-        return "had more workers than CPUs, or several nodes on one machine, so its times are not a cluster's"
-    needed = [f"time/step_{part}_s" for part in _PARTS] + ["time/iteration_mean_s", "time/iteration_p95_s"]
-    if any(name not in trial.metrics for name in needed):
-        return "has not recorded the parts of its steps, which takes two steps at least"
-    return ""
 
 
 def _sample(trial: Trial) -> Sample:

@@ -109,9 +109,14 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     if isinstance(passes, str):
         return passes
     route = Route(means.link if topology.nodes > 1 else None, means.host)
-    computing, optimizer = passes.seconds.times(work.micro_batches), measured.optimizer(per_node)
-    exchange = exchanges.exposed(work.exchange, topology, route, passes.seconds.times(passes.backward))
-    waiting = _waiting(measured, work, topology, computing.mid)
+    one, backward = passes
+    computing, optimizer = one.times(work.micro_batches), measured.optimizer(per_node)
+    exchange = exchanges.exposed(work.exchange, topology, route, one.times(backward))
+    # For the slowest worker: from not at all, where they are slow together, to twice the mean where each varies by
+    # itself as one was measured to. With local SGD they meet every N-th step.
+    every = work.exchange.sync_every if work.exchange.strategy == "local_sgd" else 1
+    likely = slowest(world) * measured.jitter(per_node) * computing.mid / math.sqrt(every)
+    waiting = Span(0.0, likely, 2 * likely)
 
     steps = work.steps * work.epochs
     evaluation = measured.evaluation(per_node, world).times(work.epochs)
@@ -132,16 +137,6 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     bound = max(parts, key=lambda name: parts[name])
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound)
-
-
-def _waiting(measured: Measured, work: Work, topology: Topology, computing: float) -> Span:
-    """Seconds that a step waits for the slowest worker: from none, where they are slow together, to twice the mean.
-
-    Each is taken to vary by itself as one worker was measured to. With local SGD they meet every N-th step.
-    """
-    every = work.exchange.sync_every if work.exchange.strategy == "local_sgd" else 1
-    likely = slowest(topology.world_size) * measured.jitter(topology.workers_per_node) * computing / math.sqrt(every)
-    return Span(0.0, likely, 2 * likely)
 
 
 def slowest(workers: int) -> float:

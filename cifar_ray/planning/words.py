@@ -43,7 +43,7 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     header += ["cost"] * any(row.usd for row in plan.rows)
     lines = []
     for row in plan.rows:
-        line = [row.topology, str(row.images), _seconds(row.step_s), _number(row.images_per_s)]
+        line = [row.topology, str(row.images), _spread(row.step_s, ".3g", " s"), _spread(row.images_per_s, ",.0f")]
         line += [f"{100 * row.efficiency:.0f} %", ranged(row.total_s, duration)]
         line += [ranged(row.usd, dollars)] if row.usd else []
         lines.append([*line, row.bound])
@@ -80,9 +80,5 @@ def _whole(row: Row) -> str:
     return ranged(row.total_s, duration) + (f", {ranged(row.usd, dollars)}" if row.usd else "")
 
 
-def _seconds(span: Span) -> str:
-    return f"{span.mid:.3g} s ({span.low:.3g} to {span.high:.3g})"
-
-
-def _number(span: Span) -> str:
-    return f"{span.mid:,.0f} ({span.low:,.0f} to {span.high:,.0f})"
+def _spread(span: Span, form: str, unit: str = "") -> str:
+    return f"{span.mid:{form}}{unit} ({span.low:{form}} to {span.high:{form}})"

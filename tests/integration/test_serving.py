@@ -24,7 +24,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from cifar_ray import data
-from cifar_ray.cli import ports
+from cifar_ray.cli import early
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.orchestration.run import results
 from cifar_ray.serving.app import MAX_BODY_MIB
@@ -191,7 +191,7 @@ def test_clients_that_send_half_a_header_keep_nobody_else_waiting(trained: Perso
 @pytest.mark.parametrize("host", ["203.0.113.1", "nohost.invalid"])
 def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ports.listen(host, free_port())
+        early.listen(host, free_port())
     assert caught.value.as_flag().startswith(f"--host must be an address of this machine, got '{host}' (")
 
 

@@ -127,7 +127,6 @@ LINK = "must be RATE or RATE:LATENCY, such as 10gbit, 400mbit or 10gbit:50us, go
         ("--strategy-options.sync-every 4", "--strategy-options.sync-every is no option of ddp, which has comm_hook"),
         ("--sync-batchnorm", "--sync-batchnorm cannot be planned: what is exchanged with it is not in the model"),
         ("--global-batch-size 64 --nodes 3", "--global-batch-size must be a multiple of the workers of one topology"),
-        ("--cpus-per-worker 9999", "--cpus-per-worker must be at most "),
         ("--device cpu --price g6.xlarge", "--price must come with --speed-factor, how many times as fast as "),
     ],
 )

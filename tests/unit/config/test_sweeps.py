@@ -51,7 +51,7 @@ SIZES = {"batch_size": [16]}
             ["epochs1 bs8 1x2 seed0", "epochs2 bs8 1x2 seed0"],
         ),
         ({"grid": PLACES, "train": {"global_batch_size": 8}}, ["gbs8 1x1 seed0", "gbs8 1x2 seed0"]),
-        ({"grid": {**SIZES, **PLACES}, "hold": "global_batch"}, ["gbs16 1x1 seed0", "gbs16 1x2 seed0"]),
+        ({"grid": {"global_batch_size": [16], **PLACES}}, ["gbs16 1x1 seed0", "gbs16 1x2 seed0"]),
         # Three figures tell most numbers apart; where they do not, all are there.
         ({"grid": {"lr": [0.12345, 0.5]}}, ["lr0.123 1x1 seed0", "lr0.5 1x1 seed0"]),
         ({"grid": {"lr": [0.12345, 0.12346]}}, ["lr0.12345 1x1 seed0", "lr0.12346 1x1 seed0"]),
@@ -127,18 +127,10 @@ def test_what_all_runs_share_may_be_for_some_data_alone_and_not_for_some_strateg
     [
         ({"grid": {**SIZES, **PLACES}}, "batch", [(16, 16), (16, 32)]),
         ({"grid": PLACES, "train": {"batch_size": 8}}, "batch", [(8, 8), (8, 16)]),
-        ({"grid": {**SIZES, **PLACES}, "hold": "global_batch"}, "global_batch", [(None, 16)] * 2),
         ({"grid": {"global_batch_size": [64], **PLACES}}, "global_batch", [(None, 64)] * 2),
         ({"grid": {"global_batch_size": [64]}, "train": {"batch_size": 8}}, "global_batch", [(None, 64)]),
-        ({"grid": SIZES, "train": {"global_batch_size": 64}}, "global_batch", [(None, 16)]),
+        ({"grid": SIZES, "train": {"global_batch_size": 64}}, "batch", [(16, 16)]),
         ({"grid": PLACES}, "global_batch", [(None, None)] * 2),
-        # A global batch that is held has every micro-batch in it.
-        (
-            {"grid": {**SIZES, "accumulate": [1, 3], **PLACES}, "hold": "global_batch"},
-            "global_batch",
-            [(None, 16), (None, 16), (None, 48), (None, 48)],
-        ),
-        ({"grid": {"lr": [0.1]}, "train": {"batch_size": None}, "hold": "global_batch"}, "global_batch", [(None, None)]),
     ],
 )  # fmt: skip
 def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[tuple[int | None, int | None]]) -> None:
@@ -147,21 +139,8 @@ def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[t
     assert found == sizes
 
 
-def test_cells_of_a_held_global_batch_are_named_and_recorded_by_it() -> None:
-    grid = {"batch_size": [16, 64], "topology": ["1x2"], "accumulate": [1, 2]}
-    sweep = SweepConfig("s", (grid,), train={"global_batch_size": 128}, hold="global_batch")
-    made = cells(sweep, sweep.combinations)
-    assert [(cell.values["global_batch_size"], cell.values["accumulate"]) for cell in made] == [
-        (16, 1), (32, 2), (64, 1), (128, 2)
-    ]  # fmt: skip
-    assert all("batch_size" not in cell.values for cell in made)
-    assert [cell.name for cell in made] == [
-        f"accumulate{times} gbs{images} 1x2 seed0" for images, times in ((16, 1), (32, 2), (64, 1), (128, 2))
-    ]
-
-
 def test_values_that_do_not_go_together_say_so() -> None:
-    cells = cells_of(grid={"batch_size": [16], "topology": ["1x1", "1x3"]}, hold="global_batch")
+    cells = cells_of(grid={"global_batch_size": [16], "topology": ["1x1", "1x3"]})
     assert [cell.config is None for cell in cells] == [False, True]
     assert cells[1].reason == "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 16"
 
@@ -197,11 +176,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"storage": ["/a", "/b"]}},
             "--grid must not have storage, which is the same for all runs of a sweep",
         ),
-        (
-            {"grid": PLACES, "hold": "batch"},
-            "--hold must be global_batch where a grid has no batch_size, unless all runs share one",
-        ),
-        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--hold must be global_batch where a grid has no batch_size, unless all runs share one"),
+        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size in every grid, or global_batch_size in its place"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds must be 1 where seed is an axis"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"grid": {"lr": [0.1]}, "max_concurrent": 0}, "--max-concurrent must be at least 1, got 0"),
@@ -213,10 +188,6 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ),
         ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples must be given for --search random and optuna, and for nothing else"),
         ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples must be given for --search random and optuna, and for nothing else"),
-        (
-            {"grid": {"global_batch_size": [16]}, "hold": "batch"},
-            "--hold must be global_batch where global_batch_size is given",
-        ),
         ({"grid": {"lr": [0.1]}, "measure": "times", "train": {"gpus_per_worker": 0.5}}, "--measure must be all or accuracy where runs share a GPU: their times are each other's"),
         ({"grid": {"lr": [0.1]}, "train": []}, "--train must be a mapping of fields to values, got []"),
         (
@@ -245,8 +216,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"profile.steps": [1, 2]}},
             "--grid must not have profile.steps, which is the same for all runs of a sweep",
         ),
-        ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both in one grid"),
-        ({"grid": {"batch_size": [8]}, "train": {"global_batch_size": 8}, "hold": "batch"}, "--hold must be global_batch where global_batch_size is given"),
+        ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both"),
         ({"grid": {"epochs": "uniform:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of epochs or have a range of the form int:LOW:HIGH"),
         ({"grid": {"lr": "int:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of lr or have a range of the form uniform:LOW:HIGH or loguniform:LOW:HIGH"),
         ({"grid": {"model": "int:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of model; only numbers have ranges"),
@@ -276,7 +246,6 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": [0.1]}, "train": [1]}, "--train must be a mapping of fields to values, got [1]"),
         ({"grid": [{"lr": [0.1]}, {"lr": [0.2], "epochs": [1]}], "train": {"lr": 0.3}}, "--grid has lr, which is given for all runs, too; give it once"),
         ({"grid": {"epochs": [1]}, "train": {"seed": "x"}}, "--seed must be a whole number, got 'x'"),
-        ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"model_options.width": [8], "model_options": {"width": [16]}}}, "--model-options.width must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"model_options": {"depth": 2}, "model_options.depth": 3}}, "--model-options.depth must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"model_options.a": 1, "model_options": {"a": 1}}}, "--model-options.a must be given once, and is given twice"),
@@ -350,11 +319,11 @@ def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"seeds": 10**9}, "--seeds must make at most 10,000 runs in a sweep, not 2,000,000,000"),
-        ({"seeds": 5001}, "--grid must make at most 10,000 runs in a sweep, not 10,002"),
-        ({"grid": {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size")}}, "--grid must make at most 10,000 runs in a sweep, not 7,988,005,999"),
-        ({"grid": {"seed": [*range(10_001)]}}, "--grid must make at most 10,000 runs in a sweep, not 10,001"),
-        ({"search": "random", "samples": 10**12}, "--samples must make at most 10,000 runs in a sweep, not 1,000,000,000,000"),
+        ({"seeds": 10**9}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 2,000,000,000"),
+        ({"seeds": 5001}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 10,002"),
+        ({"grid": {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size")}}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 7,988,005,999"),
+        ({"grid": {"seed": [*range(10_001)]}}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 10,001"),
+        ({"search": "random", "samples": 10**12}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 1,000,000,000,000"),
     ],
 )  # fmt: skip
 def test_more_runs_than_anyone_means_are_refused_before_they_are_written_out(
@@ -421,7 +390,6 @@ SHARED = {"epochs": 5, "batch_size": 16, "model_options": {"heads": 1}}
 OF_SWEEP = {
     "name": "n",
     "seeds": "2",
-    "hold": "batch",
     "measure": "times",
     "search": "random",
     "samples": "3",
@@ -485,8 +453,6 @@ def test_flags_lie_on_top_of_a_file(
 def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^train must be a mapping of fields to values, got 'fast'$"):
         sweeps.merge({"train": "fast"}, {}, None)
-    with pytest.raises(ConfigError, match=r"^model_options must be a mapping of its options, got 3$"):
-        sweeps.merge({"train": {"model_options": 3}}, {"model_options": {"depth": "10"}}, None)
     (tmp_path / "s.yaml").write_text("version: 3\nname: s\n")
     with pytest.raises(ConfigError) as caught:
         runfile.read(tmp_path / "s.yaml")

@@ -216,7 +216,7 @@ def test_runs_become_samples() -> None:
     ("made", "reason"),
     [
         (trial(), "has not recorded the parts of its steps"),
-        (recorded(tags={"times_are_a_clusters": "false"}), "its times are not a cluster's"),
+        (recorded(tags={"times_are_a_clusters": "false"}), "more workers than CPUs"),
         (replace(recorded(), status="FAILED"), "has not finished"),
     ],
 )
