@@ -30,19 +30,18 @@ def check_cluster(*files: Path) -> int:
 
     if not files:
         raise ConfigError("files", "must be given")
-    status = 0
+    problems = []
     for file in files:
         try:
             faults = clusterfile.check(file, lambda kind: cost.of_node_type(kind).gpus)
-            problems = [f"{file}: {problem}" for problem in faults]
+            problems += [f"{file}: {fault}" for fault in faults]
         except ConfigError as error:
-            problems = [error.problem]
-        for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
-            status = 2
-        if not problems:
-            print(f"{file}: ok")
-    return status
+            problems.append(error.problem)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if not problems:
+        print(f"{', '.join(map(str, files))}: ok")
+    return 2 if problems else 0
 
 
 def submit(

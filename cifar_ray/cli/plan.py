@@ -69,7 +69,7 @@ def plan(
         speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
     """
     node, asked = cost.checked(price), runfile.load(None, options)
-    means = Means(*(links.parse(text) if text else None for text in (link, host)))
+    means = Means(links.parse(link) if link else None, links.parse(host) if host else None)
     if asked.strategy not in exchange.WHOLE:
         raise ConfigError("strategy", f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {asked.strategy!r}")
     if link is None and max(nodes) > 1:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cifar_ray.cli import early, output
 from cifar_ray.config import flags, option
 from cifar_ray.config.errors import ConfigError, counted
-from cifar_ray.config.flags import AsJson, RunName
+from cifar_ray.config.flags import AsJson, Port, RunName
 from cifar_ray.config.limits import dollars
 from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
@@ -146,7 +146,7 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
     return 0
 
 
-def ui(*, tracking_uri: str | None = None, port: int = 5000, open: bool = False) -> int:
+def ui(*, tracking_uri: str | None = None, port: Port = 5000, open: bool = False) -> int:
     """Open MLflow's pages of the tracking store, on this machine only.
 
     Args:

@@ -12,7 +12,7 @@ from pydantic import Field
 from cifar_ray.cli import early, output
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError, counted, printable
-from cifar_ray.config.flags import AsJson, Overwrite, RunName
+from cifar_ray.config.flags import AsJson, Overwrite, Port, RunName
 from cifar_ray.config.schema import Count
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.display.run import Console, metric_rows
@@ -160,7 +160,7 @@ def serve(
     checkpoint: Checkpoint = "last",
     tracking_uri: str | None = None,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Port = 8000,
 ) -> int:
     """Answer for images, or rows of numbers, sent over HTTP with a run's model, until Ctrl-C.
 

@@ -38,6 +38,7 @@ AsJson = Annotated[
     bool,
     Field(description="Print the result as one JSON document on standard output; progress goes to standard error."),
 ]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Overwrite = Annotated[bool, Field(description="Replace files that are there.")]
 RunName = Annotated[str, Field(description="Name or MLflow id of the run, or its folder if MLflow has lost it.")]
 _METAVARS = {int: "INT", float: "FLOAT"}
@@ -147,8 +148,8 @@ def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
     found = vars(values) | named
     many = next((flag.name for flag in flags if flag.is_many), None)
     if last and many is not None:
-        found[many] = [*found.pop(many, ()), *last]
-    elif others := [*rest, *last]:
+        found[many], last = [*found.pop(many, ()), *last], []
+    if others := [*rest, *last]:
         raise ConfigError("", f"unexpected word '{others[0]}'")
     return schema.nest(found)
 

@@ -99,7 +99,7 @@ def signature(function: Callable[..., Any]) -> list[Keyword] | None:
     for each in parameters:
         kind, default = hints.get(each.name, Value), each.default
         if each.kind is each.VAR_POSITIONAL:
-            kind, default = Annotated[tuple[kind, ...], _description(kind)], ()
+            kind, default = Annotated[tuple[kind, ...], _description(kind)], ()  # type: ignore[valid-type]
         if each.kind is not each.VAR_KEYWORD:
             found[each.name] = Keyword(each.name, kind, default, _description(kind), passed=each.kind)
     others = signature(inner) or [] if inner else []

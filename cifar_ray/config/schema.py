@@ -176,6 +176,7 @@ _KINDS = {
     "too": "a list with at least one value",
     "tuple": "a list",
     "dict": "a mapping",
+    "dataclass": "a mapping of its options",
 }
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
@@ -208,12 +209,8 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
         bound = "2**63" if context[name] >= 2**63 else f"{context[name]:g}"
         shown = value[:LONGEST] if isinstance(value, str) else brief(value)  # a number as text, without quotes
         return ConfigError(where, f"must be {words} {bound}, got {shown}")
-    if code == "dataclass_type":
-        wanted = "a mapping of its options"
-    elif code == "literal_error":
-        wanted = context["expected"].replace("'", "")
-    else:
-        wanted = _KINDS.get(code.split("_")[0], details["msg"].removeprefix("Input should be "))
+    other = context.get("expected", details["msg"].removeprefix("Input should be ")).replace("'", "")
+    wanted = _KINDS.get(code.split("_")[0], other)
     return ConfigError(where, f"must be {wanted}, got {brief(value)}")
 
 

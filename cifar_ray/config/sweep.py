@@ -39,9 +39,6 @@ _BATCHES = ("batch_size", "global_batch_size")  # the two ways to give the batch
 _SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "model": "", "dataset": "", "strategy": ""}
 _DRAWN: Mapping[str, Any] = {"uniform": float, "loguniform": float, "int": int}  # kind of range -> type of the field
 
-SearchName = Literal["grid", "random", "optuna"]
-SchedulerName = Literal["none", "asha"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -69,9 +66,6 @@ def parse_objective(text: str) -> tuple[str, Literal["max", "min"]]:
     if not name or better not in ("min", "max"):
         raise ValueError(f"must be NAME:min or NAME:max, such as images_per_s:max, got {errors.brief(text)}")
     return name, typing.cast(Literal["max", "min"], better)
-
-
-ObjectiveText = Annotated[str, fits(parse_objective)]
 
 
 def _grids(value: Any) -> tuple[Axes, ...]:
@@ -169,21 +163,21 @@ class SweepConfig:
     """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
     steps), or all."""
 
-    search: SearchName = "grid"
+    search: Literal["grid", "random", "optuna"] = "grid"
     """Train every combination, or --samples of them: 'random' ones, or those that Optuna proposes one after another
     (TPE), knowing how the earlier ones came out."""
 
     samples: Count | None = None
     """Combinations to draw from each grid in a random search, or to train in one with Optuna."""
 
-    scheduler: SchedulerName = "none"
+    scheduler: Literal["none", "asha"] = "none"
     """Stop runs early: 'asha' those whose validation figure, such as the accuracy, falls behind the best at some
     epochs."""
 
     asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
     """Options of ASHA."""
 
-    objective: ObjectiveText | None = None
+    objective: Annotated[str, fits(parse_objective)] | None = None
     """NAME:min or NAME:max, the figure that a scheduler and Optuna go by and that names the best run, such as
     val/f1:max or images_per_s:max. Default: the task's main figure on the validation images, such as the accuracy."""
 
@@ -263,7 +257,7 @@ def _check(sweep: SweepConfig) -> None:
     if not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
     if single := sweep.named & {"run_name", "elastic"}:
-        raise ConfigError(*single, "is for cifar-ray train alone, and not for the runs of a sweep")
+        raise ConfigError(min(single), "is for cifar-ray train alone, and not for the runs of a sweep")
     for axes in sweep.grid:
         _check_axes(sweep, axes)
     sizes = [sweep.samples or math.prod(map(len, axes.values())) for axes in sweep.grid]

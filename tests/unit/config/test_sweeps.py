@@ -230,7 +230,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": [0.1]}, "search": "optuna"}, "--samples must be given for --search random and optuna, and for nothing else"),
         ({"grid": {"lr": [0.1], "epochs": 3}, "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna, with several values or a range of a field"),
         ({"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1, 2]}], "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna, with several values or a range of a field"),
-        ({"grid": {"val_share": "uniform:0.1:0.2"}, "search": "optuna", "samples": 2}, "--grid must list the values of val_share for --search optuna: each is another data set"),
+        ({"grid": {"val_share": "uniform:0.1:0.2"}, "search": "optuna", "samples": 2}, "--grid must list the values of val_share: each is another data set"),
         ({"grid": {"lr": [0.1, 0.2]}, "search": "optuna", "samples": 2, "seeds": 2}, "--seeds must be 1 for --search optuna"),
         ({"grid": {"lr": [0.1]}, "objective": "images_per_s"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'images_per_s'"),
         ({"grid": {"lr": [0.1]}, "objective": "test/loss:low"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'test/loss:low'"),
