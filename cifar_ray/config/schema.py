@@ -122,8 +122,20 @@ def docstrings(kind: type) -> dict[str, str]:
     return docs
 
 
+class _Explained:
+    """The docstring of a dataclass with those of its fields, read when it is asked for."""
+
+    def __init__(self, summary: str | None) -> None:
+        self._summary = summary
+
+    def __get__(self, instance: object, cls: type) -> str:
+        fields = "\n".join(f"    {name}: {doc}" for name, doc in docstrings(cls).items())
+        return f"{self._summary}\n\nAttributes:\n{fields}"
+
+
 def plainly(cls: type[T]) -> type[T]:
     """Class decorator for a pydantic dataclass: an impossible value is a ConfigError, from Python, too."""
+    cls.__doc__ = _Explained(cls.__doc__)  # type: ignore[assignment]
     validated = cls.__init__
 
     @functools.wraps(validated)
