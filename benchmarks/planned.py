@@ -12,6 +12,7 @@ nothing of the predicted topologies goes in. Gradients' readiness is measured by
 from __future__ import annotations
 
 import math
+import shlex
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,14 +23,16 @@ from typing import NamedTuple
 import exchanged
 import record
 
+from cifar_ray.config import command_line, flags, runfile, schema
 from cifar_ray.config.topology import parse
-from cifar_ray.planning import from_runs, measured, model
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning import link as links
+from cifar_ray.planning import measured, model, probing
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Study, Trial
-from cifar_ray.training import probe
+from cifar_ray.training import probe, recipe
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 UNSHAPED = "vgg11_group_report_unshaped/vgg11_times_none.json"
@@ -47,6 +50,14 @@ def study(name: str) -> Study:
     return exported.read(STUDIES / name)
 
 
+def training(trial: Trial) -> ResolvedConfig:
+    """The training of a run, by its recorded command."""
+    words = shlex.split(trial.tags["cifar_ray.command"])[2:]
+    asked = schema.to_plain(flags.call(command_line.train, words, "train"))
+    changes = {"topology": "1x1", "batch_size": None, "global_batch_size": trial.global_batch_size}
+    return recipe.resolve(runfile.from_mapping({**asked, **changes, "steps_per_epoch": None}))
+
+
 def works(trials: list[Trial]) -> dict[tuple[str, ...], tuple[Work, list[Trial]]]:
     """The work of each configuration, whatever the seed, and its runs."""
     alike: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
@@ -54,12 +65,9 @@ def works(trials: list[Trial]) -> dict[tuple[str, ...], tuple[Work, list[Trial]]
         sizes = (str(trial.batch_size), trial.params["accumulate"], trial.params.get("bucket_cap_mb", ""))
         key: tuple[str, ...] = (trial.strategy, trial.topology, *sizes)
         alike[key].append(trial)
-    config = from_runs.training(trials[0])
+    config = training(trials[0])
     readiness = probe.readiness(config, trials[0].params.get("precision", "fp32"), 16, 1)
-    return {
-        key: (from_runs.work_of(from_runs.training(runs[0]), readiness, "cpu", runs[0]), runs)
-        for key, runs in alike.items()
-    }
+    return {key: (probing.work_of(training(runs[0]), readiness, "cpu"), runs) for key, runs in alike.items()}
 
 
 class Compared(NamedTuple):
@@ -81,14 +89,14 @@ def compare(
     trials: list[Trial], passes: list[Trial], link: str, host: Callable[[Work], Link | None]
 ) -> tuple[list[Compared], list[Compared]]:
     """A step, and the whole run as the runs were, of each configuration of several workers."""
-    known, _, _ = measured.of_study(Study("", passes, "", ""))
+    known, _ = measured.of_trials(passes)
     steps: list[Compared] = []
     wholes: list[Compared] = []
     for key, (work, runs) in works(trials).items():
         topology, name = parse(runs[0].topology), " ".join(key)
         if topology.world_size == 1:
             continue
-        work = replace(work, steps=int(runs[0].params["steps_per_epoch"]), evaluated=1.0)
+        work = replace(work, steps=int(runs[0].params["steps_per_epoch"]))
         row = model.plan(known, work, [topology], Means(link=links.parse(link), host=host(work))).rows[0]
         for span, metric, into in ((row.step_s, "time/iteration_mean_s", steps), (row.total_s, "time/wall_s", wholes)):
             took = statistics.mean(run.metrics[metric] for run in runs)
@@ -113,7 +121,7 @@ def main() -> None:
     """Predict, compare and save the rows."""
     given = record.parser(__doc__).parse_args()
     unshaped = list(study(UNSHAPED).trials)
-    without_network, _, _ = measured.of_study(study(UNSHAPED))
+    without_network, _ = measured.of_trials(unshaped)
     (vgg, _), *_ = works(unshaped).values()
 
     def host(work: Work) -> Link | None:

@@ -77,7 +77,7 @@ def step(seconds: float, images: int, exchange: Exchange, topology: Topology, li
     """What the planner says of a topology, given how long a step with so many images takes one worker."""
     passes = {"forward": seconds * (1 - ASSUMED["backward"]), "backward": seconds * ASSUMED["backward"]}
     rest = dict.fromkeys(("data", "exchange", "optimizer", "jitter", "evaluation", "checkpoint", "once"), 0.0)
-    alone = Sample("published", "ddp", 1, 1, images, 1, **passes, **rest, iteration=seconds)
+    alone = Sample("ddp", 1, 1, images, 1, **passes, **rest, iteration=seconds)
     work = Work(images * topology.world_size, 1, 1, 1, exchange)
     return model.plan(Measured((alone,), "", "", True), work, [topology], Means(links.parse(link))).rows[0]
 

@@ -43,11 +43,11 @@ import forked
 import record
 
 from cifar_ray.config.topology import Topology, parse
-from cifar_ray.planning import from_runs, measured, model
 from cifar_ray.planning import link as links
+from cifar_ray.planning import measured, model, probing
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Trial
 from cifar_ray.training import probe as passes
 
 MODELS = {"vgg11": 64, "resnet": 512, "simple_cnn": 4096, "vit": 64}
@@ -205,12 +205,13 @@ def predict(folder: Path, names: list[str], strategies: list[str], is_all: bool)
         if cell.model not in names or cell.strategy not in strategies:
             predictions += [former[cell]] if cell in former else []
             continue
-        runs, trial, _ = measured.of_study(Study("", [each for each in trials if each.model == cell.model], "", ""))
+        of_model = [each for each in trials if each.model == cell.model]
+        runs, _ = measured.of_trials(of_model)
         topology = parse(cell.topology)
         config = forked.resolved(words(cell.model, cell.strategy, MODELS[cell.model], 1), topology)
         if cell[:2] not in ready:
-            ready[cell[:2]] = passes.readiness(config, trial.params.get("precision", "fp32"), 16, 1)
-        work = from_runs.work_of(config, ready[cell[:2]], runs.device, trial)
+            ready[cell[:2]] = passes.readiness(config, of_model[0].params.get("precision", "fp32"), 16, 1)
+        work = probing.work_of(config, ready[cell[:2]], runs.device)
         link = Link(math.inf) if cell.rate == "none" else links.parse(cell.rate)
         planned = model.plan(runs, work, [topology], Means(link=link, host=exchanged.host(runs, work)))
         if planned.skipped:

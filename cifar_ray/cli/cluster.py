@@ -15,7 +15,6 @@ from cifar_ray.cli.train import resume, train
 from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Name
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.jobs.submission import Submission
 from cifar_ray.reporting import cost
@@ -31,20 +30,18 @@ def check_cluster(*files: Path) -> int:
 
     if not files:
         raise ConfigError("files", "must be given")
-    status = 0
+    problems = []
     for file in files:
         try:
             faults = clusterfile.check(file, lambda kind: cost.of_node_type(kind).gpus)
-            problems = [f"{file}: {problem}" for problem in faults]
+            problems += [f"{file}: {fault}" for fault in faults]
         except ConfigError as error:
-            problems = [error.problem]
-        for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
-        if problems:
-            status = 2
-        else:
-            print(f"{file}: ok")
-    return status
+            problems.append(error.problem)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if not problems:
+        print(f"{', '.join(map(str, files))}: ok")
+    return 2 if problems else 0
 
 
 def submit(
@@ -86,32 +83,30 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     Raises:
         ConfigError: on what the command would refuse, or a path that a job would lose.
     """
-    command, rest = words[0], list(words[1:])
     commands: dict[str, Callable[..., Any]] = {"train": train, "resume": resume, "sweep": sweep}
+    command, *rest = words
     if command not in commands:
         raise ConfigError("", f"cifar-ray submit takes train, resume or sweep after `--`, got {command!r}")
     given = flags.read(commands[command], rest, command)
-    given = {key: value for key, value in given.items() if key not in ("json", "dry_run", "retry_failed")}
-    file = earlier = flag = None
-    job = name or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
-    if command == "train":
-        config, file = command_line.train(**given), given.get("config")
-        job, flag = name or config.run_name or job, None if config.run_name else "--run-name"
-    elif command == "resume":
-        earlier = given.pop("run")
-        config = runfile.load(None, {**given, "max_cost": None})  # the run may have a price
-    elif earlier := given.pop("resume", None):
-        new_limits(**given)
-        config = TrainConfig(tracking_uri=given["options"].get("tracking_uri"))
+    options, earlier = given["options"], given.get("run") or given.get("resume")
+    new = {key: given[key] for key in ("config", "file", "grid") if key in given}
+    own, flag = None, {"train": "--run-name", "sweep": "--name"}.get(command)
+    if earlier:
+        if command == "sweep":
+            new_limits(**new, options=options)
+        config = runfile.load(None, {**options, "max_cost": None})  # the run may have a price
+    elif command == "train":
+        config = command_line.train(**new, options=options)
+        own = config.run_name
     else:
-        asked, file = command_line.sweep(**given), given.get("file")
-        config = asked.base
-        is_named = file is not None or "name" in given["options"]
-        job, flag = name or (asked.name if is_named else job), None if is_named else "--name"
+        asked = command_line.sweep(**new, options=options)
+        config, own = asked.base, asked.name if "file" in new or "name" in options else None
     for key, path in (("storage", config.storage), ("data_dir", config.data_dir)):
         if path is not None and "://" not in path and not path.startswith(("/", "~")):
             raise ConfigError(key, f"must begin with / or ~ in a job, which runs in a temporary folder, got {path!r}")
+    job = name or own or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
     if earlier and not name:
         job = f"resume-{re.sub(r'[^A-Za-z0-9._-]+', '-', earlier)}"  # MLflow takes any name, a job does not
-    words = [*words, *([flag, job] if flag else [])]
+    words = [*words, *([flag, job] if flag and not own and not earlier else [])]
+    file = new.get("config") or new.get("file")
     return Submission(job, words, config.tracking_uri, file, is_numbered=bool(earlier and not name))

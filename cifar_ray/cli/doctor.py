@@ -7,9 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
-from pathlib import Path
 
 from cifar_ray import data, storage
 from cifar_ray._version import __version__
@@ -20,8 +18,6 @@ from cifar_ray.config.flags import AsJson
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.display.run import Console
-
-_LEAST_FREE_GB = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,9 +43,9 @@ def doctor(
         console, checks = Console(), []
         for check in examine(config):
             checks.append(check)
-            console.line(f"{'!!' if check.problem else 'ok'}  {check.subject:<18} {check.state}")
+            console.line(f"{'!!' if check.problem else 'ok'}  {check.subject:<14} {check.state}")
             if check.problem:
-                console.line(f"    {'':<18} {check.problem}")
+                console.line(f"    {'':<14} {check.problem}")
         is_unfit = any(check.problem for check in checks)
         console.line("see to the lines marked !! first" if is_unfit else "nothing stands in the way of a run")
     output.show(checks, json)
@@ -58,49 +54,39 @@ def doctor(
 
 def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
-    packages = ("torch", "torchvision", "torchmetrics", "ray", "mlflow")
-    looks: dict[str, Callable[[], str]] = {
-        "cifar_ray": lambda: __version__,
-        "python": lambda: f"{platform.python_version()} on {platform.platform()}",
-        **{package: partial(metadata.version, package) for package in packages},
+    packages = [f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "ray", "mlflow")]
+    yield Check("cifar_ray", f"{__version__}, Python {platform.python_version()}, {', '.join(packages)}")
+    here = [name for name in SPECS if data.present(name, config.data_dir)]
+    yield Check("data sets", f"{', '.join(here)} in {data.folder(config.data_dir)}; others are downloaded at first use")
+    looks: dict[str, Callable[[TrainConfig], str]] = {
         "processor": _processor,
         "GPUs": _gpus,
-        "memory": _memory,
-        **{f"data set {name}": partial(_dataset, name, config) for name in SPECS},
-        "storage": partial(_storage, config),
-        "tracking store": partial(_store, config),
-        "Ray": partial(_ray, config),
+        "storage": _storage,
+        "tracking store": _store,
+        "Ray": _ray,
     }
     for subject, look in looks.items():
         try:
-            yield Check(subject, look())
+            yield Check(subject, look(config))
         except ConfigError as error:
             yield Check(subject, "not usable", error.as_flag())
-        except (ImportError, metadata.PackageNotFoundError) as error:
-            yield Check(subject, "not usable", f"{error}; install it")
-        except OSError as error:
+        except (ImportError, OSError) as error:
             yield Check(subject, "not usable", str(error))
 
 
-def _dataset(name: str, config: TrainConfig) -> str:
-    if name == "digits":
-        return "bundled with scikit-learn"
-    where = str(data.folder(config.data_dir))
-    return where if data.present(name, config.data_dir) else f"not in {where}; downloaded at first use"
-
-
-def _processor() -> str:
+def _processor(config: TrainConfig) -> str:
+    import psutil
     import torch
 
     from cifar_ray.training import hardware
 
-    cpu = torch.device("cpu")
     allowed, count = hardware.allowed_cpus(), os.cpu_count()
     cpus = f"{count} CPUs" if allowed == count else f"{allowed} of {count} CPUs may be used"
-    return f"{hardware.describe(cpu)}, {cpus}"
+    memory = f"{psutil.virtual_memory().available / 1e9:.1f} GB of memory free"
+    return f"{hardware.describe(torch.device('cpu'))}, {cpus}, {memory}"
 
 
-def _gpus() -> str:
+def _gpus(config: TrainConfig) -> str:
     import torch
 
     from cifar_ray.training import hardware
@@ -117,30 +103,16 @@ def _gpus() -> str:
     return str(cards)
 
 
-def _memory() -> str:
-    import psutil
-
-    memory = psutil.virtual_memory()
-    state = f"{memory.available / 1e9:.1f} GB free of {memory.total / 1e9:.1f} GB"
-    shared = Path("/dev/shm")  # noqa: S108  Ray keeps its objects there
-    return state + f"; shared memory {shutil.disk_usage(shared).free / 1e9:.1f} GB free" * shared.is_dir()
-
-
 def _storage(config: TrainConfig) -> str:
     folder = storage.at(config.storage)
     if not folder.local:
         with storage.refusing(folder):
             folder.names()
         return f"{folder.address} answers; whether it can be written is seen when a run begins"
-    existing = folder.disk
-    while not os.path.lexists(existing):
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free / 1e9
+    existing = next(path for path in (folder.disk, *folder.disk.parents) if os.path.lexists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError("storage", f"must be a folder that can be written, and {existing} is not")
-    if free < _LEAST_FREE_GB:
-        raise ConfigError("storage", f"must have {_LEAST_FREE_GB:g} GB free, and {folder.disk} has {free:.1f} GB")
-    return f"{folder.disk}, {free:.1f} GB free"
+    return f"{folder.disk}, {shutil.disk_usage(existing).free / 1e9:.1f} GB free"
 
 
 def _store(config: TrainConfig) -> str:
@@ -165,7 +137,7 @@ def _ray(config: TrainConfig) -> str:
     with connection.connected(config):
         nodes = connection.nodes()
         unusable = preflight.gpu_problems(nodes)
-    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     if unusable:
         raise ConfigError("", "; ".join(unusable))
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     return f"{head} answers: {counted(len(nodes), 'node')}, {counted(int(cpus), 'CPU')}, {counted(int(gpus), 'GPU')}"

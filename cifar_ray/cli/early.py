@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -11,7 +13,6 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import EXPORTED
 from cifar_ray.tracking import uri as stores
@@ -19,11 +20,7 @@ from cifar_ray.tracking import uri as stores
 
 @contextmanager
 def loading(text: str, always: bool = False) -> Iterator[None]:
-    """Context manager: show ``text`` while libraries load; with ``always``, also where there is no terminal.
-
-    Raises:
-        ConfigError: when there is no home folder, which MLflow needs wherever its store is.
-    """
+    """Context manager: show ``text`` while libraries load; with ``always``, also where there is no terminal."""
     files.home()
     with Console() as console:
         if console.is_live or always:
@@ -31,39 +28,17 @@ def loading(text: str, always: bool = False) -> Iterator[None]:
         yield
 
 
-def check_training(config: TrainConfig) -> None:
-    """Refuse a run whose name is taken, or whose cluster does not answer.
-
-    Raises:
-        ConfigError: naming the option.
-    """
-    servers.reach_chosen(config.address)
-    run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
-
-
-def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:
-    """Refuse names of runs that neither the tracking store has nor the default storage.
-
-    Raises:
-        ConfigError: naming the first of them.
-    """
-    uri = stores.resolve_uri(tracking_uri)
-    for run in runs:
-        if stores.lacks(uri, run) and "/" not in run and not storage.at(None).below(run).disk.exists():
-            raise stores.no_such_run(uri, run)
-
-
-def check_studies(
-    names: Sequence[str], tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_name
+def check_names(
+    names: Sequence[str], tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_run
 ) -> None:
-    """Refuse names of sweeps or runs that the tracking store certainly does not have; exported files are not looked up.
+    """Refuse names of runs or sweeps that neither the tracking store has nor the default storage.
 
-    Raises:
-        ConfigError: as ``absent`` makes it of the store's URI and the first of them.
+    Folders and exported files are not looked up.
     """
     uri = stores.resolve_uri(tracking_uri)
     for name in names:
-        if not name.endswith(EXPORTED) and stores.lacks(uri, name):
+        is_file = "/" in name or name.endswith(EXPORTED)
+        if not is_file and stores.lacks(uri, name) and not storage.at(None).below(name).disk.exists():
             raise absent(uri, name)
 
 
@@ -76,3 +51,12 @@ def known_config(name: str) -> TrainConfig | None:
         if (path := folder.disk / run_names.SWEEP).is_file():
             return sweeps.from_mapping(runfile.read(path)).base
     return None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; a port that is taken, or a host that is no address of this machine, is refused."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        key = "port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise ConfigError(key, f"must be a free port of this machine, got {port} at {host!r} ({error})") from None

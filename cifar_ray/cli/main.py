@@ -18,8 +18,6 @@ from cifar_ray.config import errors
 from cifar_ray.config.errors import CommandFailedError, ConfigError, InterruptedRunError, printable
 from cifar_ray.training.errors import CheckpointError
 
-_OBJECTS_PER_LOOK = 100_000
-
 COMMANDS = {
     "train": ("train:train", "train a model and record it in MLflow"),
     "resume": ("train:resume", "continue a run that was interrupted or has failed"),
@@ -41,19 +39,8 @@ COMMANDS = {
     "doctor": ("doctor:doctor", "look at what this machine offers, and what would stop a run"),
     "submit": ("cluster:submit", "train, resume or sweep on a Ray cluster, as a job"),
     "check-cluster": ("cluster:check_cluster", "check files for `ray up`, offline"),
-    "completion": ("completion:completion", "print what lets bash or zsh complete these words"),
 }
 """Name -> the function, as MODULE:FUNCTION below ``cifar_ray.cli``, and a summary."""
-
-_STATUS: dict[type[BaseException], int] = {
-    ConfigError: 2,
-    CheckpointError: 2,
-    CommandFailedError: 1,
-    BrokenPipeError: 1,
-    KeyboardInterrupt: 130,
-    InterruptedRunError: 128,  # and the number of the signal
-}
-"""What ends a command with a sentence -> its exit status."""
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -69,19 +56,34 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         0 on success; 1 when a run or a check fails; 2 on a user's mistake; 128 + N on signal N.
     """
-    words = sys.argv[1:] if words is None else words
-    if list(words[:1]) == ["help"]:
+    words = list(sys.argv[1:] if words is None else words)
+    if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "--help-all"):
-        print(_overview())
+        print("usage: cifar-ray COMMAND [OPTIONS]\n\nDistributed training on Ray, tracked in MLflow.\n")
+        for name, (_, summary) in COMMANDS.items():
+            print(f"  {name:<13} {summary}")
+        print("\n`cifar-ray COMMAND --help` lists a command's usual options, `--help-all` all;")
+        print("`cifar-ray -V` shows the version.")
         return 0
     if words[0] in ("-V", "--version"):
         print(f"cifar-ray {__version__}")
         return 0
     try:
         return _run(words[0], words[1:])
-    except tuple(_STATUS) as error:
-        return _ended(error)
+    except BrokenPipeError:  # the reader, such as `head`, is gone: drop the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    except InterruptedRunError as error:
+        print(error, file=sys.stderr)
+        return 128 + error.signum
+    except (ConfigError, CheckpointError, CommandFailedError) as error:
+        sentence = error.as_flag() if isinstance(error, ConfigError) else str(error)
+        print(f"error: {printable(sentence)}", file=sys.stderr)
+        return 1 if isinstance(error, CommandFailedError) else 2
 
 
 def _run(name: str, words: Sequence[str]) -> int:
@@ -99,38 +101,13 @@ def _run(name: str, words: Sequence[str]) -> int:
         return status
 
 
-def _ended(error: BaseException) -> int:
-    """Say why a command has ended, and return its exit status."""
-    status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    if isinstance(error, BrokenPipeError):  # the reader, such as `head`, is gone: drop the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    elif isinstance(error, InterruptedRunError):
-        print(error, file=sys.stderr)
-        status += error.signum
-    elif isinstance(error, KeyboardInterrupt):
-        print("Stopped.", file=sys.stderr)
-    else:
-        sentence = error.as_flag() if isinstance(error, ConfigError) else str(error)
-        print(f"error: {printable(sentence)}", file=sys.stderr)
-    return status
-
-
-def _overview() -> str:
-    lines = ["usage: cifar-ray COMMAND [OPTIONS]", ""]
-    lines += ["Distributed training on Ray, tracked in MLflow.", ""]
-    lines += [f"  {name:<13} {summary}" for name, (_, summary) in COMMANDS.items()]
-    lines += ["", "`cifar-ray COMMAND --help` lists a command's usual options, `--help-all` all;"]
-    lines += ["`cifar-ray -V` shows the version."]
-    return "\n".join(lines)
-
-
 def program() -> NoReturn:
     """``main`` as a process of its own, which neither begins nor ends more slowly than it has to.
 
     torch, Ray and MLflow bring a million objects that are needed until the end: no garbage is collected among them
     while they are imported, and they are not taken apart at the end.
     """
-    gc.set_threshold(_OBJECTS_PER_LOOK)
+    gc.set_threshold(100_000)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of ASCII, and names that are not
     try:
@@ -141,12 +118,12 @@ def program() -> NoReturn:
         sys.excepthook(*sys.exc_info())
         status = 1
     for stream in (sys.stdout, sys.stderr):
-        if stream is None or stream.closed:
-            continue
         try:
-            stream.flush()
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BrokenPipeError:  # nobody reads the output any more
+            status = status or 1
         except OSError as error:
-            if not isinstance(error, BrokenPipeError):  # nobody reads the output any more
-                sys.excepthook(*sys.exc_info())
+            sys.excepthook(type(error), error, None)
             status = status or 1
     os._exit(status)

@@ -47,14 +47,9 @@ def models(pattern: str | None = None) -> int:
     if pattern is None:
         print("\n".join(matches))
         return 0
-    width = max(map(len, matches))
-    print(f"{'model':<{width}}  weights")
-    for name in matches:
-        tags: list[str] = []
-        if library_of(name):
-            owner, known = libraries.find(name)
-            tags = owner.weights(known)
-        print(f"{name:<{width}}  {' '.join(tags)}".rstrip())
+    found = [libraries.find(name) if library_of(name) else None for name in matches]
+    weights = [" ".join(entry[0].weights(entry[1])) if entry else "" for entry in found]
+    Console().columns(("model", "weights"), zip(matches, weights))
     return 0
 
 

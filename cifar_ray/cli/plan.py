@@ -1,87 +1,63 @@
-"""``cifar-ray plan``: what a training would take, from short runs or finished ones, a link and a price."""
+"""``cifar-ray plan``: what a training would take, from short runs of it, a link and a price."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Annotated
 
 from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early, output
-from cifar_ray.config import errors, flags, limits, runfile, schema
+from cifar_ray.config import errors, flags, runfile
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.flags import AsJson, Given, Of
-from cifar_ray.config.limits import DurationText, PriceText
-from cifar_ray.config.schema import Counts, Positive
+from cifar_ray.config.limits import PriceText
+from cifar_ray.config.schema import Counts, Positive, fits
 from cifar_ray.config.sections import Name
 from cifar_ray.config.topology import Topology
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.display.sweep import FINISHED
 from cifar_ray.orchestration.cluster import servers
-from cifar_ray.planning import exchange, from_runs, probing
+from cifar_ray.planning import exchange, probing
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
-from cifar_ray.planning.from_runs import Planned
-from cifar_ray.planning.link import Link
-from cifar_ray.planning.model import Means
+from cifar_ray.planning.model import Means, Plan
 from cifar_ray.reporting import cost
-from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking import uri as stores
 
+LinkText = Annotated[str, fits(links.parse)]
 _NOT_PLANNED = (
     *("topology", "elastic", "batch_size", "steps_per_epoch", "run_name", "max_time", "max_cost"),
     "local_nodes",  # nodes and CPUs that do not exist tell no times
 )
-_OF_EXCHANGE = ("bucket_cap_mb", "strategy_options")  # change no run that a plan is made from
-_OF_FINISHED = ("model", "strategy", "global_batch_size", "epochs", "tracking_uri", *_OF_EXCHANGE)
-
-
-def _commas(value: Any) -> Any:
-    """Words such as ``1,2,4`` and ``1 2 4`` as one text."""
-    return ",".join(map(str, value)) if isinstance(value, list) else value
-
-
-Numbers = Annotated[Counts, BeforeValidator(_commas)]
 
 
 @flags.usual(
     *("model", "dataset", "global_batch_size", "epochs", "strategy", "nodes", "workers", "link", "host", "price"),
-    *("speed_factor", "deadline", "budget", "from_", "name", "json"),
+    *("speed_factor", "name", "json"),
 )
 def plan(
     *,
-    from_: tuple[str, ...] = (),
     name: Name | None = None,
-    nodes: Numbers = (1, 2, 4, 8),
-    workers: Numbers = (1,),
-    link: str | None = None,
-    host: str | None = None,
+    nodes: Counts = (1, 2, 4, 8),
+    workers: Counts = (1,),
+    link: LinkText | None = None,
+    host: LinkText | None = None,
     price: PriceText | None = None,
     speed_factor: Positive | None = None,
-    deadline: DurationText | None = None,
-    budget: Positive | None = None,
     json: AsJson = False,
     options: Annotated[Given, Of(TrainConfig, without=_NOT_PLANNED)],
 ) -> int:
-    """Say what a training would take on other machines: train a few short runs on this one, or take finished ones.
+    """Say what a training would take on other machines, by a few short runs of it on this one, or on a cluster.
 
-    Without --from, options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is
-    measured by itself, in some 40 steps. With --from, the training is that of the first run; only --strategy with its
-    options, --global-batch-size and --epochs change it.
+    Options of cifar-ray train say what to train. Each size of a worker's batch that the plan needs is measured by
+    itself, in some 40 steps.
 
     Examples:
         cifar-ray plan --model vit --global-batch-size 512 --nodes 1,2,4,8 --link 10gbit --price 0.80
-        cifar-ray plan --from sizes --nodes 1,2,4,8 --link 10gbit --price 0.80 --deadline 1h --budget 2
 
     Args:
-        from_: Plan from these instead of training: names of finished runs or sweeps of one model on one kind of
-            machine, or .json files of cifar-ray export.
-        name: Name of the sweep that is trained here, to plan from again with --from. Default: one made from the model
-            and the time.
+        name: Name of the sweep of short runs. Default: one made from the model and the time.
         nodes: Numbers of machines, such as 1,2,4.
         workers: Numbers of workers on each, such as 1,2.
         link: Network between machines, in each direction: RATE or RATE:LATENCY such as 10gbit or 400mbit:100us; iperf3
@@ -91,100 +67,54 @@ def plan(
         price: Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot,
             or a Ray cluster file.
         speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
-        deadline: What the whole run may take, with start-up and evaluation: 90s, 10m, 2h or 1h30m.
-        budget: What the whole run may cost in USD, at --price.
     """
-    node, uri = cost.checked(price), options.get("tracking_uri")
-    deadline_s = limits.seconds(deadline) if deadline else None
-    means = Means(link=_link("link", link), host=_link("host", host), deadline_s=deadline_s, budget_usd=budget)
-    if budget is not None and node is None:
-        raise ConfigError("budget", "needs --price, the price of a node, such as 2.49 USD per hour")
-    if options.get("strategy", "ddp") not in exchange.WHOLE:
-        problem = f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {errors.brief(options['strategy'])}"
-        raise ConfigError("strategy", problem)
-    unfit = [key for key in schema.flatten(options) if key.partition(".")[0] not in _OF_FINISHED]
-    if from_ and (unfit or name):
-        problem = "is for runs that are trained here, and --from names others; leave out one of the two"
-        raise ConfigError([*unfit, "name"][0], problem)
-    if not from_ and link is None and max(nodes) > 1:
+    node, asked = cost.checked(price), runfile.load(None, options)
+    means = Means(links.parse(link) if link else None, links.parse(host) if host else None)
+    if asked.strategy not in exchange.WHOLE:
+        raise ConfigError("strategy", f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {asked.strategy!r}")
+    if link is None and max(nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
-    topologies = [Topology(each, beside) for each in nodes for beside in workers]
-    early.check_studies(from_, uri)
-    planned, sweep = None, ""
-    with output.progress(json):
-        if not from_:
-            planned, sweep, uri = _train(name, options, topologies, node, speed_factor)
-        with early.loading("loading PyTorch and MLflow"):
-            from cifar_ray.reporting import exported
-            from cifar_ray.reporting import report as reports
-
-            study = exported.together(reports.read(from_ or (sweep,), uri), "global_batch")
-            try:
-                made = from_runs.plan(study, topologies, means, node, speed_factor, options, planned)
-            except ConfigError as error:
-                if not sweep or error.key != "from_":
-                    raise
-                raise CommandFailedError(f"sweep {sweep} {error.problem}") from None
-    if planned is not None:
-        note = f"The runs are sweep {sweep}; `cifar-ray plan --from {sweep}{stores.flag(uri or '')}` plans from them."
-        made = dataclasses.replace(made, notes=(*made.notes, note))
-    output.show(made, json, lambda: _print(made))
-    return 0 if made.plan.fastest else 1  # none is possible, or keeps to the limits
-
-
-def _print(made: Planned) -> None:
-    console = Console()
-    for line in words_of.findings(made.plan, made.means, made.unit):
-        console.line(line)
-    if made.plan.rows:
-        console.columns(*words_of.table(made.plan, made.unit))
-    for name, reason in made.plan.skipped.items():
-        console.line(f"{name}: not planned, {reason}")
-    for note in made.notes:
-        console.line(note)
-
-
-def _train(
-    name: str | None, options: Given, topologies: Sequence[Topology], price: Price | None, speed: float | None
-) -> tuple[ResolvedConfig, str, str]:
-    """Train short runs to plan from.
-
-    Returns:
-        What is planned, the name of the runs' sweep, and the store that has it.
-
-    Raises:
-        ConfigError: on a user's mistake, before anything has been trained.
-        CommandFailedError: when no run has finished.
-    """
-    asked = runfile.load(None, options)
     servers.reach_chosen(asked.address)
     name = name or f"plan-{asked.model_name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
-        from cifar_ray import data
-        from cifar_ray.training import recipe
+    topologies = [Topology(each, beside) for each in nodes for beside in workers]
+    with output.progress(json):
+        with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
+            from cifar_ray import data
+            from cifar_ray.training import recipe
 
-        with tracking.unchanged():
-            planned = recipe.resolve(asked)
-        if has := exchange.unknown(planned):
-            raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
-        images = data.facts(planned).train_size
-        from cifar_ray.orchestration.run import machine
-        from cifar_ray.orchestration.sweep import driver
+            with tracking.unchanged():
+                planned = recipe.resolve(asked)
+            if has := exchange.unknown(planned):
+                raise ConfigError("", f"{has} cannot be planned: what is exchanged with it is not in the model")
+            images = data.facts(planned).train_size
+            from cifar_ray.orchestration.run import machine
+            from cifar_ray.orchestration.sweep import driver
+            from cifar_ray.tracking import reading
 
-    is_here = servers.ray_head(asked.address) is None
-    on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
-    from_runs.check_price(price, speed, on.hardware, on.device)
-    device: Any = on.device if asked.device == "auto" else asked.device
-    grid = probing.cells(planned, device, topologies, images, on.cpus, on.room)
-    runs = probing.sweep(name, {**options, "device": device}, grid)
-    result = driver.sweep(runs, output.typed(), begun=IMPORTED_AT)
-    if FINISHED not in result.states.values():
-        raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
-    return planned, name, result.tracking_uri
+        is_here = servers.ray_head(asked.address) is None
+        on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
+        if asked.device != "auto":
+            on = dataclasses.replace(on, device=asked.device)
+        probing.check_price(node, speed_factor, on)
+        runs = probing.sweep(
+            name, {**options, "device": on.device}, probing.cells(planned, on.device, topologies, images)
+        )
+        result = driver.sweep(runs, output.typed(), begun=IMPORTED_AT)
+        if FINISHED not in result.states.values():
+            raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
+        (study,) = reading.sweeps_or_runs(result.tracking_uri, [name])
+        made = probing.plan(planned, study.trials, topologies, means, node, speed_factor)
+    output.show(made, json, lambda: _print(made))
+    return 0 if made.rows else 1
 
 
-def _link(key: str, text: str | None) -> Link | None:
-    try:
-        return None if text is None else links.parse(text)
-    except ValueError as error:
-        raise ConfigError(key, str(error)) from None
+def _print(plan: Plan) -> None:
+    console = Console()
+    for line in words_of.findings(plan):
+        console.line(line)
+    if plan.rows:
+        console.columns(*words_of.table(plan))
+    for name, reason in plan.skipped.items():
+        console.line(f"{name}: not planned, {reason}")
+    for note in plan.notes:
+        console.line(note)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cifar_ray.cli import early, output, ports
+from cifar_ray.cli import early, output
 from cifar_ray.config import flags, option
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.flags import AsJson, RunName
+from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.config.flags import AsJson, Port, RunName
 from cifar_ray.config.limits import dollars
 from cifar_ray.display.run import Console
 from cifar_ray.tracking import uri as stores
@@ -30,7 +30,7 @@ def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJ
         sweep: Sweep whose runs to list. Default: all sweeps and single runs.
     """
     if sweep is not None:
-        early.check_studies([sweep], tracking_uri, stores.no_such_sweep)
+        early.check_names([sweep], tracking_uri, stores.no_such_sweep)
     with output.progress(json), early.loading("loading MLflow"):
         from cifar_ray.tracking import listing, store
 
@@ -45,29 +45,21 @@ def _print_runs(listed: Sequence[Listed], store: str) -> None:
     if not listed:
         print(f"no runs in {store}")
         return
-    learned = {run.task for run in listed}
-    shared = learned.pop() if len(learned) == 1 else None
-    figures = (f"test {shared.primary.name}", f"{shared.unit}/s") if shared else ("test result", "throughput")
-    costs = ("cost",) if any(run.cost_usd is not None for run in listed) else ()
-    header = ("started", "state", "data set", "model", "topology", *figures, *costs, "name")
-    Console().columns(header, (_run_cells(run, shared is None, bool(costs)) for run in listed))
-
-
-def _run_cells(run: Listed, is_named: bool, has_cost: bool) -> tuple[str, ...]:
-    """A run's cells; its figures are with their names and units where the header has none."""
-    cost = (f"{'' if run.cost_usd is None else dollars(run.cost_usd):>10}",) if has_cost else ()
-    local = datetime.fromisoformat(run.started).astimezone()
-    named, rate = (run.task.primary.named, run.task.speed) if is_named else (run.task.primary.text, "{:,.0f}".format)
-    score = "" if run.score is None else named(run.score)
-    speed = "" if run.images_per_s is None else rate(run.images_per_s)
-    name, state = run.name, run.state
-    if run.planned is not None:
-        begun = "" if run.runs == run.planned else f"{run.runs} of "
-        name = f"{name} (sweep of {begun}{run.planned} run{'s' * (run.planned != 1)})"
-        state = f"{run.failed} of {run.planned} failed" if run.failed and state == "failed" else state
-    dataset = ", ".join(map(option.short, run.dataset.split(", ")))
-    started = f"{local:%Y-%m-%d %H:%M}"
-    return started, state, dataset, run.model, run.topology, f"{score:>8}", f"{speed:>8}", *cost, name
+    rows = []
+    for run in listed:
+        name, state = run.name, run.state
+        if run.planned is not None:
+            begun = "" if run.runs == run.planned else f"{run.runs} of "
+            name = f"{name} (sweep of {begun}{counted(run.planned, 'run')})"
+            state = f"{run.failed} of {run.planned} failed" if run.failed and state == "failed" else state
+        started = f"{datetime.fromisoformat(run.started).astimezone():%Y-%m-%d %H:%M}"
+        dataset = ", ".join(map(option.short, run.dataset.split(", ")))
+        score = "" if run.score is None else run.task.primary.named(run.score)
+        speed = "" if run.images_per_s is None else run.task.speed(run.images_per_s)
+        cost = "" if run.cost_usd is None else dollars(run.cost_usd)
+        rows.append((started, state, dataset, run.model, run.topology, score, speed, cost, name))
+    header = ("started", "state", "data set", "model", "topology", "test result", "throughput", "cost", "name")
+    Console().columns(header, rows)
 
 
 def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = False) -> int:
@@ -75,7 +67,7 @@ def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = Fal
 
     That is a slow rank, slow data, a slow link, too few CPUs, overhead, or nothing that stands out (balanced).
     """
-    early.check_runs([run], tracking_uri)
+    early.check_names([run], tracking_uri)
     with output.progress(json):
         with early.loading("loading MLflow"):
             from cifar_ray.tracking import step_times
@@ -92,17 +84,18 @@ def _print_verdict(name: str, verdict: Verdict, times: StepTimes) -> None:
     console.line(f"run {name}: {verdict.kind}: {verdict.sentence}")
     for advice in verdict.advice:
         console.line(f"  try: {advice}")
-    if times.ranks:
-        console.line("")
-        parts = [part for part in PARTS if any(part in rank.parts for rank in times.ranks)]
-        rows = []
-        for rank in times.ranks:
-            node = f"{rank.node} ({rank.host})" if rank.host else str(rank.node)
-            spent = [rank.iteration, *map(rank.parts.get, parts)]
-            cells = [f"{1e3 * of.mean:.1f} {1e3 * of.median:.1f} {1e3 * of.p95:.1f}" if of else "" for of in spent]
-            rows.append((str(rank.rank), node, f"{rank.steps:,}", *cells))
-        console.columns(("rank", "node", "steps", "iteration", *parts), rows)
-        console.line("milliseconds of a step: mean, median and 95th percentile")
+    if not times.ranks:
+        return
+    parts = [part for part in PARTS if any(part in rank.parts for rank in times.ranks)]
+    rows = []
+    for rank in times.ranks:
+        node = f"{rank.node} ({rank.host})" if rank.host else str(rank.node)
+        spent = [rank.iteration, *map(rank.parts.get, parts)]
+        cells = [f"{1e3 * of.mean:.1f} {1e3 * of.median:.1f} {1e3 * of.p95:.1f}" if of else "" for of in spent]
+        rows.append((str(rank.rank), node, f"{rank.steps:,}", *cells))
+    console.line("")
+    console.columns(("rank", "node", "steps", "iteration", *parts), rows)
+    console.line("milliseconds of a step: mean, median and 95th percentile")
 
 
 def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri: str | None = None) -> int:
@@ -114,7 +107,7 @@ def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri:
         tracking_uri: MLflow tracking store that has the run, and the registry (MLFLOW_TRACKING_URI, else
             ~/.cifar_ray/mlflow.db).
     """
-    early.check_runs([run], tracking_uri)
+    early.check_names([run], tracking_uri)
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import registry
 
@@ -136,29 +129,24 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
     """
     if not yes and not sys.stdin.isatty():
         raise ConfigError("yes", "must be given where there is no terminal to ask on")
-    early.check_runs([name], tracking_uri)
+    early.check_names([name], tracking_uri)
     with early.loading("loading PyTorch and MLflow"):
         from cifar_ray.orchestration.sweep import removal
 
     with contextlib.ExitStack() as stack:
         doomed = removal.prepare(name, tracking_uri, stack, flags.note)
-        if not yes and not _agreed(f"delete {doomed.title}: {doomed.contents}? [y/N] "):
-            print("nothing is deleted")
-            return 1
+        what = f"{doomed.title}: {doomed.contents}"
+        if not yes:
+            print(f"delete {what}? [y/N] ", end="", flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                print("nothing is deleted")
+                return 1
         doomed.execute()
-    print(f"deleted {doomed.title}: {doomed.contents}")
+    print(f"deleted {what}")
     return 0
 
 
-def _agreed(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:  # Ctrl-D
-        print()
-        return False
-
-
-def ui(*, tracking_uri: str | None = None, port: int = 5000, open: bool = False) -> int:
+def ui(*, tracking_uri: str | None = None, port: Port = 5000, open: bool = False) -> int:
     """Open MLflow's pages of the tracking store, on this machine only.
 
     Args:
@@ -167,7 +155,7 @@ def ui(*, tracking_uri: str | None = None, port: int = 5000, open: bool = False)
     """
     uri = stores.resolve_uri(tracking_uri)
     if not stores.is_server(uri):
-        ports.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
+        early.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
     with early.loading("loading MLflow"):
         from cifar_ray.tracking.ui import serve
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 from cifar_ray.cli import early, output
 from cifar_ray.config import files
-from cifar_ray.config.errors import ConfigError, brief, counted, printable
+from cifar_ray.config.errors import ConfigError, counted, printable
 from cifar_ray.config.flags import AsJson, Overwrite
 from cifar_ray.config.keywords import passes_to
 from cifar_ray.config.schema import NotNegative
@@ -28,7 +27,7 @@ def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options
         out: Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier
             report in it is replaced. Default: report; with --json, none.
     """
-    early.check_studies(sweeps, options.get("tracking_uri"))
+    early.check_names(sweeps, options.get("tracking_uri"), stores.no_such_name)
     with output.progress(json), early.loading("reading runs"):
         made = reports.report(*sweeps, out="report" if out is None and not json else out, **options)
     if json:
@@ -60,38 +59,23 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
         max_slowdown: Percent by which B's mean step, in steady state, may take longer than A's.
     """
     uri = options.get("tracking_uri")
-    if max_slowdown is not None:
-        sides = _sides(runs, options)
-        with output.progress(json), early.loading("loading MLflow"):
+    names = list(runs) if max_slowdown is None else [name.strip() for side in runs for name in side.split(",")]
+    if max_slowdown is not None and (len(runs) != 2 or not all(names)):
+        raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
+    early.check_names(names, uri)
+    with output.progress(json), early.loading("reading runs"):
+        if max_slowdown is None:
+            comparison = side_by_side.compare(*runs, **options)
+        else:
             from cifar_ray.reporting.slowdown import slowdown
 
+            sides = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
             told = slowdown(sides, max_slowdown, uri)
+    if max_slowdown is not None:
         output.show(told, json, lambda: print(told))
         return told.status
-    early.check_runs(runs, uri)
-    with output.progress(json), early.loading("reading runs"):
-        comparison = side_by_side.compare(*runs, **options)
-    if json:
-        output.show(data.whole(comparison), as_json=True)
-    else:
-        print(comparison)
+    output.show(data.whole(comparison), json, lambda: print(comparison))
     return 0
-
-
-def _sides(runs: Sequence[str], options: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """The two sides that ``compare --max-slowdown`` is given: what each is called, and its sweeps, runs or files.
-
-    Raises:
-        ConfigError: when there are not two, or a name certainly is none.
-    """
-    if len(runs) != 2:
-        raise ConfigError("max_slowdown", f"compares two sides, A and B, got {len(runs)}; a,b is one side")
-    both = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
-    for side, names in both:
-        if not all(names):
-            raise ConfigError("", f"{brief(side)} must be names with a comma between two of them")
-        early.check_studies(names, options.get("tracking_uri"))
-    return both
 
 
 def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = None, overwrite: Overwrite = False) -> int:
@@ -101,7 +85,7 @@ def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = Non
         sweep: Name of the sweep or run.
         out: The file; when not given, NAME.json here.
     """
-    early.check_studies([sweep], tracking_uri)
+    early.check_names([sweep], tracking_uri, stores.no_such_name)
     path = out or f"{sweep}{EXPORTED}"
     if not path.endswith(EXPORTED):
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")

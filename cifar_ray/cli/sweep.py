@@ -18,7 +18,6 @@ from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri as stores
-from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:  # imports torch, Ray and MLflow
     from cifar_ray.orchestration.sweep.driver import SweepResult
@@ -27,7 +26,7 @@ if TYPE_CHECKING:  # imports torch, Ray and MLflow
 _NEW_LIMITS = ("max_time", "max_cost")  # options that a sweep may have anew when it goes on
 
 
-@flags.usual("file", "grid", "seeds", "hold", "name", "resume", "dataset", "model", "epochs", "topology")
+@flags.usual("file", "grid", "seeds", "search", "name", "resume", "dataset", "model", "epochs", "topology")
 @passes_to(command_line.sweep)
 def sweep(
     *,
@@ -58,7 +57,7 @@ def sweep(
     config = None
     if resume is not None:
         name, uri, changed = resume, new["options"].get("tracking_uri"), new_limits(**new)
-        early.check_studies([name], uri, stores.no_such_sweep)
+        early.check_names([name], uri, stores.no_such_sweep)
         base = early.known_config(name)
     else:
         if retry_failed:
@@ -72,14 +71,12 @@ def sweep(
             from cifar_ray.orchestration.sweep import driver
             from cifar_ray.orchestration.sweep import dry_run as dry
 
-        if not dry_run and config is None:
-            result = driver.resume(name, uri, IMPORTED_AT, retry_failed, changed)
-        elif not dry_run and config is not None:
-            result = driver.sweep(config, output.typed(), begun=IMPORTED_AT)
+        if dry_run:
+            found = dry.of_begun(name, uri, retry_failed, changed) if config is None else dry.of_new(config)
         elif config is None:
-            found = dry.of_begun(name, uri, retry_failed, changed)
+            result = driver.resume(name, uri, IMPORTED_AT, retry_failed, changed)
         else:
-            found = dry.of_new(config)
+            result = driver.sweep(config, output.typed(), begun=IMPORTED_AT)
     if dry_run:
         output.show(found, json, lambda: _print(found))
         return 0
@@ -114,10 +111,10 @@ def _print_result(result: SweepResult) -> None:
     rows.append(("wall time", duration(figures["sweep/wall_s"])))
     if "cost/usd" in figures:
         rows.append(("cost, all runs", dollars(figures["cost/usd"])))
-    rows += [(f"{phase}, all runs", f"{figures[f'sweep/{phase}_s']:.1f} s") for phase in PHASES]
     rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
-    for run in result.failed:
-        rows.append(("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}{store_flag}` tries it again"))
+    rows += [
+        ("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}{store_flag}` tries it again") for run in result.failed
+    ]
     if len(result.failed) > 1:
         rows.append(("try all again", f"cifar-ray sweep --resume {result.name} --retry-failed{store_flag}"))
     rows.append(("report", f"cifar-ray report {result.name}{store_flag}"))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import Annotated, Any
 
 from cifar_ray import IMPORTED_AT, tracking
 from cifar_ray.cli import early, output
-from cifar_ray.config import command_line, flags
-from cifar_ray.config.flags import AsJson, RunName
+from cifar_ray.config import command_line, flags, schema
+from cifar_ray.config.flags import AsJson, Given, Of, RunName
 from cifar_ray.config.keywords import passes_to
-from cifar_ray.config.limits import DurationText, PriceText
-from cifar_ray.config.schema import Count, Positive
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
+from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import cost
+from cifar_ray.tracking import uri as stores
 
 LIBRARIES = "loading PyTorch and Ray"
+_ANEW = (
+    *("topology", "data_dir", "address", "local_nodes", "price", "max_time", "max_cost", "patience", "max_failures"),
+    *("hang_timeout_s", "tracking_uri", "verbose"),
+)
 
 
 @flags.usual(
@@ -34,7 +39,8 @@ def train(*, json: AsJson = False, **run: Any) -> int:
     """
     config = command_line.train(**run)
     price = cost.word(config.price)
-    early.check_training(config)
+    servers.reach_chosen(config.address)
+    run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
     with output.progress(json):
@@ -53,42 +59,22 @@ def train(*, json: AsJson = False, **run: Any) -> int:
     return 0
 
 
-def resume(
-    run: RunName,
-    *,
-    topology: str | None = None,
-    data_dir: str | None = None,
-    address: str | None = None,
-    local_nodes: int | None = None,
-    price: PriceText | None = None,
-    max_time: DurationText | None = None,
-    max_cost: Positive | None = None,
-    patience: Count | None = None,
-    max_failures: int | None = None,
-    hang_timeout_s: float | None = None,
-    tracking_uri: str | None = None,
-    verbose: bool = False,
-) -> int:
+def resume(run: RunName, *, options: Annotated[Given, Of(TrainConfig, only=_ANEW)]) -> int:
     """Continue a run after its newest usable checkpoint, in the same MLflow run.
 
-    The training itself stays as it was; these options say where it continues.
-
-    Args:
-        topology: NODESxWORKERS, if it changes. The global batch stays the same.
-        max_time: Larger than what the run has taken, to go on after a stop by --max-time.
-        max_cost: Larger than what the run has cost, to go on after a stop by --max-cost.
-        patience: More epochs than before, to go on after a stop by --patience.
+    The training stays as it was, with its global batch; these options say where it continues. What has stopped the run,
+    a limit or its patience, must be larger.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    del given["run"]
-    cost.checked(price)
-    early.check_runs([run], tracking_uri)
-    servers.reach_chosen(address)
+    given = {name: schema.field(TrainConfig, name, value) for name, value in options.items()}
+    tracking_uri = given.get("tracking_uri")
+    cost.checked(given.get("price"))
+    early.check_names([run], tracking_uri)
+    servers.reach_chosen(given.get("address"))
     before = early.known_config(run)
     with early.loading(f"run {run}: {LIBRARIES}", always=True), servers.before_ray(before, given):
         from cifar_ray.orchestration.run import driver
 
     if driver.resume(run, given, begun=IMPORTED_AT) is None:
-        words = shlex.quote(run) + (f" --tracking-uri {shlex.quote(tracking_uri)}" if tracking_uri else "")
+        words = shlex.quote(run) + stores.flag(stores.resolve_uri(tracking_uri))
         print(f"run {run} is finished; `cifar-ray train --weights {words}` starts another from its weights")
     return 0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from cifar_ray.cli import early, output, ports
+from cifar_ray.cli import early, output
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError, counted, printable
-from cifar_ray.config.flags import AsJson, Overwrite, RunName
+from cifar_ray.config.flags import AsJson, Overwrite, Port, RunName
 from cifar_ray.config.schema import Count
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.display.run import Console, metric_rows
@@ -44,7 +44,7 @@ def evaluate(
     Args:
         device: Where to compute; 'auto' takes the first GPU, unless it is full or PyTorch cannot use it.
     """
-    early.check_runs([run], tracking_uri)
+    early.check_names([run], tracking_uri)
     with output.progress(json):
         with early.loading("loading PyTorch and MLflow"):
             from cifar_ray.orchestration.run import results
@@ -61,11 +61,8 @@ def _print_scores(scored: Scored) -> None:
     rows.append((f"{task.unit} evaluated", f"{scored.images:,}"))
     rows.append(("checkpoint", f"{tilde(scored.checkpoint)} (step {scored.step:,})"))
     if scored.recorded_score is not None and counted_on is not None:
-        on = "" if counted_on == scored.images else f" on {counted_on:,} of them (--test-images)"
-        if scored.recorded_on == "val":
-            on = f" on {counted_on:,} validation {task.unit}"
         title = f"{scored.recorded_on} {task.primary.name} when written"
-        rows.append((title, f"{task.primary.text(scored.recorded_score)}{on}"))
+        rows.append((title, f"{task.primary.text(scored.recorded_score)} on {counted_on:,} {task.unit}"))
     Console().table(rows)
 
 
@@ -98,12 +95,12 @@ def predict(
 
     if csv and json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
-    table = None if csv in (None, "-") else files.output("csv", csv, overwrite, images)
+    table = None if csv in (None, "-") else files.output("csv", csv, overwrite)
     masks = None if out is None else files.folder("out", out)
     if not images and not text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
     given.check(images)
-    early.check_runs([run], tracking_uri)
+    early.check_names([run], tracking_uri)
 
     with output.progress(json or csv == "-"), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.orchestration.run import results
@@ -115,12 +112,14 @@ def predict(
         files.write_whole(table, as_csv(task, predictions))
         print(f"{table}: {counted(len(predictions), [*predictions[0].sample][-1])}")
     else:
-        documents = [
-            {**each.sample, task.names: each.answers, **({"mask": each.mask} if each.mask else {})}
-            for each in predictions
-        ]
+        documents = [{**_sample(each), task.names: each.answers} for each in predictions]
         output.show(documents, json, lambda: _print_answers(task, predictions))
     return 0
+
+
+def _sample(each: Prediction) -> dict[str, object]:
+    """What a prediction is of, and the file of its mask."""
+    return {**each.sample, **({"mask": each.mask} if each.mask else {})}
 
 
 def _print_answers(task: TaskSpec, predictions: Sequence[Prediction]) -> None:
@@ -131,15 +130,8 @@ def _print_answers(task: TaskSpec, predictions: Sequence[Prediction]) -> None:
         if "text" in each.sample:
             shown = textwrap.shorten(shown, _TEXT, placeholder="...")
         place = f" -> {each.mask}" if each.mask else ""
-        answers = ", ".join(f"{name} {_answer(task, number)}" for name, number in each.answers)
-        console.line(f"{shown}{place}: {answers}")
-
-
-def _answer(task: TaskSpec, number: float) -> str:
-    """One number of a prediction."""
-    if task.has_classes:
-        return f"{number:.1%}"
-    return f"{number:.0f}" if abs(number) >= 1e3 else f"{number:.4g}"
+        form = "{} {:.1%}" if task.has_classes else "{} {:.5g}"
+        console.line(f"{shown}{place}: {', '.join(form.format(*answer) for answer in each.answers)}")
 
 
 def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
@@ -151,14 +143,13 @@ def as_csv(task: TaskSpec, predictions: Sequence[Prediction]) -> str:
 
     rows = []
     for each in predictions:
-        row: dict[str, object] = {**each.sample, **({"mask": each.mask} if each.mask else {})}
+        row = _sample(each)
         for rank, (name, number) in enumerate(each.answers, 1):
             end = f"_{rank}" * (rank > 1)
-            row |= (
-                {f"class{end}": name, f"{task.number}{end}": number}
-                if task.has_classes
-                else {f"{name}_predicted" if name in each.sample else name: number}
-            )
+            if task.has_classes:
+                row |= {f"class{end}": name, f"{task.number}{end}": number}
+            else:
+                row[f"{name}_predicted" if name in each.sample else name] = number
         rows.append(row)
     return printable(pd.DataFrame(rows, dtype=object).to_csv(index=False))  # a name need not be UTF-8
 
@@ -169,7 +160,7 @@ def serve(
     checkpoint: Checkpoint = "last",
     tracking_uri: str | None = None,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Port = 8000,
 ) -> int:
     """Answer for images, or rows of numbers, sent over HTTP with a run's model, until Ctrl-C.
 
@@ -180,8 +171,8 @@ def serve(
         host: Address to listen on. 0.0.0.0 admits other machines; there is no password.
         port: Port to listen on.
     """
-    with ports.listen(host, port) as listener:
-        early.check_runs([run], tracking_uri)
+    with early.listen(host, port) as listener:
+        early.check_names([run], tracking_uri)
         with early.loading("loading PyTorch and MLflow", always=True):
             from cifar_ray.serving import server
         server.serve(run, checkpoint, tracking_uri, listener, Console().line, flags.note)

@@ -22,19 +22,13 @@ SUBMITTED_BY = "CIFAR_RAY_SUBMITTED_BY"
 
 
 def greet() -> None:
-    """In a job, say who is there, which tells whoever submitted it that it has begun.
-
-    Raises:
-        ConfigError: when another version of the program has read the words.
-    """
+    """In a job, say who is there, which tells whoever submitted it that it has begun."""
     theirs = os.environ.get(SUBMITTED_WITH)
-    if theirs is None:
-        return
-    if theirs != __version__:
-        raise ConfigError(
-            "", f"the cluster has cifar_ray {__version__}, and the job was submitted with {theirs}; install the same"
-        )
-    print(f"cifar_ray {__version__} on {socket.gethostname()}", flush=True)
+    if theirs not in (None, __version__):
+        problem = f"the cluster has cifar_ray {__version__}, and the job was submitted with {theirs}; install the same"
+        raise ConfigError("", problem)
+    if theirs is not None:
+        print(f"cifar_ray {__version__} on {socket.gethostname()}", flush=True)
 
 
 def train(*, config: str | None = None, options: Annotated[Given, Of(TrainConfig)]) -> TrainConfig:
@@ -43,9 +37,6 @@ def train(*, config: str | None = None, options: Annotated[Given, Of(TrainConfig
     Args:
         config: YAML file with any of these options; flags override it.
         options: those of the run.
-
-    Raises:
-        ConfigError: on an impossible value, or a file that cannot be read.
     """
     return runfile.load(config, options)
 
@@ -65,14 +56,11 @@ def sweep(
         grid: FIELD=VALUE,VALUE ...: fields of a run and the values they take, instead of the file's. For a search also
             ranges to draw from: FIELD=uniform:LOW:HIGH, loguniform:LOW:HIGH and int:LOW:HIGH.
         options: those of the sweep, and those that all of its runs share.
-
-    Raises:
-        ConfigError: on an impossible value, or a file that cannot be read.
     """
     given = {**options, **({"grid": grid} if grid else {})}
     try:
         return sweeps.from_mapping(sweeps.merge(runfile.read(file) if file else {}, given, file))
     except ConfigError as error:
         if file is not None and (error.key == "train" or (error.key == "grid" and not grid)):
-            raise ConfigError("", f"{file}: `{error.key}:` {error.problem}") from None
+            raise ConfigError("", f"{file}: {error}") from None
         raise

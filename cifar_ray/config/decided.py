@@ -13,24 +13,15 @@ from cifar_ray.config.train import TrainConfig
 
 @dataclass(frozen=True)
 class Decided:
-    """What the config leaves open, for one attempt of a run.
+    """What the config leaves open, for one attempt of a run."""
 
-    Attributes:
-        topology: NODESxWORKERS; of an elastic run, what there is room for.
-        device: ``cpu`` or ``cuda``; ``auto`` until nodes are chosen.
-        cpus_per_worker: CPUs that each worker reserves, and its threads; None until nodes are chosen.
-        precision: ``fp32``, ``bf16`` or ``fp16``; ``auto`` until a worker has measured, once in a run.
-        convolutions: how they are computed; None until then.
-        data: the facts of the data set, once it has been read.
-        weights_digest: SHA-256 of the weights to start from, as a safetensors file: of a run's, that of its checkpoint.
-    """
-
-    topology: str
-    device: str = "auto"
-    cpus_per_worker: int | None = None
-    precision: str = "auto"
-    convolutions: str | None = None
-    data: Facts | None = None
+    topology: str  # NODESxWORKERS; of an elastic run, what there is room for
+    device: str = "auto"  # ``cpu`` or ``cuda``; ``auto`` until nodes are chosen
+    cpus_per_worker: int | None = None  # CPUs that each worker reserves, and its threads; None until nodes are chosen
+    precision: str = "auto"  # ``fp32``, ``bf16`` or ``fp16``; ``auto`` until a worker has measured, once in a run
+    convolutions: str | None = None  # how they are computed; None until then
+    data: Facts | None = None  # the facts of the data set, once it has been read
+    # SHA-256 of the weights to start from, as a safetensors file: of a run's, that of its checkpoint
     weights_digest: str | None = None
 
     @classmethod
@@ -41,11 +32,7 @@ class Decided:
 
     @classmethod
     def from_mapping(cls, values: Any) -> Decided:
-        """What :meth:`to_mapping` made.
-
-        Raises:
-            ConfigError: on a value of a wrong type.
-        """
+        """What :meth:`to_mapping` made."""
         decided: Decided = schema.build(cls, values)
         return decided
 

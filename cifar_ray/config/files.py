@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,11 +11,7 @@ from cifar_ray.config.errors import ConfigError, brief
 
 
 def absolute(key: str, path: str) -> Path:
-    """A path that a person has given, without ``~`` and independent of the working folder.
-
-    Raises:
-        ConfigError: naming ``key`` when ``~`` stands for nobody's home folder.
-    """
+    """A path that a person has given, without ``~`` and independent of the working folder."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
@@ -24,40 +19,25 @@ def absolute(key: str, path: str) -> Path:
 
 
 def existing(key: str, text: str) -> Path | None:
-    """The file that a text names, absolute; None when there is none, as when it names something else.
-
-    Raises:
-        ConfigError: as for :func:`absolute`.
-    """
+    """The file that a text names, absolute; None when there is none, as when it names something else."""
     path = absolute(key, text)
     with suppress(OSError, ValueError):  # a name that is too long, a null byte
         return path if path.is_file() else None
     return None
 
 
-def output(key: str, text: str, overwrite: bool, reads: Sequence[Path] = ()) -> Path:
-    """A file that a command is to write, of which it is known before anything is computed that it can be.
-
-    Raises:
-        ConfigError: naming ``key`` when it cannot, when the file is there and ``overwrite`` is not given, or when it is
-            one of those that the command ``reads``.
-    """
+def output(key: str, text: str, overwrite: bool) -> Path:
+    """A file that a command is to write, of which it is known before anything is computed that it can be."""
     path = absolute(key, text)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(key, f"must be a file that can be written, got {brief(text)}")
-    if path.exists() and any(read.exists() and path.samefile(read) for read in reads):
-        raise ConfigError(key, f"must be another file than {text}, which is read")
     if not overwrite and os.path.lexists(path):
         raise ConfigError(key, f"must be a new file, and {text} is there; --overwrite replaces it")
     return path
 
 
 def folder(key: str, text: str) -> Path:
-    """A folder that a person has given.
-
-    Raises:
-        ConfigError: naming ``key`` when it is empty, or the address of something else than a folder.
-    """
+    """A folder that a person has given."""
     if not text or "://" in text:
         raise ConfigError(key, f"must be a folder here, on this machine or mounted, got {text!r}")
     return absolute(key, text)
@@ -72,19 +52,12 @@ def home() -> Path:
     try:
         return (Path.home() / ".cifar_ray").absolute()
     except RuntimeError:
-        raise ConfigError(
-            "",
-            "this user has no home folder: set HOME to a folder that can be written; MLflow needs one, and runs and "
-            "data sets are kept there by default",
-        ) from None
+        problem = "this user has no home folder: set HOME to a folder that can be written, for runs, data and MLflow"
+        raise ConfigError("", problem) from None
 
 
 def storage(text: str | None) -> Path:
-    """The folder of all runs: the one given, or one in the home folder.
-
-    Raises:
-        ConfigError: when it is the address of something else than a folder.
-    """
+    """The folder of all runs: the one given, or one in the home folder."""
     return folder("storage", text) if text else home() / "runs"
 
 
@@ -104,11 +77,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """A file's hash in hex, by an algorithm of ``hashlib``, read in chunks.
-
-    Raises:
-        OSError: when the file cannot be read.
-    """
+    """A file's hash in hex, by an algorithm of ``hashlib``, read in chunks."""
     state = hashlib.new(algorithm, usedforsecurity=False)  # it guards against accidents, not against attackers
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

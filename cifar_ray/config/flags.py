@@ -19,6 +19,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import Field
@@ -37,21 +38,20 @@ AsJson = Annotated[
     bool,
     Field(description="Print the result as one JSON document on standard output; progress goes to standard error."),
 ]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Overwrite = Annotated[bool, Field(description="Replace files that are there.")]
 RunName = Annotated[str, Field(description="Name or MLflow id of the run, or its folder if MLflow has lost it.")]
-_METAVARS = {int: "INT", float: "FLOAT", str: "TEXT"}
-HELP = ("-h", "--help", "--help-all")
-"""The flags that print the help of a command."""
-
+_METAVARS = {int: "INT", float: "FLOAT"}
 _WIDEST, _COLUMN = 100, 33  # characters: lines that are easy to read; where every explanation starts
 
 
 @dataclass(frozen=True)
 class Of:
-    """Mark of a parameter: it takes the options of ``config`` that are given, ``without`` some of them."""
+    """Mark of a parameter: it takes the options of ``config`` that are given, ``without`` some of them, or ``only``."""
 
     config: type
     without: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 def usual(*names: str) -> Callable[[F], F]:
@@ -64,11 +64,8 @@ def usual(*names: str) -> Callable[[F], F]:
     return mark
 
 
-class Parser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
     """argparse, with its complaints as a ConfigError."""
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Choices are for the help and for completion; the schema checks them."""
 
     def error(self, message: str) -> NoReturn:
         missing = message.removeprefix("the following arguments are required: ")
@@ -98,14 +95,14 @@ def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
     Raises:
         ConfigError: on words or values that it does not take, and what it raises.
     """
+    listed = keywords.signature(command) or []
     try:
         given = read(command, words, name)
-        listed = keywords.signature(command) or []
         many = [value for each in listed if each.is_many for value in given.pop(each.name, ())]
         before = [given.pop(each.name) for each in listed if many and each.is_word and each.name in given]
         return command(*before, *many, **given)
     except ConfigError as error:
-        if any(flag.is_word and flag.name == error.key for flag in of(command)):
+        if any(each.is_word and each.name == error.key for each in listed):
             raise ConfigError("", f"{error.key.upper()} {error.problem}") from None
         raise
 
@@ -119,7 +116,7 @@ def read(command: Callable[..., Any], words: Sequence[str], name: str) -> dict[s
     given = parse(command, words, f"cifar-ray {name}")
     arguments: dict[str, Any] = {}
     for keyword in keywords.signature(command) or ():
-        if configs := _configs(keyword.kind):
+        if configs := _configs(keyword):
             known = {field.name for each in configs for field in _fields(each)}
             arguments[keyword.name] = {key: given.pop(key) for key in known & given.keys()}
         elif keyword.name in given:
@@ -132,110 +129,99 @@ def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
 
     Args:
         command: a function, or a config, whose options the words give.
-        words: what follows the command.
+        words: what follows the command; after ``--``, everything is a word.
         program: the command as it is typed.
-
-    Raises:
-        ConfigError: on an unknown flag, a missing value, or a word that belongs to no flag.
     """
-    if set(HELP) & set(words[: _end(words)]):
+    end = [*words, "--"].index("--")
+    words, last = words[:end], list(words[end + 1 :])
+    if {"-h", "--help", "--help-all"} & {*words}:
         shown = () if "--help-all" in words else getattr(command, "usual", ())
         parser(command, program, usual=shown).print_help()
         sys.exit(0)
-    flags = list(of(command))
-    end = _end(words)
-    mine, named = _without_named(flags, [_hyphenated(word) for word in words[:end]])
+    flags = of(command)
+    mine, named = _without_named(flags, words)
     values, rest = parser(command, program, described=False).parse_known_intermixed_args(mine)
     if rest and rest[0].startswith("--"):
         flag = rest[0].partition("=")[0]
         known = [flag_of(each.name) for each in flags if not each.is_word]
         raise ConfigError("", f"unknown flag {flag}{suggestion(flag, known)}".replace("'", ""))
-    many = next((flag.name for flag in flags if flag.is_word and _is_list(flag.kind)), None)
-    if rest or (many is None and words[end + 1 :]):
-        raise ConfigError("", f"unexpected word '{[*rest, *words[end + 1 :]][0]}'")
     found = vars(values) | named
-    if many is not None and (listed := [*found.pop(many, ()), *words[end + 1 :]]):
-        found[many] = listed
+    many = next((flag.name for flag in flags if flag.is_many), None)
+    if last and many is not None:
+        found[many], last = [*found.pop(many, ()), *last], []
+    if others := [*rest, *last]:
+        raise ConfigError("", f"unexpected word '{others[0]}'")
     return schema.nest(found)
 
 
-def _end(words: Sequence[str]) -> int:
-    """Where the flags of a command end: at ``--``, after which everything is a word."""
-    return [*words, "--"].index("--")
-
-
 def _without_named(flags: Sequence[Keyword], words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words without flags such as ``--model-options.depth 4``, of a field that takes any names; and these."""
+    """The words, flags with hyphens, and beside them flags such as ``--model-options.depth 4``, which take any name."""
     open_ones = {flag.name for flag in flags if schema.is_mapping(flag.kind)}
     others, named, left = [], {}, iter(words)
     for word in left:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         field, dot, _ = name.partition(".")
-        if not word.startswith("--") or not dot or field not in open_ones:
+        if not word.startswith("--"):
             others.append(word)
-            continue
-        named[name] = value if equals else next(left, "--")
-        if named[name].startswith("--"):
-            raise ConfigError("", f"{flag} must have a value")
+        elif not dot or field not in open_ones:
+            others.append(flag.replace("_", "-") + equals + value)
+        else:
+            named[name] = value if equals else next(left, "--")
+            if named[name].startswith("--"):
+                raise ConfigError("", f"{flag} must have a value")
     return others, named
 
 
-def _hyphenated(word: str) -> str:
-    """``--batch_size=8`` as ``--batch-size=8``."""
-    flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
-
-
-def of(command: Any, described: bool = False) -> Iterator[Keyword]:
+def of(command: Any, described: bool = False) -> list[Keyword]:
     """The flags of a function, or of a config whose options the words give; descriptions take a while to read."""
-    if isinstance(command, type):
-        yield from _of_config(Of(command), described)
-        return
-    own = keywords.signature(command) or []
-    docs: dict[str, str] = {}
-    if described:
-        docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig), **keywords.descriptions(command)}
-    for keyword in own:
-        if not _configs(keyword.kind):
-            is_switch = schema.bare(keyword.kind) is bool and keyword.default is False
-            description = keyword.description or docs.get(keyword.name, "")
-            yield dataclasses.replace(keyword, description=description, is_switch=is_switch)
+    own: list[Keyword] = []
+    configs, docs = [Of(command)], {}
+    if not isinstance(command, type):
+        own = keywords.signature(command) or []
+        configs = [config for keyword in own for config in _configs(keyword)]
+        if described:
+            docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig)}
+            docs |= keywords.descriptions(command)
+    flags = [
+        dataclasses.replace(keyword, description=keyword.description or docs.get(keyword.name, ""))
+        for keyword in own
+        if not _configs(keyword)
+    ]
     known = {keyword.name for keyword in own}
-    for each in (each for keyword in own for each in _configs(keyword.kind)):
-        flags = [flag for flag in _of_config(each, described) if flag.name.partition(".")[0] not in known]
-        yield from flags
-        known |= {flag.name.partition(".")[0] for flag in flags}
+    for config in configs:
+        more = [flag for flag in _of_config(config, described) if flag.name.partition(".")[0] not in known]
+        flags += more
+        known |= {flag.name.partition(".")[0] for flag in more}
+    return flags
 
 
-def _configs(kind: Any) -> list[Of]:
-    return [mark for mark in _metadata(kind) if isinstance(mark, Of)]
+def _configs(keyword: Keyword) -> list[Of]:
+    return [mark for mark in _metadata(keyword.kind) if isinstance(mark, Of)]
 
 
 def _fields(options: Of) -> list[dataclasses.Field[Any]]:
     """The fields of a config that a person may give."""
-    fields = dataclasses.fields(options.config)
-    return [each for each in fields if not each.metadata.get("recorded") and each.name not in options.without]
+    known = [each for each in dataclasses.fields(options.config) if not each.metadata.get("recorded")]
+    return [each for each in known if each.name in (options.only or {each.name} - {*options.without})]
 
 
 def _of_config(options: Of, described: bool) -> Iterator[Keyword]:
     config = options.config
     hints, docs = schema.field_types(config), schema.docstrings(config) if described else {}
     for field in _fields(options):
-        hint = hints[field.name]
+        hint, belongs = hints[field.name], _belongs(field, config) if described else ""
+        section = next(cls for cls in reversed(config.__mro__) if field.name in vars(cls).get("__annotations__", ()))
+        title = "" if section is config else (section.__doc__ or "").removesuffix(".")
+        known = {field.name: (hint, None if field.default is dataclasses.MISSING else field.default)}
         if dataclasses.is_dataclass(hint):
-            inner = typing.cast(type, hint)
-            title, about = f"{field.name} options", schema.summary(inner) if described else ""
-            for name, of in schema.field_types(inner).items():
-                key = f"{field.name}.{name}"
-                yield Keyword(key, of, getattr(inner, name), docs.get(key, ""), title, about)
-        else:
-            doc = " ".join(filter(None, (docs.get(field.name, ""), _belongs(field, config))))
-            default = None if field.default is dataclasses.MISSING else field.default
-            yield Keyword(field.name, hint, default, doc, _section(field.name, config) if described else "")
+            inner, title = schema.field_types(typing.cast(type, hint)), f"{field.name} options"
+            known = {f"{field.name}.{name}": (kind, getattr(hint, name)) for name, kind in inner.items()}
+        for name, (kind, default) in known.items():
+            yield Keyword(name, kind, default, " ".join(filter(None, (docs.get(name, ""), belongs))), title)
 
 
-def parser(command: Any, program: str, described: bool = True, usual: Sequence[str] = ()) -> Parser:
+def parser(command: Any, program: str, described: bool = True, usual: Sequence[str] = ()) -> argparse.ArgumentParser:
     """A parser with a flag for every option of a command.
 
     Args:
@@ -244,12 +230,14 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
         described: whether it has a help, with sections.
         usual: the only options to show, in no sections, below the command's examples.
     """
-    flags = list(of(command, described))
-    words = [f"{flag.name.upper()}{' ...' * _is_list(flag.kind)}" for flag in flags if flag.is_word]
-    result = Parser(
+    flags = of(command, described)
+    text, *parts = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(command) or "")
+    examples = [textwrap.dedent(part.partition("\n")[2]) for part in parts if part.startswith("Examples:")]
+    words = [f"{flag.name.upper()}{' ...' * flag.is_many}" for flag in flags if flag.is_word]
+    result = _Parser(
         prog=program,
         usage=" ".join([program, *words, "[OPTIONS]"]),
-        description=_summary(command) if described else None,
+        description="\n\n".join([text, *(textwrap.indent(each, "  ") for each in examples)]),
         formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -261,36 +249,23 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
     for flag in [by_name[name] for name in usual] or flags:
         title = "" if usual else flag.title
         if title not in sections:
-            sections[title] = result.add_argument_group(title, flag.about or None)
+            sections[title] = result.add_argument_group(title)
         _add(sections[title], flag)
     return result
 
 
-def _summary(command: Any) -> str:
-    """What a docstring says before its sections, and its examples."""
-    text, *sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", schema.summary(command))
-    examples = [textwrap.dedent(each.partition("\n")[2]) for each in sections if each.startswith("Examples:")]
-    return "\n\n".join([text, *(textwrap.indent(each, "  ") for each in examples)])
-
-
 def listed(key: str, owner: str, options: Sequence[Keyword]) -> str:
     """The options of a model or of a strategy, ``key`` of a run, as the help of a command lists its own."""
-    result = Parser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_Help)
+    result = _Parser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_Help)
     group = result.add_argument_group(f"options of {owner}")
     for each in options:
         _add(group, Keyword(f"{key}.{each.name}", each.kind, each.default, f"{each.description}."))
     return result.format_help().strip() or f"{owner} has no options of its own"
 
 
-def _section(name: str, config: type) -> str:
-    """The title of the section of a run's options that declares a field; empty of a config without sections."""
-    section = next(cls for cls in reversed(config.__mro__) if name in vars(cls).get("__annotations__", ()))
-    return "" if section is config else schema.summary(section).removesuffix(".")
-
-
 def _belongs(field: dataclasses.Field[Any], config: type) -> str:
     """For which choice a field of a config is, as a sentence; for which it is not, if they are fewer."""
-    for kind, owners in (field.metadata.get("only") or {}).items():
+    for kind, owners in field.metadata.get("only", {}).items():
         others = [name for name in _choices(schema.field_types(config)[kind]) if name not in owners]
         if len(others) < len(owners):
             return f"Not with --{kind} {one_of(others)}."
@@ -310,37 +285,34 @@ def _metadata(hint: Any) -> tuple[Any, ...]:
     return next((marks for kind in every if (marks := getattr(kind, "__metadata__", ()))), ())
 
 
-def _is_list(hint: Any) -> bool:
-    return typing.get_origin(schema.bare(hint)) is tuple
-
-
 def _add(group: Any, flag: Keyword) -> None:
     """Add one flag to a parser or to a section of it."""
-    key, hint, default = flag.name, flag.kind, flag.default
-    kind = schema.bare(hint)
-    if _is_list(hint):
-        kind = schema.bare(typing.get_args(kind)[0])
-    takes_any_name = schema.is_mapping(hint)
-    is_required = default is inspect.Parameter.empty
-    choices = _choices(typing.get_args(schema.bare(hint))[0] if _is_list(hint) else hint)
+    key, kind, default = flag.name, schema.bare(flag.kind), flag.default
+    is_list = typing.get_origin(kind) is tuple
+    item = typing.get_args(kind)[0] if is_list else flag.kind
+    takes_any_name, is_required = schema.is_mapping(flag.kind), default is Parameter.empty
+    # A file may turn an option of a run on, and --no- off again; nothing else turns on what a command itself has.
+    is_switch = kind is bool and default is False and flag.passed is Parameter.KEYWORD_ONLY
+    choices = _choices(item)
     sentences = [flag.description, f"One of {one_of(choices)}." if choices else ""]
-    if not is_required and not takes_any_name and default not in (None, ()) and not flag.is_switch:
+    if not is_required and not takes_any_name and default not in (None, ()) and not is_switch:
         sentences.append(f"(default: {_in_words(default)})")
     options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}
     if kind is bool:
-        action: Any = "store_true" if flag.is_switch else argparse.BooleanOptionalAction
-        group.add_argument(flag_of(key), dest=key, action=action, **options)
+        group.add_argument(
+            flag_of(key), dest=key, action="store_true" if is_switch else argparse.BooleanOptionalAction, **options
+        )
     elif flag.is_word:
-        if _is_list(hint):
+        if is_list:
             options |= {"nargs": "*", "default": argparse.SUPPRESS}  # else argparse requires one
         elif not is_required:
             options["nargs"] = "?"
-        group.add_argument(key, choices=choices or None, metavar=key, **options)
+        group.add_argument(key, metavar=key, **options)
     else:
-        options["metavar"] = "NAME" if choices else _METAVARS.get(kind, "TEXT")
-        options |= {"nargs": "+"} if _is_list(hint) else {}
+        options["metavar"] = "NAME" if choices else _METAVARS.get(schema.bare(item), "TEXT")
+        options |= {"nargs": "+"} if is_list else {}
         key += ".NAME" if takes_any_name else ""
-        group.add_argument(flag_of(key), dest=key, required=is_required, choices=choices or None, **options)
+        group.add_argument(flag_of(key), dest=key, required=is_required, **options)
 
 
 def _in_words(default: Any) -> str:

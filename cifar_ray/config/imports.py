@@ -36,11 +36,7 @@ _INSTALLED = [_PACKAGE, *(Path(sysconfig.get_path(kind)).resolve() for kind in (
 
 @functools.cache
 def source(path: str, key: str) -> str:
-    """SHA-256 of the file that defines the function or class ``path``, as it was when this process first asked.
-
-    Raises:
-        ConfigError: as :func:`load`, and when it is in no file.
-    """
+    """SHA-256 of the file that defines the function or class ``path``, as it was when this process first asked."""
     file = getattr(inspect.getmodule(load(path, key)), "__file__", None)
     if file is None or not Path(file).is_file():
         raise ConfigError(key, f"must name a function in a Python file, and {path} is in none")
@@ -48,11 +44,7 @@ def source(path: str, key: str) -> str:
 
 
 def check_source(config: TrainConfig, key: str) -> None:
-    """Refuse a function whose file is no longer the one that the run began with; ``key`` is the field that names it.
-
-    Raises:
-        ConfigError: when it is not, and as :func:`source`.
-    """
+    """Refuse a function whose file is no longer the one that the run began with; ``key`` is the field that names it."""
     path = getattr(config, key)
     if getattr(config, f"{key}_source") not in (None, source(path, key)):
         problem = f"must be as the run began with it: the file of {path} has changed since"
@@ -60,11 +52,7 @@ def check_source(config: TrainConfig, key: str) -> None:
 
 
 def load(path: str, key: str) -> Callable[..., Any]:
-    """The function ``path``, such as ``mypackage.nets:build``; ``key`` is the field that names it.
-
-    Raises:
-        ConfigError: when there is none that can be imported.
-    """
+    """The function ``path``, such as ``mypackage.nets:build``; ``key`` is the field that names it."""
     name, _, attribute = path.partition(":")
     module, kind = _module(name, key), "class" if key == "task" else "function"
     try:
@@ -98,28 +86,19 @@ def path_of(function: Callable[..., Any]) -> str:
     Raises:
         ConfigError: when it has none: it lies in another function, or in a notebook.
     """
-    name = getattr(function, "__module__", None)
-    attribute = getattr(function, "__qualname__", "<none>")
-    if name == "__main__":
-        name = _name_of_script()
+    name, attribute = getattr(function, "__module__", None), getattr(function, "__qualname__", "<none>")
+    name = _name_of_script() if name == "__main__" else name
     if name is None or "<" in attribute:
-        what = brief(function)
-        raise ConfigError("model", f"must be a function at the top of a file that workers can import, got {what}")
+        rule = "must be a function at the top of a file that workers can import"
+        raise ConfigError("model", f"{rule}, got {brief(function)}")
     return f"{name}:{attribute}"
 
 
 def refuse_while_importing() -> None:
-    """Refuse to train while a script is imported for its model.
-
-    Raises:
-        ConfigError: when it is.
-    """
+    """Refuse to train while a script is imported for its model."""
     if _importing:
-        raise ConfigError(
-            "model",
-            "must be in a file that can be imported without training: put its calls below `if __name__ == "
-            f'"__main__":` in {_importing[-1]}',
-        )
+        rule = 'must be in a file that can be imported without training: put calls below `if __name__ == "__main__":`'
+        raise ConfigError("model", f"{rule} in {_importing[-1]}")
 
 
 def python(module: str, *words: str) -> list[str]:
@@ -135,11 +114,7 @@ def functions(config: TrainConfig) -> list[str]:
 
 
 def to_ship(paths: Sequence[str]) -> list[ModuleType]:
-    """The top-level modules of the functions ``paths``, without those that are installed.
-
-    Raises:
-        ConfigError: as :func:`load`.
-    """
+    """The top-level modules of the functions ``paths``, without those that are installed."""
     tops = dict.fromkeys(path.partition(":")[0].partition(".")[0] for path in paths)
     modules = [_module(name, "model") for name in tops]
     return [module for module in modules if not is_installed(str(module.__file__))]
@@ -173,9 +148,8 @@ def _name_of_script() -> str | None:
 def told(error: BaseException) -> str:
     """What has failed in the user's code, and the last place there."""
     places = frames(traceback.extract_tb(error.__traceback__))
-    if isinstance(error, SyntaxError) or not places:
-        return described(error)
-    return f"{described(error)} ({Path(places[-1].filename).name}, line {places[-1].lineno})"
+    where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
+    return described(error) + where * (not isinstance(error, SyntaxError))
 
 
 def described(error: BaseException) -> str:

@@ -12,7 +12,9 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import PydanticUserError, TypeAdapter
@@ -35,10 +37,8 @@ class Keyword:
         default: ``inspect.Parameter.empty`` where it must be given.
         description: what the help says of it.
         title: the section of the help that it belongs to; empty for that of the command itself.
-        about: what the section says of itself.
-        is_word: whether it can be given without its name, before the ``*`` of the signature.
-        is_many: whether it is the ``*words`` of the signature.
-        is_switch: whether nothing needs a ``--no-`` flag to undo it, since no file has it.
+        passed: as which kind of a function's arguments (``inspect.Parameter.kind``), of which those before the ``*``
+            are words of a command; None of an option of a config.
     """
 
     name: str
@@ -46,18 +46,17 @@ class Keyword:
     default: Any
     description: str = ""
     title: str = ""
-    about: str = ""
-    is_word: bool = False
-    is_many: bool = False
-    is_switch: bool = False
+    passed: Any = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a file can hold its default, which is the same when it is read again."""
-        try:
-            return repr(schema.build(Value, self.default)) == repr(self.default)
-        except ConfigError:
-            return False
+    def is_word(self) -> bool:
+        """Whether it can be given without its name."""
+        return self.passed in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
+
+    @property
+    def is_many(self) -> bool:
+        """Whether it is the ``*words`` of the signature."""
+        return self.passed is Parameter.VAR_POSITIONAL
 
     @property
     def is_several(self) -> bool:
@@ -85,11 +84,11 @@ def of(function: Callable[..., Any], taken: int) -> list[Keyword] | None:
 def signature(function: Callable[..., Any]) -> list[Keyword] | None:
     """All arguments of a function or a class; None where it takes any."""
     try:
-        parameters = [*inspect.signature(function).parameters.values()]
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a callable without a signature
         return None
     inner = getattr(function, "passes_to", None)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) and inner is None:
+    if inner is None and any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     try:
         typed: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
@@ -98,20 +97,18 @@ def signature(function: Callable[..., Any]) -> list[Keyword] | None:
         hints = {}
     found = {}
     for each in parameters:
-        kind: Any = hints.get(each.name, Value)
-        is_word, is_many = each.kind is each.POSITIONAL_OR_KEYWORD, each.kind is each.VAR_POSITIONAL
-        if is_many:
-            several = tuple[kind, ...]  # type: ignore[valid-type]
-            found[each.name] = Keyword(each.name, several, (), _description(kind), is_word=True, is_many=True)
-        elif each.kind is not each.VAR_KEYWORD:
-            found[each.name] = Keyword(each.name, kind, each.default, _description(kind), is_word=is_word)
+        kind, default = hints.get(each.name, Value), each.default
+        if each.kind is each.VAR_POSITIONAL:
+            kind, default = Annotated[tuple[kind, ...], _description(kind)], ()  # type: ignore[valid-type]
+        if each.kind is not each.VAR_KEYWORD:
+            found[each.name] = Keyword(each.name, kind, default, _description(kind), passed=each.kind)
     others = signature(inner) or [] if inner else []
     return [*found.values(), *(each for each in others if each.name not in found)]
 
 
 def descriptions(function: Callable[..., Any]) -> dict[str, str]:
     """What the section ``Args:`` of a function's docstring says of each argument."""
-    section = schema.summary(function).partition("\nArgs:\n")[2].partition("\n\n")[0]
+    section = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     lines = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
     own = {name: " ".join(text.split()) for name, text in lines}
     return {**(descriptions(function.passes_to) if hasattr(function, "passes_to") else {}), **own}
@@ -143,9 +140,6 @@ def complete(
     Args:
         key: the option that has them, such as ``model_options``.
         owner: whose they are, such as ``vit``.
-
-    Raises:
-        ConfigError: naming a keyword that is unknown, missing, or has a value that it cannot have.
     """
     listed = of(function, taken)
     if listed is None:
@@ -161,10 +155,12 @@ def complete(
             if keyword.is_several and isinstance(value, str | int | float):
                 value = schema.listed(str(value))
             completed[name] = schema.build(_checked(keyword.kind), value, f"{key}.{name}")
-        elif keyword.default is inspect.Parameter.empty:
+        elif keyword.default is Parameter.empty:
             raise ConfigError(f"{key}.{name}", f"must be given for {owner}")
-        elif keyword.is_plain:
-            completed[name] = keyword.default
+        else:
+            with suppress(ConfigError):  # a default that a file could not give back as it is stays the function's own
+                if repr(schema.build(Value, keyword.default)) == repr(keyword.default):
+                    completed[name] = keyword.default
     return completed
 
 
@@ -179,7 +175,5 @@ def _checked(kind: Any) -> Any:
 
 
 def _description(kind: Any) -> str:
-    if typing.get_origin(kind) is not Annotated:
-        return ""
-    notes = [each.description if isinstance(each, FieldInfo) else each for each in typing.get_args(kind)[1:]]
+    notes = [each.description if isinstance(each, FieldInfo) else each for each in getattr(kind, "__metadata__", ())]
     return next((note for note in reversed(notes) if note and isinstance(note, str)), "")

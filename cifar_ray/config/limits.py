@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -23,24 +24,20 @@ def seconds(text: str) -> float:
     Raises:
         ValueError: when it is none, or not more than zero.
     """
-    try:
+    with suppress(ValidationError):
         length = _DURATION.validate_python(f"PT{text.upper()}").total_seconds()  # as ISO 8601 writes it
-    except ValidationError:
-        length = 0.0
-    if length <= 0:
-        such = "must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m"
-        raise ValueError(f"{such}, got {errors.brief(text)}")
-    return length
+        if length > 0:
+            return length
+    such = "must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m"
+    raise ValueError(f"{such}, got {errors.brief(text)}")
 
 
 def duration(length_s: float) -> str:
     """``59 s``, ``3 min 05 s`` or ``2 h 07 min``."""
-    whole = round(length_s)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    minutes, seconds = divmod(round(length_s), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
 
 
 def dollars(usd: float) -> str:
@@ -54,13 +51,9 @@ def _duration(value: Any) -> str:
     return text
 
 
-def _price(value: Any) -> Any:
-    """A price in numbers as text; a type of machine, or a file, is text already."""
-    return repr(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 DurationText = Annotated[str, BeforeValidator(_duration)]
-PriceText = Annotated[str, BeforeValidator(_price)]
+PriceText = Annotated[str, BeforeValidator(lambda value: repr(value) if type(value) in (int, float) else value)]
+"""A price in numbers is text, as a type of machine, or a file, is already."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +81,7 @@ KEYS = tuple(field.name for field in dataclasses.fields(Limits))
 
 
 def check(config: Any) -> None:
-    """Refuse a limit on the cost without a price, of a run or of a sweep.
-
-    Raises:
-        ConfigError: naming ``--max-cost``.
-    """
+    """Refuse a limit on the cost without a price, of a run or of a sweep."""
     price = getattr(config, "base", config).price
     if config.max_cost is not None and price is None:
         raise errors.ConfigError("max_cost", "needs --price, the price of a node, such as 2.49 USD per hour")

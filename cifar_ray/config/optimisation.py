@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from contextlib import suppress
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import BeforeValidator
 
 from cifar_ray.config.errors import brief
 from cifar_ray.config.model import ConvolutionsName
 from cifar_ray.config.option import OWN, option, or_own
-from cifar_ray.config.schema import Count, NotNegative, Options, Positive, Share, Texts, Whole, listed
+from cifar_ray.config.schema import Count, NotNegative, Options, Positive, Share, Texts, Whole, fits, listed
 from cifar_ray.config.strategy import (
     ACCUMULATING,
     AVERAGING,
@@ -28,18 +29,16 @@ OptimizerText = Annotated[str, or_own(get_args(OptimizerName)), OptimizerName]
 ScheduleText = Annotated[str, or_own(get_args(ScheduleName)), ScheduleName]
 
 
-def _scale(text: str) -> str:
+def parse_scale(text: str) -> tuple[str, float]:
+    """Read ``PATTERN=NUMBER``, names of parameters and the multiple of their learning rate."""
     pattern, _, number = text.rpartition("=")
-    try:
-        is_scale = 0 < float(number) < math.inf
-    except ValueError:
-        is_scale = False
-    if not pattern or not is_scale:
-        raise ValueError(f"must be PATTERN=NUMBER with a number above 0, such as features=0.1, got {brief(text)}")
-    return text
+    with suppress(ValueError):
+        if pattern and 0 < float(number) < math.inf:
+            return pattern, float(number)
+    raise ValueError(f"must be PATTERN=NUMBER with a number above 0, such as features=0.1, got {brief(text)}")
 
 
-Scales = Annotated[tuple[Annotated[str, AfterValidator(_scale)], ...], BeforeValidator(listed)]
+Scales = Annotated[tuple[Annotated[str, fits(parse_scale)], ...], BeforeValidator(listed)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ them, and every rule about them reads these marks.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,7 +68,7 @@ def option(
         only: the choice that it is for: a field of ``TrainConfig`` and the values it may have.
         recorded: whether the program fills it in, and no person does.
     """
-    marks = {"weights": weights, "only": only, "recorded": recorded}
+    marks = {"weights": weights, "only": only or {}, "recorded": recorded}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=marks)
     return dataclasses.field(default=default, metadata=marks)
@@ -130,10 +129,9 @@ def or_own(names: tuple[str, ...], *own: str) -> AfterValidator:
 
 def value_of(config: Any, name: str) -> Any:
     """The value of an option by its dotted name."""
-    key, *inner = name.split(".")
-    return functools.reduce(
-        lambda of, part: of[part] if isinstance(of, dict) else getattr(of, part), [getattr(config, key), *inner]
-    )
+    for part in name.split("."):
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    return config
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -143,7 +141,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 def decide_weights(cls: type) -> list[str]:
     """Dotted names of the options that decide the weights."""
-    return [name for name, field in flat_fields(cls) if field.metadata["weights"]]
+    return [name for name, field, _ in flat_fields(cls) if field.metadata["weights"]]
 
 
 def chosen(value: str | None) -> str | None:
@@ -156,41 +154,27 @@ def chosen(value: str | None) -> str | None:
     return kind if kind in (*SIZED, TEXT_PATH) else OWN  # a kind that no option is for counts as one's own
 
 
-def _only(field: dataclasses.Field[Any]) -> Mapping[str, tuple[str, ...]]:
-    return field.metadata.get("only") or {}
-
-
-def choices(cls: Any) -> tuple[str, ...]:
-    """The fields of a config that decide which other options say something of it."""
-    kinds = (kind for field in dataclasses.fields(cls) for kind in _only(field))
-    return tuple(dict.fromkeys(kinds))
-
-
-def left_out(cls: Any, choice: Mapping[str, str | None]) -> set[str]:
-    """The fields of a config that a sweep leaves out of a run with these :func:`choices`.
+def left_out(cls: Any, values: Mapping[str, Any]) -> set[str]:
+    """The fields of a config that a sweep leaves out of a run with these values.
 
     They say how other data are read, or belong to another optimizer. Without an option of a strategy, a run would do
     other work than the rest of a comparison, so that the sweep is refused.
     """
-    return {field.name for field in unused(cls, choice) if "strategy" not in _only(field)}
+    return {field.name for field in unused(cls, values) if "strategy" not in field.metadata["only"]}
 
 
-def unused(cls: Any, choice: Mapping[str, str | None]) -> Iterator[dataclasses.Field[Any]]:
-    """The fields of a config that are for other choices than those of :func:`choices`."""
+def unused(cls: Any, values: Mapping[str, Any]) -> Iterator[dataclasses.Field[Any]]:
+    """The fields of a config that are for other choices than these values, or the defaults where there is none."""
     for field in dataclasses.fields(cls):
-        for kind, owners in _only(field).items():
-            if chosen(choice[kind]) not in owners:
+        for kind, owners in field.metadata.get("only", {}).items():
+            if chosen(values.get(kind, getattr(cls, kind))) not in owners:
                 yield field
 
 
 def check_choices(config: Any) -> None:
-    """Refuse options of what was not chosen.
-
-    Raises:
-        ConfigError: naming the option and what it is for.
-    """
+    """Refuse options of what was not chosen."""
     cls = type(config)
-    for field in unused(cls, {kind: getattr(config, kind) for kind in choices(cls)}):
+    for field in unused(cls, vars(config)):
         value, default = getattr(config, field.name), default_of(field)
         if value == default:
             continue

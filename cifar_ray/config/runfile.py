@@ -11,7 +11,7 @@ from cifar_ray.config import errors, limits, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import USUAL
-from cifar_ray.config.option import choices, is_own, left_out
+from cifar_ray.config.option import is_own, left_out
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 
 VERSION = 2
@@ -75,12 +75,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def load(path: str | Path | None, given: Mapping[str, Any] | None = None) -> TrainConfig:
-    """The run that a YAML file, if any, describes, with the ``given`` values (as from flags) on top.
-
-    Raises:
-        ConfigError: as :func:`read`, and on an unknown key, a wrong type or an impossible value; the sentence names the
-            file unless the value was given.
-    """
+    """The run that a YAML file, if any, describes, with the ``given`` values (as from flags) on top."""
     given = given or {}
     values = {} if path is None else read(path)
     try:
@@ -100,20 +95,12 @@ def decided(path: Path) -> Decided | None:
 
 
 def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
-    """A config from what :func:`to_mapping` made, or a part of it.
-
-    Raises:
-        ConfigError: on an unknown key, a wrong type, an impossible value, or another version.
-    """
+    """A config from what :func:`to_mapping` made, or a part of it."""
     return schema.build(TrainConfig, _nested(_of_this_version(values)))
 
 
 def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
-    """A resolved config from what :func:`to_mapping` made of one.
-
-    Raises:
-        ConfigError: as :func:`from_mapping`, and when it was not resolved.
-    """
+    """A resolved config from what :func:`to_mapping` made of one."""
     return schema.build(ResolvedConfig, _nested(_of_this_version(values)))
 
 
@@ -140,7 +127,7 @@ def to_mapping(config: TrainConfig) -> dict[str, Any]:
 
 def _own(config: TrainConfig) -> dict[str, Any]:
     """The config as plain values, without the options of other data sets and optimizers."""
-    others = left_out(TrainConfig, {kind: getattr(config, kind) for kind in choices(TrainConfig)})
+    others = left_out(TrainConfig, vars(config))
     return {name: value for name, value in to_mapping(config).items() if name not in others}
 
 

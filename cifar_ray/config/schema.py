@@ -51,16 +51,13 @@ def fits(parse: Callable[[str], Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _columns(value: Any) -> Any:
-    """A list as a tuple; a text is one name, in which there may be spaces and commas."""
-    return tuple([value] if isinstance(value, str) else value) if isinstance(value, str | list) else value
-
-
 def listed(value: Any) -> Any:
-    """A list as a tuple, and so the words of a text."""
+    """A list as a tuple; of a text, and of each text in a list, the words that commas or spaces separate."""
     if isinstance(value, str):
-        value = value.replace(",", " ").split()
-    return tuple(value) if isinstance(value, list) else value
+        return tuple(value.replace(",", " ").split())
+    if not isinstance(value, list):
+        return value
+    return tuple(word for item in value for word in (listed(item) if isinstance(item, str) else [item]))
 
 
 def _scalar(value: Any) -> Any:
@@ -104,56 +101,41 @@ Options = Annotated[dict[str, Value], AfterValidator(_keywords)]
 
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
-Columns = Annotated[tuple[str, ...], BeforeValidator(_columns)]
+Columns = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""Names of columns; a text is one, in which there may be spaces and commas."""
+
 Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
-class _Explained:
-    """The docstring of a dataclass with those of its fields, which Python itself does not keep; for ``help``."""
-
-    def __get__(self, instance: object, cls: type) -> str:
-        fields = [
-            textwrap.fill(f"    {name}: {doc}", 100, subsequent_indent=" " * 8, break_on_hyphens=False)
-            for name, doc in docstrings(cls).items()
-        ]
-        return "\n".join([summary(cls), "", "Attributes:", *fields])
-
-
-def summary(described: Any) -> str:
-    """The docstring of a class, without those of its fields, or of a function.
-
-    It is read from the source: ``python -OO`` keeps none.
-    """
-    return ast.get_docstring(_source(described)) or ""
-
-
+@functools.cache
 def docstrings(kind: type) -> dict[str, str]:
-    """Dotted field name -> the docstring below the field, read from the source."""
-    docs = {name: doc for cls in reversed(kind.__mro__[:-1]) for name, doc in _own_docstrings(cls)}
+    """Dotted field name -> the docstring below the field, read from the source: Python itself keeps none."""
+    docs = {}
+    for cls in reversed(kind.__mro__[:-1]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        for line, doc in itertools.pairwise(typing.cast(ast.ClassDef, tree).body):
+            if isinstance(line, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                docs[ast.unparse(line.target)] = " ".join(str(doc.value.value).split())
     for name, hint in field_types(kind).items():
         if dataclasses.is_dataclass(hint):
             docs |= {f"{name}.{inner}": doc for inner, doc in docstrings(typing.cast(type, hint)).items()}
     return docs
 
 
-@functools.cache
-def _own_docstrings(cls: type) -> list[tuple[str, str]]:
-    return [
-        (ast.unparse(line.target), " ".join(str(doc.value.value).split()))
-        for line, doc in itertools.pairwise(_source(cls).body)
-        if isinstance(line, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
-    ]
+class _Explained:
+    """The docstring of a dataclass with those of its fields, read when it is asked for."""
 
+    def __init__(self, summary: str | None) -> None:
+        self._summary = summary
 
-@functools.cache
-def _source(described: Any) -> ast.ClassDef | ast.FunctionDef:
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(described))).body
-    return typing.cast("ast.ClassDef | ast.FunctionDef", tree)
+    def __get__(self, instance: object, cls: type) -> str:
+        fields = "\n".join(f"    {name}: {doc}" for name, doc in docstrings(cls).items())
+        return f"{self._summary}\n\nAttributes:\n{fields}"
 
 
 def plainly(cls: type[T]) -> type[T]:
     """Class decorator for a pydantic dataclass: an impossible value is a ConfigError, from Python, too."""
-    cls.__doc__ = _Explained()  # type: ignore[assignment]
+    cls.__doc__ = _Explained(cls.__doc__)  # type: ignore[assignment]
     validated = cls.__init__
 
     @functools.wraps(validated)
@@ -169,22 +151,14 @@ def build(kind: Any, value: Any, key: str = "") -> Any:
     """``value`` from YAML, JSON or the command line as a ``kind``: a dataclass or any type that pydantic knows.
 
     For a dataclass it is a mapping of field names to values; the text ``None`` means None.
-
-    Raises:
-        ConfigError: naming the key and what it may be.
     """
     with _in_words(kind, key):
         return _adapter(kind).validate_python(_without_none(value))
 
 
 def field(cls: type, name: str, value: Any) -> Any:
-    """``value`` as the field ``name`` (dotted) of the dataclass ``cls``.
-
-    Raises:
-        ConfigError: naming the field and what it may be.
-    """
-    with _in_words(cls, name):
-        return _adapter(type_of(cls, name)).validate_python(_without_none(value))
+    """``value`` as the field ``name`` (dotted) of the dataclass ``cls``; see :func:`build`."""
+    return build(type_of(cls, name), value, name)
 
 
 @contextmanager
@@ -214,6 +188,7 @@ _KINDS = {
     "too": "a list with at least one value",
     "tuple": "a list",
     "dict": "a mapping",
+    "dataclass": "a mapping of its options",
 }
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
@@ -246,12 +221,8 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
         bound = "2**63" if context[name] >= 2**63 else f"{context[name]:g}"
         shown = value[:LONGEST] if isinstance(value, str) else brief(value)  # a number as text, without quotes
         return ConfigError(where, f"must be {words} {bound}, got {shown}")
-    if code == "dataclass_type":
-        wanted = "a mapping of its options"
-    elif code == "literal_error":
-        wanted = context["expected"].replace("'", "")
-    else:
-        wanted = _KINDS.get(code.split("_")[0], details["msg"].removeprefix("Input should be "))
+    other = context.get("expected", details["msg"].removeprefix("Input should be ")).replace("'", "")
+    wanted = _KINDS.get(code.split("_")[0], other)
     return ConfigError(where, f"must be {wanted}, got {brief(value)}")
 
 
@@ -261,26 +232,20 @@ def field_types(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def flat_fields(cls: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Dotted name and field of every option of a config, those of its groups included."""
+def flat_fields(cls: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Dotted name, field and annotation of every option of a config, those of its groups included."""
     for field in dataclasses.fields(cls):
-        inner = field_types(cls)[field.name]
-        if dataclasses.is_dataclass(inner):
-            yield from flat_fields(inner, f"{prefix}{field.name}.")
+        kind = field_types(cls)[field.name]
+        if dataclasses.is_dataclass(kind):
+            yield from flat_fields(kind, f"{prefix}{field.name}.")
         else:
-            yield f"{prefix}{field.name}", field
+            yield f"{prefix}{field.name}", field, kind
 
 
 @functools.cache
 def flat_types(cls: type) -> dict[str, Any]:
     """Dotted field name -> annotation, nested dataclasses included."""
-    flat: dict[str, Any] = {}
-    for name, kind in field_types(cls).items():
-        if dataclasses.is_dataclass(kind):
-            flat.update({f"{name}.{key}": inner for key, inner in flat_types(typing.cast(type, kind)).items()})
-        else:
-            flat[name] = kind
-    return flat
+    return {name: kind for name, _, kind in flat_fields(cls)}
 
 
 def type_of(cls: type, name: str) -> Any:

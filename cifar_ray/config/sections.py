@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -13,7 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors
 from cifar_ray.config.option import (
-    FOLDER,
     FOLDER_PATH,
     SIZED,
     TABLE_PATH,
@@ -54,16 +52,8 @@ def _dataset(text: str) -> str:
     # Which kinds there are is asked where the data are read: a worker knows none that a script has added.
     is_own = re.fullmatch(r"[A-Za-z_][\w.]*:.*[^:]", text, re.ASCII | re.DOTALL) and library_of(text) != "timm"
     if text not in known and not is_own:
-        meant = f"; did you mean {FOLDER}{text}?" if _is_there(text) else ""
-        raise ValueError(f"must be {errors.one_of([*known, *kinds_of_data()])}, got {errors.brief(text)}{meant}")
+        raise ValueError(f"must be {errors.one_of([*known, *kinds_of_data()])}, got {errors.brief(text)}")
     return text
-
-
-def _is_there(text: str) -> bool:
-    try:
-        return Path(text).expanduser().is_dir()
-    except (OSError, RuntimeError, ValueError):  # too long, nobody's home folder, a null byte
-        return False
 
 
 Name = Annotated[str, AfterValidator(_name)]

@@ -26,7 +26,7 @@ from cifar_ray.config import errors, limits, runfile, schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
 from cifar_ray.config.model import usual
-from cifar_ray.config.option import check_choices, choices, left_out, option
+from cifar_ray.config.option import check_choices, left_out, option
 from cifar_ray.config.schema import NO_OTHERS, Count, Number, Positive, Whole, fits, plainly
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
@@ -36,12 +36,8 @@ OWN = ("address", "local_nodes", "price", "data_dir", "tracking_uri", "storage",
 
 _MOST_RUNS = 10_000
 _BATCHES = ("batch_size", "global_batch_size")  # the two ways to give the batch; one of them counts
-_HELD = {"batch_size": "global_batch_size"}  # what an axis is called in a sweep that holds the global batch
-_SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "topology": "", "model": "", "dataset": "", "strategy": ""}
+_SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "model": "", "dataset": "", "strategy": ""}
 _DRAWN: Mapping[str, Any] = {"uniform": float, "loguniform": float, "int": int}  # kind of range -> type of the field
-
-SearchName = Literal["grid", "random", "optuna"]
-SchedulerName = Literal["none", "asha"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +68,6 @@ def parse_objective(text: str) -> tuple[str, Literal["max", "min"]]:
     return name, typing.cast(Literal["max", "min"], better)
 
 
-ObjectiveText = Annotated[str, fits(parse_objective)]
-
-
 def _grids(value: Any) -> tuple[Axes, ...]:
     """One or several grids, with the fields' own types.
 
@@ -82,17 +75,9 @@ def _grids(value: Any) -> tuple[Axes, ...]:
     """
     grids = [value] if isinstance(value, Mapping) else value
     if not isinstance(grids, list | tuple) or not all(isinstance(axes, Mapping) for axes in grids):
-        raise ConfigError(
-            "grid", f"must be a mapping of fields to lists of values, or a list of such, got {errors.brief(value)}"
-        )
-    return tuple(map(_axes, grids))
-
-
-def _axes(axes: Mapping[str, Any]) -> Axes:
-    flat = schema.flatten(axes)
-    for name in flat:
-        _check_field("grid", name)
-    return {name: _values(name, values) for name, values in flat.items()}
+        rule = "must be a mapping of fields to lists of values, or a list of such"
+        raise ConfigError("grid", f"{rule}, got {errors.brief(value)}")
+    return tuple({name: _values(name, values) for name, values in _fields("grid", axes).items()} for axes in grids)
 
 
 def _values(name: str, values: Any) -> Range | list[Any]:
@@ -116,32 +101,32 @@ def _is_list(name: str) -> bool:
 
 def _shared(value: Any) -> dict[str, Any]:
     """What all runs share, as :func:`_options` takes it, with the fields' own types."""
-    flat = schema.flatten(_options(value))
-    for name in flat:
-        _check_field("train", name)
+    flat = _fields("train", _options(value))
     return schema.nest({name: schema.field(TrainConfig, name, item) for name, item in flat.items()})
 
 
 def _options(value: Any) -> Mapping[str, Any]:
     """Options of a run as a mapping: of a ``TrainConfig``, those that differ from the defaults; of None, nothing."""
     if isinstance(value, TrainConfig):
-        usual = schema.flatten(schema.to_plain(TrainConfig()))
-        given = schema.flatten(schema.to_plain(value))
+        usual, given = schema.to_plain(TrainConfig()), schema.to_plain(value)
         if value.batch_size is not None:  # from which the other follows
             del given["global_batch_size"]
-        return {name: item for name, item in given.items() if name not in usual or item != usual[name]}
+        return {name: item for name, item in given.items() if item != usual[name]}
     if not isinstance(value, Mapping | None):
         raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(value)}")
     return value or {}
 
 
-def _check_field(key: str, name: str) -> None:
-    """Refuse what is no field of a run, naming ``key``, where it was given."""
-    if schema.type_of(TrainConfig, name) is None:
-        if name in schema.field_types(SweepConfig):
+def _fields(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the dotted names of a run's fields; what is no such field is refused, naming ``key``."""
+    flat = schema.flatten(values)
+    for name in flat:
+        if name in schema.field_types(SweepConfig) and schema.type_of(TrainConfig, name) is None:
             raise ConfigError(key, f"must not have {name}, which is an option of the sweep: give it beside {key}")
-        near = errors.suggestion(name, schema.flat_types(TrainConfig))
-        raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
+        if schema.type_of(TrainConfig, name) is None:
+            near = errors.suggestion(name, schema.flat_types(TrainConfig))
+            raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
+    return flat
 
 
 @plainly
@@ -174,30 +159,25 @@ class SweepConfig:
     seeds: Count = 1
     """Runs per cell, with seeds counting up from the runs' own."""
 
-    hold: Literal["batch", "global_batch"] | None = None
-    """What to keep when the number of workers changes: 'batch' per worker, so that the global batch grows, or
-    'global_batch', for which batch_size is that of a single worker. Default: 'batch' if only batch_size is named, in
-    the grid or for all runs; else 'global_batch'."""
-
     measure: Measure = "all"
     """What reports may use: 'accuracy' (ignore times, the machine was busy), 'times' (ignore accuracy, runs of a few
     steps), or all."""
 
-    search: SearchName = "grid"
+    search: Literal["grid", "random", "optuna"] = "grid"
     """Train every combination, or --samples of them: 'random' ones, or those that Optuna proposes one after another
     (TPE), knowing how the earlier ones came out."""
 
     samples: Count | None = None
     """Combinations to draw from each grid in a random search, or to train in one with Optuna."""
 
-    scheduler: SchedulerName = "none"
+    scheduler: Literal["none", "asha"] = "none"
     """Stop runs early: 'asha' those whose validation figure, such as the accuracy, falls behind the best at some
     epochs."""
 
     asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
     """Options of ASHA."""
 
-    objective: ObjectiveText | None = None
+    objective: Annotated[str, fits(parse_objective)] | None = None
     """NAME:min or NAME:max, the figure that a scheduler and Optuna go by and that names the best run, such as
     val/f1:max or images_per_s:max. Default: the task's main figure on the validation images, such as the accuracy."""
 
@@ -228,9 +208,13 @@ class SweepConfig:
         return {name for axes in (*self.grid, self.train) for name in axes}
 
     @cached_property
-    def held(self) -> str:
-        """``hold``, decided."""
-        return self.hold or ("batch" if self.named.intersection(_BATCHES) == {"batch_size"} else "global_batch")
+    def held(self) -> Literal["batch", "global_batch"]:
+        """What stays when the number of workers changes: the batch per worker where that alone is named.
+
+        Else it is the global batch. What the grids name replaces what all runs share.
+        """
+        of_grids = {name for axes in self.grid for name in axes}.intersection(_BATCHES)
+        return "batch" if (of_grids or {*self.train}.intersection(_BATCHES)) == {"batch_size"} else "global_batch"
 
     @property
     def is_search(self) -> bool:
@@ -239,19 +223,14 @@ class SweepConfig:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The fields that tell the cells apart, in the order of the grids; the batch by the name of what is held.
-
-        What only follows from the grid, such as each model's own epochs, is left out unless it is needed.
-        """
+        """The fields that tell the cells apart, in the order of the grids."""
         fields = dict.fromkeys(name for axes in self.grid for name in axes)
-        several = {name for name in fields if any(_has_several(axes.get(name)) for axes in self.grid)}
-        varying = [name for name in fields if name in several or len({repr(axes.get(name)) for axes in self.grid}) > 1]
-        chosen = [name for name in varying if name in several or name in (*_SHORT, "seed")]
-        pairs = itertools.combinations(self.grid, 2)
-        if all(any(_apart(one.get(name), other.get(name)) for name in chosen) for one, other in pairs):
-            varying = chosen
-        held = _HELD if self.held == "global_batch" else {}
-        return tuple(dict.fromkeys(held.get(name, name) for name in varying))
+        return tuple(
+            name
+            for name in fields
+            if len({repr(axes.get(name)) for axes in self.grid}) > 1
+            or any(_has_several(axes.get(name)) for axes in self.grid)
+        )
 
     @cached_property
     def combinations(self) -> tuple[dict[str, Any], ...]:
@@ -270,13 +249,6 @@ def _has_several(values: Any) -> bool:
     return isinstance(values, Range) or (values is not None and len(values) > 1)
 
 
-def _apart(one: Any, other: Any) -> bool:
-    """Whether a field has no value in one grid that it has in another."""
-    if isinstance(one, Range) or isinstance(other, Range):
-        return False
-    return {*map(repr, one or [None])}.isdisjoint(map(repr, other or [None]))
-
-
 def _check(sweep: SweepConfig) -> None:
     if (sweep.search != "grid") != (sweep.samples is not None):
         raise ConfigError("samples", "must be given for --search random and optuna, and for nothing else")
@@ -284,93 +256,65 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("repeat", "is for a search: --search random or optuna, a --scheduler or an --objective")
     if not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
-    if "run_name" in sweep.train:
-        raise ConfigError("run_name", "is not for a sweep, whose runs are named after their cells")
-    if "elastic" in sweep.named:
-        raise ConfigError(
-            "elastic", "is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"
-        )
+    if single := sweep.named & {"run_name", "elastic"}:
+        raise ConfigError(min(single), "is for cifar-ray train alone, and not for the runs of a sweep")
     for axes in sweep.grid:
         _check_axes(sweep, axes)
-    number = sweep.samples or sum(math.prod(map(len, axes.values())) for axes in sweep.grid)
-    number *= sweep.seeds * (len(sweep.grid) if sweep.samples else 1)
-    if number > _MOST_RUNS:
-        key = "seeds" if sweep.seeds > _MOST_RUNS else "samples" if sweep.samples else "grid"
-        raise ConfigError(key, f"must make at most {_MOST_RUNS:,} runs in a sweep, not {number:,}")
+    sizes = [sweep.samples or math.prod(map(len, axes.values())) for axes in sweep.grid]
+    if (number := sweep.seeds * sum(sizes)) > _MOST_RUNS:
+        raise ConfigError("grid", f"must make at most {_MOST_RUNS:,} runs, with --seeds or --samples, not {number:,}")
     if sweep.search == "optuna":
-        _check_proposing(sweep)
+        if len(sweep.grid) > 1 or not any(map(_has_several, sweep.grid[0].values())):
+            raise ConfigError("grid", "must be one grid for --search optuna, with several values or a range of a field")
+        if drawn := [name for name in runfile.OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
+            raise ConfigError("grid", f"must list the values of {drawn[0]}: each is another data set")
+        if sweep.seeds > 1:
+            raise ConfigError("seeds", "must be 1 for --search optuna")
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
     if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
-    if sweep.hold == "batch" and "global_batch_size" in sweep.named:
-        raise ConfigError("hold", "must be global_batch where global_batch_size is given")
     if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
-        raise ConfigError(
-            "grid", "must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"
-        )
+        raise ConfigError("grid", "must have batch_size in every grid, or global_batch_size in its place")
     if sweep.measure == "times" and sweep.train.get("gpus_per_worker", 1) < 1:
         raise ConfigError("measure", "must be all or accuracy where runs share a GPU: their times are each other's")
     limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
-def _check_proposing(sweep: SweepConfig) -> None:
-    """Refuse what a search that goes from run to run cannot have."""
-    if len(sweep.grid) > 1:
-        raise ConfigError("grid", "must be one grid for --search optuna")
-    if not any(map(_has_several, sweep.grid[0].values())):
-        raise ConfigError("grid", "must have a field with several values or a range for --search optuna")
-    if drawn := [name for name in runfile.OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
-        raise ConfigError("grid", f"must list the values of {drawn[0]} for --search optuna: each is another data set")
-    if sweep.seeds > 1:
-        raise ConfigError("seeds", "must be 1 for --search optuna")
-
-
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
-    if set(_BATCHES) <= set(axes):
-        raise ConfigError("grid", "must have batch_size or global_batch_size, not both in one grid")
+    if set(_BATCHES) <= {name for each in sweep.grid for name in each}:
+        raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
     if "seed" in axes and sweep.seeds > 1:
         raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
         if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
-        if isinstance(values, Range):
-            if sweep.search == "grid":
-                raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
-            _check_range(name, values)
-        elif not values:
-            raise ConfigError("grid", f"must have at least one value for {name}")
-
-
-def _check_range(name: str, values: Range) -> None:
-    wanted = schema.bare(schema.type_of(TrainConfig, name))
-    if wanted not in (float, int, Any):
-        raise ConfigError("grid", f"must list the values of {name}; only numbers have ranges")
-    if wanted not in (_DRAWN[values.kind], Any):
-        ways = errors.one_of(f"{kind}:LOW:HIGH" for kind, of in _DRAWN.items() if of is wanted)
-        raise ConfigError("grid", f"must list the values of {name} or have a range of the form {ways}")
-    for end in (values.low, values.high):
-        schema.field(TrainConfig, name, end)
-    if values.kind == "loguniform" and values.low <= 0:
-        raise ConfigError("grid", f"must have positive numbers in the loguniform range of {name}")
-    if not values.low < values.high:
-        raise ConfigError("grid", f"must have the lower number first in the range of {name}")
+        if not isinstance(values, Range):
+            if not values:
+                raise ConfigError("grid", f"must have at least one value for {name}")
+            continue
+        if sweep.search == "grid":
+            raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
+        wanted = schema.bare(schema.type_of(TrainConfig, name))
+        if wanted not in (_DRAWN[values.kind], Any):
+            ways = [f"{kind}:LOW:HIGH" for kind, of in _DRAWN.items() if of is wanted]
+            form = f" or have a range of the form {errors.one_of(ways)}" if ways else "; only numbers have ranges"
+            raise ConfigError("grid", f"must list the values of {name}{form}")
+        for end in (values.low, values.high):
+            schema.field(TrainConfig, name, end)
+        if not values.low < values.high or (values.kind == "loguniform" and values.low <= 0):
+            rule = "the lower number first, and positive ones for loguniform"
+            raise ConfigError("grid", f"must have {rule}, in the range of {name}, got {values}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-        name: as a person reads it, such as ``bs16 2x2 seed1``; unlike that of any other.
-        values: the values that make it, by field.
-        config: what it is, before the model's recipe is filled in; None when the values do not go together.
-        reason: why it cannot be, when ``config`` is None.
-    """
-
-    name: Name
-    values: Mapping[str, Any]
+    name: Name  # as a person reads it, such as ``bs16 2x2 seed1``; unlike that of any other
+    values: Mapping[str, Any]  # the values that make it, by field
+    # what it is, before the model's recipe is filled in; None when the values do not go together
     config: TrainConfig | None = None
-    reason: str = ""
+    reason: str = ""  # why it cannot be, when ``config`` is None
 
 
 def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]:
@@ -381,21 +325,19 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     Raises:
         ConfigError: when two cells are the same, or a value that all runs share is impossible.
     """
-    settings = [_held(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
+    settings = [_with_seed(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
     made = [_cell(sweep, *named) for named in zip(_names(sweep, settings), settings, strict=True)]
-    known: set[str] = set()
-    for cell in made:
-        values = cell.values if cell.config is None else schema.to_plain(cell.config)
-        text = json.dumps(values, sort_keys=True)
-        if text in known:
+    plain = (cell.values if cell.config is None else schema.to_plain(cell.config) for cell in made)
+    first: dict[str, str] = {}
+    for cell, values in zip(made, plain, strict=True):
+        if first.setdefault(json.dumps(values, sort_keys=True), cell.name) is not cell.name:
             raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
-        known.add(text)
     return made
 
 
 def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cell]) -> Cell | None:
     """One more run of a search, with the chosen combination of values; None when one of the others is the same."""
-    values = _held(sweep, chosen)
+    values = _with_seed(sweep, chosen)
     if any(values == other.values for other in others):
         return None
     taken = {other.name for other in others}
@@ -404,27 +346,21 @@ def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cel
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's values on top of what all runs share, by dotted names, with the batch in the way that is held."""
-    flat = {**schema.flatten(sweep.train), **values}
-    if "global_batch_size" in values:  # the grid's choice replaces what all runs share
-        flat.pop("batch_size", None)
-    if sweep.held == "global_batch" and flat.get("batch_size") is not None:
-        flat["global_batch_size"] = flat.pop("batch_size") * flat.get("accumulate", 1)
-    return flat
+    """A cell's values on top of what all runs share, by dotted names; of the two ways to give the batch, its own."""
+    shared = schema.flatten(sweep.train)
+    if {*values}.intersection(_BATCHES):
+        shared = {name: value for name, value in shared.items() if name not in _BATCHES}
+    return {**shared, **values}
 
 
-def _held(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> dict[str, Any]:
-    """A combination with the batch by the name of what is held, and the seed of its turn."""
-    whole = merged(sweep, values)
-    held = [name if name in whole else _HELD[name] for name in values]
-    return {**{name: whole[name] for name in held}, "seed": values.get("seed", sweep.train.get("seed", 0) + turn)}
+def _with_seed(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> dict[str, Any]:
+    return {**values, "seed": values.get("seed", sweep.train.get("seed", 0) + turn)}
 
 
 def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
     flat = merged(sweep, values)
-    choice = {kind: flat.get(kind, getattr(TrainConfig, kind)) for kind in choices(TrainConfig)}
-    model = flat.get("model", usual(choice["dataset"], flat.get("image_column")))
-    others = left_out(TrainConfig, {**choice, "model": model})
+    model = usual(flat.get("dataset", TrainConfig.dataset), flat.get("image_column"))
+    others = left_out(TrainConfig, {"model": model, **flat})
     # What all runs share may be meant for the data sets and optimizers of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     try:
@@ -440,23 +376,22 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: boo
     """
     order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
     order += [name for name in sweep.axes if name not in (*order, *_BATCHES, "topology", "seed")]
-    batches = _BATCHES[::-1] if sweep.held == "global_batch" else _BATCHES
     names = []
     for values in (merged(sweep, setting) for setting in settings):
-        batch = [name for name in batches if values.get(name) is not None][:1]
-        parts = [_label(name, values[name], whole) for name in (*order, *batch) if values.get(name) is not None]
+        known = [name for name in (*order, *_BATCHES) if values.get(name) is not None]
+        parts = [_label(name, values[name], whole) for name in known]
         names.append(" ".join([*parts, values.get("topology", TrainConfig.topology), f"seed{values['seed']}"]))
     return names if whole or len(set(names)) == len(names) else _names(sweep, settings, whole=True)
 
 
 def _label(name: str, value: Any, whole: bool) -> str:
     text = f"{value:.3g}" if isinstance(value, float) and not whole else str(value)
-    text = "+".join(map(str, value)) if isinstance(value, tuple) else text
-    text = text.replace("e+", "e")
+    if isinstance(value, tuple):
+        text = "+".join(map(str, value))
     if name in ("dataset", "weights") and not whole:  # of a path, its name
         text = text.rpartition("/")[2]
     mark = "-" if isinstance(value, str) else ""
-    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text
+    return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text.replace("e+", "e")
 
 
 def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -> dict[str, Any]:
@@ -470,30 +405,22 @@ def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -
     Raises:
         ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
     """
-    own = schema.field_types(SweepConfig).keys()
-    of_run = schema.field_types(TrainConfig)
+    own, of_run = schema.field_types(SweepConfig).keys(), schema.field_types(TrainConfig)
     if misplaced := [key for key in map(str, base) if key not in own and key.partition(".")[0] in of_run]:
         these = ", ".join(misplaced)
         raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
-    flags, merged = dict(flags), dict(base)
+    merged = schema.overlay(base, {key: value for key, value in flags.items() if key in own})
     if "grid" in flags:
-        merged["grid"] = read_axes(flags.pop("grid"))
-    merged = schema.overlay(merged, {key: flags.pop(key) for key in own & flags.keys()})
+        merged["grid"] = read_axes(flags["grid"])
     if file is not None:
         merged.setdefault("name", Path(file).stem)
-    shared, given = schema.flatten(_options(merged.get("train"))), schema.flatten(flags)
-    if len(last := [name for name in _BATCHES if name in given]) == 1:  # the one given last counts
-        shared = {name: value for name, value in shared.items() if name not in _BATCHES or name in last}
-    merged["train"] = schema.nest({**shared, **given})
+    given = {key: value for key, value in flags.items() if key not in own}
+    merged["train"] = runfile.merge(_options(merged.get("train")), given)
     return merged
 
 
 def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
-    """A sweep from plain values.
-
-    Raises:
-        ConfigError: on an unknown key, a wrong type or an impossible value.
-    """
+    """A sweep from plain values."""
     return schema.build(SweepConfig, values)
 
 

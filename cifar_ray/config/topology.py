@@ -47,9 +47,8 @@ def parse(text: str) -> Topology:
     """
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
     if match is None:
-        raise ValueError(
-            f"must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got {text[:80]!r}"
-        )
+        rule = "must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2"
+        raise ValueError(f"{rule}, got {text[:80]!r}")
     return Topology(int(match[1]), int(match[2]))
 
 
@@ -59,18 +58,15 @@ def parse_range(text: str) -> tuple[Topology, Topology]:
     Raises:
         ValueError: saying what a range looks like.
     """
-    parts = text.split(":")
-    if len(parts) != 2:
-        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2, got {text[:80]!r}")
+    low, _, high = text.partition(":")
     try:
-        low, high = map(parse, parts)
-    except ValueError as error:
-        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2; each {error}") from None
-    if low.nodes > high.nodes or low.workers_per_node > high.workers_per_node:
-        raise ValueError(
-            f"must be MIN:MAX with MIN at most MAX in nodes and in workers on each, such as 1x1:2x2, got {text[:80]!r}"
-        )
-    return low, high
+        least, most = parse(low), parse(high)
+    except ValueError:
+        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2, got {text[:80]!r}") from None
+    if least.nodes > most.nodes or least.workers_per_node > most.workers_per_node:
+        rule = "must be MIN:MAX with MIN at most MAX in nodes and in workers on each, such as 1x1:2x2"
+        raise ValueError(f"{rule}, got {text[:80]!r}")
+    return least, most
 
 
 def between(low: Topology, high: Topology) -> list[Topology]:
@@ -103,11 +99,19 @@ def choose(topology: Topology, nodes: Sequence[Node], cpus_per_worker: int, gpus
     Raises:
         ValueError: naming what the cluster lacks.
     """
-    suitable = [node for node in nodes if capacity(node, cpus_per_worker, gpus_per_worker) >= topology.workers_per_node]
+    workers = topology.workers_per_node
+    suitable = [node for node in nodes if capacity(node, cpus_per_worker, gpus_per_worker) >= workers]
     if len(suitable) < topology.nodes:
-        raise ValueError(_lacking(topology, nodes, suitable, cpus_per_worker, gpus_per_worker))
-    chosen = suitable[: topology.nodes]
-    return [node.node_id for node in chosen for _ in range(topology.workers_per_node)]
+        need = f"{workers * cpus_per_worker} CPUs"
+        need += f" and {workers * gpus_per_worker:g} GPUs" if gpus_per_worker else ""
+        have = [
+            f"{node.cpus:g} CPUs" + f" and {node.gpus:g} GPUs" * bool(gpus_per_worker or node.gpus) for node in nodes
+        ]
+        raise ValueError(
+            f"{topology} needs {counted(topology.nodes, 'node')} with {need} each, but the cluster has "
+            f"{counted(len(nodes), 'node')} ({', '.join(have) or 'none alive'}), {len(suitable)} of them large enough"
+        )
+    return [node.node_id for node in suitable[: topology.nodes] for _ in range(workers)]
 
 
 def share_of_cpus(topology: Topology, nodes: Sequence[Node], gpus_per_worker: float = 0) -> int:
@@ -136,22 +140,7 @@ def verify(topology: Topology, node_ids: Sequence[str]) -> None:
     Raises:
         ValueError: when they are not ``workers_per_node`` on each of ``nodes`` nodes.
     """
-    placed = Counter(node_ids)
-    wanted = [topology.workers_per_node] * topology.nodes
-    if sorted(placed.values()) != wanted:
-        counts = " + ".join(str(count) for count in placed.values())
+    placed = sorted(Counter(node_ids).values())
+    if placed != [topology.workers_per_node] * topology.nodes:
+        counts = " + ".join(map(str, placed))
         raise ValueError(f"topology {topology} was asked for, but the workers were placed as {counts}")
-
-
-def _lacking(topology: Topology, nodes: Sequence[Node], suitable: Sequence[Node], cpus: int, gpus: float) -> str:
-    need = f"{topology.workers_per_node * cpus} CPUs"
-    if gpus:
-        need += f" and {topology.workers_per_node * gpus:g} GPUs"
-    have = ", ".join(
-        f"{node.cpus:g} CPUs" + (f" and {node.gpus:g} GPUs" if gpus or node.gpus else "") for node in nodes
-    )
-    return (
-        f"{topology} needs {counted(topology.nodes, 'node')} with {need} each, "
-        f"but the cluster has {counted(len(nodes), 'node')} ({have or 'none alive'}), of which {len(suitable)} "
-        f"{'is' if len(suitable) == 1 else 'are'} large enough"
-    )

@@ -19,7 +19,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
 from cifar_ray.config.model import Model, usual
 from cifar_ray.config.optimisation import Batch, Optimisation, OptimizerText, ScheduleText
-from cifar_ray.config.option import check_choices, is_folder, path_of
+from cifar_ray.config.option import check_choices, path_of
 from cifar_ray.config.schema import NO_OTHERS, Count, NotNegative, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.strategy import Strategy
@@ -73,9 +73,7 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
     @property
     def dataset_name(self) -> str:
         """The data set as a part of names; of a folder, the folder's name."""
-        name = self.dataset
-        if is_folder(name):
-            name = path_of(name).rstrip("/").rpartition("/")[2]
+        name = path_of(self.dataset).rstrip("/").rpartition("/")[2]
         return re.sub("[^A-Za-z0-9._-]", ".", name).lstrip(".") or "images"
 
     @property
@@ -121,51 +119,40 @@ FUNCTIONS = tuple(field.name.removesuffix("_source") for field in fields(TrainCo
 
 
 def _check(config: TrainConfig) -> None:
-    if config.warmup_epochs is not None and config.warmup_epochs > config.epochs:
-        raise ConfigError("warmup_epochs", f"must be at most epochs ({config.epochs}), got {config.warmup_epochs:g}")
-    if config.unfreeze_epoch is not None:
-        if not config.freeze:
-            raise ConfigError("unfreeze_epoch", "is for --freeze, and nothing is frozen")
-        if not 2 <= config.unfreeze_epoch <= config.epochs:
-            raise ConfigError(
-                "unfreeze_epoch",
-                f"must be 2 or more, and at most epochs ({config.epochs}), got {config.unfreeze_epoch}",
-            )
+    epochs, unfreeze, gpus = config.epochs, config.unfreeze_epoch, config.gpus_per_worker
+    if config.warmup_epochs is not None and config.warmup_epochs > epochs:
+        raise ConfigError("warmup_epochs", f"must be at most epochs ({epochs}), got {config.warmup_epochs:g}")
+    if unfreeze is not None and not config.freeze:
+        raise ConfigError("unfreeze_epoch", "is for --freeze, and nothing is frozen")
+    if unfreeze is not None and not 2 <= unfreeze <= epochs:
+        raise ConfigError("unfreeze_epoch", f"must be 2 or more, and at most epochs ({epochs}), got {unfreeze}")
     for key in addresses.KEYS:
         addresses.check(key, getattr(config, key))
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     limits.check(config)
-    if config.gpus_per_worker < 1:
-        if config.topology != "1x1":
-            raise ConfigError("gpus_per_worker", f"must be 1 where runs have several workers, got {config.topology}")
-        if config.device == "cpu":
-            raise ConfigError("gpus_per_worker", "is for GPUs and cannot go with --device cpu")
-    if config.gpus_per_worker > 1 and config.strategy != "data_parallel":
-        raise ConfigError("gpus_per_worker", f"must be 1 for --strategy {config.strategy}; data_parallel takes several")
-    if config.gpus_per_worker > 1 and config.gpus_per_worker % 1:
-        raise ConfigError("gpus_per_worker", f"must be a whole number or below 1, got {config.gpus_per_worker:g}")
+    if gpus < 1 and config.topology != "1x1":
+        raise ConfigError("gpus_per_worker", f"must be 1 where runs have several workers, got {config.topology}")
+    if gpus < 1 and config.device == "cpu":
+        raise ConfigError("gpus_per_worker", "is for GPUs and cannot go with --device cpu")
+    if gpus > 1 and (config.strategy != "data_parallel" or gpus % 1):
+        raise ConfigError("gpus_per_worker", f"must be 1 or less, or a whole number for data_parallel, got {gpus:g}")
     if config.patience is not None and config.per_rank_test:
-        raise ConfigError(
-            "patience", "cannot go with --per-rank-test, which must know before an epoch ends that it is the last"
-        )
+        raise ConfigError("patience", "cannot go with --per-rank-test, which must know the last epoch before it ends")
     check_choices(config)
 
 
 def _global_batch(config: TrainConfig) -> int | None:
     """The samples of an optimizer step, however they are given; None where the model's recipe says it."""
-    ways = config.world_size * config.accumulate
-    images = config.global_batch_size
+    ways, images = config.world_size * config.accumulate, config.global_batch_size
     if config.batch_size is None:
         if images is not None and images % ways:
             rule = f"must be a multiple of workers x accumulation ({config.world_size} x {config.accumulate})"
             raise ConfigError("global_batch_size", f"{rule}, got {images}")
         return images
-    if images not in (None, config.batch_size * ways):
-        raise ConfigError(
-            "global_batch_size",
-            f"must be batch size x workers x accumulation "
-            f"({config.batch_size} x {config.world_size} x {config.accumulate} = {config.batch_size * ways}), "
-            f"got {images}; give one of the two",
-        )
-    return config.batch_size * ways
+    whole = config.batch_size * ways
+    if images not in (None, whole):
+        product = f"{config.batch_size} x {config.world_size} x {config.accumulate} = {whole}"
+        rule = f"must be batch size x workers x accumulation ({product})"
+        raise ConfigError("global_batch_size", f"{rule}, got {images}; give one of the two")
+    return whole

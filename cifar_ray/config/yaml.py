@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ import yaml
 
 from cifar_ray.config.errors import LONGEST, ConfigError, brief
 
-_MISREAD = re.compile(r"[-+]?(0[0-7_]+|[0-9_]+(:[0-9_]+)+(\.[0-9_]*)?)")
-
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses repeated keys, and octal and sexagesimal numbers."""
+    """PyYAML's safe loader, which also refuses repeated keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         names: set[str] = set()
@@ -24,19 +21,6 @@ class _Loader(yaml.SafeLoader):
                 raise ValueError(f"it has the key {brief(name.value)} twice")
             names.add(str(name.value))
         return super().construct_mapping(node, deep)
-
-
-def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    """A number, unless YAML 1.1 takes it for an octal or a sexagesimal one, which nobody means."""
-    value = yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
-    if _MISREAD.fullmatch(node.value):
-        problem = f"YAML reads {node.value} as {brief(value)} (write {brief(value)} or '{node.value}')"
-        raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
-    return value
-
-
-for _tag in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _number)
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -27,15 +27,10 @@ STAR = "gather_scatter"
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a model in the order in which a backward pass computes them.
+    """The gradients of a model in the order in which a backward pass computes them."""
 
-    Attributes:
-        sizes: bytes of each.
-        ready: when each is there, as a share of the backward pass.
-    """
-
-    sizes: tuple[int, ...]
-    ready: tuple[float, ...]
+    sizes: tuple[int, ...]  # bytes of each
+    ready: tuple[float, ...]  # when each is there, as a share of the backward pass
 
     @property
     def size(self) -> int:
@@ -45,25 +40,15 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Exchange:
-    """How a model's gradients are exchanged.
+    """How a model's gradients are exchanged."""
 
-    Attributes:
-        strategy: one of those that can be planned.
-        gradients: what is exchanged.
-        bucket_bytes: of DDP; at how many bytes a bucket is closed.
-        compression: of DDP; which part of a gradient's bytes is sent.
-        sync_every: of local SGD; the steps from one average to the next.
-        state_bytes: of local SGD; the optimizer's state and batch norm's statistics, which are averaged, too.
-        has_trees: whether the backend chooses between a ring and a tree, as NCCL does; gloo has rings.
-    """
-
-    strategy: str
-    gradients: Gradients
-    bucket_bytes: int = 25 * 2**20
-    compression: float = 1.0
-    sync_every: int = 1
-    state_bytes: int = 0
-    has_trees: bool = False
+    strategy: str  # one of those that can be planned
+    gradients: Gradients  # what is exchanged
+    bucket_bytes: int = 25 * 2**20  # of DDP; at how many bytes a bucket is closed
+    compression: float = 1.0  # of DDP; which part of a gradient's bytes is sent
+    sync_every: int = 1  # of local SGD; the steps from one average to the next
+    state_bytes: int = 0  # of local SGD; the optimizer's state and batch norm's statistics, which are averaged, too
+    has_trees: bool = False  # whether the backend chooses between a ring and a tree, as NCCL does; gloo has rings
 
     @classmethod
     def of(cls, config: ResolvedConfig, gradients: Gradients, buffer_bytes: int, device: str) -> Exchange:

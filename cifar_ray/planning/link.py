@@ -14,15 +14,10 @@ _WRITTEN = re.compile(r"(\d+(?:\.\d+)?)([kmg])bit(?:[:/](\d+(?:\.\d+)?)(us|ms))?
 
 @dataclass(frozen=True)
 class Link:
-    """What messages take on one.
+    """What messages take on one."""
 
-    Attributes:
-        bytes_per_s: in each direction.
-        latency_s: for each message, whatever its size.
-    """
-
-    bytes_per_s: float
-    latency_s: float = 0.0
+    bytes_per_s: float  # in each direction
+    latency_s: float = 0.0  # for each message, whatever its size
 
     def seconds(self, messages: float, size: float) -> float:
         """Of so many messages one after the other, with so many bytes in all."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cifar_ray.config.errors import ConfigError, counted, one_of
-from cifar_ray.planning.exchange import AFTER, WHOLE
+from cifar_ray.planning.exchange import AFTER
 from cifar_ray.planning.span import Span
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Trial
 
 _PARTS = ("data", "forward", "backward", "optimizer")
 KIND = (
@@ -23,43 +23,23 @@ _P95 = 1.645  # standard deviations from a normal distribution's median to its 9
 
 @dataclass(frozen=True)
 class Sample:
-    """One finished run; seconds are means of a step, unless they are said to be others.
+    """One finished run; seconds are means of a step, unless they are said to be others."""
 
-    Attributes:
-        name: the run's.
-        strategy: its strategy.
-        nodes: its machines.
-        workers: on each of them.
-        images: of a worker in a micro-batch.
-        micro_batches: of a worker in a step.
-        data: making batches.
-        forward: forward passes.
-        backward: backward passes, and what they hide.
-        exchange: waiting for other workers.
-        optimizer: the optimizer's step.
-        iteration: the whole step.
-        jitter: the standard deviation of an iteration, from its median and 95th percentile.
-        evaluation: of an epoch, times the workers that shared it.
-        checkpoint: of an epoch.
-        once: of a run, everything that is in no epoch: start-up, data, the end.
-    """
-
-    name: str
-    strategy: str
-    nodes: int
-    workers: int
-    images: int
-    micro_batches: int
-    data: float
-    forward: float
-    backward: float
-    exchange: float
-    optimizer: float
-    iteration: float
-    jitter: float
-    evaluation: float
-    checkpoint: float
-    once: float
+    strategy: str  # its strategy
+    nodes: int  # its machines
+    workers: int  # on each of them
+    images: int  # of a worker in a micro-batch
+    micro_batches: int  # of a worker in a step
+    data: float  # making batches
+    forward: float  # forward passes
+    backward: float  # backward passes, and what they hide
+    exchange: float  # waiting for other workers
+    optimizer: float  # the optimizer's step
+    iteration: float  # the whole step
+    jitter: float  # the standard deviation of an iteration, from its median and 95th percentile
+    evaluation: float  # of an epoch, times the workers that shared it
+    checkpoint: float  # of an epoch
+    once: float  # of a run, everything that is in no epoch: start-up, data, the end
 
     @property
     def world_size(self) -> int:
@@ -78,38 +58,23 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Passes:
-    """One micro-batch of some size on one worker: its seconds, and the share of them of the backward pass."""
-
-    seconds: Span
-    backward: float
-
-
-@dataclass(frozen=True)
 class Measured:
-    """Runs of one model on one kind of machine.
+    """Runs of one model on one kind of machine."""
 
-    Attributes:
-        samples: one for each run.
-        hardware: what they computed on.
-        device: ``cpu`` or ``cuda``.
-        is_fixed: whether each worker had as many CPUs at any number of workers, or a GPU, so that it computes the same.
-        speed: how many times as fast as that hardware the machine is that a plan is for.
-    """
-
-    samples: tuple[Sample, ...]
-    hardware: str
-    device: str
+    samples: tuple[Sample, ...]  # one for each run
+    hardware: str  # what they computed on
+    device: str  # ``cpu`` or ``cuda``
+    # whether each worker had as many CPUs at any number of workers, or a GPU, so that it computes the same
     is_fixed: bool
-    speed: float = 1.0
+    speed: float = 1.0  # how many times as fast as that hardware the machine is that a plan is for
 
     def on(self, workers: int) -> tuple[Sample, ...]:
         """The runs that tell how a worker computes beside so many on its machine; the nearest, where it is the same."""
         same = tuple(sample for sample in self.samples if sample.workers == workers)
         return same or (self.samples if self.is_fixed else ())
 
-    def passes(self, images: int, workers: int) -> Passes | str:
-        """One micro-batch of so many images with so many workers on a machine, or why it is not known.
+    def passes(self, images: int, workers: int) -> tuple[Span, float] | str:
+        """Seconds of a micro-batch with so many workers on a machine, and the backward pass's share; or why not known.
 
         Between two sizes that were measured lies a straight line; nothing is said of sizes beyond them.
         """
@@ -117,8 +82,7 @@ class Measured:
         if not runs and self.is_fixed:
             runs = [sample for sample in self.samples if sample.is_plain]
         if not runs:
-            plain = f"--strategy {AFTER[0]}" if workers > 1 else "one worker"
-            return f"needs a run with {counted(workers, 'worker')} on a node and {plain}, in which passes hide nothing"
+            return f"needs a run with {counted(workers, 'worker')} on a node, in whose passes nothing is exchanged"
         sizes = sorted({sample.images for sample in runs})
         at = {size: [sample for sample in runs if sample.images == size] for size in sizes}
         if not sizes[0] <= images <= sizes[-1]:
@@ -130,7 +94,7 @@ class Measured:
         share = (images - near[0]) / (near[1] - near[0]) if len(near) > 1 else 0.0
         seconds = spans[0].times(1 - share) + spans[-1].times(share)
         backward = _mean([run.backward / (run.computing * run.micro_batches) for run in at[near[-1]]])
-        return Passes(seconds.times(1 / self.speed), backward)
+        return seconds.times(1 / self.speed), backward
 
     def jitter(self, workers: int) -> float:
         """The standard deviation of a step's computing, as a share of it, where no worker waits for another."""
@@ -154,79 +118,37 @@ class Measured:
         """Seconds of a checkpoint, which rank 0 writes while the others wait."""
         return Span.of([sample.checkpoint for sample in self.samples])
 
-    def once(self, nodes: int) -> Span:
-        """Seconds of a run in no epoch, by its nodes: a line through the runs that does not fall, nor below zero."""
-        counts = [sample.nodes for sample in self.samples]
-        times = [sample.once for sample in self.samples]
-        mean_count, mean = _mean(counts), _mean(times)
-        spread = sum((count - mean_count) ** 2 for count in counts)
-        slope = sum((count - mean_count) * (time - mean) for count, time in zip(counts, times)) / (spread or 1)
-        mid = mean + max(slope, 0.0) * (nodes - mean_count)
-        return Span(*(max(mid + time - mean, 0.0) for time in (min(times), mean, max(times))))
+    def once(self) -> Span:
+        """Seconds of a run in no epoch."""
+        return Span.of([sample.once for sample in self.samples])
 
 
-def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, list[str]]:
-    """What the runs of a study have measured, one of the runs, and sentences on those that were left out.
-
-    Args:
-        study: the runs.
-        model: whose runs count, where there are several.
+def of_trials(trials: Sequence[Trial]) -> tuple[Measured, list[str]]:
+    """What runs of one training have measured, and a sentence on each that was left out.
 
     Raises:
-        ConfigError: when none has what a plan needs, or they are not all of one kind.
+        ConfigError: when none has what a plan needs.
     """
-    trials = [trial for trial in study.trials if model in (None, trial.model)]
-    if not trials:
-        has = one_of(dict.fromkeys(trial.model for trial in study.trials))
-        raise ConfigError("model", f"must be that of the runs to plan from, {has}, got {model!r}")
-    reasons = {trial.name: why_not(trial) for trial in trials}
-    usable = [trial for trial in trials if not reasons[trial.name]]
+    needed = [*(f"time/step_{part}_s" for part in _PARTS), "time/iteration_mean_s", "time/iteration_p95_s"]
+    usable, left = [], []
+    for trial in trials:
+        if not trial.finished:
+            left.append(f"{trial.name} is left out: it has not finished ({trial.status})")
+        elif trial.tags.get("times_are_a_clusters") == "false":
+            left.append(f"{trial.name} is left out: it had more workers than CPUs, or several nodes on one machine")
+        elif any(name not in trial.metrics for name in needed):
+            left.append(f"{trial.name} is left out: it has not recorded the parts of its steps, for which it needs two")
+        else:
+            usable.append(trial)
     if not usable:
-        name, reason = next(iter(reasons.items()))
-        raise ConfigError("from_", f"must name a run that a plan can be made from, and {name} {reason}")
-    kinds = list(dict.fromkeys(tuple(_kind(trial).items()) for trial in usable))
-    if len(models := list(dict.fromkeys(trial.model for trial in usable))) > 1:
-        raise ConfigError("model", f"must be given, {one_of(models)}: the runs have several")
-    if len(kinds) > 1:
-        first, other = map(dict, kinds[:2])
-        name = next(name for name in first if first[name] != other[name])
-        problem = f"must name runs of one kind: {name} is {first[name] or 'unknown'} in some"
-        raise ConfigError("from_", f"{problem}, {other[name] or 'unknown'} in others")
-    device = usable[0].params.get("device", "cpu")
+        raise ConfigError("", f"there is no run that a plan can be made from: {left[0]}")
+    device, first = usable[0].params.get("device", "cpu"), usable[0]
     fixed = device == "cuda" or all(
         "--cpus-per-worker" in trial.tags.get("cifar_ray.command", "")
-        and trial.params.get("cpus_per_worker") == usable[0].params.get("cpus_per_worker")
+        and trial.params.get("cpus_per_worker") == first.params.get("cpus_per_worker")
         for trial in usable
     )
-    hardware = usable[0].tags.get(HARDWARE_TAG, "")
-    measured = Measured(tuple(map(_sample, usable)), hardware, device, fixed)
-    left = [f"{name} is left out: it {reason}" for name, reason in reasons.items() if reason]
-    return measured, usable[0], left
-
-
-def why_not(trial: Trial) -> str:
-    """Why a run tells a plan nothing; empty when it does."""
-    if not trial.finished:
-        return f"has not finished ({trial.status})"
-    if not trial.timed or trial.changed:
-        return "was not made for its times" if not trial.timed else f"changed its {trial.changed[0]} while it trained"
-    if trial.tags.get("times_are_a_clusters") == "false":
-        return "had more workers than CPUs, or several nodes on one machine, so its times are not a cluster's"
-    if trial.strategy not in WHOLE:
-        return f"was trained with {trial.strategy}; a plan needs one of {one_of(WHOLE)}"
-    needed = [f"time/step_{part}_s" for part in _PARTS] + ["time/iteration_mean_s", "time/iteration_p95_s"]
-    if any(name not in trial.metrics for name in needed):
-        return "has not recorded the parts of its steps, which takes two steps at least"
-    return ""
-
-
-def _kind(trial: Trial) -> dict[str, str]:
-    """What tells the work of one step, and the machine, from others."""
-    return {
-        **{name: trial.params.get(name, "") for name in KIND},
-        **{name: value for name, value in trial.params.items() if name.startswith("model_options.")},
-        "hardware": trial.tags.get(HARDWARE_TAG, ""),
-    }
+    return Measured(tuple(map(_sample, usable)), first.tags.get(HARDWARE_TAG, ""), device, fixed), left
 
 
 def _sample(trial: Trial) -> Sample:
@@ -237,7 +159,6 @@ def _sample(trial: Trial) -> Sample:
     iteration = metrics["time/iteration_mean_s"]
     median = metrics.get("time/iteration_median_s", iteration)
     return Sample(
-        name=trial.name,
         strategy=trial.strategy,
         nodes=trial.nodes,
         workers=trial.world_size // trial.nodes,

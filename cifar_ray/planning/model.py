@@ -26,98 +26,54 @@ known: the largest error of ``benchmarks/published.py`` (VGG-16 with 64 workers)
 
 @dataclass(frozen=True)
 class Work:
-    """The training to plan.
+    """The training to plan."""
 
-    Attributes:
-        global_batch_size: images of a step, at any number of workers.
-        micro_batches: of a worker in a step.
-        steps: in an epoch.
-        epochs: in all.
-        exchange: how gradients are exchanged.
-        evaluated: images of an evaluation, as a multiple of the runs'.
-    """
-
-    global_batch_size: int
-    micro_batches: int
-    steps: int
-    epochs: int
-    exchange: Exchange
-    evaluated: float = 1.0
+    global_batch_size: int  # images of a step, at any number of workers
+    micro_batches: int  # of a worker in a step
+    steps: int  # in an epoch
+    epochs: int  # in all
+    exchange: Exchange  # how gradients are exchanged
 
 
 @dataclass(frozen=True)
 class Means:
-    """What the training may run on, and within which limits; None where there is none.
+    """What the training may run on; None where that is not known."""
 
-    Attributes:
-        link: between nodes.
-        host: the work of an exchange on the workers themselves.
-        usd_per_hour: of a node.
-        gpus: of a node; None where workers use CPUs, or the machine is not known.
-        deadline_s: the whole run's seconds.
-        budget_usd: the whole run's dollars.
-    """
-
-    link: Link | None = None
-    host: Link | None = None
-    usd_per_hour: float | None = None
-    gpus: int | None = None
-    deadline_s: float | None = None
-    budget_usd: float | None = None
+    link: Link | None = None  # between nodes
+    host: Link | None = None  # the work of an exchange on the workers themselves
+    usd_per_hour: float | None = None  # of a node
+    gpus: int | None = None  # of a node; None where workers use CPUs, or the machine is not known
 
 
 @dataclass(frozen=True)
 class Row:
-    """A topology with what it takes.
+    """A topology with what it takes."""
 
-    Attributes:
-        topology: NODESxWORKERS.
-        workers: in all.
-        images: of a worker in a micro-batch.
-        step_s: seconds of a step.
-        images_per_s: in steady state.
-        efficiency: images per second and worker, as a share of those of the row with the fewest workers.
-        total_s: seconds of the whole run, with start-up and evaluation.
-        usd: dollars of the whole run; None without a price.
-        parts: seconds of the whole run by what they go to.
-        bound: the part that takes longest.
-    """
-
-    topology: str
-    workers: int
-    images: int
-    step_s: Span
-    images_per_s: Span
-    efficiency: float
-    total_s: Span
-    usd: Span | None
-    parts: dict[str, float]
-    bound: str
-
-    def keeps(self, means: Means) -> bool:
-        """Whether it keeps to the limits up to the far end of its range."""
-        in_time = means.deadline_s is None or self.total_s.high <= means.deadline_s
-        return in_time and (means.budget_usd is None or self.usd is None or self.usd.high <= means.budget_usd)
+    topology: str  # NODESxWORKERS
+    workers: int  # in all
+    images: int  # of a worker in a micro-batch
+    step_s: Span  # seconds of a step
+    images_per_s: Span  # in steady state
+    efficiency: float  # images per second and worker, as a share of those of the row with the fewest workers
+    total_s: Span  # seconds of the whole run, with start-up and evaluation
+    usd: Span | None  # dollars of the whole run; None without a price
+    parts: dict[str, float]  # seconds of the whole run by what they go to
+    bound: str  # the part that takes longest
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan.
+    """A plan."""
 
-    Attributes:
-        rows: by workers.
-        skipped: topology -> why nothing is said of it.
-        knee: the workers from which on twice as many bring less than a fifth more images per second; None where they
-            always bring more.
-        fastest: the topology with the shortest run within the limits; empty where none keeps to them.
-        cheapest: the one with the lowest cost.
-    """
-
-    rows: tuple[Row, ...]
-    skipped: dict[str, str]
+    rows: tuple[Row, ...]  # by workers
+    skipped: dict[str, str]  # topology -> why nothing is said of it
+    # the workers from which on twice as many bring less than a fifth more images per second; None where they always
+    # bring more
     knee: int | None
-    fastest: str
-    cheapest: str
+    fastest: str  # the topology with the shortest run; empty where there is none
+    cheapest: str  # the one with the lowest cost; empty without a price
+    unit: str = "images"  # what the task calls its samples
+    notes: tuple[str, ...] = ()  # what the figures rest on, in sentences
 
 
 def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: Means) -> Plan:
@@ -133,12 +89,9 @@ def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: 
     if rows:
         least = rows[0].images_per_s.mid / rows[0].workers
         rows = [replace(row, efficiency=row.images_per_s.mid / row.workers / least) for row in rows]
-    within = [row for row in rows if row.keeps(means)]
-    fastest = min(within, key=lambda row: row.total_s.mid, default=None)
-    priced = [row for row in within if row.usd]
-    cheapest = min(priced, key=lambda row: row.usd.mid if row.usd else 0.0, default=None)
-    chosen = (row.topology if row else "" for row in (fastest, cheapest))
-    return Plan(tuple(rows), skipped, knee(rows), *chosen)
+    priced = [(row.usd.mid, row.topology) for row in rows if row.usd]
+    fastest = min(((row.total_s.mid, row.topology) for row in rows), default=(0.0, ""))
+    return Plan(tuple(rows), skipped, knee(rows), fastest[1], min(priced, default=(0.0, ""))[1])
 
 
 def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Row | str:
@@ -156,13 +109,18 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     if isinstance(passes, str):
         return passes
     route = Route(means.link if topology.nodes > 1 else None, means.host)
-    computing, optimizer = passes.seconds.times(work.micro_batches), measured.optimizer(per_node)
-    exchange = exchanges.exposed(work.exchange, topology, route, passes.seconds.times(passes.backward))
-    waiting = _waiting(measured, work, topology, computing.mid)
+    one, backward = passes
+    computing, optimizer = one.times(work.micro_batches), measured.optimizer(per_node)
+    exchange = exchanges.exposed(work.exchange, topology, route, one.times(backward))
+    # For the slowest worker: from not at all, where they are slow together, to twice the mean where each varies by
+    # itself as one was measured to. With local SGD they meet every N-th step.
+    every = work.exchange.sync_every if work.exchange.strategy == "local_sgd" else 1
+    likely = slowest(world) * measured.jitter(per_node) * computing.mid / math.sqrt(every)
+    waiting = Span(0.0, likely, 2 * likely)
 
     steps = work.steps * work.epochs
-    evaluation = measured.evaluation(per_node, world).times(work.epochs * work.evaluated)
-    checkpoint, once = measured.checkpoint().times(work.epochs), measured.once(topology.nodes)
+    evaluation = measured.evaluation(per_node, world).times(work.epochs)
+    checkpoint, once = measured.checkpoint().times(work.epochs), measured.once()
     whole = computing + exchange + waiting + optimizer
     if world > 1 and means.host is None:
         whole = replace(whole, high=whole.high / (1 - TOO_FAST))
@@ -179,16 +137,6 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
     bound = max(parts, key=lambda name: parts[name])
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound)
-
-
-def _waiting(measured: Measured, work: Work, topology: Topology, computing: float) -> Span:
-    """Seconds that a step waits for the slowest worker: from none, where they are slow together, to twice the mean.
-
-    Each is taken to vary by itself as one worker was measured to. With local SGD they meet every N-th step.
-    """
-    every = work.exchange.sync_every if work.exchange.strategy == "local_sgd" else 1
-    likely = slowest(topology.world_size) * measured.jitter(topology.workers_per_node) * computing / math.sqrt(every)
-    return Span(0.0, likely, 2 * likely)
 
 
 def slowest(workers: int) -> float:

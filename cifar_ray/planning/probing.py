@@ -1,61 +1,52 @@
-"""The short runs that a plan is made from where no finished ones are given."""
+"""A plan from short runs of the training: which runs they are, and what they tell."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.planning.exchange import AFTER
+from cifar_ray.planning import measured, model, words
+from cifar_ray.planning.exchange import AFTER, Exchange, Gradients
+from cifar_ray.planning.model import Means, Plan, Work
+from cifar_ray.reporting.cost import Price
+from cifar_ray.tracking.study import Trial
+
+if TYPE_CHECKING:  # imports torch
+    from cifar_ray.training.probe import Readiness
 
 STEPS = 40
 """Of each run, at least."""
-
 _MOST = 4  # sizes for each number of workers on a node; between them lie straight lines
+_IMAGES = 16  # of the passes in which the readiness of gradients is measured
 # Options that no short run has: those of the strategy, those that it has its own of, and what may not fit one epoch.
 _OF_TRAINING = ("strategy", "strategy_options", "bucket_cap_mb", "global_batch_size", "epochs", "warmup_epochs")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the short runs are trained on.
+    """What the short runs are trained on."""
 
-    Attributes:
-        hardware: what it computes on, in words.
-        device: ``cpu`` or ``cuda``.
-        cpus: which its workers share; None where each worker's are given, or where a cluster gives them.
-        room: workers that it has room for; None where that is not known.
-    """
-
-    hardware: str
-    device: str
-    cpus: int | None = None
-    room: int | None = None
+    hardware: str  # in words
+    device: str  # ``cpu`` or ``cuda``
 
 
 def this_machine(config: ResolvedConfig) -> Machine:
-    """What this machine offers to the runs of a training.
-
-    Raises:
-        ConfigError: when it has fewer CPUs than a worker is to have.
-    """
+    """What this machine offers to the runs of a training."""
     import torch
 
     from cifar_ray.training import hardware
 
     device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
-    cpus, each = hardware.allowed_cpus(), config.cpus_per_worker
-    if (each or 1) > cpus:
-        raise ConfigError("cpus_per_worker", f"must be at most {cpus}, the CPUs of this machine, got {each}")
-    room = torch.cuda.device_count() if "cuda" in (device, config.device) else cpus // (each or 1)
-    return Machine(hardware.describe(torch.device(device)), device, cpus if each is None else None, room)
+    return Machine(hardware.describe(torch.device(device)), device)
 
 
 def sizes(images: Iterable[int]) -> list[int]:
@@ -67,36 +58,37 @@ def sizes(images: Iterable[int]) -> list[int]:
     return sorted({min(known, key=lambda size: abs(math.log(size / step))) for step in steps})
 
 
+def check_price(price: Price | None, speed: float | None, on: Machine) -> None:
+    """Refuse the price of another machine than that of the runs when nobody says how fast it is."""
+    if speed is not None or price is None or not price.machine:
+        return
+    name = next((word for word in price.gpu.split(" ") if not word.isdecimal()), "")
+    if on.device != "cuda" or not name or name not in on.hardware.replace("-", " ").split(" "):
+        problem = f"must come with --speed-factor, how many times as fast as {on.hardware} it is"
+        raise ConfigError("price", f"{problem}; the runs do not tell it of {price.machine}")
+
+
 def cells(
-    config: ResolvedConfig,
-    device: str,
-    topologies: Sequence[Topology],
-    images: int,
-    cpus: int | None,
-    room: int | None = None,
+    config: ResolvedConfig, device: str, topologies: Sequence[Topology], images: int
 ) -> list[dict[str, list[Any]]]:
     """The runs that tell what a training takes on these topologies, each on one node, as grids of one cell.
 
-    A worker that computes the same beside any number of others is measured alone where there is no room for these.
+    A worker with a GPU of its own is measured alone, since it computes the same beside any number of others.
 
     Args:
         config: the training.
-        device: that its runs have, where that is known, else ``auto``.
+        device: ``cpu`` or ``cuda``.
         topologies: what is planned.
         images: in the training set.
-        cpus: of this machine, which its workers share; None where each worker's are given.
-        room: workers that this machine has room for; None where that is not known.
 
     Raises:
         ConfigError: when no topology can share the global batch.
     """
-    is_alike = device == "cuda" or cpus is None
-    most = math.inf if room is None or not is_alike else room
-    even = [each for each in topologies if config.global_batch_size % (each.world_size * config.accumulate) == 0]
     shares: dict[int, list[int]] = defaultdict(list)
-    for topology in even:
-        workers = topology.workers_per_node if topology.workers_per_node <= most else 1
-        shares[workers].append(config.global_batch_size // (topology.world_size * config.accumulate))
+    for topology in topologies:
+        images_each, rest = divmod(config.global_batch_size, topology.world_size * config.accumulate)
+        if not rest:
+            shares[1 if device == "cuda" else topology.workers_per_node].append(images_each)
     if not shares:
         problem = "must be a multiple of the workers of one topology at least"
         raise ConfigError("global_batch_size", f"{problem}, got {config.global_batch_size}")
@@ -105,8 +97,6 @@ def cells(
         whole = images // (size * workers * config.accumulate)
         made: dict[str, list[Any]] = {"topology": [f"1x{workers}"], "batch_size": [size]}
         made |= {"steps_per_epoch": [min(whole, STEPS)], "epochs": [math.ceil(STEPS / whole)]}
-        if cpus is not None:
-            made["cpus_per_worker"] = [max(cpus // workers, 1)]
         return {**made, "strategy": [AFTER[0]]}
 
     return [cell(workers, size) for workers, wanted in sorted(shares.items()) for size in sizes(wanted)]
@@ -123,3 +113,48 @@ def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]
     shared = {key: value for key, value in train.items() if key not in _OF_TRAINING}
     values = {"name": name, "grid": grid, "train": shared, "measure": "times"}
     return sweeps.from_mapping({**values, "skip_infeasible": True, "max_concurrent": 1})
+
+
+def plan(
+    config: ResolvedConfig,
+    trials: Sequence[Trial],
+    topologies: Sequence[Topology],
+    means: Means,
+    price: Price | None = None,
+    speed: float | None = None,
+) -> Plan:
+    """What a training takes on each topology, by short runs of it.
+
+    Args:
+        config: the training.
+        trials: the runs.
+        topologies: what is planned.
+        means: the link and the host's work.
+        price: of a node.
+        speed: how many times as fast as the runs' the machine of that price is.
+
+    Raises:
+        ConfigError: when the runs do not tell what is needed.
+    """
+    from cifar_ray.training import probe
+
+    runs, notes = measured.of_trials(trials)
+    runs = dataclasses.replace(runs, speed=speed or 1.0)
+    precision, unit = trials[0].params.get("precision", "fp32"), trials[0].task.unit
+    work = work_of(config, probe.readiness(config, precision, _IMAGES, config.cpus_per_worker or 1), runs.device)
+    if price is not None:
+        gpus = price.gpus if price.gpu else None
+        means = dataclasses.replace(means, usd_per_hour=price.usd_per_hour, gpus=gpus)
+    made = model.plan(runs, work, topologies, means)
+    notes += words.notes(runs, work, means, made.rows, f"{config.model} on {config.dataset}", unit)
+    if price is not None:
+        notes.append(f"Cost: every node for the whole run, {price.words}.")
+    return dataclasses.replace(made, unit=unit, notes=tuple(notes))
+
+
+def work_of(config: ResolvedConfig, readiness: Readiness, device: str) -> Work:
+    """What a training does in a step and in all, on ``cpu`` or ``cuda``."""
+    from cifar_ray import data
+
+    sent = Exchange.of(config, Gradients(readiness.sizes, readiness.ready), readiness.buffer_bytes, device)
+    return Work(config.global_batch_size, config.accumulate, data.steps_per_epoch(config), config.epochs, sent)

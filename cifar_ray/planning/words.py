@@ -12,19 +12,15 @@ from cifar_ray.planning.model import TOO_FAST, Means, Plan, Row, Work
 from cifar_ray.planning.span import Span
 
 
-def findings(plan: Plan, means: Means, unit: str) -> Iterator[str]:
-    """What is fastest and cheapest within the limits, and the knee."""
+def findings(plan: Plan) -> Iterator[str]:
+    """What is fastest and cheapest, and the knee."""
     rows = {row.topology: row for row in plan.rows}
-    if plan.rows and not plan.fastest:
-        yield f"No topology keeps to {_limits(means)}."
-    within = f" within {_limits(means)}" if _limits(means) else ""
-    kept = [row for row in plan.rows if row.keeps(means)]
     if plan.fastest:
-        yield _best(f"Fastest{within}", rows[plan.fastest], {row.topology: row.total_s for row in kept})
+        yield _best("Fastest", rows[plan.fastest], {row.topology: row.total_s for row in plan.rows})
     if plan.cheapest:
-        yield _best(f"Cheapest{within}", rows[plan.cheapest], {row.topology: row.usd for row in kept if row.usd})
+        yield _best("Cheapest", rows[plan.cheapest], {row.topology: row.usd for row in plan.rows if row.usd})
     if plan.knee is not None:
-        yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {unit} per second."
+        yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {plan.unit} per second."
 
 
 def _best(what: str, best: Row, spans: Mapping[str, Span]) -> str:
@@ -41,39 +37,26 @@ def ranged(span: Span, write: Callable[[float], str]) -> str:
     return mid + (f" ({low} to {high})" if low != high else "")
 
 
-def table(plan: Plan, unit: str) -> tuple[list[str], list[list[str]]]:
+def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """The header and a line for each topology."""
-    header = ["topology", unit, "step", f"{unit}/s", "efficiency", "whole run"]
+    header = ["topology", plan.unit, "step", f"{plan.unit}/s", "efficiency", "whole run"]
     header += ["cost"] * any(row.usd for row in plan.rows)
     lines = []
     for row in plan.rows:
-        line = [row.topology, str(row.images), _seconds(row.step_s), _number(row.images_per_s)]
+        line = [row.topology, str(row.images), _spread(row.step_s, ".3g", " s"), _spread(row.images_per_s, ",.0f")]
         line += [f"{100 * row.efficiency:.0f} %", ranged(row.total_s, duration)]
         line += [ranged(row.usd, dollars)] if row.usd else []
         lines.append([*line, row.bound])
     return [*header, "bound by"], lines
 
 
-def notes(
-    measured: Measured, work: Work, means: Means, rows: Sequence[Row], price: str, of: str, unit: str
-) -> list[str]:
-    """What the figures of a plan's rows rest on.
-
-    Args:
-        measured: the runs.
-        work: what is planned.
-        means: on what, and within which limits.
-        rows: those of the plan.
-        price: of a node, in words.
-        of: the model and its data set.
-        unit: what the task calls its samples.
-    """
-    speed = f", taken as {measured.speed:g} times as fast (--speed-factor)" if measured.speed != 1 else ""
-    exchange = work.exchange
+def notes(runs: Measured, work: Work, means: Means, rows: Sequence[Row], of: str, unit: str) -> list[str]:
+    """What the figures of a plan's rows rest on; ``of`` is the model and its data set."""
+    speed = f", taken as {runs.speed:g} times as fast (--speed-factor)" if runs.speed != 1 else ""
     sentences = [
         f"{of}, {counted(work.epochs, 'epoch')} of {counted(work.steps, 'step')} with "
-        f"{work.global_batch_size:,} {unit}, {exchange.strategy}; measured in {counted(len(measured.samples), 'run')} "
-        f"on {measured.hardware or 'unknown hardware'}{speed}. The global batch is held; accuracy is not predicted.",
+        f"{work.global_batch_size:,} {unit}, {work.exchange.strategy}; measured in {counted(len(runs.samples), 'run')} "
+        f"on {runs.hardware or 'unknown hardware'}{speed}. The global batch is held; accuracy is not predicted.",
         "Ranges are those of the runs and of what passes may hide, not of a network or machine that is not as stated.",
     ]
     if means.link:
@@ -86,29 +69,16 @@ def notes(
             f"--host. The far end of their ranges allows for steps {100 * TOO_FAST:.0f} % too fast, the most by which "
             "published ones were missed."
         )
-    if exchange.strategy == "ddp":
+    if work.exchange.strategy == "ddp":
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
-    most = max(sample.nodes for sample in measured.samples)
-    if any(topology.parse(row.topology).nodes > most for row in rows):
-        more = f"Start-up is as measured on {counted(most, 'node')} at most; on more it takes longer, which is left out"
-        sentences.append(f"{more}.")
-    if price:
-        sentences.append(f"Cost: every node for the whole run, {price}.")
+    if any(topology.parse(row.topology).nodes > 1 for row in rows):
+        sentences.append("Start-up is as measured on one node; on more it takes longer, which is left out.")
     return sentences
-
-
-def _limits(means: Means) -> str:
-    time = duration(means.deadline_s) if means.deadline_s else ""
-    return " and ".join(filter(None, [time, f"{means.budget_usd:g} USD" if means.budget_usd else ""]))
 
 
 def _whole(row: Row) -> str:
     return ranged(row.total_s, duration) + (f", {ranged(row.usd, dollars)}" if row.usd else "")
 
 
-def _seconds(span: Span) -> str:
-    return f"{span.mid:.3g} s ({span.low:.3g} to {span.high:.3g})"
-
-
-def _number(span: Span) -> str:
-    return f"{span.mid:,.0f} ({span.low:,.0f} to {span.high:,.0f})"
+def _spread(span: Span, form: str, unit: str = "") -> str:
+    return f"{span.mid:{form}}{unit} ({span.low:{form}} to {span.high:{form}})"

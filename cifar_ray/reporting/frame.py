@@ -37,7 +37,7 @@ PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 RUN = "run"
 """Name under which compared runs differ that are alike in everything, even the seed."""
 
-OPTIONAL = {name for name, field in schema.flat_fields(TrainConfig) if field.default in (None, ())}
+OPTIONAL = {name for name, field, _ in schema.flat_fields(TrainConfig) if field.default in (None, ())}
 """Parameters that are not recorded where they are not set."""
 
 _SECTION = ["model", "dataset"]

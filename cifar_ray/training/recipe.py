@@ -336,7 +336,7 @@ def command(config: ResolvedConfig, **changes: Any) -> str:
 
     What tells runs apart is always spelled out, the rest where it differs from an option's default.
     """
-    defaults = {name: schema.plain(option.default_of(field)) for name, field in schema.flat_fields(TrainConfig)}
+    defaults = {name: schema.plain(option.default_of(field)) for name, field, _ in schema.flat_fields(TrainConfig)}
     words = ["cifar-ray train"]
     for key, value in schema.flatten({**schema.to_plain(config), **changes}).items():
         group, _, is_keyword = key.partition(".")

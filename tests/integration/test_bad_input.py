@@ -112,7 +112,9 @@ def test_a_file_that_is_no_image(person: Person, tmp_path: Path) -> None:
 def test_a_port_that_is_taken(person: Person) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert refused(person, "ui", "--port", str(port)).startswith(f"--port must be a free port, and {port} is not")
+        assert refused(person, "ui", "--port", str(port)).startswith(
+            f"--port must be a free port of this machine, got {port}"
+        )
 
 
 def test_the_doctor_names_what_is_wrong_and_changes_nothing(person: Person) -> None:

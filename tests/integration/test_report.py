@@ -399,8 +399,8 @@ def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_known_of_a_cell_that_cannot_be() -> None:
-    grid = {"batch_size": [16], "topology": ["1x2"], "accumulate": [2]}
-    held = sweeps.from_mapping({"name": "s", "hold": "global_batch", "grid": grid, "train": {"momentum": None}})
+    grid = {"global_batch_size": [32], "topology": ["1x2"], "accumulate": [2]}
+    held = sweeps.from_mapping({"name": "s", "grid": grid, "train": {"momentum": None}})
     (cell,) = cells_of(held, held.combinations)
     hopeless = PlannedTrial(0, replace(cell, config=None, reason="x"), None, "skipped", "x")
     known = hopeless.described(held)["params"]

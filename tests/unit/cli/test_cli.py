@@ -68,7 +68,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("train --config", "--config: expected one argument; `cifar-ray train --help` tells what it takes"),
         ("train --no-compile true", "unexpected word 'true'"),
         ("predict run image.png --top 0", "--top must be at least 1, got 0"),
-        ("ui --port 0", "--port must be from 1 to 65535, got 0"),
+        ("ui --port 0", "--port must be at least 1, got 0"),
         (
             "train --strategy gpipe",
             "--topology must have at least 2 workers for --strategy gpipe, got 1x1: a pipeline of one stage is plain "
@@ -114,7 +114,7 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "fit",
-            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, explain, plan, delete, models, strategies, evaluate, predict, serve, register, ui, doctor, submit, check-cluster or completion",
+            "unknown command 'fit'; it may be train, resume, sweep, report, export, runs, compare, explain, plan, delete, models, strategies, evaluate, predict, serve, register, ui, doctor, submit or check-cluster",
         ),
         (
             "sweep --grid bach_size=16,32 --name s",

@@ -106,7 +106,7 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
         "test loss               0.2500",
         "scans evaluated         1,200",
         "checkpoint              /there (step 8)",
-        "test rmse when written  3.0000",
+        "test rmse when written  3.0000 on 1,200 scans",
     ]
     assert board.rows[0].note == "epoch 2/2, 1,500 scans/s"
     measured = {"val/rmse": 3.0, "val/near": 0.5, "val/loss": 0.75, "train/epoch_loss": 0.5, "epoch_s": 2.0}
@@ -120,5 +120,5 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
         "a: epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
         "epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
     ]
-    assert shown[-1] == "val rmse when written  3.0000 on 300 validation scans"
+    assert shown[-1] == "val rmse when written  3.0000 on 300 scans"
     assert result(task, 3.21, times) == "test rmse 3.2100, training 4.0 s, 1,500 scans/s"

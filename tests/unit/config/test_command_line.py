@@ -37,11 +37,16 @@ def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_what_is_given_alone() -> None:
-    assert flags.read(resume, ["mine"], "resume") == {"run": "mine"}
+    assert flags.read(resume, ["mine"], "resume") == {"run": "mine", "options": {}}
     words = ["mine", "--topology", "1x2", "--local-nodes", "2", "--verbose", "--hang-timeout-s", "9"]
     assert flags.read(resume, words, "resume") == (
-        {"run": "mine", "topology": "1x2", "local_nodes": 2, "verbose": True, "hang_timeout_s": 9.0}
+        {
+            "run": "mine",
+            "options": {"topology": "1x2", "local_nodes": "2", "verbose": True, "hang_timeout_s": "9"},
+        }
     )
+    with pytest.raises(ConfigError, match="unknown flag --epochs"):
+        flags.read(resume, ["mine", "--epochs", "3"], "resume")
     with pytest.raises(ConfigError, match=r"^run must be given; `cifar-ray resume --help` tells what it takes$"):
         flags.read(resume, [], "resume")
 
@@ -63,7 +68,7 @@ def test_a_sweep_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
             "--model-options.depth 3 --resume s",
             "--resume goes on as the sweep was begun, and takes no model_options.depth beside it",
         ),
-        ("--resume s --tracking-uri http://me@h", "--tracking-uri must not have a user, password or token in it; "),
+        ("--resume s --tracking-uri http://me@h", "--tracking-uri must not have a user, password or token in it"),
         ("--zzz", "unknown flag --zzz"),
         ("--grid lr=0.1 --json", "--json is for --dry-run, which shows the sweep and trains nothing"),
         ("--samples", "--samples: expected one argument; `cifar-ray sweep --help` tells what it takes"),
@@ -110,14 +115,14 @@ def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: 
         (
             "grid: {measure: times}",
             (),
-            "{}: `grid:` must not have measure, which is an option of the sweep: give it beside grid",
+            "{}: grid must not have measure, which is an option of the sweep: give it beside grid",
         ),
         (
             "grid: {lr: [0.1]}\ntrain: {measure: times}",
             (),
-            "{}: `train:` must not have measure, which is an option of the sweep: give it beside train",
+            "{}: train must not have measure, which is an option of the sweep: give it beside train",
         ),
-        ("grid: {lr: [0.1]}\ntrain: []", ("--epochs", "3"), "{}: `train:` must be a mapping of fields to values, got []"),
+        ("grid: {lr: [0.1]}\ntrain: []", ("--epochs", "3"), "{}: train must be a mapping of fields to values, got []"),
         ("grid: {lr: [0.1]}", ("--grid", "measure=x"), "--grid must not have measure, which is an option of the sweep: give it beside grid"),
         ("grid: {lr: [0.1]}", ("--grid", "max-concurrent=2"), "--grid must not have max_concurrent, which is an option of the sweep: give it beside grid"),
         ("grid: {lr: [0.1]}", ("--grid", "zzz=2"), "--grid has 'zzz', which is no field of a run"),

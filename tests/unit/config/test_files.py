@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.cli import ports
+from cifar_ray.cli import early
 from cifar_ray.config import errors, files
 from cifar_ray.config.errors import ConfigError, InterruptedRunError
 
@@ -44,18 +44,16 @@ def test_a_port_is_free_taken_or_none_at_all() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
-            ports.listen("127.0.0.1", taken)
-        assert caught.value.as_flag() == f"--port must be a free port, and {taken} is not (Address already in use)"
-    ports.listen("127.0.0.1", taken).close()
-    ports.listen("127.0.0.1", 65535).close()
-    for port in (0, 65536):
-        with pytest.raises(ConfigError) as caught:
-            ports.listen("127.0.0.1", port)
-        assert caught.value.as_flag() == f"--port must be from 1 to 65535, got {port}"
+            early.listen("127.0.0.1", taken)
+        assert caught.value.as_flag().startswith(f"--port must be a free port of this machine, got {taken} at ")
+    early.listen("127.0.0.1", taken).close()
+    early.listen("127.0.0.1", 65535).close()
     for host in ("192.0.2.1", "a" * 70):  # of nobody; too long for a name
         with pytest.raises(ConfigError) as caught:
-            ports.listen(host, taken)
-        assert caught.value.as_flag().startswith(f"--host must be an address of this machine, got {host!r} (")
+            early.listen(host, taken)
+        assert caught.value.as_flag().startswith(
+            f"--host must be a free port of this machine, got {taken} at {host!r} ("
+        )
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_the_help_is_made_of_the_signature_and_the_docstring(word: str, capsys: 
         "--loud Say more.",
         "--seed INT Seed of ",  # as a run's
         "--fast-one, --no-fast-one Whether it is quick. (default: off)",
-        "inner options: Shape of the inside. --inner.depth INT How deep, at 100 % at most. (default: 2)",
+        "inner options: --inner.depth INT How deep, at 100 % at most. (default: 2)",
         "--inner.sizes INT [INT ...] (default: 1 2)",
         "--others.NAME TEXT",
     ):
@@ -206,7 +206,7 @@ def test_the_help_of_a_run_is_in_columns_at_every_width(
     lines = helped(command, "--help-all", capsys).splitlines()
     assert max(map(len, lines)) <= min(columns, 100)
     options = [line for line in lines if line.startswith("  -")]
-    assert len(options) > sum(not one.metadata["recorded"] for _, one in flat_fields(TrainConfig))
+    assert len(options) > sum(not one.metadata["recorded"] for _, one, _ in flat_fields(TrainConfig))
     for line in options:  # what a long flag does stands below it
         flag = re.match(r"  \S+(?: \S+)*", line)
         assert flag is not None
@@ -234,7 +234,8 @@ def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: py
         "--model-options.NAME TEXT Options of the model, such as --model-options.depth 4: `cifar-ray models NAME` lists",
         "Needs GPUs. Only with --strategy gather_scatter, send_recv, all_reduce, ddp or fsdp.",
         "--bucket-cap-mb FLOAT Size of DDP's gradient buckets in MiB. Only with --strategy ddp. (default: 25)",
-        "text options: Only with --dataset text:PATH. --text.vocabulary INT",
+        "text options: --text.vocabulary INT Vocabulary size: 256 bytes, padding, and the most frequent pieces of the training "
+        "texts. Only with --dataset text:PATH.",
     ):
         assert told in words
     assert "None" not in words

@@ -86,7 +86,7 @@ def test_a_run_and_a_sweep_go_on_with_larger_limits() -> None:
     words = ["--max-time", "4h", "--max-cost", "9"]
     new = {"max_time": "4h", "max_cost": 9.0}
     given = flags.read(resume, ["mine", *words, "--price", "2.49"], "resume")
-    assert given == {"run": "mine", "price": "2.49", **new}
+    assert given == {"run": "mine", "options": {"price": "2.49", "max_time": "4h", "max_cost": "9"}}
     assert new_limits(**flags.read(command_line.sweep, words, "sweep")) == new
     with pytest.raises(ConfigError, match=r"^max_time must be a duration"):
         new_limits(**flags.read(command_line.sweep, ["--max-time", "0s"], "sweep"))

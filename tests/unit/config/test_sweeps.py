@@ -51,7 +51,7 @@ SIZES = {"batch_size": [16]}
             ["epochs1 bs8 1x2 seed0", "epochs2 bs8 1x2 seed0"],
         ),
         ({"grid": PLACES, "train": {"global_batch_size": 8}}, ["gbs8 1x1 seed0", "gbs8 1x2 seed0"]),
-        ({"grid": {**SIZES, **PLACES}, "hold": "global_batch"}, ["gbs16 1x1 seed0", "gbs16 1x2 seed0"]),
+        ({"grid": {"global_batch_size": [16], **PLACES}}, ["gbs16 1x1 seed0", "gbs16 1x2 seed0"]),
         # Three figures tell most numbers apart; where they do not, all are there.
         ({"grid": {"lr": [0.12345, 0.5]}}, ["lr0.123 1x1 seed0", "lr0.5 1x1 seed0"]),
         ({"grid": {"lr": [0.12345, 0.12346]}}, ["lr0.12345 1x1 seed0", "lr0.12346 1x1 seed0"]),
@@ -66,7 +66,6 @@ SIZES = {"batch_size": [16]}
             {"grid": {"dataset": ["folder:/a/one", "folder:/b/one"]}},
             ["folder:/a/one 1x1 seed0", "folder:/b/one 1x1 seed0"],
         ),
-        # What only follows from the grid is left out where something else tells the cells apart.
         (
             {
                 "grid": [
@@ -75,10 +74,10 @@ SIZES = {"batch_size": [16]}
                 ]
             },
             [
-                "simple_cnn bs16 1x1 seed0",
-                "simple_cnn bs64 1x1 seed0",
-                "vit depth2 bs64 1x1 seed0",
-                "vit depth4 bs64 1x1 seed0",
+                "simple_cnn epochs10 bs16 1x1 seed0",
+                "simple_cnn epochs10 bs64 1x1 seed0",
+                "vit epochs1 depth2 bs64 1x1 seed0",
+                "vit epochs1 depth4 bs64 1x1 seed0",
             ],
         ),
         ({"grid": [{"epochs": 1, **SIZES}, {"epochs": 2, **SIZES}]}, ["epochs1 bs16 1x1 seed0", "epochs2 bs16 1x1 seed0"]),
@@ -96,12 +95,12 @@ def test_a_cell_has_its_own_values_and_those_of_all_runs() -> None:
     train = {"dataset": "digits", "model_options": {"heads": 6}}
     assert cells_of(grid=grids, train=train) == [
         Cell(
-            "text_transformer 1x1 seed0",
+            "text_transformer epochs3 1x1 seed0",
             {"model": "text_transformer", "epochs": 3, "seed": 0},
             TrainConfig(dataset="digits", model="text_transformer", epochs=3, model_options={"heads": 6}),
         ),
         Cell(
-            "vit 1x1 seed0",
+            "vit depth2 1x1 seed0",
             {"model": "vit", "model_options.depth": 2, "seed": 0},
             TrainConfig(dataset="digits", model="vit", model_options={"depth": 2, "heads": 6}),
         ),
@@ -128,18 +127,10 @@ def test_what_all_runs_share_may_be_for_some_data_alone_and_not_for_some_strateg
     [
         ({"grid": {**SIZES, **PLACES}}, "batch", [(16, 16), (16, 32)]),
         ({"grid": PLACES, "train": {"batch_size": 8}}, "batch", [(8, 8), (8, 16)]),
-        ({"grid": {**SIZES, **PLACES}, "hold": "global_batch"}, "global_batch", [(None, 16)] * 2),
         ({"grid": {"global_batch_size": [64], **PLACES}}, "global_batch", [(None, 64)] * 2),
         ({"grid": {"global_batch_size": [64]}, "train": {"batch_size": 8}}, "global_batch", [(None, 64)]),
-        ({"grid": SIZES, "train": {"global_batch_size": 64}}, "global_batch", [(None, 16)]),
+        ({"grid": SIZES, "train": {"global_batch_size": 64}}, "batch", [(16, 16)]),
         ({"grid": PLACES}, "global_batch", [(None, None)] * 2),
-        # A global batch that is held has every micro-batch in it.
-        (
-            {"grid": {**SIZES, "accumulate": [1, 3], **PLACES}, "hold": "global_batch"},
-            "global_batch",
-            [(None, 16), (None, 16), (None, 48), (None, 48)],
-        ),
-        ({"grid": {"lr": [0.1]}, "train": {"batch_size": None}, "hold": "global_batch"}, "global_batch", [(None, None)]),
     ],
 )  # fmt: skip
 def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[tuple[int | None, int | None]]) -> None:
@@ -148,21 +139,8 @@ def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[t
     assert found == sizes
 
 
-def test_cells_of_a_held_global_batch_are_named_and_recorded_by_it() -> None:
-    grid = {"batch_size": [16, 64], "topology": ["1x2"], "accumulate": [1, 2]}
-    sweep = SweepConfig("s", (grid,), train={"global_batch_size": 128}, hold="global_batch")
-    made = cells(sweep, sweep.combinations)
-    assert [(cell.values["global_batch_size"], cell.values["accumulate"]) for cell in made] == [
-        (16, 1), (32, 2), (64, 1), (128, 2)
-    ]  # fmt: skip
-    assert all("batch_size" not in cell.values for cell in made)
-    assert [cell.name for cell in made] == [
-        f"accumulate{times} gbs{images} 1x2 seed0" for images, times in ((16, 1), (32, 2), (64, 1), (128, 2))
-    ]
-
-
 def test_values_that_do_not_go_together_say_so() -> None:
-    cells = cells_of(grid={"batch_size": [16], "topology": ["1x1", "1x3"]}, hold="global_batch")
+    cells = cells_of(grid={"global_batch_size": [16], "topology": ["1x1", "1x3"]})
     assert [cell.config is None for cell in cells] == [False, True]
     assert cells[1].reason == "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 16"
 
@@ -198,11 +176,7 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"storage": ["/a", "/b"]}},
             "--grid must not have storage, which is the same for all runs of a sweep",
         ),
-        (
-            {"grid": PLACES, "hold": "batch"},
-            "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)",
-        ),
-        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size where the batch per worker is held, unless all runs share one (--batch-size)"),
+        ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid must have batch_size in every grid, or global_batch_size in its place"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds must be 1 where seed is an axis"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds must be at least 1, got 0"),
         ({"grid": {"lr": [0.1]}, "max_concurrent": 0}, "--max-concurrent must be at least 1, got 0"),
@@ -210,14 +184,10 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": "uniform:0.1:1"}}, "--grid must list the values of lr; ranges are for --search random and optuna"),
         (
             {"grid": {"lr": "uniform:1:0.1"}, "search": "random", "samples": 2},
-            "--grid must have the lower number first in the range of lr",
+            "--grid must have the lower number first, and positive ones for loguniform, in the range of lr, got uniform:1.0:0.1",
         ),
         ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples must be given for --search random and optuna, and for nothing else"),
         ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples must be given for --search random and optuna, and for nothing else"),
-        (
-            {"grid": {"global_batch_size": [16]}, "hold": "batch"},
-            "--hold must be global_batch where global_batch_size is given",
-        ),
         ({"grid": {"lr": [0.1]}, "measure": "times", "train": {"gpus_per_worker": 0.5}}, "--measure must be all or accuracy where runs share a GPU: their times are each other's"),
         ({"grid": {"lr": [0.1]}, "train": []}, "--train must be a mapping of fields to values, got []"),
         (
@@ -234,10 +204,10 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"batch_size": [16, 64]}, "train": {"batch_size": 32}},
             "--grid has batch_size, which is given for all runs, too; give it once",
         ),
-        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--run-name is not for a sweep, whose runs are named after their cells"),
-        ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
-        ({"grid": {"lr": [0.1], "elastic": ["1x1:1x2"]}}, "--elastic is for cifar-ray train; every run of a sweep keeps one topology, or its times mix"),
-        ({"grid": {"run_name": ["x"]}}, "--grid must not have run_name, which is the same for all runs of a sweep"),
+        ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--run-name is for cifar-ray train alone, and not for the runs of a sweep"),
+        ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic is for cifar-ray train alone, and not for the runs of a sweep"),
+        ({"grid": {"lr": [0.1], "elastic": ["1x1:1x2"]}}, "--elastic is for cifar-ray train alone, and not for the runs of a sweep"),
+        ({"grid": {"run_name": ["x"]}}, "--run-name is for cifar-ray train alone, and not for the runs of a sweep"),
         (
             {"grid": {"hang_timeout_s": [1, 2]}},
             "--grid must not have hang_timeout_s, which is the same for all runs of a sweep",
@@ -246,22 +216,21 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             {"grid": {"profile.steps": [1, 2]}},
             "--grid must not have profile.steps, which is the same for all runs of a sweep",
         ),
-        ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both in one grid"),
-        ({"grid": {"batch_size": [8]}, "train": {"global_batch_size": 8}, "hold": "batch"}, "--hold must be global_batch where global_batch_size is given"),
+        ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both"),
         ({"grid": {"epochs": "uniform:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of epochs or have a range of the form int:LOW:HIGH"),
         ({"grid": {"lr": "int:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of lr or have a range of the form uniform:LOW:HIGH or loguniform:LOW:HIGH"),
         ({"grid": {"model": "int:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of model; only numbers have ranges"),
         ({"grid": {"epochs": "int:1.5:3"}, "search": "random", "samples": 1}, "--epochs must be a whole number, got '1.5'"),
         ({"grid": {"epochs": "int:0:3"}, "search": "random", "samples": 1}, "--epochs must be at least 1, got 0"),
-        ({"grid": {"epochs": "int:3:3"}, "search": "random", "samples": 1}, "--grid must have the lower number first in the range of epochs"),
+        ({"grid": {"epochs": "int:3:3"}, "search": "random", "samples": 1}, "--grid must have the lower number first, and positive ones for loguniform, in the range of epochs, got int:3:3"),
         ({"grid": {"momentum": "uniform:0:2"}, "search": "random", "samples": 1}, "--momentum must be below 1, got 2.0"),
-        ({"grid": {"weight_decay": "loguniform:0:1"}, "search": "random", "samples": 1}, "--grid must have positive numbers in the loguniform range of weight_decay"),
+        ({"grid": {"weight_decay": "loguniform:0:1"}, "search": "random", "samples": 1}, "--grid must have the lower number first, and positive ones for loguniform, in the range of weight_decay, got loguniform:0.0:1.0"),
         ({"grid": {"lr": "uniform:0:1"}, "search": "random", "samples": 1}, "--lr must be more than 0, got 0.0"),
-        ({"grid": {"lr": "uniform:1:1"}, "search": "random", "samples": 1}, "--grid must have the lower number first in the range of lr"),
+        ({"grid": {"lr": "uniform:1:1"}, "search": "random", "samples": 1}, "--grid must have the lower number first, and positive ones for loguniform, in the range of lr, got uniform:1.0:1.0"),
         ({"grid": {"lr": [0.1]}, "search": "optuna"}, "--samples must be given for --search random and optuna, and for nothing else"),
-        ({"grid": {"lr": [0.1], "epochs": 3}, "search": "optuna", "samples": 2}, "--grid must have a field with several values or a range for --search optuna"),
-        ({"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1, 2]}], "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna"),
-        ({"grid": {"val_share": "uniform:0.1:0.2"}, "search": "optuna", "samples": 2}, "--grid must list the values of val_share for --search optuna: each is another data set"),
+        ({"grid": {"lr": [0.1], "epochs": 3}, "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna, with several values or a range of a field"),
+        ({"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1, 2]}], "search": "optuna", "samples": 2}, "--grid must be one grid for --search optuna, with several values or a range of a field"),
+        ({"grid": {"val_share": "uniform:0.1:0.2"}, "search": "optuna", "samples": 2}, "--grid must list the values of val_share: each is another data set"),
         ({"grid": {"lr": [0.1, 0.2]}, "search": "optuna", "samples": 2, "seeds": 2}, "--seeds must be 1 for --search optuna"),
         ({"grid": {"lr": [0.1]}, "objective": "images_per_s"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'images_per_s'"),
         ({"grid": {"lr": [0.1]}, "objective": "test/loss:low"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'test/loss:low'"),
@@ -277,7 +246,6 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": [0.1]}, "train": [1]}, "--train must be a mapping of fields to values, got [1]"),
         ({"grid": [{"lr": [0.1]}, {"lr": [0.2], "epochs": [1]}], "train": {"lr": 0.3}}, "--grid has lr, which is given for all runs, too; give it once"),
         ({"grid": {"epochs": [1]}, "train": {"seed": "x"}}, "--seed must be a whole number, got 'x'"),
-        ({"grid": {"lr": [0.1]}, "hold": "it"}, "--hold must be batch or global_batch, got 'it'"),
         ({"grid": {"model_options.width": [8], "model_options": {"width": [16]}}}, "--model-options.width must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"model_options": {"depth": 2}, "model_options.depth": 3}}, "--model-options.depth must be given once, and is given twice"),
         ({"grid": {"lr": [0.1]}, "train": {"model_options.a": 1, "model_options": {"a": 1}}}, "--model-options.a must be given once, and is given twice"),
@@ -351,11 +319,11 @@ def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"seeds": 10**9}, "--seeds must make at most 10,000 runs in a sweep, not 2,000,000,000"),
-        ({"seeds": 5001}, "--grid must make at most 10,000 runs in a sweep, not 10,002"),
-        ({"grid": {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size")}}, "--grid must make at most 10,000 runs in a sweep, not 7,988,005,999"),
-        ({"grid": {"seed": [*range(10_001)]}}, "--grid must make at most 10,000 runs in a sweep, not 10,001"),
-        ({"search": "random", "samples": 10**12}, "--samples must make at most 10,000 runs in a sweep, not 1,000,000,000,000"),
+        ({"seeds": 10**9}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 2,000,000,000"),
+        ({"seeds": 5001}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 10,002"),
+        ({"grid": {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size")}}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 7,988,005,999"),
+        ({"grid": {"seed": [*range(10_001)]}}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 10,001"),
+        ({"search": "random", "samples": 10**12}, "--grid must make at most 10,000 runs, with --seeds or --samples, not 1,000,000,000,000"),
     ],
 )  # fmt: skip
 def test_more_runs_than_anyone_means_are_refused_before_they_are_written_out(
@@ -422,7 +390,6 @@ SHARED = {"epochs": 5, "batch_size": 16, "model_options": {"heads": 1}}
 OF_SWEEP = {
     "name": "n",
     "seeds": "2",
-    "hold": "batch",
     "measure": "times",
     "search": "random",
     "samples": "3",
@@ -486,8 +453,6 @@ def test_flags_lie_on_top_of_a_file(
 def test_a_file_whose_shared_options_are_no_mapping_or_whose_version_is_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^train must be a mapping of fields to values, got 'fast'$"):
         sweeps.merge({"train": "fast"}, {}, None)
-    with pytest.raises(ConfigError, match=r"^model_options must be a mapping of its options, got 3$"):
-        sweeps.merge({"train": {"model_options": 3}}, {"model_options": {"depth": "10"}}, None)
     (tmp_path / "s.yaml").write_text("version: 3\nname: s\n")
     with pytest.raises(ConfigError) as caught:
         runfile.read(tmp_path / "s.yaml")

@@ -32,7 +32,7 @@ def test_chooses_exactly_so_many_workers_on_each_node() -> None:
 def test_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match="2x2 needs 2 nodes with 4 CPUs each, but the cluster has 2 nodes") as caught:
         topology.choose(Topology(2, 2), [node("a", 4), node("b", 2)], cpus_per_worker=2)
-    assert "(4 CPUs, 2 CPUs), of which 1 is large enough" in str(caught.value)
+    assert "(4 CPUs, 2 CPUs), 1 of them large enough" in str(caught.value)
     with pytest.raises(ValueError, match="needs 1 node with 1 CPUs and 1 GPUs each"):
         topology.choose(Topology(1, 1), [node("a", 4)], cpus_per_worker=1, gpus_per_worker=1)
     with pytest.raises(ValueError, match="0 nodes \\(none alive\\)"):
@@ -87,7 +87,7 @@ def test_a_range_has_the_most_workers_first_and_of_equals_the_fewest_nodes() -> 
     [
         ("2x2", "must be MIN:MAX, two topologies such as 1x1:2x2, got '2x2'"),
         ("1x1:2x2:3x3", "must be MIN:MAX, two topologies"),
-        ("1x1:two", "each must be NODESxWORKERS"),
+        ("1x1:two", "must be MIN:MAX, two topologies"),
         ("2x1:1x2", "MIN at most MAX in nodes and in workers on each"),
         ("1x2:2x1", "MIN at most MAX in nodes and in workers on each"),
     ],

@@ -146,6 +146,6 @@ def test_a_sweep_on_a_fixed_cluster_skips_what_does_not_fit(cluster: Cluster, mo
     sweep = of_a_sweep(["2x1"])
     with NodeAllocator(lambda *_: None, lambda: None) as allocator:
         preparation.bring_nodes(allocator, sweep._asked())
-        with pytest.raises(ConfigError, match="0 are large enough"):
+        with pytest.raises(ConfigError, match="0 of them large enough"):
             sweep._fit_to_cluster()
     assert cluster.asked == []

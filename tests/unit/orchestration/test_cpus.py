@@ -201,7 +201,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
     shares: list[int],
 ) -> None:
     cluster([node(cpus, name=str(index)) for index, cpus in enumerate(nodes)])
-    sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, hold="global_batch", **values)
+    sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, **values)
     trials = plan(cells_of(sweep, draw(sweep)))
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
     made = Driver(sweep, folder, None, trials, 0.0)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def test_a_sweep_with_nothing_that_can_run() -> None:
 
 def test_a_skipped_cell_is_recorded_with_the_batch_of_its_model() -> None:
     axes = {"model": ["speednet", "simple_cnn"], "strategy": ["gpipe", "ddp"]}
-    sweep = made(grid=axes, skip_infeasible=True, hold="global_batch")
+    sweep = made(grid=axes, skip_infeasible=True)
     sizes = {
         trial.described(sweep)["params"].get("global_batch_size")
         for trial in planned(sweep)

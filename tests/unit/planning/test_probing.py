@@ -19,12 +19,9 @@ def planned(batch: int, **changes: Any) -> ResolvedConfig:
     return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", global_batch_size=batch, **changes))
 
 
-def shapes(
-    batch: int, *topologies: str, cpus: int | None = None, room: int | None = None, **changes: Any
-) -> list[tuple[Any, ...]]:
-    """Topology, batch, steps and epochs of each run, its CPUs if they are chosen, and its strategy."""
-    asked = planned(batch, **changes)
-    cells = probing.cells(asked, asked.device, [parse(each) for each in topologies], IMAGES, cpus, room)
+def shapes(batch: int, *topologies: str, device: str = "cpu", **changes: Any) -> list[tuple[Any, ...]]:
+    """Topology, batch, steps, epochs and strategy of each run."""
+    cells = probing.cells(planned(batch, **changes), device, [parse(each) for each in topologies], IMAGES)
     return [tuple(value for (value,) in cell.values()) for cell in cells]
 
 
@@ -47,29 +44,16 @@ def test_a_run_has_forty_steps_in_as_many_epochs_as_they_take() -> None:
 
 
 def test_workers_of_a_node_are_measured_together_at_the_sizes_that_they_will_have() -> None:
-    found = shapes(64, "1x1", "2x1", "1x2", "2x2", cpus=4)
-    assert [(topology, batch, cpus) for topology, batch, _, _, cpus, _ in found] == [
-        ("1x1", 32, 4),
-        ("1x1", 64, 4),
-        ("1x2", 16, 2),
-        ("1x2", 32, 2),
-    ]
+    found = shapes(64, "1x1", "2x1", "1x2", "2x2")
+    assert [each[:2] for each in found] == [("1x1", 32), ("1x1", 64), ("1x2", 16), ("1x2", 32)]
     assert [each[-1] for each in found] == ["all_reduce"] * 4
     assert shapes(64, "1x2", "2x2", accumulate=2)[0][:2] == ("1x2", 8)
 
 
-def test_one_worker_of_each_node_is_measured_alone() -> None:
+def test_one_worker_is_measured_alone_and_so_is_one_with_a_gpu_of_its_own() -> None:
     # Twice 1,000 images are more than the data set has.
     assert [found[:2] for found in shapes(1000, "1x1", "1x1")] == [("1x1", 1000)]
-    assert [found[0] for found in shapes(64, "1x1", "2x1", cpus=1, room=1)] == ["1x1", "1x1"]
-
-
-def test_workers_that_have_no_room_are_measured_alone_where_each_has_its_own_gpu_or_cpus() -> None:
-    eight = [("1x1", 8), ("1x1", 64)]
-    assert [found[:2] for found in shapes(64, "1x1", "1x8", cpus=4, room=1, device="cuda")] == eight
-    assert [found[:2] for found in shapes(64, "1x1", "1x8", room=1, cpus_per_worker=2)] == eight
-    beside = shapes(64, "1x1", "1x2", "1x8", cpus=4, room=2, device="cuda")
-    assert [found[:2] for found in beside] == [*eight, ("1x2", 32)]
+    assert [found[:2] for found in shapes(64, "1x1", "1x8", device="cuda")] == [("1x1", 8), ("1x1", 64)]
 
 
 def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:

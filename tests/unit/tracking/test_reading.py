@@ -76,11 +76,11 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     ("given", "known"),
     [
         (
-            {"search": "random", "samples": 4, "scheduler": "asha", "hold": "global_batch"},
-            Search("random", "asha", None, {"lr": "loguniform", "global_batch_size": "int"}),
+            {"search": "random", "samples": 4, "scheduler": "asha"},
+            Search("random", "asha", None, {"lr": "loguniform", "batch_size": "int"}),
         ),
         (
-            {"search": "optuna", "samples": 4, "objective": "images_per_s:max", "hold": "batch"},
+            {"search": "optuna", "samples": 4, "objective": "images_per_s:max"},
             Search("optuna", "none", "images_per_s:max", {"lr": "loguniform", "batch_size": "int"}),
         ),
     ],

@@ -18,6 +18,7 @@ from cifar_ray.cli import doctor
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import allocation, connection, interfaces
 from cifar_ray.orchestration.run import results, train_worker
@@ -103,15 +104,15 @@ def test_a_worker_computes_on_what_ray_has_given_it(
 
 def test_the_doctor_names_the_cards_and_what_is_wrong_with_them(machine: Machine) -> None:
     machine.cards = ["NVIDIA L4", "NVIDIA L4"]
-    assert doctor._gpus() == "2 x NVIDIA L4 with driver 580.95"
+    assert doctor._gpus(TrainConfig()) == "2 x NVIDIA L4 with driver 580.95"
     machine.kernel_error = RuntimeError("CUDA error: invalid device ordinal")
     with pytest.raises(ConfigError, match=r"^2 x NVIDIA L4 with driver 580.95: CUDA error: invalid device ordinal "):
-        doctor._gpus()
+        doctor._gpus(TrainConfig())
 
 
 def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert doctor._gpus() == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
+    assert doctor._gpus(TrainConfig()) == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
 
 
 def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
