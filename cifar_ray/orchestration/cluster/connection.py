@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,7 +11,7 @@ import ray
 
 from cifar_ray.config import imports
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import ConfigError, InterruptedRunError
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import interfaces, local, optional, servers
@@ -62,13 +59,10 @@ def connected(
         elif head:
             stack.enter_context(optional.environment(servers.token_mode()))
             stack.callback(ray.shutdown)
-            with _same_sigterm_handler():
-                _join(head, config, imports.to_ship(functions))
+            _join(head, config, imports.to_ship(functions), stack)
             yield str
         else:
-            with _same_sigterm_handler():
-                ended = stack.enter_context(local.running(config, room))
-            yield ended
+            yield stack.enter_context(local.running(config, room))
 
 
 def address(config: TrainConfig) -> str | None:
@@ -115,56 +109,20 @@ def shares_a_machine(config: TrainConfig, decided: Decided) -> bool:
     return config.local_nodes > 1 and (crowded or decided.placement.nodes > 1)
 
 
-@contextmanager
-def _same_sigterm_handler() -> Iterator[None]:
-    """Context manager: keep the handler of SIGTERM. Ray's own exits at once, with locks held and the run open.
-
-    Raises:
-        InterruptedRunError: after a SIGTERM meanwhile, even where Ray's code has swallowed what its handler raised.
-    """
-    if threading.current_thread() is not threading.main_thread():  # Ray sets none there
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield
-    except SystemExit:
-        raise InterruptedRunError(signal.SIGTERM) from None
-    finally:
-        signal.set_wakeup_fd(woken)
-        signal.signal(signal.SIGTERM, before)
-        os.close(writer)
-        with open(reader, "rb") as signals:  # noqa: PTH123  a pipe
-            came = signal.SIGTERM in signals.read()
-    if came:
-        raise InterruptedRunError(signal.SIGTERM)
-
-
-def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:
+def _join(head: str, config: TrainConfig, modules: list[ModuleType], stack: ExitStack) -> None:
+    must = f"must be that of a running Ray head; {head!r}"
     if head != "auto":  # Ray finds that one by itself
         servers.reach(head)
-        _greet(head)
+        answer = optional.greeting(head, _GREETING_TIMEOUT_S)
+        if answer == "UNAUTHENTICATED":
+            raise ConfigError("", wrong_token(head))
+        if answer != "OK":
+            raise ConfigError("address", f"{must} does not answer as one")
     try:
-        ray.init(address=head, runtime_env={"py_modules": modules} if modules else None, **local.quiet(config))
+        runtime_env = {"py_modules": modules} if modules else None
+        local.init(stack, address=head, runtime_env=runtime_env, **local.quiet(config)).result()
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None
-
-
-def _greet(head: str) -> None:
-    """Check the token and the version before Ray does, which tries for 20 s and does not name a wrong token."""
-    answer = optional.greeting(head, _GREETING_TIMEOUT_S)
-    if answer is None or (answer.code == "OK" and answer.ray_version == ray.__version__):
-        return
-    if answer.code == "OK":
-        versions = f"Ray {answer.ray_version}, and this machine {ray.__version__}"
-        raise ConfigError("", f"the Ray cluster at {head} has {versions}; install the same on both")
-    if answer.code == "UNAUTHENTICATED":
-        raise ConfigError("", wrong_token(head))
-    raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one")
+        raise ConfigError("address", f"{must}: {' '.join(str(error).split())[:_LONGEST_REASON]}") from None
 
 
 def wrong_token(address: str) -> str:

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import ray
 
@@ -131,30 +131,18 @@ def head_resource() -> dict[str, float]:
     return {find("ray._common.constants:HEAD_NODE_RESOURCE_NAME"): 0.001}
 
 
-class Greeting(NamedTuple):
-    """What a head says to who knocks.
-
-    Attributes:
-        code: of gRPC, such as ``OK`` or ``UNAUTHENTICATED``.
-        ray_version: the head's, when it answers.
-    """
-
-    code: str
-    ray_version: str
-
-
-@part(lambda head, timeout_s: None)
-def greeting(head: str, timeout_s: float) -> Greeting | None:
-    """Ask a head for its version. Without it Ray tries a wrong token for 20 s, and says so in its own words."""
+@part(lambda head, timeout_s: "OK")
+def greeting(head: str, timeout_s: float) -> str:
+    """gRPC's code of a head's answer, such as ``UNAUTHENTICATED``. Without it Ray tries a wrong token for 20 s."""
     import grpc
 
     try:
         with find("ray._private.gcs_utils:create_gcs_channel")(head) as channel:
             stub = find("ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub")(channel)
-            request = find("ray.core.generated.gcs_service_pb2:CheckAliveRequest")()
-            return Greeting("OK", stub.CheckAlive(request, timeout=timeout_s).ray_version)
+            stub.CheckAlive(find("ray.core.generated.gcs_service_pb2:CheckAliveRequest")(), timeout=timeout_s)
     except grpc.RpcError as error:
-        return Greeting(error.code().name, "")
+        return str(error.code().name)
+    return "OK"
 
 
 @part(lambda: False)

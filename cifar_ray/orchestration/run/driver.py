@@ -188,7 +188,7 @@ def _allocated(config: ResolvedConfig, decided: Decided, folder: RunFolder, cons
     """Context manager: connect to Ray, choose nodes for the run, and check its storage from all of them."""
     with (
         connected(config, console, imports.functions(config)) as check,
-        NodeAllocator(console.waiting, check, console.line) as allocator,
+        NodeAllocator(console.waiting, check) as allocator,
     ):
         meter = Meter(folder.folder)  # which counts the wait for nodes
         chosen = allocator.allocate(config, decided)

@@ -244,7 +244,7 @@ class Run:
         if self.config.elastic is None:
             return ""
         try:
-            wider = allocation.choose(self.config, self._asked, self._held, self.allocator.excluded).decided
+            wider = allocation.choose(self.config, self._asked, self._held).decided
         except TooSmallError:
             return ""
         return wider.topology if wider.world_size > self._decided.world_size else ""

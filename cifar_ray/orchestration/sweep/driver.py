@@ -106,7 +106,7 @@ class Driver:
             configs = [config for _, config in preparation.configured(self._asked())]
             functions = sorted({path for config in configs for path in imports.functions(config)})
             with connected(self._config.base, board, functions, self._room) as check:
-                with NodeAllocator(board.waiting, check, board.line) as allocator:
+                with NodeAllocator(board.waiting, check) as allocator:
                     preparation.bring_nodes(allocator, self._asked())
                     at_once = self._fit_to_cluster()
                     preparation.check_gpus(self._asked())

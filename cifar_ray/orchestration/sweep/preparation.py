@@ -108,7 +108,7 @@ class Preparation:
         if not configs:  # what an earlier driver left cannot run here
             return 1
         if self._nodes is None:
-            preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
+            preflight.check_storage(folder, configs[0])
         gpus = max(trial.decided.gpus(config) for trial, config in configured(trials))
         largest = room(trials)
         copies = topology.copies(largest.placement, self._all_nodes(), largest.cpus, gpus)

@@ -116,20 +116,7 @@ class OneNode(NodeAllocator):
 
     def allocate(self, config: TrainConfig, asked: Decided, held: Any = None, patient: bool = False) -> Allocation:
         self.held.append(dict(held))
-        return Allocation(asked, [next(node for node in self.nodes if node not in self.excluded)])
-
-
-def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "nodes", lambda: NODES)
-    monkeypatch.setattr(connection, "free_nodes", lambda held=None: NODES)
-    allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
-    assert set(allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1"))).nodes) == {
-        "first",
-        "new",
-    }
-    allocator.excluded.add("first")
-    found = allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1")))
-    assert (found.decided.topology, found.nodes) == ("1x1", ["new"])
+        return Allocation(asked, [self.nodes[0]])
 
 
 def ended_by(course: list[Any]) -> Any:
@@ -197,29 +184,21 @@ def test_what_an_earlier_attempt_had_counts_as_free(course: list[Any], tmp_path:
     assert [type(event) for event in seen] == [Placed, WorkersFailed, Moved, NoRoom, Stopped, Moved, str]
 
 
-@pytest.mark.parametrize("elastic", [None, "1x1:2x1"])
 def test_a_move_tries_the_storage_from_nodes_that_are_new(
-    monkeypatch: pytest.MonkeyPatch, course: list[Any], tmp_path: Path, elastic: str | None
+    monkeypatch: pytest.MonkeyPatch, course: list[Any], tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    allocator = OneNode("new", "first")
-    allocator.log = said.append
-    tried: list[list[Node]] = []
+    tried: list[Any] = []
 
-    def asked(_: Any, __: Any, nodes: list[Node]) -> dict[str, ConfigError]:
-        tried.append(nodes)
-        return {node.node_id: ConfigError("storage", "must be shared") for node in nodes}
+    def refuse(_: Any, __: Any, node_ids: set[str]) -> None:
+        tried.append(node_ids)
+        raise ConfigError("storage", "must be shared")
 
     course += [Stopped(3), RunFailedError("the end")]
-    monkeypatch.setattr(connection, "nodes", lambda: NODES)
-    monkeypatch.setattr(preflight, "problems", asked)
-    end = run(config("1x1", elastic), allocator, tmp_path)[-1]
-    if elastic:
-        assert (end, allocator.excluded) == ("the end", {"new"})
-        assert said == ["going on without a node: --storage must be shared"]
-        assert tried == [NODES[1:], []]
-    else:
-        assert (end, tried) == ("--storage must be shared", [NODES[1:]])
+    monkeypatch.setattr(preflight, "try_storage", refuse)
+    assert run(config("1x1"), OneNode("first"), tmp_path)[-1] == "the end"
+    course += [Stopped(3)]
+    assert run(config("1x1"), OneNode("new"), tmp_path)[-1] == "--storage must be shared"
+    assert tried == [{"new"}]
 
 
 def test_a_cluster_that_has_lost_its_nodes_ends_the_run(

@@ -207,29 +207,6 @@ def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, 
     assert evaluated("auto", digits) == (images, [])
 
 
-def chosen(topology: str, nodes: list[Node], **values: Any) -> allocation.Allocation:
-    usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64, "topology": topology}
-    asked = resolved({**usual, **values})
-    return allocation.at_topology(asked, Decided.asked(asked), nodes)  # type: ignore[arg-type]
-
-
-def test_nodes_on_this_machine_have_no_gpus_and_that_is_told(machine: Machine) -> None:
-    here = [Node("a", "127.0.0.1", 2.0), Node("b", "127.0.0.1", 2.0)]
-    told = "the nodes that --local-nodes starts have no GPUs"
-    assert chosen("2x1", here, local_nodes=2).unused_gpus == told
-    with pytest.raises(ConfigError, match=f"{told}$"):
-        chosen("2x1", here, local_nodes=2, device="cuda")
-    machine.cards = []
-    assert chosen("2x1", here, local_nodes=2).unused_gpus == ""
-
-
-def test_a_driver_that_does_not_answer_is_why_a_run_is_on_cpus(machine: Machine) -> None:
-    machine.nvml_error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)  # type: ignore[no-untyped-call]
-    told = chosen("1x1", [Node("a", "127.0.0.1", 2.0)]).unused_gpus
-    assert told.startswith("NVIDIA's driver does not answer (")
-    assert chosen("1x1", [Node("a", "127.0.0.1", 2.0)], address="10.0.0.1:6379").unused_gpus == ""  # another machine
-
-
 def test_a_run_with_gpus_takes_the_node_with_the_most_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     totals = [Node("many-cpus", "127.0.0.1", 64.0, 4.0), Node("free", "127.0.0.1", 8.0, 4.0)]
     free = [Node("many-cpus", "127.0.0.1", 60.0, 0.0), Node("free", "127.0.0.1", 8.0, 4.0)]
