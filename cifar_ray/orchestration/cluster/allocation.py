@@ -15,7 +15,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import CommandFailedError, ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import connection, optional, preflight
+from cifar_ray.orchestration.cluster import connection, preflight
 from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.storage import Folder
@@ -96,22 +96,19 @@ class NodeAllocator:
         begun = reported = time.monotonic()
         before = -1
         while True:
-            requested = self.demand.renew(config, _wanted(config, asked))
-            # While GPUs may come, CPUs that are there are not taken.
-            now = replace(asked, device="cuda") if requested and self.demand.for_gpus else asked
+            requested = self.demand.renew(config, _candidates(config, asked))
             try:
-                return choose(config, now, held)
+                return choose(config, asked, held)
             except TooSmallError as lacking:
                 if not (requested or patient):
                     why = "its autoscaler cannot bring more: its node types or max_workers do not allow it"
                     raise TooSmallError("topology", lacking.problem + f", and {why}" * self.demand.refused) from None
                 waited = time.monotonic() - begun
                 if waited >= start_timeout_s():
-                    advice = "; /tmp/ray/session_latest/logs/monitor.* on the head say why" * requested
-                    advice += "; --device cpu does without GPUs" * (now.device != asked.device)
-                    late = f"the nodes have not come within {start_timeout_s():g} s"
-                    raise RunFailedError(f"{late}: {lacking}{advice}") from None
-            suitable, wanted = _suitable(config, now)
+                    late = f"the nodes have not come within {start_timeout_s():g} s: {lacking}"
+                    logs = "; /tmp/ray/session_latest/logs/monitor.* on the head say why" * requested
+                    raise RunFailedError(late + logs) from None
+            suitable, wanted = _suitable(config, asked)
             if suitable != before or time.monotonic() - reported >= _LOG_EVERY_S:
                 self.report(suitable, wanted, waited, start_timeout_s())
                 before, reported = suitable, time.monotonic()
@@ -239,12 +236,9 @@ def _place(
 
 
 def _advice(config: TrainConfig, decided: Decided) -> str:
-    """What to do about too few nodes, or GPUs, of a Ray that is started on this machine."""
     nodes = max(decided.placement.nodes, 2)
-    if connection.address(config) is not None:
+    if connection.address(config) or config.local_nodes >= nodes or decided.device == "cuda":
         return ""
-    if config.local_nodes >= nodes or decided.device == "cuda":
-        return "; nodes of --local-nodes have no GPUs" * (config.local_nodes > 1 and decided.device == "cuda")
     return f"; to try it here, --local-nodes {nodes} starts that many nodes on this machine, with CPUs that it has not"
 
 
@@ -252,29 +246,13 @@ def _candidates(config: ResolvedConfig, asked: Decided) -> list[Decided]:
     """What is asked at each topology that the run may have, most workers first."""
     if config.elastic is None:
         return [asked]
-    topologies = topology.between(*topology.parse_range(config.elastic))
-    return _possible(config, [replace(asked, topology=str(wanted)) for wanted in topologies])
-
-
-def _wanted(config: ResolvedConfig, asked: Decided) -> list[Decided]:
-    """What to ask the autoscaler for, until it takes one: with ``--device auto``, GPUs before CPUs.
-
-    Not if its refusals cannot be read: where no type of node has GPUs, they would be waited for.
-    """
-    candidates = _candidates(config, asked)
-    if asked.device != "auto" or not optional.tells_refusals():
-        return candidates
-    return _possible(config, [replace(each, device="cuda") for each in candidates]) + candidates
-
-
-def _possible(config: ResolvedConfig, candidates: Sequence[Decided]) -> list[Decided]:
-    """Those whose workers can share the global batch, and use the device."""
-    possible = []
-    for candidate in candidates:
-        with suppress(ConfigError):
+    candidates = []
+    for wanted in topology.between(*topology.parse_range(config.elastic)):
+        candidate = replace(asked, topology=str(wanted))
+        with suppress(ConfigError):  # these workers cannot share the global batch
             recipe.check_place(config, candidate)
-            possible.append(candidate)
-    return possible
+            candidates.append(candidate)
+    return candidates
 
 
 def _suitable(config: ResolvedConfig, asked: Decided) -> tuple[int, int]:

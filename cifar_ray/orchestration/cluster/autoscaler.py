@@ -58,10 +58,6 @@ class Demand:
         return False
 
     @property
-    def for_gpus(self) -> bool:
-        return any("GPU" in bundle for bundle in self._bundles)
-
-    @property
     def refused(self) -> bool:
         """Whether the autoscaler has refused a request, as its node types do not allow it."""
         return bool(self._refused)

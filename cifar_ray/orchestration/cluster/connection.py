@@ -14,7 +14,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import interfaces, local, optional, servers
+from cifar_ray.orchestration.cluster import local, optional, servers
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
@@ -41,18 +41,14 @@ def connected(
         A function that names the process of a Ray started here that has ended, or returns an empty string.
 
     Raises:
-        ConfigError: when no cluster answers at the address, this machine has too few CPUs for the nodes or no network
-            interface of the name that is set.
+        ConfigError: when no cluster answers at the address.
         NotStartedError: when Ray does not start here.
     """
     head, room = address(config), room or Decided.asked(config)
     if config.local_nodes > 1 and (head or ray.is_initialized()):
         which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError("local_nodes", f"is for a Ray started here, and {which}")
-    joins = bool(head) or ray.is_initialized()
-    if not joins and room.world_size > 1:  # else the workers check it, on their nodes
-        interfaces.check()
-    doing("joining Ray" if joins else "starting Ray")
+    doing("joining Ray" if head or ray.is_initialized() else "starting Ray")
     with ExitStack() as stack:
         if ray.is_initialized():
             yield str
@@ -111,8 +107,8 @@ def shares_a_machine(config: TrainConfig, decided: Decided) -> bool:
 
 def _join(head: str, config: TrainConfig, modules: list[ModuleType], stack: ExitStack) -> None:
     must = f"must be that of a running Ray head; {head!r}"
-    if head != "auto":  # Ray finds that one by itself
-        servers.reach(head)
+    if head != "auto":
+        servers.reach_chosen(head)
         answer = optional.greeting(head, _GREETING_TIMEOUT_S)
         if answer == "UNAUTHENTICATED":
             raise ConfigError("", wrong_token(head))

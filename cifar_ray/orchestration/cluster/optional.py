@@ -90,10 +90,10 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [*os.environ]:
+        for name in {*before, *os.environ}:
             if name in values or name.startswith("RAY_"):
-                del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if name in values or name.startswith("RAY_")})
+                os.environ.pop(name, None)
+                os.environ.update({name: before[name]} if name in before else {})
         reread_environment()
 
 
@@ -145,14 +145,6 @@ def greeting(head: str, timeout_s: float) -> str:
     return "OK"
 
 
-@part(lambda: False)
-def tells_refusals() -> bool:
-    """Whether :func:`refused_bundles` can say what is refused. Without it ``--device auto`` asks for no GPUs."""
-    find("ray.experimental.internal_kv:internal_kv_get_gcs_client")
-    find("ray.core.generated.autoscaler_pb2:GetClusterStatusReply")
-    return True
-
-
 @part(lambda timeout_s: [])
 def refused_bundles(timeout_s: float) -> list[dict[str, float]] | None:
     """Bundles of the request for nodes that the autoscaler cannot meet; None when it has never reported.
@@ -179,15 +171,13 @@ def abandoned_groups() -> list[ray.PlacementGroupID]:
 
     Without it they are free when the job ends.
     """
-    kind = find("ray.core.generated.gcs_pb2:PlacementGroupTableData")
-    state = find("ray._private.state:state")
-    job = ray.get_runtime_context().get_job_id()
-    groups = []
-    for entry in state._connect_and_get_accessor().get_placement_group_table():
-        group = kind.FromString(entry)
-        creator = ray.ActorID(group.creator_actor_id)
-        if group.creator_job_id.hex() != job or group.state == kind.REMOVED or creator.is_nil():
-            continue
-        if state.actor_table(creator.hex()).get("State") == "DEAD":
-            groups.append(ray.PlacementGroupID(group.placement_group_id))
-    return groups
+    kind, state = find("ray.core.generated.gcs_pb2:PlacementGroupTableData"), find("ray._private.state:state")
+    groups = map(kind.FromString, state._connect_and_get_accessor().get_placement_group_table())
+    dead = {actor["ActorID"] for actor in state.actor_table().values() if actor["State"] == "DEAD"}
+    return [
+        ray.PlacementGroupID(group.placement_group_id)
+        for group in groups
+        if group.creator_job_id.hex() == ray.get_runtime_context().get_job_id()
+        and group.creator_actor_id.hex() in dead
+        and group.state != kind.REMOVED
+    ]

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
@@ -62,12 +60,17 @@ def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = N
         yield
 
 
-def reach(head: str) -> None:
-    """Check that something listens at HOST:PORT; Ray itself would try for a minute.
+def reach_chosen(address: str | None) -> None:
+    """Check that something listens at HOST:PORT of the cluster that ``--address`` or RAY_ADDRESS names, if any does.
+
+    Ray itself would try for a minute.
 
     Raises:
         ConfigError: when it is not an address, or nothing listens there.
     """
+    head = ray_head(address)
+    if head is None or head == "auto":  # Ray finds that one by itself
+        return
     host, _, port = head.rpartition(":")
     if "://" in head or not host or not port.isdecimal():
         raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
@@ -75,13 +78,6 @@ def reach(head: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
-
-
-def reach_chosen(address: str | None) -> None:
-    """As :func:`reach` for the cluster that ``--address`` or RAY_ADDRESS names, if one is named by its host."""
-    head = ray_head(address)
-    if head not in (None, "auto"):
-        reach(head)
 
 
 def job_server(address: str | None) -> str:
@@ -95,34 +91,3 @@ def job_server(address: str | None) -> str:
         shown = re.sub(".*@", "...@", url)  # do not print a password
         raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
     return url
-
-
-def reach_job_server(address: str | None) -> None:
-    """Check that something listens where :func:`job_server` is; behind a proxy, only Ray's client can tell.
-
-    Raises:
-        ConfigError: when nothing does.
-    """
-    url = job_server(address)
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        if not getproxies():
-            socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT_S).close()
-    except ConnectionRefusedError:
-        raise no_job_server(address, url, "refused") from None
-    except (OSError, ValueError) as error:
-        raise no_job_server(address, url, str(error)) from None
-
-
-def no_job_server(address: str | None, url: str, reason: str) -> ConfigError:
-    """The error about a job server that does not answer at ``url``."""
-    tunnel = "for a remote cluster, open a tunnel first: `ssh -N -L 8265:127.0.0.1:8265 HEAD`"
-    if address is not None:
-        problem = f"must be that of a Ray job server, and there is none at {url} ({reason})"
-        return ConfigError("address", f"{problem}; {tunnel}")
-    return ConfigError(
-        "",
-        f"there is no Ray cluster at {url} ({reason}): start one with `ray start --head`, or name it with --address "
-        f"http://HOST:PORT or {JOB_SERVER_VARIABLE}; {tunnel}",
-    )

@@ -14,11 +14,9 @@ class Submission:
         words: of the command, without ``cifar-ray``.
         tracking_uri: the store that it names.
         file: the YAML file that it names.
-        is_numbered: whether the name needs a number at its end, since a run can be continued more than once.
     """
 
     name: str
     words: list[str]
     tracking_uri: str | None
     file: str | None
-    is_numbered: bool

@@ -17,16 +17,15 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import connection, local, optional
+from cifar_ray.orchestration.cluster import local, optional
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The process that ``ray.init`` has left behind when it failed."""
+    """The processes that ``ray.init`` has left behind when it failed."""
     started: list[subprocess.Popen[bytes]] = []
 
     def fail(**_: Any) -> None:
@@ -35,14 +34,14 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[byte
 
     monkeypatch.setattr(ray, "init", fail)
     yield started
-    (process,) = started
-    assert not psutil.pid_exists(process.pid)
+    assert not any(psutil.pid_exists(process.pid) for process in started)
 
 
 def test_a_start_that_failed_is_cleaned_up_and_ends_in_one_sentence(left: list[subprocess.Popen[bytes]]) -> None:
     sentence = r"^Ray did not start \(load \d+ on \d+ CPUs\): try again, or with --verbose to see what Ray says$"
     with pytest.raises(local.NotStartedError, match=sentence):
         local._start(TrainConfig(), {}, {}, ExitStack())
+    assert len(left) == 2  # it was tried once more
 
 
 def test_verbose_shows_why_ray_did_not_start(
@@ -134,21 +133,3 @@ def test_sockets_have_a_folder_with_a_short_name(given: str, sockets: str, monke
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", given.format(folder))
         assert local._short() == sockets.format(folder)
-
-
-def test_what_is_too_long_for_sockets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/" + 60 * "é")
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(local.NotStartedError, match=r"TMPDIR must be .* ASCII of at most 16 characters .*, got /é+, "):
-        local._short()
-
-
-def test_a_network_interface_of_another_machine_is_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9,lo")
-    said: list[str] = []
-    with (
-        pytest.raises(ConfigError, match=r"^GLOO_SOCKET_IFNAME must name a network interface of .* got 'eth9,lo'$"),
-        connection.connected(TrainConfig(topology="1x2"), (), said.append),
-    ):
-        pass
-    assert not said
