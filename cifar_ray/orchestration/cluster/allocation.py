@@ -9,20 +9,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import ray
+from ray.autoscaler.sdk import request_resources
 
 from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import CommandFailedError, ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import connection, preflight
-from cifar_ray.orchestration.cluster.autoscaler import Demand
+from cifar_ray.orchestration.cluster import connection, optional, preflight
 from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.storage import Folder
 from cifar_ray.training import recipe
 
 _POLL_S = 1.0
-_LOG_EVERY_S = 10.0
+_LOG_EVERY_S = _REPEAT_S = 10.0
+_ANSWER_S = 10
+_NODE_TYPE = "ray.io/node-group"  # a label of nodes that Ray's launcher or KubeRay has started
 
 
 def start_timeout_s() -> float:
@@ -52,57 +54,55 @@ class Allocation:
     unused_gpus: str = ""
 
 
-Report = Callable[[int, int, float, float], None]
-"""Called while a run waits: nodes that can hold its workers, nodes needed, seconds waited, seconds at most."""
-
-
 @dataclass
 class NodeAllocator:
     """Context manager: chooses nodes for one run, whenever its workers start or move; afterwards none are asked for.
 
+    The cluster keeps one request to its autoscaler, the latest of any run, even when its driver is killed. So a request
+    is repeated while it is needed, and dropped as soon as it is not.
+
     Attributes:
-        report: called now and then while waiting.
+        report: called while waiting, with nodes that can hold the workers, nodes needed, seconds waited and at most.
         check: called while waiting; what it raises ends the wait.
         tested: ids of nodes from which the run's storage can be used.
     """
 
-    report: Report
+    report: Callable[[int, int, float, float], None]
     check: Callable[[], object]
     tested: set[str] = field(default_factory=set)
-    demand: Demand = field(default_factory=Demand)
-    _requested: float = 0.0
+    _bundles: list[dict[str, float]] = field(default_factory=list)
+    _sent: float = 0.0
+    _refused: list[list[dict[str, float]]] = field(default_factory=list)
 
     def __enter__(self) -> NodeAllocator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.demand.drop()
+        self._drop()
 
-    def allocate(
-        self, config: ResolvedConfig, asked: Decided, held: Held | None = None, patient: bool = False
-    ) -> Allocation:
+    def allocate(self, config: ResolvedConfig, asked: Decided, held: Held | None = None) -> Allocation:
         """Choose topology, device and nodes; wait for nodes that an autoscaler can add.
 
         Args:
             config: a resolved config.
             asked: its device and CPUs per worker stay where they are decided.
-            held: what workers of this run hold that have just left, or are about to.
-            patient: whether to wait without an autoscaler too, since nodes may be added by hand.
+            held: what workers of this run hold that have just left, or are about to. Then a run waits without an
+                autoscaler, too, where nodes may be added by hand: not to a Ray that was started here.
 
         Raises:
             ConfigError: when the cluster lacks nodes and no autoscaler would add them.
             RunFailedError: when they have not come within :func:`start_timeout_s`.
         """
         begun = reported = time.monotonic()
-        before = -1
+        before, patient = -1, held is not None and connection.address(config) is not None
         while True:
-            requested = self.demand.renew(config, _candidates(config, asked))
+            requested = self._request(config, _candidates(config, asked))
             try:
                 return choose(config, asked, held)
             except TooSmallError as lacking:
                 if not (requested or patient):
                     why = "its autoscaler cannot bring more: its node types or max_workers do not allow it"
-                    raise TooSmallError("topology", lacking.problem + f", and {why}" * self.demand.refused) from None
+                    raise TooSmallError("topology", lacking.problem + f", and {why}" * bool(self._refused)) from None
                 waited = time.monotonic() - begun
                 if waited >= start_timeout_s():
                     late = f"the nodes have not come within {start_timeout_s():g} s: {lacking}"
@@ -121,8 +121,8 @@ class NodeAllocator:
         Raises:
             RunFailedError: when no nodes come in time, or the storage cannot be used from one of them.
         """
-        try:  # no node is added to a Ray that was started here
-            chosen = self.allocate(config, asked, held, patient=connection.address(config) is not None)
+        try:
+            chosen = self.allocate(config, asked, held)
         except ConfigError as error:
             raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
         try:
@@ -140,26 +140,57 @@ class NodeAllocator:
 
         A node with workers is not idle anyway.
         """
-        if time.monotonic() - self._requested < _POLL_S:
-            return
-        self._requested = time.monotonic()
         least = min(placed, decided.world_size)
         larger = [wider for wider in _candidates(config, decided) if wider.world_size > least]
         with suppress(ray.exceptions.RayError):  # the head is slow to answer
-            if not (larger and self.demand.renew(config, larger)):
-                self.demand.drop()
+            if not (larger and self._request(config, larger)):
+                self._drop()
+
+    def _request(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
+        """Ask for the nodes of the first of several topologies that the autoscaler has not refused.
+
+        Returns:
+            Whether there is an autoscaler that has not refused all of them.
+        """
+        if not any(node["Alive"] and node["Labels"].get(_NODE_TYPE) for node in ray.nodes()):
+            return False  # each head runs a monitor, but nothing starts nodes where they were started by hand
+        refused = optional.refused_bundles(_ANSWER_S)
+        if refused is None:
+            return False
+        if self._bundles and refused == self._bundles:
+            self._refused.append(self._bundles)
+        for decided in wanted:
+            bundles = _bundles(config, decided)
+            if bundles in self._refused:
+                continue
+            if bundles != self._bundles or time.monotonic() - self._sent >= _REPEAT_S:
+                request_resources(bundles=bundles)
+                self._bundles, self._sent = bundles, time.monotonic()
+            return True
+        return False
+
+    def _drop(self) -> None:
+        """Withdraw the request, so that idle nodes can be removed."""
+        if self._bundles:
+            with suppress(ray.exceptions.RayError):  # the cluster is gone, and the request with it
+                request_resources(bundles=[])
+            self._bundles = []
 
 
-def check_elastic(config: TrainConfig) -> None:
-    """Refuse an elastic run without a cluster whose size can change.
+def _bundles(config: TrainConfig, decided: Decided) -> list[dict[str, float]]:
+    """The request for a topology: bundles of the size of a node's workers.
 
-    Raises:
-        ConfigError: saying so.
+    Ray packs bundles onto nodes as it likes; none can ask for a node of its own. So there are as many as the nodes of
+    the cluster hold, and one more for each node that is missing.
     """
-    if config.elastic is not None and connection.address(config) is None and config.local_nodes == 1:
-        raise ConfigError(
-            "elastic", "is for a cluster whose size can change: give --address, or --local-nodes to try it"
-        )
+    wanted, gpus = decided.placement, decided.gpus(config)
+    bundle = {"CPU": float(wanted.workers_per_node * decided.cpus)}
+    if gpus:
+        bundle["GPU"] = float(wanted.workers_per_node * gpus)
+    rooms = [topology.capacity(node, decided.cpus, gpus) // wanted.workers_per_node for node in connection.nodes()]
+    missing = wanted.nodes - sum(room > 0 for room in rooms)
+    held = sum(rooms) if missing > 0 else wanted.nodes
+    return [bundle] * (held + max(missing, 0))
 
 
 def choose(config: ResolvedConfig, asked: Decided, held: Held | None) -> Allocation:

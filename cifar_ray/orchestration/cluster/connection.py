@@ -42,7 +42,7 @@ def connected(
 
     Raises:
         ConfigError: when no cluster answers at the address.
-        NotStartedError: when Ray does not start here.
+        CommandFailedError: when Ray does not start here.
     """
     head, room = address(config), room or Decided.asked(config)
     if config.local_nodes > 1 and (head or ray.is_initialized()):
@@ -68,20 +68,12 @@ def address(config: TrainConfig) -> str | None:
 
 def nodes() -> list[Node]:
     """Live nodes that are not about to leave, most free CPUs first; among equals the driver's first."""
-    free = optional.free_resources()
+    free, leaving = optional.free_resources(), optional.draining_nodes()
     here = ray.get_runtime_context().get_node_id()
-    leaving = optional.draining_nodes()
     alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
     alive.sort(key=lambda node: (-free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeID"] != here))
-    return [
-        Node(
-            node["NodeID"],
-            node["NodeManagerAddress"],
-            node["Resources"].get("CPU", 0.0),
-            node["Resources"].get("GPU", 0.0),
-        )
-        for node in alive
-    ]
+    sizes = [[node["Resources"].get(kind, 0.0) for kind in ("CPU", "GPU")] for node in alive]
+    return [Node(node["NodeID"], node["NodeManagerAddress"], *size) for node, size in zip(alive, sizes)]
 
 
 Held = Mapping[str, tuple[float, float]]
@@ -111,7 +103,7 @@ def _join(head: str, config: TrainConfig, modules: list[ModuleType], stack: Exit
         servers.reach_chosen(head)
         answer = optional.greeting(head, _GREETING_TIMEOUT_S)
         if answer == "UNAUTHENTICATED":
-            raise ConfigError("", wrong_token(head))
+            raise ConfigError("", f"the Ray cluster at {head} {servers.UNAUTHORIZED}")
         if answer != "OK":
             raise ConfigError("address", f"{must} does not answer as one")
     try:
@@ -119,11 +111,3 @@ def _join(head: str, config: TrainConfig, modules: list[ModuleType], stack: Exit
         local.init(stack, address=head, runtime_env=runtime_env, **local.quiet(config)).result()
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError("address", f"{must}: {' '.join(str(error).split())[:_LONGEST_REASON]}") from None
-
-
-def wrong_token(address: str) -> str:
-    """What to do when a cluster does not take the token."""
-    return (
-        f"the Ray cluster at {address} does not take the token given here, if any; put its own into "
-        "~/.ray/auth_token, or RAY_AUTH_TOKEN"
-    )

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cifar_ray.config import imports
 
@@ -105,34 +105,32 @@ def _end_with(descriptor: int) -> None:
 
 
 def _serve(client: socket.socket, listener: socket.socket) -> None:
-    """Fork a copy that has the client's standard input, output and error."""
+    """Fork a copy that has the client's standard streams, and becomes the process that it stands for."""
     head, descriptors, _, _ = socket.recv_fds(client, _LENGTH_BYTES, 3)
     try:
         request = json.loads(client.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
         if os.fork() == 0:
             listener.close()
-            _become(request, descriptors, client)
+            for number, descriptor in enumerate(descriptors):
+                os.dup2(descriptor, number)
+            _become(request, client)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _become(request: dict[str, object], descriptors: list[int], client: socket.socket) -> NoReturn:
-    """Turn this copy into the process that the client was started as. Never returns."""
+def _become(request: dict[str, Any], client: socket.socket) -> NoReturn:
     status = 1
     try:
         client.sendall(b"!")  # from here on the client does not start Python itself
         os.setpgid(0, 0)  # Ray ends whole process groups
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         os.environ.clear()
-        os.environ.update(request["environment"])  # type: ignore[call-overload]
-        os.chdir(str(request["folder"]))
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
         threading.Thread(target=_end_with, args=[client.fileno()], daemon=True).start()
-        sys.argv = list(request["words"])  # type: ignore[call-overload]
+        sys.argv = request["words"]
         sys.path.insert(0, str(Path(sys.argv[0]).parent))
         runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0

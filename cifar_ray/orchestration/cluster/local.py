@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,7 +22,7 @@ import ray
 from cifar_ray import storage
 from cifar_ray.config import imports
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import CommandFailedError
+from cifar_ray.config.errors import CommandFailedError, first_line
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.cluster import fork_server, optional
 from cifar_ray.training import hardware
@@ -35,10 +34,6 @@ _OBJECT_STORE_BYTES = 1 << 30  # per node; CIFAR-10 takes 185 MB of it
 _DAEMONS = ("gcs_server", "raylet")  # a Ray without one of them is lost
 
 
-class NotStartedError(CommandFailedError):
-    """Ray did not start on this machine; the sentence says why."""
-
-
 @contextmanager
 def running(config: TrainConfig, room: Decided) -> Iterator[Callable[[], str]]:
     """Context manager: Ray on this machine for this process alone; it ends with the process, however that ends.
@@ -48,7 +43,7 @@ def running(config: TrainConfig, room: Decided) -> Iterator[Callable[[], str]]:
         would wait for it.
 
     Raises:
-        NotStartedError: when Ray does not start.
+        CommandFailedError: when Ray does not start.
     """
     sizes = {"num_cpus": cpus_per_node(config, room), "object_store_memory": _OBJECT_STORE_BYTES}
     if config.local_nodes > 1:  # each would count all GPUs of this machine as its own
@@ -73,7 +68,7 @@ def running(config: TrainConfig, room: Decided) -> Iterator[Callable[[], str]]:
             for process in started:
                 with suppress(psutil.Error):
                     left.update(process.children(recursive=True))
-            _shut_down(waits=bool(ended()))
+            _shut_down(bool(ended()))
             _kill(left)  # Ray's agents end later, and would make their folders again
 
 
@@ -83,12 +78,8 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def _shut_down(waits: bool) -> None:
-    """Disconnect from Ray, unless it waits for a process that has ended."""
-    if waits:
-        atexit.unregister(ray.shutdown)
-    else:
-        ray.shutdown()
+def _shut_down(is_lost: bool) -> None:
+    atexit.unregister(ray.shutdown) if is_lost else ray.shutdown()  # which would wait for a process that has ended
 
 
 def _path_hook() -> Callable[[], None]:
@@ -138,17 +129,14 @@ def _start(
         _add_nodes(config.local_nodes - 1, sizes, nodes)
         return set(psutil.Process().children()) - before
     except BaseException as error:
-        _shut_down(waits=not connecting.done())
+        _shut_down(not connecting.done())
         _kill(set(psutil.Process().children(recursive=True)) - before)  # Ray keeps no track of a start that failed
         if not isinstance(error, Exception):
             raise
         if connecting.done() and tries > 1:  # the machine may have been busy
             return _start(config, sizes, runtime_env, nodes, tries - 1)
-        if config.verbose:
-            traceback.print_exception(error)
-        why = f"load {os.getloadavg()[0]:.0f} on {hardware.allowed_cpus()} CPUs"
-        more = "" if config.verbose else ", or with --verbose to see what Ray says"
-        raise NotStartedError(f"Ray did not start ({why}): try again{more}") from error
+        load = f"load {os.getloadavg()[0]:.0f} on {hardware.allowed_cpus()} CPUs"
+        raise CommandFailedError(f"Ray did not start ({load}): {first_line(error)}") from None
 
 
 def init(stack: ExitStack, **arguments: Any) -> Future[None]:

@@ -173,7 +173,7 @@ def abandoned_groups() -> list[ray.PlacementGroupID]:
     """
     kind, state = find("ray.core.generated.gcs_pb2:PlacementGroupTableData"), find("ray._private.state:state")
     groups = map(kind.FromString, state._connect_and_get_accessor().get_placement_group_table())
-    dead = {actor["ActorID"] for actor in state.actor_table().values() if actor["State"] == "DEAD"}
+    dead = state.actor_table(None, None, "DEAD")
     return [
         ray.PlacementGroupID(group.placement_group_id)
         for group in groups

@@ -16,6 +16,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.variables import variables
 
 JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
+UNAUTHORIZED = "does not take the token given here, if any; put its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -50,13 +51,10 @@ def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = N
         config: says whether Ray is started here; nothing is set when None.
         changes: fields of the config that have other values now.
     """
-    names = set[str]()
-    now = None if config is None else {**vars(config), **(changes or {})}
-    if now is not None and ray_head(now["address"]) is None:
-        names = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
-        if now["local_nodes"] == 1:
-            names.add("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
-    with variables(dict.fromkeys(names - {*os.environ}, "0")):
+    now = {} if config is None else {**vars(config), **(changes or {})}
+    names = ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] * (config is not None and ray_head(now["address"]) is None)
+    names += ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] * (names != [] and now["local_nodes"] == 1)
+    with variables({name: "0" for name in names if name not in os.environ}):
         yield
 
 

@@ -20,7 +20,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from cifar_ray._version import __version__
 from cifar_ray.config import addresses, command_line
 from cifar_ray.config.errors import CommandFailedError, ConfigError, first_line
-from cifar_ray.orchestration.cluster import connection, optional, servers
+from cifar_ray.orchestration.cluster import optional, servers
 from cifar_ray.orchestration.jobs.submission import Submission
 from cifar_ray.tracking.background import Overdue, within
 
@@ -90,7 +90,7 @@ def _connect(url: str, token: dict[str, str]) -> JobSubmissionClient:
         with optional.environment(token | {servers.JOB_SERVER_VARIABLE: url}):  # goes before the argument
             return within(_REQUEST_S, JobSubmissionClient, url)
     except AuthenticationError:
-        raise ConfigError("", connection.wrong_token(url)) from None
+        raise ConfigError("", f"the Ray cluster at {url} {servers.UNAUTHORIZED}") from None
     except Exception:  # another server may answer anything
         tunnel = "for a remote cluster, open a tunnel first: `ssh -N -L 8265:127.0.0.1:8265 HEAD`"
         problem = f"must be that of a Ray job server, and none answers at {url}; {tunnel}"

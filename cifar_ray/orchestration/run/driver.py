@@ -23,7 +23,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.dataset import lines as dataset_lines
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import allocation, preflight
+from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, events, given_weights, limits, results, run_folder, run_names
 from cifar_ray.orchestration.run.interrupts import connected, signals
@@ -78,7 +78,6 @@ def train(
     listeners = checked(callbacks)
     imports.refuse_while_importing()
     uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
-    allocation.check_elastic(config)
     notes: Sequence[str] = ()
     if not isinstance(config, ResolvedConfig):
         asked, path = config, None if model is None else imports.path_of(model)

@@ -14,7 +14,7 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import allocation, autoscaler, connection, optional
+from cifar_ray.orchestration.cluster import allocation, connection, optional
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.driver import Driver
@@ -41,7 +41,7 @@ class Cluster:
         monkeypatch.setattr(connection, "free_nodes", lambda held=None: self.live)
         monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "head"}}])
         monkeypatch.setattr(optional, "refused_bundles", self._refused)
-        monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: self.asked.append(bundles))
+        monkeypatch.setattr(allocation, "request_resources", lambda bundles: self.asked.append(bundles))
 
     def _refused(self, _: float) -> list[dict[str, float]]:
         if self.slow:

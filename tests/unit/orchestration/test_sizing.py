@@ -16,9 +16,8 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import autoscaler, connection, optional, preflight
+from cifar_ray.orchestration.cluster import allocation, connection, optional, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.run import attempt, failures
 from cifar_ray.orchestration.run.attempt import Attempt, Failed, NotPlaced
 from cifar_ray.orchestration.run.events import Mailbox, Moved, NoRoom, Placed, Stopped, WorkersFailed
@@ -30,19 +29,19 @@ from cifar_ray.training.observer import Launch, Started
 NODES = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "new")]
 
 
-class Asked(Demand):
+class Asked(NodeAllocator):
     """Notes the topologies that are asked for; brings those that ``brings`` has."""
 
-    def __init__(self, brings: Sequence[str]) -> None:
-        super().__init__()
+    def __init__(self, brings: Sequence[str] = ()) -> None:
+        super().__init__(lambda *_: None, lambda: None)
         self.brings = brings
-        self.now = ""
+        self.now = "before"
 
-    def renew(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
+    def _request(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
         self.now = next((each.topology for each in wanted if each.topology in self.brings), self.now)
         return any(each.topology in self.brings for each in wanted)
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         self.now = ""
 
 
@@ -74,28 +73,24 @@ def config(topology: str, elastic: str | None = None) -> TrainConfig:
 def test_a_run_asks_for_what_it_lacks_and_not_for_what_it_has(
     elastic: str | None, brings: list[str], topology: str, placed: int, asked: str
 ) -> None:
-    demand = Asked(brings)
-    demand.now = "before"
-    made = NodeAllocator(lambda *_: None, lambda: None, demand=demand)
+    allocator = Asked(brings)
     run = config(topology, elastic)
-    made.request_missing(run, replace(Decided.asked(run), topology=topology), placed)
-    assert demand.now == asked
+    allocator.request_missing(run, replace(Decided.asked(run), topology=topology), placed)
+    assert allocator.now == asked
 
 
 def test_a_request_is_repeated_since_another_run_may_have_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[dict[str, float]]] = []
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
     monkeypatch.setattr(optional, "refused_bundles", lambda _: [])
-    monkeypatch.setattr(autoscaler, "_bundles", lambda *_: [{"CPU": 1.0}])
-    monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: sent.append(bundles))
-    monkeypatch.setattr(autoscaler, "_REPEAT_S", 3600.0)
-    demand, two = Demand(), (config("2x1"), [Decided("2x1")])
-    assert [demand.renew(*two) for _ in range(3)] == [True] * 3
-    assert sent == [[{"CPU": 1.0}]]
-    monkeypatch.setattr(autoscaler, "_REPEAT_S", 0.0)
-    demand.renew(*two)
-    demand.drop()
-    demand.drop()
+    monkeypatch.setattr(allocation, "_bundles", lambda *_: [{"CPU": 1.0}])
+    monkeypatch.setattr(allocation, "request_resources", lambda bundles: sent.append(bundles))
+    monkeypatch.setattr(allocation, "_REPEAT_S", 3600.0)
+    with NodeAllocator(lambda *_: None, lambda: None) as allocator:
+        assert [allocator._request(config("2x1"), [Decided("2x1")]) for _ in range(3)] == [True] * 3
+        assert sent == [[{"CPU": 1.0}]]
+        monkeypatch.setattr(allocation, "_REPEAT_S", 0.0)
+        allocator._request(config("2x1"), [Decided("2x1")])
     assert sent == [[{"CPU": 1.0}], [{"CPU": 1.0}], []]
 
 
@@ -103,7 +98,7 @@ def test_nothing_is_asked_of_a_cluster_whose_autoscaler_never_reports(monkeypatc
     """Ray's older one, under which nodes have the same labels."""
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
     monkeypatch.setattr(optional, "refused_bundles", lambda _: None)
-    assert not Demand().renew(config("2x1"), [Decided("2x1")])
+    assert not NodeAllocator(lambda *_: None, lambda: None)._request(config("2x1"), [Decided("2x1")])
 
 
 class OneNode(NodeAllocator):
@@ -114,7 +109,7 @@ class OneNode(NodeAllocator):
         self.nodes = nodes
         self.held: list[dict[str, Any]] = []
 
-    def allocate(self, config: TrainConfig, asked: Decided, held: Any = None, patient: bool = False) -> Allocation:
+    def allocate(self, config: TrainConfig, asked: Decided, held: Any = None) -> Allocation:
         self.held.append(dict(held))
         return Allocation(asked, [self.nodes[0]])
 
@@ -207,5 +202,5 @@ def test_a_cluster_that_has_lost_its_nodes_ends_the_run(
     course += [DIED]
     monkeypatch.setattr(connection, "free_nodes", lambda *_: NODES[:1])
     monkeypatch.setattr(connection, "nodes", lambda: NODES[:1])
-    allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
+    allocator = Asked()
     assert run(config("2x1"), allocator, tmp_path)[-1].startswith("the cluster has lost nodes: --topology ")
