@@ -17,7 +17,7 @@ from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Name
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.jobs.submission import Submission
+from cifar_ray.orchestration.jobs import Submission
 
 
 def check_cluster(*files: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -13,9 +12,6 @@ from cifar_ray.display.terminal import Display, View
 from cifar_ray.tasks import LOSS, SUBSETS, USUAL, TaskSpec, measured_on
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.training.rank_times import PHASES
-
-if TYPE_CHECKING:
-    pass
 
 
 class Console(Display, View):

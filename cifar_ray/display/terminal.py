@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _LIVE_S, _LINES_S = 0.2, 10.0
-"""Seconds between two reports of the images that have been decoded: on a screen, and in plain lines."""
+"""Seconds between two reports of what goes on: on a screen, and in plain lines."""
 
 
 def tilde(path: str) -> str:
@@ -58,7 +58,7 @@ class Display(ABC):
     def __init__(self) -> None:
         self.terminal = Output(highlight=False, soft_wrap=True)
         self.is_live = False
-        self._decoding = 0.0
+        self._told = -_LINES_S
 
     def __enter__(self) -> Self:
         # In a notebook, rich's live part is a widget.
@@ -92,15 +92,19 @@ class Display(ABC):
             self.line(text)
 
     def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
-        """How long a run or a sweep has waited for nodes, and how many have come."""
-        self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
+        """How long a run or a sweep has waited for nodes, and how many have come; told now and then."""
+        waited = f"{duration(waited_s)} of at most {duration(limit_s)}"
+        self._now_and_then(f"waiting for nodes: {suitable} of {wanted}, {waited}")
 
     def decoding(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` images of a data set have been decoded, or texts read; told now and then."""
-        if time.monotonic() - self._decoding > (_LIVE_S if self.is_live else _LINES_S):
-            self._decoding = time.monotonic()
-            verb, unit = ("reading", "texts") if name.startswith(TEXT) else ("decoding", "images")
-            self.doing(f"{verb} {name}: {done:,} of {total:,} {unit}")
+        verb, unit = ("reading", "texts") if name.startswith(TEXT) else ("decoding", "images")
+        self._now_and_then(f"{verb} {name}: {done:,} of {total:,} {unit}")
+
+    def _now_and_then(self, text: str) -> None:
+        if time.monotonic() - self._told > (_LIVE_S if self.is_live else _LINES_S):
+            self._told = time.monotonic()
+            self.doing(text)
 
     @abstractmethod
     def show_doing(self, text: str) -> None:

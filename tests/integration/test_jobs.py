@@ -159,7 +159,7 @@ def test_a_job_through_a_tunnel_ends_as_its_run_does(
     words = ["submit", "--address", tunnel, "--working-dir", str(work), "--wait", "--"]
     words += ["train", "--config", str(work / "short.yaml"), "--run-name", "short"]
     done = resident.succeeds(*words, LOGNAME="ada", MLFLOW_TRACKING_URI="http://127.0.0.1:1")
-    assert "records go to the cluster's own store" in done.stdout
+    assert "so records go to the cluster's own store" in done.stdout
     assert f"follow it: RAY_API_SERVER_ADDRESS={tunnel} RAY_AUTH_MODE=token ray job logs --follow short" in done.stdout
     for line in ("epoch 1/2  train loss ", "epoch 2/2  train loss ", "test accuracy  "):
         assert line in done.stdout

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import ray
 from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
@@ -22,7 +23,7 @@ from cifar_ray.storage import Folder
 from cifar_ray.training import recipe
 
 _POLL_S = 1.0
-_LOG_EVERY_S = _REPEAT_S = 10.0
+_REPEAT_S = 10.0
 _ANSWER_S = 10
 _NODE_TYPE = "ray.io/node-group"  # a label of nodes that Ray's launcher or KubeRay has started
 
@@ -93,8 +94,7 @@ class NodeAllocator:
             ConfigError: when the cluster lacks nodes and no autoscaler would add them.
             RunFailedError: when they have not come within :func:`start_timeout_s`.
         """
-        begun = reported = time.monotonic()
-        before, patient = -1, held is not None and connection.address(config) is not None
+        begun, patient = time.monotonic(), held is not None and connection.address(config) is not None
         while True:
             requested = self._request(config, _candidates(config, asked))
             try:
@@ -108,10 +108,7 @@ class NodeAllocator:
                     late = f"the nodes have not come within {start_timeout_s():g} s: {lacking}"
                     logs = "; /tmp/ray/session_latest/logs/monitor.* on the head say why" * requested
                     raise RunFailedError(late + logs) from None
-            suitable, wanted = _suitable(config, asked)
-            if suitable != before or time.monotonic() - reported >= _LOG_EVERY_S:
-                self.report(suitable, wanted, waited, start_timeout_s())
-                before, reported = suitable, time.monotonic()
+            self.report(*_suitable(config, asked), waited, start_timeout_s())
             self.check()
             time.sleep(_POLL_S)
 
@@ -229,14 +226,12 @@ def _first(
     refusals: list[ConfigError] = []
     wanted = candidates[0].device
     for device in ("cuda", "cpu") if wanted == "auto" else (wanted,):
+        unused_gpus = str(refusals[0]) if refusals and has_gpus else ""
         for candidate in candidates:
             try:
-                decided, chosen = _place(config, replace(candidate, device=device), nodes, free)
+                return Allocation(*_place(config, replace(candidate, device=device), nodes, free), unused_gpus)
             except ConfigError as error:
                 refusals.append(error)
-            else:
-                unused_gpus = str(refusals[0]) if wanted == "auto" and device == "cpu" and has_gpus else ""
-                return Allocation(decided, chosen, unused_gpus)
     raise refusals[-1]
 
 
@@ -258,10 +253,10 @@ def _place(
         raise TooSmallError("topology", f"{error}{_advice(config, decided)}") from None
     recipe.check_place(config, decided)
     if decided.cpus_per_worker is None:
-        pairs = [(room[node.node_id], node) for node in nodes if node.node_id in chosen]
-        sizes = [
-            left if topology.capacity(left, 1, gpus) >= placement.workers_per_node else whole for left, whole in pairs
-        ]
+        for node in nodes:
+            if topology.capacity(room[node.node_id], 1, gpus) < placement.workers_per_node:
+                room[node.node_id] = node
+        sizes = [room[node_id] for node_id in dict.fromkeys(chosen)]
         decided = replace(decided, cpus_per_worker=topology.share_of_cpus(placement, sizes, gpus))
     return decided, chosen
 
@@ -292,3 +287,19 @@ def _suitable(config: ResolvedConfig, asked: Decided) -> tuple[int, int]:
     wanted, size = least.placement, (least.cpus, least.gpus(config))
     large = sum(topology.capacity(node, *size) >= wanted.workers_per_node for node in connection.nodes())
     return min(large, wanted.nodes), wanted.nodes
+
+
+def remove_abandoned() -> None:
+    """Remove the placement groups whose creator, an actor, has died: Ray keeps them until the job ends, too.
+
+    A group that still waits for room counts as well, since it would take the next room there is.
+    """
+    for group in optional.abandoned_groups():
+        remove_placement_group(PlacementGroup(group))
+
+
+def holders(resource: str) -> str:
+    """How much of a resource of the cluster is in use, as ``2 of 3 CPUs are in use``."""
+    total = ray.cluster_resources().get(resource, 0.0)
+    held = total - ray.available_resources().get(resource, 0.0)
+    return f"{held:g} of {total:g} {resource}s are in use"

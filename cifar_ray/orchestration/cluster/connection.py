@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import ModuleType
 
+import psutil
 import ray
 
 from cifar_ray.config import imports
@@ -111,3 +113,15 @@ def _join(head: str, config: TrainConfig, modules: list[ModuleType], stack: Exit
         local.init(stack, address=head, runtime_env=runtime_env, **local.quiet(config)).result()
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError("address", f"{must}: {' '.join(str(error).split())[:_LONGEST_REASON]}") from None
+
+
+def choose_interface() -> None:
+    """Set the network interface of gloo and NCCL, unless the environment does.
+
+    Where the host name resolves to loopback, gloo would bind there, and peers on other hosts would wait for ever.
+    """
+    here = ray.util.get_node_ip_address()
+    for name, entries in psutil.net_if_addrs().items():
+        if here in (entry.address for entry in entries):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

@@ -58,8 +58,12 @@ def running(config: TrainConfig, room: Decided) -> Iterator[Callable[[], str]]:
         daemons = {process: name for process in started if (name := process.name()) in _DAEMONS}
 
         def ended() -> str:
-            kind = next((name for process, name in daemons.items() if not _lives(process)), "")
-            return f"Ray's {kind} process on this machine" if kind else ""
+            for process, name in daemons.items():
+                with suppress(psutil.Error):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        continue
+                return f"Ray's {name} process on this machine"
+            return ""
 
         try:
             yield ended
@@ -70,12 +74,6 @@ def running(config: TrainConfig, room: Decided) -> Iterator[Callable[[], str]]:
                     left.update(process.children(recursive=True))
             _shut_down(bool(ended()))
             _kill(left)  # Ray's agents end later, and would make their folders again
-
-
-def _lives(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def _shut_down(is_lost: bool) -> None:
@@ -167,18 +165,12 @@ def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> None:
     words += [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
     interpreter, flag, code, *words = imports.python("ray.scripts.scripts", *words)
     ending = "threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()"  # with this process
-    nodes = [
-        subprocess.Popen(
-            [interpreter, flag, f"import os, threading; {ending}; {code}", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C in the terminal is for the driver
-        )
-        for _ in range(count)
-    ]
-    for node in nodes:
-        stack.enter_context(node)
+    words = [interpreter, flag, f"import os, threading; {ending}; {code}", *words]
+    silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    nodes = []
+    for _ in range(count):  # in sessions of their own, since a Ctrl-C in the terminal is for the driver
+        node = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent)
+        nodes.append(stack.enter_context(node))
     deadline = time.monotonic() + _START_S
     while sum(node["Alive"] for node in ray.nodes()) <= count:
         if time.monotonic() > deadline or any(node.poll() is not None for node in nodes):

@@ -1,7 +1,7 @@
 """Private parts of Ray that pay: read here, never assigned, and each with a fallback that is right without it.
 
-Ray promises to keep none of them. A part that the installed Ray lacks is logged once, at INFO, and the fallback takes
-its place; ``CIFAR_RAY_PLAIN_RAY=1`` switches all of them off.
+Ray promises to keep none of them. A part that the installed Ray lacks is logged at INFO, and the fallback takes its
+place; ``CIFAR_RAY_PLAIN_RAY=1`` switches all of them off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import ray
 PLAIN = "CIFAR_RAY_PLAIN_RAY"
 
 _logger = logging.getLogger(__name__)
-_missing: set[str] = set()
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -39,9 +38,7 @@ def part(fallback: Callable[..., Any]) -> Callable[[Callable[_P, _T]], Callable[
                 except ray.exceptions.RayError:
                     raise
                 except Exception as error:
-                    if read.__name__ not in _missing:
-                        _missing.add(read.__name__)
-                        _logger.info("Ray %s has no %s for this program: %r", ray.__version__, read.__name__, error)
+                    _logger.info("Ray %s has no %s for this program: %r", ray.__version__, read.__name__, error)
             return fallback(*args, **kwargs)
 
         return reading

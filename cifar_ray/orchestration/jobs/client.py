@@ -21,7 +21,7 @@ from cifar_ray._version import __version__
 from cifar_ray.config import addresses, command_line
 from cifar_ray.config.errors import CommandFailedError, ConfigError, first_line
 from cifar_ray.orchestration.cluster import optional, servers
-from cifar_ray.orchestration.jobs.submission import Submission
+from cifar_ray.orchestration.jobs import Submission
 from cifar_ray.tracking.background import Overdue, within
 
 _STORE = "MLFLOW_TRACKING_URI"
@@ -47,12 +47,12 @@ def submit(asked: Submission, address: str | None, working_dir: str | None, wait
     root = Path(working_dir or ".").absolute()
     if not root.is_dir() or root in (Path(os.path.expanduser("~")), Path(root.anchor)):  # noqa: PTH111
         raise ConfigError("working_dir", f"must be the folder of one piece of work, got {str(root)!r}")
-    name, words, (variables, store) = asked.name, asked.words, _store(asked.tracking_uri)
+    name, words, variables = asked.name, asked.words, _store(asked.tracking_uri)
     if (file := asked.file) is not None:
         whole = Path(file).resolve()
-        if not whole.is_relative_to(root.resolve()):
+        there = os.path.relpath(whole, root.resolve())
+        if there.startswith(".."):
             raise ConfigError("working_dir", f"must be a folder with the file that the command names, {whole}")
-        there = str(whole.relative_to(root.resolve()))
         words = [{file: there, f"--config={file}": f"--config={there}"}.get(word, word) for word in words]
     url, mode = servers.job_server(address), servers.token_mode()
     client = _connect(url, mode)
@@ -78,7 +78,6 @@ def submit(asked: Submission, address: str | None, working_dir: str | None, wait
         seconds=_UPLOAD_S,
     )
     print(f"job {name} submitted to {url}: {shlex.join(['cifar-ray', *asked.words])}")
-    print(f"  records go to {store}")
     print(f"  follow it: {ray_job} logs --follow {name}")
     print(f"  stop it:   {ray_job} stop {name}", flush=True)
     return _follow(url, client, name) if wait else 0
@@ -108,17 +107,16 @@ def _ask(url: str, request: Callable[..., Any], *args: Any, seconds: float = _RE
     raise CommandFailedError(f"the job server at {url} {problem}")
 
 
-def _store(named: str | None) -> tuple[dict[str, str], str]:
-    """Return the variables that tell a job its MLflow store, unless its command names one, and the store in words."""
-    here, clusters = os.environ.get(_STORE), f"the cluster's own store ({_STORE} there, else ~/.cifar_ray/mlflow.db)"
-    if named is not None:
-        return {}, f"{named} (--tracking-uri)"
-    if not here:
-        return {}, clusters
+def _store(named: str | None) -> dict[str, str]:
+    """The variable with this shell's MLflow store, unless the command names one or other machines do not reach it."""
+    here = os.environ.get(_STORE)
+    if named is not None or not here:
+        return {}
     addresses.check("tracking_uri", here)
     if re.match(_REACHABLE, here):
-        return {_STORE: here}, f"{here} ({_STORE})"
-    return {}, f"{clusters}, because {here} is an address on this machine; --tracking-uri after `--` names another"
+        return {_STORE: here}
+    print(f"note: {here} is on this machine, so records go to the cluster's own store; --tracking-uri names another")
+    return {}
 
 
 def _follow(url: str, client: JobSubmissionClient, name: str) -> int:

@@ -17,7 +17,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.cluster import connection, reservations
+from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, events, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected
@@ -257,7 +257,7 @@ class Driver:
             while tuning.running:
                 check()
                 if time.monotonic() - looked >= _LOOK_S:  # the process of a trial may have been killed
-                    reservations.remove_abandoned()
+                    allocation.remove_abandoned()
                     looked = time.monotonic()
                     if reached := self._budget.reached:  # each time: a mailbox that was restarted forgot it
                         self._board.line_once(f"{self._budget.words(reached)} is reached; runs stop with a checkpoint")
@@ -270,7 +270,7 @@ class Driver:
             raise
         except BaseException:
             tuning.cancel()
-            reservations.remove_abandoned()
+            allocation.remove_abandoned()
             raise
         for trial in self._trials:
             waits = trial.is_open or (trial.repeats and goal is not None)

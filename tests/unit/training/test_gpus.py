@@ -19,7 +19,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.cluster import allocation, connection, interfaces
+from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.run import results, train_worker
 from cifar_ray.training import hardware
 from tests.support.helpers import resolved
@@ -117,7 +117,7 @@ def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch:
 def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, timedelta]] = []
     ended: list[bool] = []
-    monkeypatch.setattr(interfaces, "choose", lambda: None)
+    monkeypatch.setattr(connection, "choose_interface", lambda: None)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(ray.train.collective, "broadcast_from_rank_zero", lambda address: address)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: begun.append((backend, timeout)))
