@@ -16,6 +16,7 @@ MARK = "YOURS"
 _WORLD = re.compile(r"(?<![\d.])0\.0\.0\.0(?![\d.])|(?<![\w:])::/0")
 _HOST = re.compile(r"--(?:dashboard|ray-client-server)-host[= ]+[\"']?(?!127\.0\.0\.1|localhost|::1)")
 _ONLY_SSH = re.compile(r"(?:--port |(?:--allow|--rules)[ =]tcp:)22(?=\s)|\bdeny\b")
+_WITH_TOKEN = re.compile(r"\bRAY_AUTH_MODE=token\b.*\bray start\b", re.DOTALL)
 
 
 def check(path: Path) -> list[str]:
@@ -31,11 +32,21 @@ def check(path: Path) -> list[str]:
     marked = [str(number) for number, line in lines if MARK in line and not line.lstrip().startswith("#")]
     problems = [f"your own values ({MARK}) are missing in lines {', '.join(marked)}"] if marked else []
     for key, value in _walk(config):
-        if isinstance(value, dict):
-            problems += _ports(key, value)
+        if isinstance(value, dict) and "IpProtocol" in value and _WORLD.search(str(value)):
+            ports = (value.get("FromPort", "all"), value.get("ToPort", "all"))
+            if ports != (22, 22):
+                problems.append(f"{key} must open nothing but SSH to all addresses, got ports {ports[0]} to {ports[1]}")
         elif isinstance(value, str) and "_commands[" in key:
-            problems += _command(key, value)
-    return [*problems, *_token(config)]
+            if (_WORLD.search(value) and not _ONLY_SSH.search(value)) or _HOST.search(value):
+                problems.append(f"{key} must open nothing but SSH: listen on 127.0.0.1, or anybody may run code there")
+            if "ray start" in value and not _WITH_TOKEN.search(value):
+                problems.append(f"{key} must set RAY_AUTH_MODE=token before `ray start`, or anybody may run code there")
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        if "ray start" not in str(config.get(key)):
+            problems.append(f"{key} must have `ray start` with RAY_AUTH_MODE=token, which Ray's default lacks")
+    if not any(str(target).endswith(".ray/auth_token") for target in mapping(config.get("file_mounts"))):
+        problems.append("file_mounts must bring the token to every node, ~/.ray/auth_token: ~/.ray/auth_token")
+    return problems
 
 
 def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -45,25 +56,3 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from _walk(inner, f"{key}.{name}".removeprefix("."))
     for index, inner in enumerate(value if isinstance(value, list) else ()):
         yield from _walk(inner, f"{key}[{index}]")
-
-
-def _ports(key: str, rule: dict[Any, Any]) -> Iterator[str]:
-    ports = (rule.get("FromPort", "all"), rule.get("ToPort", "all"))
-    if "IpProtocol" in rule and _WORLD.search(str(rule)) and ports != (22, 22):
-        yield f"{key} must open nothing but SSH to all addresses, got ports {ports[0]} to {ports[1]}"
-
-
-def _command(key: str, command: str) -> Iterator[str]:
-    if (_WORLD.search(command) and not _ONLY_SSH.search(command)) or _HOST.search(command):
-        yield f"{key} must open nothing but SSH: listen on 127.0.0.1, or anybody may run code there"
-    if re.search(r"\bray start\b", command) and not re.search(r"\bRAY_AUTH_MODE=token\b.*\bray start\b", command, re.S):
-        yield f"{key} must set RAY_AUTH_MODE=token before `ray start`, or anybody may run code there"
-
-
-def _token(config: dict[str, Any]) -> Iterator[str]:
-    """Faults of the token, which every node needs as a file."""
-    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
-        if "ray start" not in str(config.get(key)):
-            yield f"{key} must have `ray start` with RAY_AUTH_MODE=token, which Ray's default lacks"
-    if not any(str(target).endswith(".ray/auth_token") for target in mapping(config.get("file_mounts"))):
-        yield "file_mounts must bring the token to every node, ~/.ray/auth_token: ~/.ray/auth_token"
