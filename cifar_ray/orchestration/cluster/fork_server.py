@@ -111,20 +111,21 @@ def _serve(client: socket.socket, listener: socket.socket) -> None:
         request = json.loads(client.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
         if os.fork() == 0:
             listener.close()
-            for number, descriptor in enumerate(descriptors):
-                os.dup2(descriptor, number)
-            _become(request, client)
+            _become(request, descriptors, client)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _become(request: dict[str, Any], client: socket.socket) -> NoReturn:
+def _become(request: dict[str, Any], descriptors: list[int], client: socket.socket) -> NoReturn:
     status = 1
     try:
         client.sendall(b"!")  # from here on the client does not start Python itself
         os.setpgid(0, 0)  # Ray ends whole process groups
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         os.environ.clear()
         os.environ.update(request["environment"])
