@@ -6,6 +6,7 @@ import hashlib
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,11 @@ from cifar_ray.cli.train import resume, train
 from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Name
-from cifar_ray.orchestration.cluster import servers
-from cifar_ray.orchestration.jobs.submission import Submission
-from cifar_ray.reporting import cost
+from cifar_ray.orchestration.jobs import Submission
 
 
 def check_cluster(*files: Path) -> int:
-    """Check files for `ray up` offline: your own values, versions, the token, open ports, GPUs of machine types.
+    """Check files for `ray up` offline: your own values, the token, open ports.
 
     Args:
         files: Ray cluster files, such as cluster.yaml.
@@ -33,8 +32,7 @@ def check_cluster(*files: Path) -> int:
     problems = []
     for file in files:
         try:
-            faults = clusterfile.check(file, lambda kind: cost.of_node_type(kind).gpus)
-            problems += [f"{file}: {fault}" for fault in faults]
+            problems += [f"{file}: {fault}" for fault in clusterfile.check(file)]
         except ConfigError as error:
             problems.append(error.problem)
     for problem in problems:
@@ -64,9 +62,6 @@ def submit(
         raise ConfigError("", "cifar-ray submit needs the command after `--`, such as `cifar-ray submit -- train`")
     job = read(command, name)
     try:
-        import aiohttp  # noqa: F401  Ray's client needs it, whatever the address
-
-        servers.reach_job_server(address)
         from cifar_ray.orchestration.jobs import client
     except ModuleNotFoundError as error:
         problem = f"this command needs {error.name}; install it with `pip install 'cifar-ray[cluster]'`"
@@ -106,7 +101,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
             raise ConfigError(key, f"must begin with / or ~ in a job, which runs in a temporary folder, got {path!r}")
     job = name or own or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
     if earlier and not name:
-        job = f"resume-{re.sub(r'[^A-Za-z0-9._-]+', '-', earlier)}"  # MLflow takes any name, a job does not
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", earlier)  # MLflow takes any name, a job does not
+        job = f"resume-{plain}-{time.strftime('%Y%m%d-%H%M%S')}"  # a run can be continued more than once
     words = [*words, *([flag, job] if flag and not own and not earlier else [])]
-    file = new.get("config") or new.get("file")
-    return Submission(job, words, config.tracking_uri, file, is_numbered=bool(earlier and not name))
+    return Submission(job, words, config.tracking_uri, new.get("config") or new.get("file"))

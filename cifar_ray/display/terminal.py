@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _LIVE_S, _LINES_S = 0.2, 10.0
-"""Seconds between two reports of the images that have been decoded: on a screen, and in plain lines."""
+"""Seconds between two reports of what goes on: on a screen, and in plain lines."""
 
 
 def tilde(path: str) -> str:
@@ -44,19 +44,7 @@ class Output(Terminal):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class Waiting(ABC):
-    """Says how long a run or a sweep waits for nodes."""
-
-    @abstractmethod
-    def doing(self, text: str) -> None:
-        """What is going on before the first step."""
-
-    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
-        """How long it has waited for nodes, and how many have come."""
-        self.doing(f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}")
-
-
-class Display(Waiting):
+class Display(ABC):
     """Plain lines, above a live part in a terminal.
 
     Attributes:
@@ -70,7 +58,7 @@ class Display(Waiting):
     def __init__(self) -> None:
         self.terminal = Output(highlight=False, soft_wrap=True)
         self.is_live = False
-        self._decoding = 0.0
+        self._told = -_LINES_S
 
     def __enter__(self) -> Self:
         # In a notebook, rich's live part is a widget.
@@ -103,19 +91,26 @@ class Display(Waiting):
         else:
             self.line(text)
 
+    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
+        """How long a run or a sweep has waited for nodes, and how many have come; told now and then."""
+        self._now_and_then(_waiting(suitable, wanted, waited_s, limit_s))
+
     def decoding(self, name: str, done: int, total: int) -> None:
         """``done`` of ``total`` images of a data set have been decoded, or texts read; told now and then."""
-        if time.monotonic() - self._decoding > (_LIVE_S if self.is_live else _LINES_S):
-            self._decoding = time.monotonic()
-            verb, unit = ("reading", "texts") if name.startswith(TEXT) else ("decoding", "images")
-            self.doing(f"{verb} {name}: {done:,} of {total:,} {unit}")
+        verb, unit = ("reading", "texts") if name.startswith(TEXT) else ("decoding", "images")
+        self._now_and_then(f"{verb} {name}: {done:,} of {total:,} {unit}")
+
+    def _now_and_then(self, text: str) -> None:
+        if time.monotonic() - self._told > (_LIVE_S if self.is_live else _LINES_S):
+            self._told = time.monotonic()
+            self.doing(text)
 
     @abstractmethod
     def show_doing(self, text: str) -> None:
         """Have the live part say what is going on."""
 
 
-class View(Waiting):
+class View(ABC):
     """What displays one run: a :class:`cifar_ray.display.run.Console`, or its row on a sweep's board."""
 
     def __init__(self, task: TaskSpec = USUAL) -> None:
@@ -129,6 +124,14 @@ class View(Waiting):
     @abstractmethod
     def line(self, text: str) -> None:
         """A sentence that stays."""
+
+    @abstractmethod
+    def doing(self, text: str) -> None:
+        """What is going on before the first step."""
+
+    def waiting(self, suitable: int, wanted: int, waited_s: float, limit_s: float) -> None:
+        """How long it has waited for nodes, and how many have come."""
+        self.doing(_waiting(suitable, wanted, waited_s, limit_s))
 
     @abstractmethod
     def started(self, text: str) -> None:
@@ -171,3 +174,7 @@ class View(Waiting):
     def cost(self, usd: float) -> None:
         """What the run has cost so far."""
         self._cost = f", {dollars(usd)}"
+
+
+def _waiting(suitable: int, wanted: int, waited_s: float, limit_s: float) -> str:
+    return f"waiting for nodes: {suitable} of {wanted}, {duration(waited_s)} of at most {duration(limit_s)}"

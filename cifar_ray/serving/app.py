@@ -82,7 +82,11 @@ def build(
             raise HTTPException(
                 415, f"the body must be {what.noun} itself, not a form: curl --data-binary {what.example}"
             )
-        body = await received(request)
+        if (length := int(request.headers.get("content-length", -1))) > MAX_BODY_MIB << 20:
+            raise HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
+        if length < 0:
+            raise HTTPException(411, "the request must tell the length of its body")
+        body = await request.body()
         try:
             async with decoding:
                 inputs, size = await asyncio.to_thread(what.read, body)
@@ -124,23 +128,6 @@ def build(
     for kind in (Refusal, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, refuse)
     return app
-
-
-async def received(request: Request) -> bytes:
-    """The body of a request.
-
-    Raises:
-        HTTPException: 413 when it is too large, before all of it has arrived.
-    """
-    too_large = HTTPException(413, f"the body is larger than {MAX_BODY_MIB} MiB")
-    limit, body = MAX_BODY_MIB << 20, bytearray()
-    if int(request.headers.get("content-length", 0)) > limit:
-        raise too_large
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
 
 
 class Batches:

@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
-import resource
 import signal
 import socket
 from collections.abc import Callable
 
 import torch
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.serving.app import of_run
 from cifar_ray.training import hardware
 
-REQUEST_TIMEOUT_S = 10.0  # for a whole request to arrive
-MAX_CONNECTIONS = 256  # or half of the files that the process may open, where that is less
-
-
-class Connection(H11Protocol):
-    """A connection that waits only so long for a whole request; where there are too many, the longest waiting ends.
-
-    uvicorn by itself waits without end, and answers 503 to everyone once there are too many.
-    """
-
-    _due: asyncio.TimerHandle
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_request()
-        assert self.limit_concurrency is not None
-        if len(self.connections) >= self.limit_concurrency:
-            every = [each for each in self.connections if isinstance(each, Connection)]
-            longest = min((each for each in every if not each._due.cancelled()), key=lambda each: each._due.when())
-            self.connections.discard(longest)
-            longest.transport.abort()
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.cycle and not self.cycle.more_body and not self.cycle.response_complete:
-            self._due.cancel()
-
-    def on_response_complete(self) -> None:
-        self._due.cancel()
-        self._await_request()
-        super().on_response_complete()
-
-    def _await_request(self) -> None:
-        self._due = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.close)
+MAX_CONNECTIONS = 256  # what comes beyond them is answered 503
 
 
 def serve(
@@ -71,13 +35,7 @@ def serve(
     """
     app = of_run(run, checkpoint, tracking_uri, note)
     torch.set_num_threads(hardware.allowed_cpus())
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = min(MAX_CONNECTIONS, files // 2)
-    # In one turn of asyncio's loop it accepts as many as the backlog; they are closed three turns later at the soonest.
-    config = uvicorn.Config(
-        app, loop="asyncio", http=Connection, log_level="warning", limit_concurrency=limit, backlog=limit // 8
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", limit_concurrency=MAX_CONNECTIONS))
     for signum in (signal.SIGINT, signal.SIGTERM):  # also before and after uvicorn listens to them
         signal.signal(signum, server.handle_exit)
     about, (host, port) = app.state.about, listener.getsockname()[:2]

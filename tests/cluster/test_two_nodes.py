@@ -124,10 +124,10 @@ def test_workers_that_never_get_their_place_end_the_run_after_the_deadline(perso
 def test_an_address_where_nothing_listens_is_refused(person: Person) -> None:
     for address in ("127.0.0.1:9", "nowhere.invalid:6379"):
         with pytest.raises(ConfigError, match=f"must be that of a running Ray head; '{address}': "):
-            servers.reach(address)
+            servers.reach_chosen(address)
     for address in ("localhost", "ray://127.0.0.1:10001"):
         with pytest.raises(ConfigError, match=f"must be HOST:PORT of a Ray head, or auto, got '{address}'"):
-            servers.reach(address)
+            servers.reach_chosen(address)
     sentence = person.refused(*WORDS, "--address", "127.0.0.1:9")
     assert sentence.startswith("--address must be that of a running Ray head; '127.0.0.1:9': ")
     assert not (person.home / ".cifar_ray").exists()

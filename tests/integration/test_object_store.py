@@ -195,12 +195,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.extended
 @pytest.mark.fault
 def test_a_disk_that_fills_up_fails_the_run_truthfully(person: Person, disk: Path) -> None:
-    (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - 50_000))
-    sentence = refused(person, str(disk / "runs"))
-    assert sentence.startswith("error: --storage must have room for 2 checkpoints of simple_cnn, ")
-    assert f"{disk}/runs/" in sentence
-    assert list((disk / "runs").iterdir()) == []
-    (disk / "ballast").unlink()
     with person.starts(*LONG, "--epochs", "200", "--storage", str(disk / "runs")) as run:
         run.until("epoch 2/200", timeout=400)
         with pytest.raises(OSError, match="No space left"):

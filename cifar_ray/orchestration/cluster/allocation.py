@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import ray
+from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import ConfigError, RunFailedError
-from cifar_ray.config.topology import Node, Topology
+from cifar_ray.config.errors import CommandFailedError, ConfigError, RunFailedError
+from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import connection, optional, preflight
-from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.storage import Folder
-from cifar_ray.training import hardware, recipe
+from cifar_ray.training import recipe
 
 _POLL_S = 1.0
-_LOG_EVERY_S = 10.0
+_REPEAT_S = 10.0
+_ANSWER_S = 10
+_NODE_TYPE = "ray.io/node-group"  # a label of nodes that Ray's launcher or KubeRay has started
 
 
 def start_timeout_s() -> float:
@@ -52,154 +55,153 @@ class Allocation:
     unused_gpus: str = ""
 
 
-Report = Callable[[int, int, float, float], None]
-"""Called while a run waits: nodes that can hold its workers, nodes needed, seconds waited, seconds at most."""
-
-
 @dataclass
 class NodeAllocator:
     """Context manager: chooses nodes for one run, whenever its workers start or move; afterwards none are asked for.
 
+    The cluster keeps one request to its autoscaler, the latest of any run, even when its driver is killed. So a request
+    is repeated while it is needed, and dropped as soon as it is not.
+
     Attributes:
-        report: called now and then while waiting.
+        report: called while waiting, with nodes that can hold the workers, nodes needed, seconds waited and at most.
         check: called while waiting; what it raises ends the wait.
-        log: called with a sentence on what was decided.
-        excluded: ids of nodes that an elastic run does not use.
         tested: ids of nodes from which the run's storage can be used.
     """
 
-    report: Report
+    report: Callable[[int, int, float, float], None]
     check: Callable[[], object]
-    log: Callable[[str], object] = str
-    excluded: set[str] = field(default_factory=set)
     tested: set[str] = field(default_factory=set)
-    demand: Demand = field(default_factory=Demand)
-    _requested: float = 0.0
+    _bundles: list[dict[str, float]] = field(default_factory=list)
+    _sent: float = 0.0
+    _refused: list[list[dict[str, float]]] = field(default_factory=list)
 
     def __enter__(self) -> NodeAllocator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.demand.drop()
+        self._drop()
 
-    def allocate(
-        self, config: ResolvedConfig, asked: Decided, held: Held | None = None, patient: bool = False
-    ) -> Allocation:
+    def allocate(self, config: ResolvedConfig, asked: Decided, held: Held | None = None) -> Allocation:
         """Choose topology, device and nodes; wait for nodes that an autoscaler can add.
 
         Args:
             config: a resolved config.
             asked: its device and CPUs per worker stay where they are decided.
-            held: what workers of this run hold that have just left, or are about to.
-            patient: whether to wait without an autoscaler too, since nodes may be added by hand.
+            held: what workers of this run hold that have just left, or are about to. Then a run waits without an
+                autoscaler, too, where nodes may be added by hand: not to a Ray that was started here.
 
         Raises:
             ConfigError: when the cluster lacks nodes and no autoscaler would add them.
             RunFailedError: when they have not come within :func:`start_timeout_s`.
         """
-        begun = reported = time.monotonic()
-        before = -1
+        begun, patient = time.monotonic(), held is not None and connection.address(config) is not None
         while True:
-            requested = self.demand.renew(config, _wanted(config, asked))
-            # While GPUs may come, CPUs that are there are not taken.
-            now = replace(asked, device="cuda") if requested and self.demand.for_gpus else asked
+            requested = self._request(config, _candidates(config, asked))
             try:
-                return choose(config, now, held, self.excluded)
+                return choose(config, asked, held)
             except TooSmallError as lacking:
-                waited = time.monotonic() - begun
                 if not (requested or patient):
-                    raise lacking if not self.demand.refused else _refused(lacking) from None
+                    why = "its autoscaler cannot bring more: its node types or max_workers do not allow it"
+                    raise TooSmallError("topology", lacking.problem + f", and {why}" * bool(self._refused)) from None
+                waited = time.monotonic() - begun
                 if waited >= start_timeout_s():
-                    raise RunFailedError(
-                        f"the nodes have not come within {start_timeout_s():g} s: {lacking}"
-                        + ("; /tmp/ray/session_latest/logs/monitor.* on the head say why" if requested else "")
-                        + ("; --device cpu does without GPUs" if now.device != asked.device else "")
-                    ) from None
-                if before < 0 and requested and asked.device == "auto" and not optional.tells_refusals():
-                    self.log("asking the autoscaler for CPUs; --device cuda asks for GPUs")
-                suitable, wanted = _suitable(config, now)
-                if suitable != before or time.monotonic() - reported >= _LOG_EVERY_S:
-                    self.report(suitable, wanted, waited, start_timeout_s())
-                    before, reported = suitable, time.monotonic()
+                    late = f"the nodes have not come within {start_timeout_s():g} s: {lacking}"
+                    logs = "; /tmp/ray/session_latest/logs/monitor.* on the head say why" * requested
+                    raise RunFailedError(late + logs) from None
+            self.report(*_suitable(config, asked), waited, start_timeout_s())
             self.check()
             time.sleep(_POLL_S)
 
     def again(self, folder: Folder, config: ResolvedConfig, asked: Decided, held: Held) -> Allocation:
-        """Choose nodes for workers that start again, and test the storage from those that are new.
-
-        Args:
-            folder: the run's.
-            config: the run's.
-            asked: as of :meth:`allocate`.
-            held: what the run had and may have again.
+        """As :meth:`allocate`, for workers of a run in ``folder`` that start again; new nodes must reach its storage.
 
         Raises:
             RunFailedError: when no nodes come in time, or the storage cannot be used from one of them.
         """
-        while True:
-            try:  # no node is added to a Ray that was started here
-                chosen = self.allocate(config, asked, held, patient=connection.address(config) is not None)
-            except ConfigError as error:
-                raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
-            untested = set(chosen.nodes) - self.tested
-            nodes = [node for node in connection.nodes() if node.node_id in untested] if untested else []
-            try:
-                problems = preflight.problems(folder, config, nodes)
-            except OSError:  # the driver itself cannot reach the storage now, which says nothing about a node
-                return chosen
-            if not problems:
-                self.tested.update(chosen.nodes)
-                return chosen
-            for problem in problems.values():
-                if config.elastic is None:
-                    raise RunFailedError(problem.as_flag())
-                self.log(f"going on without a node: {problem.as_flag()}")
-            self.excluded.update(problems)
+        try:
+            chosen = self.allocate(config, asked, held)
+        except ConfigError as error:
+            raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
+        try:
+            if untested := set(chosen.nodes) - self.tested:
+                preflight.try_storage(folder, config, untested)
+        except ConfigError as error:
+            raise RunFailedError(error.as_flag()) from None
+        except (OSError, CommandFailedError):  # nobody knows now: the driver cannot reach it, or the node has left
+            return chosen
+        self.tested.update(chosen.nodes)
+        return chosen
 
     def request_missing(self, config: ResolvedConfig, decided: Decided, placed: int) -> None:
         """While so many workers of a run train, ask the autoscaler for what is missing only.
 
         A node with workers is not idle anyway.
         """
-        if time.monotonic() - self._requested < _POLL_S:
-            return
-        self._requested = time.monotonic()
         least = min(placed, decided.world_size)
         larger = [wider for wider in _candidates(config, decided) if wider.world_size > least]
         with suppress(ray.exceptions.RayError):  # the head is slow to answer
-            if not (larger and self.demand.renew(config, larger)):
-                self.demand.drop()
+            if not (larger and self._request(config, larger)):
+                self._drop()
+
+    def _request(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
+        """Ask for the nodes of the first of several topologies that the autoscaler has not refused.
+
+        Returns:
+            Whether there is an autoscaler that has not refused all of them.
+        """
+        if not any(node["Alive"] and node["Labels"].get(_NODE_TYPE) for node in ray.nodes()):
+            return False  # each head runs a monitor, but nothing starts nodes where they were started by hand
+        refused = optional.refused_bundles(_ANSWER_S)
+        if refused is None:
+            return False
+        if self._bundles and refused == self._bundles:
+            self._refused.append(self._bundles)
+        for decided in wanted:
+            bundles = _bundles(config, decided)
+            if bundles in self._refused:
+                continue
+            if bundles != self._bundles or time.monotonic() - self._sent >= _REPEAT_S:
+                request_resources(bundles=bundles)
+                self._bundles, self._sent = bundles, time.monotonic()
+            return True
+        return False
+
+    def _drop(self) -> None:
+        """Withdraw the request, so that idle nodes can be removed."""
+        if self._bundles:
+            with suppress(ray.exceptions.RayError):  # the cluster is gone, and the request with it
+                request_resources(bundles=[])
+            self._bundles = []
 
 
-def check_elastic(config: TrainConfig) -> None:
-    """Refuse an elastic run without a cluster whose size can change.
+def _bundles(config: TrainConfig, decided: Decided) -> list[dict[str, float]]:
+    """The request for a topology: bundles of the size of a node's workers.
 
-    Raises:
-        ConfigError: saying so.
+    Ray packs bundles onto nodes as it likes; none can ask for a node of its own. So there are as many as the nodes of
+    the cluster hold, and one more for each node that is missing.
     """
-    if config.elastic is not None and connection.address(config) is None and config.local_nodes == 1:
-        raise ConfigError(
-            "elastic", "is for a cluster whose size can change: give --address, or --local-nodes to try it"
-        )
+    wanted, gpus = decided.placement, decided.gpus(config)
+    bundle = {"CPU": float(wanted.workers_per_node * decided.cpus)}
+    if gpus:
+        bundle["GPU"] = float(wanted.workers_per_node * gpus)
+    rooms = [topology.capacity(node, decided.cpus, gpus) // wanted.workers_per_node for node in connection.nodes()]
+    missing = wanted.nodes - sum(room > 0 for room in rooms)
+    held = sum(rooms) if missing > 0 else wanted.nodes
+    return [bundle] * (held + max(missing, 0))
 
 
-def choose(config: ResolvedConfig, asked: Decided, held: Held | None, excluded: Collection[str] = ()) -> Allocation:
+def choose(config: ResolvedConfig, asked: Decided, held: Held | None) -> Allocation:
     """Choose topology, device and nodes by what the cluster has now.
 
-    An elastic run takes the most workers that fit on nodes that are free and not ``excluded``; what it ``held`` counts
-    as free.
+    An elastic run takes the most workers that fit on what is free; what it ``held`` counts as free.
 
     Raises:
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    totals = connection.nodes()
-    free = connection.free_nodes(held)
-    candidates = _candidates(config, asked)
-    if config.elastic is None:
-        return _first(config, candidates, totals, free, totals)
-    nodes = [node for node in free if node.node_id not in excluded]
-    return _first(config, candidates, nodes, nodes, totals)
+    totals, free = connection.nodes(), connection.free_nodes(held)
+    nodes = totals if config.elastic is None else free
+    return _first(config, _candidates(config, asked), nodes, free, any(node.gpus for node in totals))
 
 
 def at_topology(config: ResolvedConfig, asked: Decided, nodes: Sequence[Node] | None = None) -> Allocation:
@@ -209,87 +211,61 @@ def at_topology(config: ResolvedConfig, asked: Decided, nodes: Sequence[Node] | 
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    totals = connection.nodes() if nodes is None else nodes
-    return _first(config, [asked], totals, nodes, totals)
+    free = connection.free_nodes() if nodes is None else nodes
+    nodes = connection.nodes() if nodes is None else nodes
+    return _first(config, [asked], nodes, free, any(node.gpus for node in nodes))
 
 
 def _first(
-    config: ResolvedConfig,
-    candidates: Sequence[Decided],
-    nodes: Sequence[Node],
-    free: Sequence[Node] | None,
-    totals: Sequence[Node],
+    config: ResolvedConfig, candidates: Sequence[Decided], nodes: Sequence[Node], free: Sequence[Node], has_gpus: bool
 ) -> Allocation:
     """The first of the candidates that the nodes hold, on GPUs before CPUs; errors as of :func:`at_topology`.
 
-    Args:
-        config: of the run.
-        candidates: the topologies that it may have.
-        nodes: the nodes to choose from.
-        free: the same with what is free on each; asked for when None.
-        totals: all nodes, with what is in use on each.
+    ``free``: the same nodes, with what is free on each.
     """
-    wanted, unused_gpus = candidates[0].device, ""
+    refusals: list[ConfigError] = []
+    wanted = candidates[0].device
     for device in ("cuda", "cpu") if wanted == "auto" else (wanted,):
-        reasons = []
+        unused_gpus = str(refusals[0]) if refusals and has_gpus else ""
         for candidate in candidates:
-            decided = replace(candidate, device=device)
-            gpus_each = decided.gpus(config)
             try:
-                chosen = topology.choose(decided.placement, _freest(nodes, free, gpus_each), decided.cpus, gpus_each)
-                recipe.check_place(config, decided)
-                cpus = decided.cpus_per_worker or _share_of_cpus(decided.placement, gpus_each, chosen, nodes, free)
-                return Allocation(replace(decided, cpus_per_worker=cpus), chosen, unused_gpus)
+                return Allocation(*_place(config, replace(candidate, device=device), nodes, free), unused_gpus)
             except ConfigError as error:
-                refusal = error
-                reasons.append(str(error))
-            except ValueError as error:
-                advice = _advice(config, decided) if device == "cpu" else _uncounted(config)
-                refusal = TooSmallError("topology", str(error) + (advice and f"; {advice}"))
-                in_use = topology.copies(decided.placement, totals, decided.cpus, gpus_each) > 0
-                reasons.append("they are in use" if in_use else str(error))
-        unused_gpus = reasons[0] if any(node.gpus for node in totals) else _uncounted(config)
-    raise refusal
+                refusals.append(error)
+    raise refusals[-1]
 
 
-def _share_of_cpus(
-    placement: Topology, gpus: float, chosen: list[str], totals: Sequence[Node], free: Sequence[Node] | None
-) -> int:
-    """CPUs of each worker, with ``gpus``, where none are given: a share of what is ``free`` on the chosen nodes.
+def _place(
+    config: ResolvedConfig, decided: Decided, nodes: Sequence[Node], free: Sequence[Node]
+) -> tuple[Decided, list[str]]:
+    """How many CPUs each worker has, and the node of each: those with the most free GPUs first, if it needs any.
 
-    A node on which others leave too little counts as a whole, since the run has to wait for it anyway.
+    Where no CPUs are given, they are a share of what is free. A node on which others leave too little counts as a
+    whole, since the run has to wait for it anyway.
     """
-    offers = {node.node_id: node for node in totals}
-    for node in connection.free_nodes() if free is None else free:
-        if topology.capacity(node, 1, gpus) >= placement.workers_per_node:
-            offers[node.node_id] = node
-    sizes = [offers[node_id] for node_id in dict.fromkeys(chosen)]
-    return topology.share_of_cpus(placement, sizes, gpus)
+    placement, gpus = decided.placement, decided.gpus(config)
+    room = {node.node_id: node for node in (*nodes, *free)}
+    if gpus:
+        nodes = sorted(nodes, key=lambda node: -room[node.node_id].gpus)
+    try:
+        chosen = topology.choose(placement, nodes, decided.cpus, gpus)
+    except ValueError as error:
+        raise TooSmallError("topology", f"{error}{_advice(config, decided)}") from None
+    recipe.check_place(config, decided)
+    if decided.cpus_per_worker is None:
+        for node in nodes:
+            if topology.capacity(room[node.node_id], 1, gpus) < placement.workers_per_node:
+                room[node.node_id] = node
+        sizes = [room[node_id] for node_id in dict.fromkeys(chosen)]
+        decided = replace(decided, cpus_per_worker=topology.share_of_cpus(placement, sizes, gpus))
+    return decided, chosen
 
 
 def _advice(config: TrainConfig, decided: Decided) -> str:
     nodes = max(decided.placement.nodes, 2)
-    if connection.address(config) or config.local_nodes >= nodes:
+    if connection.address(config) or config.local_nodes >= nodes or decided.device == "cuda":
         return ""
-    return f"to try it here, --local-nodes {nodes} starts that many nodes on this machine, with CPUs that it has not"
-
-
-def _freest(nodes: Sequence[Node], free: Sequence[Node] | None, gpus_each: float) -> Sequence[Node]:
-    """For workers with GPUs, the nodes with the most free GPUs first; else as they are, by free CPUs."""
-    if not gpus_each:
-        return nodes
-    amounts = {node.node_id: node.gpus for node in (connection.free_nodes() if free is None else free)}
-    return sorted(nodes, key=lambda node: -amounts.get(node.node_id, 0.0))
-
-
-def _uncounted(config: TrainConfig) -> str:
-    """Why a Ray that was started on this machine counts no GPUs although it has some; empty when it has none."""
-    if connection.address(config):
-        return ""
-    driver = hardware.nvml()
-    if driver.error:
-        return f"NVIDIA's driver does not answer ({driver.error}), so Ray counts no GPU of this machine"
-    return "the nodes that --local-nodes starts have no GPUs" if driver.names and config.local_nodes > 1 else ""
+    return f"; to try it here, --local-nodes {nodes} starts that many nodes on this machine, with CPUs that it has not"
 
 
 def _candidates(config: ResolvedConfig, asked: Decided) -> list[Decided]:
@@ -305,33 +281,25 @@ def _candidates(config: ResolvedConfig, asked: Decided) -> list[Decided]:
     return candidates
 
 
-def _wanted(config: ResolvedConfig, asked: Decided) -> list[Decided]:
-    """What to ask the autoscaler for, until it takes one: with ``--device auto``, GPUs before CPUs.
-
-    Not if its refusals cannot be read: where no type of node has GPUs, they would be waited for.
-    """
-    candidates = _candidates(config, asked)
-    with_gpus = []
-    if asked.device == "auto" and optional.tells_refusals():
-        for candidate in (replace(each, device="cuda") for each in candidates):
-            with suppress(ConfigError):  # it cannot use them
-                recipe.check_place(config, candidate)
-                with_gpus.append(candidate)
-    return with_gpus + candidates
-
-
-def _refused(lacking: TooSmallError) -> TooSmallError:
-    why = "its autoscaler cannot bring more: its node types or max_workers do not allow it"
-    return TooSmallError(lacking.key, f"{lacking.problem}, and {why}")
-
-
 def _suitable(config: ResolvedConfig, asked: Decided) -> tuple[int, int]:
     """How many nodes can hold workers of the run's smallest topology, and how many it needs."""
     least = _candidates(config, asked)[-1]
-    wanted = least.placement
-    large = [
-        node
-        for node in connection.nodes()
-        if topology.capacity(node, least.cpus, least.gpus(config)) >= wanted.workers_per_node
-    ]
-    return min(len(large), wanted.nodes), wanted.nodes
+    wanted, size = least.placement, (least.cpus, least.gpus(config))
+    large = sum(topology.capacity(node, *size) >= wanted.workers_per_node for node in connection.nodes())
+    return min(large, wanted.nodes), wanted.nodes
+
+
+def remove_abandoned() -> None:
+    """Remove the placement groups whose creator, an actor, has died: Ray keeps them until the job ends, too.
+
+    A group that still waits for room counts as well, since it would take the next room there is.
+    """
+    for group in optional.abandoned_groups():
+        remove_placement_group(PlacementGroup(group))
+
+
+def holders(resource: str) -> str:
+    """How much of a resource of the cluster is in use, as ``2 of 3 CPUs are in use``."""
+    total = ray.cluster_resources().get(resource, 0.0)
+    held = total - ray.available_resources().get(resource, 0.0)
+    return f"{held:g} of {total:g} {resource}s are in use"

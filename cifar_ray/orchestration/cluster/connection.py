@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import ModuleType
 
+import psutil
 import ray
 
 from cifar_ray.config import imports
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import ConfigError, InterruptedRunError
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import interfaces, local, optional, servers
+from cifar_ray.orchestration.cluster import local, optional, servers
 from cifar_ray.training import hardware
 
 _GREETING_TIMEOUT_S = 20.0
@@ -44,31 +43,24 @@ def connected(
         A function that names the process of a Ray started here that has ended, or returns an empty string.
 
     Raises:
-        ConfigError: when no cluster answers at the address, this machine has too few CPUs for the nodes or no network
-            interface of the name that is set.
-        NotStartedError: when Ray does not start here.
+        ConfigError: when no cluster answers at the address.
+        CommandFailedError: when Ray does not start here.
     """
     head, room = address(config), room or Decided.asked(config)
     if config.local_nodes > 1 and (head or ray.is_initialized()):
         which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError("local_nodes", f"is for a Ray started here, and {which}")
-    joins = bool(head) or ray.is_initialized()
-    if not joins and room.world_size > 1:  # else the workers check it, on their nodes
-        interfaces.check()
-    doing("joining Ray" if joins else "starting Ray")
+    doing("joining Ray" if head or ray.is_initialized() else "starting Ray")
     with ExitStack() as stack:
         if ray.is_initialized():
             yield str
         elif head:
             stack.enter_context(optional.environment(servers.token_mode()))
             stack.callback(ray.shutdown)
-            with _same_sigterm_handler():
-                _join(head, config, imports.to_ship(functions))
+            _join(head, config, imports.to_ship(functions), stack)
             yield str
         else:
-            with _same_sigterm_handler():
-                ended = stack.enter_context(local.running(config, room))
-            yield ended
+            yield stack.enter_context(local.running(config, room))
 
 
 def address(config: TrainConfig) -> str | None:
@@ -78,20 +70,12 @@ def address(config: TrainConfig) -> str | None:
 
 def nodes() -> list[Node]:
     """Live nodes that are not about to leave, most free CPUs first; among equals the driver's first."""
-    free = optional.free_resources()
+    free, leaving = optional.free_resources(), optional.draining_nodes()
     here = ray.get_runtime_context().get_node_id()
-    leaving = optional.draining_nodes()
     alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in leaving]
     alive.sort(key=lambda node: (-free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeID"] != here))
-    return [
-        Node(
-            node["NodeID"],
-            node["NodeManagerAddress"],
-            node["Resources"].get("CPU", 0.0),
-            node["Resources"].get("GPU", 0.0),
-        )
-        for node in alive
-    ]
+    sizes = [[node["Resources"].get(kind, 0.0) for kind in ("CPU", "GPU")] for node in alive]
+    return [Node(node["NodeID"], node["NodeManagerAddress"], *size) for node, size in zip(alive, sizes)]
 
 
 Held = Mapping[str, tuple[float, float]]
@@ -115,61 +99,29 @@ def shares_a_machine(config: TrainConfig, decided: Decided) -> bool:
     return config.local_nodes > 1 and (crowded or decided.placement.nodes > 1)
 
 
-@contextmanager
-def _same_sigterm_handler() -> Iterator[None]:
-    """Context manager: keep the handler of SIGTERM. Ray's own exits at once, with locks held and the run open.
-
-    Raises:
-        InterruptedRunError: after a SIGTERM meanwhile, even where Ray's code has swallowed what its handler raised.
-    """
-    if threading.current_thread() is not threading.main_thread():  # Ray sets none there
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+def _join(head: str, config: TrainConfig, modules: list[ModuleType], stack: ExitStack) -> None:
+    must = f"must be that of a running Ray head; {head!r}"
+    if head != "auto":
+        servers.reach_chosen(head)
+        answer = optional.greeting(head, _GREETING_TIMEOUT_S)
+        if answer == "UNAUTHENTICATED":
+            raise ConfigError("", f"the Ray cluster at {head} {servers.UNAUTHORIZED}")
+        if answer != "OK":
+            raise ConfigError("address", f"{must} does not answer as one")
     try:
-        yield
-    except SystemExit:
-        raise InterruptedRunError(signal.SIGTERM) from None
-    finally:
-        signal.set_wakeup_fd(woken)
-        signal.signal(signal.SIGTERM, before)
-        os.close(writer)
-        with open(reader, "rb") as signals:  # noqa: PTH123  a pipe
-            came = signal.SIGTERM in signals.read()
-    if came:
-        raise InterruptedRunError(signal.SIGTERM)
-
-
-def _join(head: str, config: TrainConfig, modules: list[ModuleType]) -> None:
-    if head != "auto":  # Ray finds that one by itself
-        servers.reach(head)
-        _greet(head)
-    try:
-        ray.init(address=head, runtime_env={"py_modules": modules} if modules else None, **local.quiet(config))
+        runtime_env = {"py_modules": modules} if modules else None
+        local.init(stack, address=head, runtime_env=runtime_env, **local.quiet(config)).result()
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = " ".join(str(error).split())[:_LONGEST_REASON]
-        raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {reason}") from None
+        raise ConfigError("address", f"{must}: {' '.join(str(error).split())[:_LONGEST_REASON]}") from None
 
 
-def _greet(head: str) -> None:
-    """Check the token and the version before Ray does, which tries for 20 s and does not name a wrong token."""
-    answer = optional.greeting(head, _GREETING_TIMEOUT_S)
-    if answer is None or (answer.code == "OK" and answer.ray_version == ray.__version__):
-        return
-    if answer.code == "OK":
-        versions = f"Ray {answer.ray_version}, and this machine {ray.__version__}"
-        raise ConfigError("", f"the Ray cluster at {head} has {versions}; install the same on both")
-    if answer.code == "UNAUTHENTICATED":
-        raise ConfigError("", wrong_token(head))
-    raise ConfigError("address", f"must be that of a running Ray head; {head!r} does not answer as one")
+def choose_interface() -> None:
+    """Set the network interface of gloo and NCCL, unless the environment does.
 
-
-def wrong_token(address: str) -> str:
-    """What to do when a cluster does not take the token."""
-    return (
-        f"the Ray cluster at {address} does not take the token given here, if any; put its own into "
-        "~/.ray/auth_token, or RAY_AUTH_TOKEN"
-    )
+    Where the host name resolves to loopback, gloo would bind there, and peers on other hosts would wait for ever.
+    """
+    here = ray.util.get_node_ip_address()
+    for name, entries in psutil.net_if_addrs().items():
+        if here in (entry.address for entry in entries):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cifar_ray.config import imports
 
@@ -84,7 +84,7 @@ def main(descriptor: int) -> None:
     """Import, then fork a copy for every request to a listening socket until standard input closes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies leave no zombies
     listener = socket.socket(fileno=descriptor)
-    threading.Thread(target=_end_with_driver, daemon=True).start()
+    threading.Thread(target=_end_with, args=[0], daemon=True).start()  # sys.stdin's lock would be held in every copy
     gc.disable()  # the modules are never garbage
     for name in _PRELOADED:
         importlib.import_module(name)
@@ -97,14 +97,15 @@ def main(descriptor: int) -> None:
             _serve(client, listener)
 
 
-def _end_with_driver() -> None:
-    while os.read(0, 1):  # sys.stdin would hold its lock meanwhile, in every copy
-        pass
-    os._exit(0)
+def _end_with(descriptor: int) -> None:
+    """Exit when the other end of a pipe or socket is closed: with the driver, or the process that Ray has started."""
+    with contextlib.suppress(OSError):
+        os.read(descriptor, 1)
+    os._exit(1)
 
 
 def _serve(client: socket.socket, listener: socket.socket) -> None:
-    """Fork a copy that has the client's standard input, output and error."""
+    """Fork a copy that has the client's standard streams, and becomes the process that it stands for."""
     head, descriptors, _, _ = socket.recv_fds(client, _LENGTH_BYTES, 3)
     try:
         request = json.loads(client.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
@@ -116,8 +117,7 @@ def _serve(client: socket.socket, listener: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _become(request: dict[str, object], descriptors: list[int], client: socket.socket) -> NoReturn:
-    """Turn this copy into the process that the client was started as. Never returns."""
+def _become(request: dict[str, Any], descriptors: list[int], client: socket.socket) -> NoReturn:
     status = 1
     try:
         client.sendall(b"!")  # from here on the client does not start Python itself
@@ -128,10 +128,10 @@ def _become(request: dict[str, object], descriptors: list[int], client: socket.s
             os.close(descriptor)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         os.environ.clear()
-        os.environ.update(request["environment"])  # type: ignore[call-overload]
-        os.chdir(str(request["folder"]))
-        threading.Thread(target=_end_with_client, args=[client], daemon=True).start()
-        sys.argv = list(request["words"])  # type: ignore[call-overload]
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        threading.Thread(target=_end_with, args=[client.fileno()], daemon=True).start()
+        sys.argv = request["words"]
         sys.path.insert(0, str(Path(sys.argv[0]).parent))
         runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
@@ -144,13 +144,6 @@ def _become(request: dict[str, object], descriptors: list[int], client: socket.s
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
-
-
-def _end_with_client(client: socket.socket) -> None:
-    """Exit when the client is killed, the process that Ray has started."""
-    with contextlib.suppress(OSError):
-        client.recv(1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Private parts of Ray that pay: read here, never assigned, and each with a fallback that is right without it.
 
-Ray promises to keep none of them. A part that the installed Ray lacks is logged once, at INFO, and the fallback takes
-its place; ``CIFAR_RAY_PLAIN_RAY=1`` switches all of them off.
+Ray promises to keep none of them. A part that the installed Ray lacks is logged at INFO, and the fallback takes its
+place; ``CIFAR_RAY_PLAIN_RAY=1`` switches all of them off.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import ray
 
 PLAIN = "CIFAR_RAY_PLAIN_RAY"
 
 _logger = logging.getLogger(__name__)
-_missing: set[str] = set()
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -39,9 +38,7 @@ def part(fallback: Callable[..., Any]) -> Callable[[Callable[_P, _T]], Callable[
                 except ray.exceptions.RayError:
                     raise
                 except Exception as error:
-                    if read.__name__ not in _missing:
-                        _missing.add(read.__name__)
-                        _logger.info("Ray %s has no %s for this program: %r", ray.__version__, read.__name__, error)
+                    _logger.info("Ray %s has no %s for this program: %r", ray.__version__, read.__name__, error)
             return fallback(*args, **kwargs)
 
         return reading
@@ -90,10 +87,10 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [*os.environ]:
+        for name in {*before, *os.environ}:
             if name in values or name.startswith("RAY_"):
-                del os.environ[name]
-        os.environ.update({name: value for name, value in before.items() if name in values or name.startswith("RAY_")})
+                os.environ.pop(name, None)
+                os.environ.update({name: before[name]} if name in before else {})
         reread_environment()
 
 
@@ -131,38 +128,18 @@ def head_resource() -> dict[str, float]:
     return {find("ray._common.constants:HEAD_NODE_RESOURCE_NAME"): 0.001}
 
 
-class Greeting(NamedTuple):
-    """What a head says to who knocks.
-
-    Attributes:
-        code: of gRPC, such as ``OK`` or ``UNAUTHENTICATED``.
-        ray_version: the head's, when it answers.
-    """
-
-    code: str
-    ray_version: str
-
-
-@part(lambda head, timeout_s: None)
-def greeting(head: str, timeout_s: float) -> Greeting | None:
-    """Ask a head for its version. Without it Ray tries a wrong token for 20 s, and says so in its own words."""
+@part(lambda head, timeout_s: "OK")
+def greeting(head: str, timeout_s: float) -> str:
+    """gRPC's code of a head's answer, such as ``UNAUTHENTICATED``. Without it Ray tries a wrong token for 20 s."""
     import grpc
 
     try:
         with find("ray._private.gcs_utils:create_gcs_channel")(head) as channel:
             stub = find("ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub")(channel)
-            request = find("ray.core.generated.gcs_service_pb2:CheckAliveRequest")()
-            return Greeting("OK", stub.CheckAlive(request, timeout=timeout_s).ray_version)
+            stub.CheckAlive(find("ray.core.generated.gcs_service_pb2:CheckAliveRequest")(), timeout=timeout_s)
     except grpc.RpcError as error:
-        return Greeting(error.code().name, "")
-
-
-@part(lambda: False)
-def tells_refusals() -> bool:
-    """Whether :func:`refused_bundles` can say what is refused. Without it ``--device auto`` asks for no GPUs."""
-    find("ray.experimental.internal_kv:internal_kv_get_gcs_client")
-    find("ray.core.generated.autoscaler_pb2:GetClusterStatusReply")
-    return True
+        return str(error.code().name)
+    return "OK"
 
 
 @part(lambda timeout_s: [])
@@ -191,15 +168,13 @@ def abandoned_groups() -> list[ray.PlacementGroupID]:
 
     Without it they are free when the job ends.
     """
-    kind = find("ray.core.generated.gcs_pb2:PlacementGroupTableData")
-    state = find("ray._private.state:state")
-    job = ray.get_runtime_context().get_job_id()
-    groups = []
-    for entry in state._connect_and_get_accessor().get_placement_group_table():
-        group = kind.FromString(entry)
-        creator = ray.ActorID(group.creator_actor_id)
-        if group.creator_job_id.hex() != job or group.state == kind.REMOVED or creator.is_nil():
-            continue
-        if state.actor_table(creator.hex()).get("State") == "DEAD":
-            groups.append(ray.PlacementGroupID(group.placement_group_id))
-    return groups
+    kind, state = find("ray.core.generated.gcs_pb2:PlacementGroupTableData"), find("ray._private.state:state")
+    groups = map(kind.FromString, state._connect_and_get_accessor().get_placement_group_table())
+    dead = state.actor_table(None, None, "DEAD")
+    return [
+        ray.PlacementGroupID(group.placement_group_id)
+        for group in groups
+        if group.creator_job_id.hex() == ray.get_runtime_context().get_job_id()
+        and group.creator_actor_id.hex() in dead
+        and group.state != kind.REMOVED
+    ]

@@ -1,14 +1,13 @@
-"""Check nodes: can they use a run's storage, before it is recorded or moves, can PyTorch use their GPUs, and what are
-they."""
+"""Ask nodes before a run begins or moves: can they use its storage, can PyTorch use their GPUs, and what are they."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -22,107 +21,70 @@ from cifar_ray.orchestration.cluster import connection
 from cifar_ray.storage import Folder
 
 _ANSWER_S = 120.0
-_CHECKPOINTS = 2  # a new one is written before an old one is removed
 
 
 def check_storage(folder: Folder, config: TrainConfig) -> None:
     """Check the folder of a run or a sweep from all nodes, since workers may move to any of them.
 
     Raises:
-        ConfigError: naming a node that cannot use the folder, or a disk with too little room.
+        ConfigError: naming a node that cannot use the folder.
+        CommandFailedError: when a node does not answer.
     """
-    _check_room(folder, config)
-    nodes = connection.nodes()
-    if [node.node_id for node in nodes] != [ray.get_runtime_context().get_node_id()]:
+    nodes = [node.node_id for node in connection.nodes()]
+    if nodes != [ray.get_runtime_context().get_node_id()]:
         with storage.refusing(folder):
-            for problem in problems(folder, config, nodes).values():
-                raise problem
+            try_storage(folder, config, nodes)
 
 
-def problems(folder: Folder, config: TrainConfig, nodes: Sequence[Node]) -> dict[str, ConfigError]:
-    """Have some nodes read a file that the driver has written, and write one that it can see.
-
-    Returns:
-        Node id -> what is wrong, for the nodes that cannot use the folder.
+def try_storage(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> None:
+    """Have nodes read a file that the driver has written, and write one that it can see.
 
     Raises:
+        ConfigError: naming a node that cannot use the folder.
+        CommandFailedError: when a node does not answer.
         OSError: the driver itself cannot use it.
     """
-    if not nodes or config.local_nodes > 1:  # nodes started here are this machine
-        return {}
+    if config.local_nodes > 1:  # nodes started here are this machine
+        return
     mark = f".seen-{uuid.uuid4().hex}"
     wanted = "folder that all nodes share and can write" if folder.local else "bucket that all nodes can read and write"
-    faults = {}
     try:
         folder.write(mark, "")
-        task = ray.remote(num_cpus=0, max_retries=0)(_try)
-        answers = []
-        for node in nodes:
-            on_node = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
-            answers.append(on_node.remote(folder, mark, f"{mark}-{node.node_id}"))
-        for node, answer in zip(nodes, answers, strict=True):
-            try:
-                host, fault = ray.get(answer, timeout=_ANSWER_S)
-                if not fault:
-                    folder.read(f"{mark}-{node.node_id}")  # a listing may be a cached one
-            except FileNotFoundError:
-                fault = "writes what is not seen here to"
-            except ray.exceptions.RayError as error:  # also when there is no answer in time
-                reason = errors.first_line(error)
-                faults[node.node_id] = ConfigError("storage", f"could not be checked on node {node.address}: {reason}")
-                continue
+        for node_id, (host, fault) in zip(node_ids, _ask(node_ids, _use, folder, mark), strict=True):
+            if not fault:
+                try:
+                    folder.read(f"{mark}-{node_id}")  # a listing may be a cached one
+                except FileNotFoundError:
+                    fault = f"writes to {folder.address} what is not seen here"
             if fault:
-                faults[node.node_id] = ConfigError(
-                    "storage", f"must be a {wanted}; node {host} {fault} {folder.address}"
-                )
-        return faults
+                raise ConfigError("storage", f"must be a {wanted}; node {host} {fault}")
     finally:
         with contextlib.suppress(OSError):
-            for name in (mark, *(f"{mark}-{node.node_id}" for node in nodes)):
+            for name in (mark, *(f"{mark}-{node_id}" for node_id in node_ids)):
                 folder.delete(name)
 
 
-def _try(folder: Folder, read: str, write: str) -> tuple[str, str]:
-    """Use a folder from a node: the node's name and address, and what fails; empty when nothing does."""
-    host = f"{socket.gethostname()} ({ray.util.get_node_ip_address()})"
+def _use(folder: Folder, mark: str) -> tuple[str, str]:
+    """On a node: its name and address, and what fails; empty when nothing does."""
+    host, doing = f"{socket.gethostname()} ({ray.util.get_node_ip_address()})", "read"
     try:
-        folder.read(read)
-    except FileNotFoundError:
-        return host, "does not see"
+        folder.read(mark)
+        doing = "write to"
+        folder.write(f"{mark}-{ray.get_runtime_context().get_node_id()}", "")
     except OSError as error:
-        return host, f"cannot read ({storage.reason(error)})"
-    try:
-        folder.write(write, "")
-    except OSError as error:
-        return host, f"cannot write to ({storage.reason(error)})"
+        return host, f"cannot {doing} {folder.address} ({storage.reason(error)})"
     return host, ""
 
 
 def gpu_problems(nodes: Sequence[Node]) -> list[str]:
     """Why PyTorch cannot compute on the GPUs that Ray counts, a sentence for each node where it cannot."""
-    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(_unusable_gpus)  # its process would keep GPU memory
-    asked = [
-        (node, task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)))
-        for node in nodes
-        if node.gpus
+    nodes = [node for node in nodes if node.gpus]
+    answers = _ask([node.node_id for node in nodes], _examine, "cuda")
+    return [
+        f"Ray counts {errors.counted(int(node.gpus), 'GPU')} on node {node.address}, but {why}"
+        for node, (_, why) in zip(nodes, answers, strict=True)
+        if why
     ]
-    answers = [(node, on_node.remote(int(node.gpus))) for node, on_node in asked]
-    problems = []
-    for node, answer in answers:
-        try:
-            why = ray.get(answer, timeout=_ANSWER_S)
-        except ray.exceptions.RayError as error:
-            why = f"they could not be checked: {errors.first_line(error)}"
-        if why:
-            problems.append(f"Ray counts {errors.counted(int(node.gpus), 'GPU')} on node {node.address}, but {why}")
-    return problems
-
-
-def _unusable_gpus(count: int) -> str:
-    from cifar_ray.training import hardware
-
-    _show_gpus()
-    return hardware.gpu_problem(range(count))
 
 
 def hardware(node_id: str, device: str) -> str:
@@ -131,47 +93,34 @@ def hardware(node_id: str, device: str) -> str:
     Raises:
         CommandFailedError: when the node does not say.
     """
-    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(_described)  # its process would keep GPU memory
-    on_node = task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False))
-    try:
-        name: str = ray.get(on_node.remote(device), timeout=_ANSWER_S)
-    except ray.exceptions.RayError as error:
-        problem = f"a node does not say what it computes on: {errors.first_line(error)}"
-        raise CommandFailedError(problem) from None
-    return name
+    ((name, why),) = _ask([node_id], _examine, device)
+    if why:
+        raise CommandFailedError(f"a node cannot compute on its GPUs: {why}")
+    return str(name)
 
 
-def _described(device: str) -> str:
+def _examine(device: str) -> tuple[str, str]:
+    """On a node: the name of what workers compute on, or why PyTorch cannot use its GPUs."""
     import torch
 
     from cifar_ray.training import hardware
 
-    _show_gpus()
-    return hardware.describe(torch.device(device))
-
-
-def _show_gpus() -> None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # older Rays hide all from a task that asks for none
         del os.environ["CUDA_VISIBLE_DEVICES"]
+    if device == "cuda" and (why := hardware.gpu_problem(range(max(torch.cuda.device_count(), 1)))):
+        return "", why
+    return hardware.describe(torch.device(device)), ""
 
 
-def _check_room(folder: Folder, config: TrainConfig) -> None:
-    path = folder.disk
-    while not path.exists():
-        path = path.parent
-    free, needed = shutil.disk_usage(path).free, _CHECKPOINTS * checkpoint_bytes(config)
-    if free < needed:
-        wanted = f"{_CHECKPOINTS} checkpoints of {config.model}, {needed / 1e6:.1f} MB"
-        raise ConfigError("storage", f"must have room for {wanted}; {folder.disk} has {free / 1e6:.1f} MB free")
+def _ask(node_ids: Collection[str], question: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call a function on each node, and return the answers.
 
-
-def checkpoint_bytes(config: TrainConfig) -> int:
-    """Size of a checkpoint on a disk: weights, buffers and the optimizer's moments."""
-    from cifar_ray import data, models
-
-    model = models.outline(config, data.facts(config))
-    whole = sum(tensor.nbytes for tensor in model.state_dict().values())
-    learned = sum(parameter.nbytes for parameter in model.parameters())
-    moments = 2 if config.optimizer == "adamw" else int(bool(config.momentum))
-    moments += config.ema is not None
-    return whole + moments * learned
+    Raises:
+        CommandFailedError: when one does not come in time.
+    """
+    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(question)  # its process would keep GPU memory
+    places = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in node_ids]
+    try:
+        return ray.get([task.options(scheduling_strategy=place).remote(*args) for place in places], timeout=_ANSWER_S)
+    except ray.exceptions.RayError as error:
+        raise CommandFailedError(f"a node does not answer: {errors.first_line(error)}") from None

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from cifar_ray.config import addresses
 from cifar_ray.config.errors import ConfigError
@@ -18,6 +16,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.variables import variables
 
 JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
+UNAUTHORIZED = "does not take the token given here, if any; put its own into ~/.ray/auth_token, or RAY_AUTH_TOKEN"
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -52,22 +51,24 @@ def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = N
         config: says whether Ray is started here; nothing is set when None.
         changes: fields of the config that have other values now.
     """
-    names = set[str]()
-    now = None if config is None else {**vars(config), **(changes or {})}
-    if now is not None and ray_head(now["address"]) is None:
-        names = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV"}
-        if now["local_nodes"] == 1:
-            names.add("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
-    with variables(dict.fromkeys(names - {*os.environ}, "0")):
+    now = {} if config is None else {**vars(config), **(changes or {})}
+    names = ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] * (config is not None and ray_head(now["address"]) is None)
+    names += ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] * (names != [] and now["local_nodes"] == 1)
+    with variables({name: "0" for name in names if name not in os.environ}):
         yield
 
 
-def reach(head: str) -> None:
-    """Check that something listens at HOST:PORT; Ray itself would try for a minute.
+def reach_chosen(address: str | None) -> None:
+    """Check that something listens at HOST:PORT of the cluster that ``--address`` or RAY_ADDRESS names, if any does.
+
+    Ray itself would try for a minute.
 
     Raises:
         ConfigError: when it is not an address, or nothing listens there.
     """
+    head = ray_head(address)
+    if head is None or head == "auto":  # Ray finds that one by itself
+        return
     host, _, port = head.rpartition(":")
     if "://" in head or not host or not port.isdecimal():
         raise ConfigError("address", f"must be HOST:PORT of a Ray head, or auto, got {head!r}")
@@ -75,13 +76,6 @@ def reach(head: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError("address", f"must be that of a running Ray head; {head!r}: {error}") from None
-
-
-def reach_chosen(address: str | None) -> None:
-    """As :func:`reach` for the cluster that ``--address`` or RAY_ADDRESS names, if one is named by its host."""
-    head = ray_head(address)
-    if head not in (None, "auto"):
-        reach(head)
 
 
 def job_server(address: str | None) -> str:
@@ -95,34 +89,3 @@ def job_server(address: str | None) -> str:
         shown = re.sub(".*@", "...@", url)  # do not print a password
         raise ConfigError("address", f"must be http://HOST:PORT of a Ray job server, got {shown!r}")
     return url
-
-
-def reach_job_server(address: str | None) -> None:
-    """Check that something listens where :func:`job_server` is; behind a proxy, only Ray's client can tell.
-
-    Raises:
-        ConfigError: when nothing does.
-    """
-    url = job_server(address)
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        if not getproxies():
-            socket.create_connection((parts.hostname, port), timeout=_CONNECT_TIMEOUT_S).close()
-    except ConnectionRefusedError:
-        raise no_job_server(address, url, "refused") from None
-    except (OSError, ValueError) as error:
-        raise no_job_server(address, url, str(error)) from None
-
-
-def no_job_server(address: str | None, url: str, reason: str) -> ConfigError:
-    """The error about a job server that does not answer at ``url``."""
-    tunnel = "for a remote cluster, open a tunnel first: `ssh -N -L 8265:127.0.0.1:8265 HEAD`"
-    if address is not None:
-        problem = f"must be that of a Ray job server, and there is none at {url} ({reason})"
-        return ConfigError("address", f"{problem}; {tunnel}")
-    return ConfigError(
-        "",
-        f"there is no Ray cluster at {url} ({reason}): start one with `ray start --head`, or name it with --address "
-        f"http://HOST:PORT or {JOB_SERVER_VARIABLE}; {tunnel}",
-    )

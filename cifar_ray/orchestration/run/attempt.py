@@ -18,7 +18,7 @@ from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.orchestration.cluster import reservations
+from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.run import alone
 from cifar_ray.orchestration.run.events import Mailbox, Stopped
@@ -107,7 +107,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
                     handle(silent)
     if ended is not None:
         return ended
-    reservations.remove_abandoned()  # of a controller that was killed
+    allocation.remove_abandoned()  # of a controller that was killed
     return _failed(fitting.exception(), workers)
 
 
@@ -122,7 +122,7 @@ def ending(fitting: Future[Any], workers: Workers, mailbox: Mailbox) -> Iterator
         mailbox.ask_to_stop()  # those that are only starting
         workers.kill()
         wait([fitting], _FREE_S)
-        reservations.remove_abandoned()
+        allocation.remove_abandoned()
         raise
 
 

@@ -101,7 +101,6 @@ def train(
     listeners = checked(callbacks)
     imports.refuse_while_importing()
     uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
-    allocation.check_elastic(config)
     notes: Sequence[str] = ()
     if not isinstance(config, ResolvedConfig):
         asked, path = config, None if model is None else imports.path_of(model)
@@ -241,7 +240,7 @@ class Training:
         """
         start, view = self.start, self._view
         config = start.config
-        with NodeAllocator(view.waiting, check, view.line) as allocator:
+        with NodeAllocator(view.waiting, check) as allocator:
             meter = Meter(start.folder.folder)  # which counts the wait for nodes
             chosen = allocator.allocate(config, start.decided)
             cost.check_device(cost.checked(config.price), chosen.decided.device)

@@ -21,7 +21,7 @@ def ask(config: ResolvedConfig) -> tuple[str, str]:
     with (
         Console() as console,
         connected(config, console) as check,
-        NodeAllocator(console.waiting, check, console.line) as allocator,
+        NodeAllocator(console.waiting, check) as allocator,
     ):
         chosen = allocator.allocate(config, Decided.asked(config))
         return preflight.hardware(chosen.nodes[0], chosen.decided.device), chosen.decided.device

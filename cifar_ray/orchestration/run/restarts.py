@@ -15,7 +15,7 @@ from cifar_ray import strategies
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.orchestration.cluster import allocation, optional, reservations
+from cifar_ray.orchestration.cluster import allocation, optional
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
 from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.orchestration.run import attempt, failures
@@ -192,7 +192,7 @@ class Run:
                     self.handle(decision.failed)
                     raise RunFailedError(decision.reason)
                 kind = "GPU" if self._decided.device == "cuda" else "CPU"
-                raise RunFailedError(f"{decision.reason}: {reservations.holders(kind)}")
+                raise RunFailedError(f"{decision.reason}: {allocation.holders(kind)}")
             if isinstance(decision, Retry):
                 self.handle(decision.failed)
             elif decision.waited_s:
@@ -244,7 +244,7 @@ class Run:
         if self.config.elastic is None:
             return ""
         try:
-            wider = allocation.choose(self.config, self._asked, self._held, self.allocator.excluded).decided
+            wider = allocation.choose(self.config, self._asked, self._held).decided
         except TooSmallError:
             return ""
         return wider.topology if wider.world_size > self._decided.world_size else ""

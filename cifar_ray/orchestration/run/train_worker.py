@@ -27,7 +27,7 @@ from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.cluster import interfaces
+from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run import checkpoints, failures, parameter_server
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Progress, Stopped, WorkerRaised
 from cifar_ray.orchestration.run.workers import BEATS
@@ -133,7 +133,7 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig, device: str)
         return
     from ray.train.collective import broadcast_from_rank_zero  # seconds that a lone worker need not spend
 
-    interfaces.choose()
+    connection.choose_interface()
     timeout = timedelta(seconds=2 * config.hang_timeout_s)
     store: Any = None
     if rank == 0:

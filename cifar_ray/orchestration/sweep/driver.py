@@ -21,7 +21,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.cluster import connection, reservations
+from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
@@ -299,7 +299,7 @@ class _Driver:
         """Decide what all runs share: devices, how many train at once, CPUs, and how they compute."""
         board, ready = self._board, self._ready
         before = [cell.decided.cpus_per_worker for cell, run in configured(self._cells) if run.cpus_per_worker is None]
-        with NodeAllocator(board.waiting, check, board.line) as allocator:
+        with NodeAllocator(board.waiting, check) as allocator:
             preparation.bring_nodes(allocator, self._asked())
             ready.place(self._asked())
             plan.refuse(self._config, [*self._cells, *self._probes])
@@ -372,7 +372,7 @@ class _Driver:
         except BaseException:
             board.exchange({}, Word(stop=INTERRUPTED, is_released=True), True)
             running.wait(_CANCEL_S)
-            reservations.remove_abandoned()
+            allocation.remove_abandoned()
             raise
         check()
         self._close(running.trouble)
@@ -389,7 +389,7 @@ class _Driver:
 
     def _look(self, seconds: float) -> None:
         """What has happened without a word in the seconds since the last look."""
-        reservations.remove_abandoned()  # the process of a cell may have been killed
+        allocation.remove_abandoned()  # the process of a cell may have been killed
         self._budget.passed(seconds)
         self._board.usd = self._budget.usd
         if not self._stop and (reached := self._budget.reached):

@@ -113,7 +113,7 @@ class Preparation:
         if not configs:  # what an earlier driver left cannot run here
             return 1
         if self._nodes is None:
-            preflight.check_storage(folder, max(configs, key=preflight.checkpoint_bytes))
+            preflight.check_storage(folder, configs[0])
         gpus = max(cell.decided.gpus(config) for cell, config in configured(cells))
         largest = room(cells)
         copies = topology.copies(largest.placement, self._all_nodes(), largest.cpus, gpus)

@@ -14,7 +14,7 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig, cells
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import allocation, autoscaler, connection, optional
+from cifar_ray.orchestration.cluster import allocation, connection, optional
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.driver import Driver
@@ -41,7 +41,7 @@ class Cluster:
         monkeypatch.setattr(connection, "free_nodes", lambda held=None: self.live)
         monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "head"}}])
         monkeypatch.setattr(optional, "refused_bundles", self._refused)
-        monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: self.asked.append(bundles))
+        monkeypatch.setattr(allocation, "request_resources", lambda bundles: self.asked.append(bundles))
 
     def _refused(self, _: float) -> list[dict[str, float]]:
         if self.slow:
@@ -66,56 +66,24 @@ def config(topology: str = "2x1", **values: Any) -> ResolvedConfig:
     return recipe.resolve(TrainConfig(**{**usual, **values}, topology=topology))
 
 
-def test_auto_asks_for_all_gpus_at_once_where_nodes_have_them(cluster: Cluster) -> None:
-    cluster.types = [WITHOUT, WITH_GPU]
+def test_auto_asks_for_cpus_and_takes_the_gpus_that_come_with_them(cluster: Cluster) -> None:
     chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config(), Decided.asked(config()))
+    assert cluster.asked == [[{"CPU": 1.0}] * 2]
+    assert chosen.decided.device == "cuda"
+
+
+def test_gpus_are_asked_for_by_the_device(cluster: Cluster) -> None:
+    cluster.types = [WITHOUT, WITH_GPU]
+    asked = config(device="cuda")
+    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(asked, Decided.asked(asked))
     assert cluster.asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2]
     assert chosen.decided.device == "cuda"
 
 
-def test_auto_waits_for_gpus_although_there_are_cpus(cluster: Cluster) -> None:
-    cluster.live = [Node("0", "127.0.0.1", 64.0)]
-    cluster.slow = True
-    waited: list[int] = []
-
-    def come(suitable: int, *_: object) -> None:
-        waited.append(suitable)
-        cluster.live.append(Node("1", "127.0.0.1", 4.0, 1.0))
-
-    chosen = NodeAllocator(come, lambda: None).allocate(config("1x1"), Decided.asked(config("1x1")))
-    assert (waited, chosen.decided.device, chosen.nodes) == ([0], "cuda", ["1"])
-
-
-def test_auto_takes_cpus_when_the_autoscaler_has_no_gpus(cluster: Cluster) -> None:
-    cluster.types = [WITHOUT]
-    chosen = NodeAllocator(lambda *_: None, lambda: None).allocate(config(), Decided.asked(config()))
-    assert [set(bundle) for bundles in cluster.asked for bundle in bundles] == [{"CPU", "GPU"}] * 2 + [{"CPU"}] * 2
-    assert (chosen.decided.device, chosen.unused_gpus) == ("cpu", "")
-
-
-def test_auto_says_that_it_asked_for_cpus_when_refusals_cannot_be_read(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.types = [WITHOUT]
-    monkeypatch.setattr(optional, "tells_refusals", lambda: False)
-    lines: list[str] = []
-    chosen = NodeAllocator(lambda *_: None, lambda: None, lines.append).allocate(config(), Decided.asked(config()))
-    assert [set(bundle) for bundles in cluster.asked for bundle in bundles] == [{"CPU"}] * 2
-    assert chosen.decided.device == "cpu"
-    assert lines == ["asking the autoscaler for CPUs; --device cuda asks for GPUs"]
-
-
-def test_a_strategy_for_cpus_asks_for_no_gpus(cluster: Cluster) -> None:
-    cluster.types = [WITHOUT, WITH_GPU]
-    hogwild = config("1x2", strategy="hogwild")
-    NodeAllocator(lambda *_: None, lambda: None).allocate(hogwild, Decided.asked(hogwild))
-    assert not any("GPU" in bundle for bundles in cluster.asked for bundle in bundles)
-
-
-def test_gpus_that_do_not_come_are_named_with_the_way_around(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_do_not_come_are_named_with_where_to_look(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CIFAR_RAY_START_TIMEOUT_S", "0.01")
     cluster.slow = True
-    with pytest.raises(RunFailedError, match=r"and 1 GPUs each.*monitor.* say why; --device cpu does"):
+    with pytest.raises(RunFailedError, match=r"0.01 s: topology 2x1 needs 2 nodes.*monitor.* say why$"):
         NodeAllocator(lambda *_: None, lambda: None).allocate(config(), Decided.asked(config()))
 
 

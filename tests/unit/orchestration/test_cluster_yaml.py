@@ -43,7 +43,7 @@ def problems(folder: Path, text: str) -> list[str]:
     """What is wrong with a file of that text."""
     file = folder / "cluster.yaml"
     file.write_text(text)
-    return clusterfile.check(file, lambda kind: cost.of_node_type(kind).gpus)
+    return clusterfile.check(file)
 
 
 def filled_in(file: Path) -> str:
@@ -181,13 +181,6 @@ def change(config: dict[str, Any], words: str) -> None:
 
 
 FAULTS = """
-setup_commands += ~/.uv/bin/uv pip install 'ray[default]' -> setup_commands[4] must name a version (==) or a constraints file (-c) for 'ray[default]'
-setup_commands += pip install 'torch>=2' -> setup_commands[4] must name a version (==) or a constraints file (-c) for 'torch>=2'
-setup_commands += pip install -q -r requirements.txt > log 2>&1 -> setup_commands[4] must name a version (==) or a constraints file (-c) for 'requirements.txt'
-setup_commands += pipx install ruff # don't -> setup_commands[4] must name a version (==) or a constraints file (-c) for 'ruff'
-docker = {image: rayproject/ray, container_name: ray} -> docker.image must name one version, which no one moves, got 'rayproject/ray'
-docker = {image: "rayproject/ray:nightly-py311"} -> docker.image must name one version, which no one moves, got 'rayproject/ray:nightly-py311'
-available_node_types:gpu_spot:node_config:ImageId = latest_dlami -> available_node_types.gpu_spot.node_config.ImageId must name one version, which no one moves, got 'latest_dlami'
 worker_start_ray_commands sub 'RAY_AUTH_MODE=token ' '' -> worker_start_ray_commands[1] must set RAY_AUTH_MODE=token before `ray start`, or anybody may run code there
 worker_start_ray_commands del -> worker_start_ray_commands must have `ray start` with RAY_AUTH_MODE=token, which Ray's default lacks
 file_mounts:~/.ray/auth_token del -> file_mounts must bring the token to every node, ~/.ray/auth_token: ~/.ray/auth_token
@@ -196,7 +189,6 @@ head_setup_commands += mlflow server --host 0.0.0.0 -> head_setup_commands[4] mu
 setup_commands += gcloud compute firewall-rules create ray --allow tcp:6379,tcp:10001 --source-ranges ::/0 -> setup_commands[4] must open nothing but SSH
 provider:security_group = {IpPermissions: [{FromPort: 8265, ToPort: 8265, IpProtocol: tcp, IpRanges: [{CidrIp: 0.0.0.0/0}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports 8265 to 8265
 provider:security_group = {IpPermissions: [{IpProtocol: "-1", Ipv6Ranges: [{CidrIpv6: "::/0"}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports all to all
-available_node_types:gpu_spot:resources = {CPU: 4, GPU: 4} -> available_node_types.gpu_spot.resources.GPU must be left out, or be 1 as the machine has
 """
 LINES = [line.split(" -> ") for line in FAULTS.strip().splitlines()]
 
@@ -213,8 +205,6 @@ def test_a_fault_is_one_sentence(tmp_path: Path, fault: str, sentence: str) -> N
     "command",
     [
         "export RAY_AUTH_MODE=token; ray start --address=$RAY_HEAD_IP:6379",
-        "pip install 'ray == 2.60.0'; ~/bin/pip3 install -q --python 3.11 numpy==2.3.1 # exact",
-        "pip install -r requirements.txt --constraint constraints.txt ~/cifar_ray",
         "ufw deny from 0.0.0.0/0 && pip list",
         "gcloud compute firewall-rules create ssh --allow tcp:22 --source-ranges 0.0.0.0/0",
         "gcloud compute firewall-rules create ray --allow tcp:8265 --source-ranges 10.0.0.0/8",

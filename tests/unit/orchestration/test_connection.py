@@ -1,46 +1,12 @@
-"""What joining a cluster leaves as it was, and how a program of its own shows its token."""
+"""How a program of its own shows a cluster its token."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cifar_ray.config.errors import InterruptedRunError
-from cifar_ray.orchestration.cluster import connection, servers
-
-
-@pytest.fixture(autouse=True)
-def handler() -> Iterator[Any]:
-    def handle(signum: int, _: object) -> None:
-        raise AssertionError(signum)
-
-    before = signal.signal(signal.SIGTERM, handle)
-    yield handle
-    signal.signal(signal.SIGTERM, before)
-
-
-def ray_starts(until: int = 0) -> None:
-    """As Ray does, which exits on a signal."""
-    signal.signal(signal.SIGTERM, lambda signum, _: exit(signum))
-    if until:
-        os.kill(os.getpid(), until)
-
-
-def test_the_handler_of_sigterm_is_kept(handler: Any) -> None:
-    with connection._same_sigterm_handler():
-        ray_starts()
-    assert signal.getsignal(signal.SIGTERM) is handler
-
-
-def test_a_sigterm_while_ray_starts_is_told_as_one(handler: Any) -> None:
-    with pytest.raises(InterruptedRunError, match="Stopped by SIGTERM"), connection._same_sigterm_handler():
-        ray_starts(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is handler
+from cifar_ray.orchestration.cluster import servers
 
 
 @pytest.mark.parametrize(

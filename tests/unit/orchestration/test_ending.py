@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from cifar_ray.config.errors import InterruptedRunError
-from cifar_ray.orchestration.cluster import reservations
+from cifar_ray.orchestration.cluster import allocation
 from cifar_ray.orchestration.run import attempt
 from cifar_ray.orchestration.run.events import Joined, Mailbox
 from cifar_ray.orchestration.run.interrupts import RayLostError
@@ -39,7 +39,7 @@ def test_an_exception_ends_the_workers_and_waits_for_the_trainer_before_it_frees
             fitting.set_exception(RuntimeError("a worker has died"))
 
     monkeypatch.setattr(ray, "kill", kill)
-    monkeypatch.setattr(reservations, "remove_abandoned", lambda: did.append(f"removed after fit: {fitting.done()}"))
+    monkeypatch.setattr(allocation, "remove_abandoned", lambda: did.append(f"removed after fit: {fitting.done()}"))
     ask = SimpleNamespace(remote=lambda stop: did.append(f"asked to stop: {stop}"))
     with (
         pytest.raises(type(raised)) as caught,

@@ -16,9 +16,8 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import autoscaler, connection, optional, preflight
+from cifar_ray.orchestration.cluster import allocation, connection, optional, preflight
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
-from cifar_ray.orchestration.cluster.autoscaler import Demand
 from cifar_ray.orchestration.run import attempt, failures
 from cifar_ray.orchestration.run.attempt import Attempt, Failed, NotPlaced
 from cifar_ray.orchestration.run.events import Mailbox, Moved, NoRoom, Placed, Stopped, WorkersFailed
@@ -30,19 +29,19 @@ from cifar_ray.training.observer import Launch, Started
 NODES = [Node(name, "127.0.0.1", 1.0, 0.0) for name in ("first", "new")]
 
 
-class Asked(Demand):
+class Asked(NodeAllocator):
     """Notes the topologies that are asked for; brings those that ``brings`` has."""
 
-    def __init__(self, brings: Sequence[str]) -> None:
-        super().__init__()
+    def __init__(self, brings: Sequence[str] = ()) -> None:
+        super().__init__(lambda *_: None, lambda: None)
         self.brings = brings
-        self.now = ""
+        self.now = "before"
 
-    def renew(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
+    def _request(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
         self.now = next((each.topology for each in wanted if each.topology in self.brings), self.now)
         return any(each.topology in self.brings for each in wanted)
 
-    def drop(self) -> None:
+    def _drop(self) -> None:
         self.now = ""
 
 
@@ -74,28 +73,24 @@ def config(topology: str, elastic: str | None = None) -> TrainConfig:
 def test_a_run_asks_for_what_it_lacks_and_not_for_what_it_has(
     elastic: str | None, brings: list[str], topology: str, placed: int, asked: str
 ) -> None:
-    demand = Asked(brings)
-    demand.now = "before"
-    made = NodeAllocator(lambda *_: None, lambda: None, demand=demand)
+    allocator = Asked(brings)
     run = config(topology, elastic)
-    made.request_missing(run, replace(Decided.asked(run), topology=topology), placed)
-    assert demand.now == asked
+    allocator.request_missing(run, replace(Decided.asked(run), topology=topology), placed)
+    assert allocator.now == asked
 
 
 def test_a_request_is_repeated_since_another_run_may_have_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[list[dict[str, float]]] = []
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
     monkeypatch.setattr(optional, "refused_bundles", lambda _: [])
-    monkeypatch.setattr(autoscaler, "_bundles", lambda *_: [{"CPU": 1.0}])
-    monkeypatch.setattr(autoscaler, "request_resources", lambda bundles: sent.append(bundles))
-    monkeypatch.setattr(autoscaler, "_REPEAT_S", 3600.0)
-    demand, two = Demand(), (config("2x1"), [Decided("2x1")])
-    assert [demand.renew(*two) for _ in range(3)] == [True] * 3
-    assert sent == [[{"CPU": 1.0}]]
-    monkeypatch.setattr(autoscaler, "_REPEAT_S", 0.0)
-    demand.renew(*two)
-    demand.drop()
-    demand.drop()
+    monkeypatch.setattr(allocation, "_bundles", lambda *_: [{"CPU": 1.0}])
+    monkeypatch.setattr(allocation, "request_resources", lambda bundles: sent.append(bundles))
+    monkeypatch.setattr(allocation, "_REPEAT_S", 3600.0)
+    with NodeAllocator(lambda *_: None, lambda: None) as allocator:
+        assert [allocator._request(config("2x1"), [Decided("2x1")]) for _ in range(3)] == [True] * 3
+        assert sent == [[{"CPU": 1.0}]]
+        monkeypatch.setattr(allocation, "_REPEAT_S", 0.0)
+        allocator._request(config("2x1"), [Decided("2x1")])
     assert sent == [[{"CPU": 1.0}], [{"CPU": 1.0}], []]
 
 
@@ -103,7 +98,7 @@ def test_nothing_is_asked_of_a_cluster_whose_autoscaler_never_reports(monkeypatc
     """Ray's older one, under which nodes have the same labels."""
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Labels": {"ray.io/node-group": "worker"}}])
     monkeypatch.setattr(optional, "refused_bundles", lambda _: None)
-    assert not Demand().renew(config("2x1"), [Decided("2x1")])
+    assert not NodeAllocator(lambda *_: None, lambda: None)._request(config("2x1"), [Decided("2x1")])
 
 
 class OneNode(NodeAllocator):
@@ -114,22 +109,9 @@ class OneNode(NodeAllocator):
         self.nodes = nodes
         self.held: list[dict[str, Any]] = []
 
-    def allocate(self, config: TrainConfig, asked: Decided, held: Any = None, patient: bool = False) -> Allocation:
+    def allocate(self, config: TrainConfig, asked: Decided, held: Any = None) -> Allocation:
         self.held.append(dict(held))
-        return Allocation(asked, [next(node for node in self.nodes if node not in self.excluded)])
-
-
-def test_an_elastic_run_does_not_use_an_excluded_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "nodes", lambda: NODES)
-    monkeypatch.setattr(connection, "free_nodes", lambda held=None: NODES)
-    allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
-    assert set(allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1"))).nodes) == {
-        "first",
-        "new",
-    }
-    allocator.excluded.add("first")
-    found = allocator.allocate(config("2x1", "1x1:2x1"), Decided.asked(config("2x1", "1x1:2x1")))
-    assert (found.decided.topology, found.nodes) == ("1x1", ["new"])
+        return Allocation(asked, [self.nodes[0]])
 
 
 def ended_by(course: list[Any]) -> Any:
@@ -197,29 +179,21 @@ def test_what_an_earlier_attempt_had_counts_as_free(course: list[Any], tmp_path:
     assert [type(event) for event in seen] == [Placed, WorkersFailed, Moved, NoRoom, Stopped, Moved, str]
 
 
-@pytest.mark.parametrize("elastic", [None, "1x1:2x1"])
 def test_a_move_tries_the_storage_from_nodes_that_are_new(
-    monkeypatch: pytest.MonkeyPatch, course: list[Any], tmp_path: Path, elastic: str | None
+    monkeypatch: pytest.MonkeyPatch, course: list[Any], tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    allocator = OneNode("new", "first")
-    allocator.log = said.append
-    tried: list[list[Node]] = []
+    tried: list[Any] = []
 
-    def asked(_: Any, __: Any, nodes: list[Node]) -> dict[str, ConfigError]:
-        tried.append(nodes)
-        return {node.node_id: ConfigError("storage", "must be shared") for node in nodes}
+    def refuse(_: Any, __: Any, node_ids: set[str]) -> None:
+        tried.append(node_ids)
+        raise ConfigError("storage", "must be shared")
 
     course += [Stopped(3), RunFailedError("the end")]
-    monkeypatch.setattr(connection, "nodes", lambda: NODES)
-    monkeypatch.setattr(preflight, "problems", asked)
-    end = run(config("1x1", elastic), allocator, tmp_path)[-1]
-    if elastic:
-        assert (end, allocator.excluded) == ("the end", {"new"})
-        assert said == ["going on without a node: --storage must be shared"]
-        assert tried == [NODES[1:], []]
-    else:
-        assert (end, tried) == ("--storage must be shared", [NODES[1:]])
+    monkeypatch.setattr(preflight, "try_storage", refuse)
+    assert run(config("1x1"), OneNode("first"), tmp_path)[-1] == "the end"
+    course += [Stopped(3)]
+    assert run(config("1x1"), OneNode("new"), tmp_path)[-1] == "--storage must be shared"
+    assert tried == [{"new"}]
 
 
 def test_a_cluster_that_has_lost_its_nodes_ends_the_run(
@@ -228,5 +202,5 @@ def test_a_cluster_that_has_lost_its_nodes_ends_the_run(
     course += [DIED]
     monkeypatch.setattr(connection, "free_nodes", lambda *_: NODES[:1])
     monkeypatch.setattr(connection, "nodes", lambda: NODES[:1])
-    allocator = NodeAllocator(lambda *_: None, lambda: None, demand=Asked([]))
+    allocator = Asked()
     assert run(config("2x1"), allocator, tmp_path)[-1].startswith("the cluster has lost nodes: --topology ")

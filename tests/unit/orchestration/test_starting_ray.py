@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,73 +17,39 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from cifar_ray.cli import main
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import connection, local, optional
+from cifar_ray.orchestration.cluster import local, optional
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
 
-class Starts:
-    """Stands in for ``ray.init``: leaves a process behind and fails, until the given try."""
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes that ``ray.init`` has left behind when it failed."""
+    started: list[subprocess.Popen[bytes]] = []
 
-    def __init__(self, succeeds: int) -> None:
-        self.succeeds = succeeds
-        self.left: list[subprocess.Popen[bytes]] = []
+    def fail(**_: Any) -> None:
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        raise Exception(TOO_LATE)
 
-    def __call__(self, **_: Any) -> None:
-        self.left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
-        if len(self.left) < self.succeeds:
-            raise Exception(TOO_LATE)
-
-
-def started(starts: Starts, monkeypatch: pytest.MonkeyPatch, folder: Path, config: TrainConfig | None = None) -> None:
-    monkeypatch.setattr(ray, "init", starts)
-    try:
-        local._start(config or TrainConfig(), {}, {}, ExitStack())
-    finally:
-        for process in starts.left[: starts.succeeds - 1]:
-            assert not psutil.pid_exists(process.pid)
-        for process in starts.left:
-            process.kill()
-            process.wait()
+    monkeypatch.setattr(ray, "init", fail)
+    yield started
+    assert not any(psutil.pid_exists(process.pid) for process in started)
 
 
-def test_a_start_that_failed_is_cleaned_up_and_tried_once_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    starts = Starts(succeeds=2)
-    started(starts, monkeypatch, tmp_path)
-    assert len(starts.left) == 2
+def test_a_start_that_failed_is_cleaned_up_and_ends_in_one_sentence(left: list[subprocess.Popen[bytes]]) -> None:
+    with pytest.raises(CommandFailedError, match=rf"^Ray did not start \(load \d+ on \d+ CPUs\): {TOO_LATE}$"):
+        local._start(TrainConfig(), {}, {}, ExitStack())
+    assert len(left) == 2  # it was tried once more
 
 
-def test_a_second_failure_ends_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    starts = Starts(succeeds=4)
-
-    def run() -> int:
-        started(starts, monkeypatch, tmp_path)
-        return 0
-
-    monkeypatch.setattr("cifar_ray.cli.train.train", run)
-    assert main.main(["train"]) == 1
-    assert len(starts.left) == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(
-        r"error: Ray did not start, tried 2 times in \d+ s \(load \d+ on \d+ CPUs\): try again, "
-        r"or with --verbose to see what Ray says\n",
-        said,
-    )
-
-
-def test_verbose_shows_why_ray_did_not_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(local.NotStartedError, match=r"try again$"):
-        started(Starts(succeeds=4), monkeypatch, tmp_path, TrainConfig(verbose=True))
-    said = capsys.readouterr().err
-    assert said.startswith("Traceback")
-    assert TOO_LATE in said
+def test_a_start_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a daemon has ended meanwhile: Ray's own calls wait for it for ever."""
+    monkeypatch.setattr(ray, "init", lambda **_: threading.Event().wait())
+    monkeypatch.setattr(local, "_START_S", 0.1)
+    with pytest.raises(CommandFailedError, match=r"^Ray did not start "):
+        local._start(TrainConfig(), {}, {}, ExitStack())
 
 
 def test_rays_variables_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,40 +123,3 @@ def test_sockets_have_a_folder_with_a_short_name(given: str, sockets: str, monke
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", given.format(folder))
         assert local._short() == sockets.format(folder)
-
-
-def test_what_is_too_long_for_sockets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/" + 60 * "é")
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(local.NotStartedError, match=r"TMPDIR must be .* ASCII of at most 16 characters .*, got /é+, "):
-        local._short()
-
-
-def test_a_start_whose_daemon_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ray's own calls wait for it for ever."""
-    daemon = tmp_path / "gcs_server"
-    shutil.copy(shutil.which("true") or "", daemon)
-    left = []
-
-    def init(**_: Any) -> None:
-        left.append(subprocess.Popen([daemon]))
-        threading.Event().wait()
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(local, "_GIVEN_UP_S", 0.1)
-    sentence = r"^Ray did not start, since its gcs_server process has ended: try again$"
-    with pytest.raises(local.NotStartedError, match=sentence):
-        local._start(TrainConfig(), {}, {}, ExitStack())
-    (process,) = left
-    process.wait()
-
-
-def test_a_network_interface_of_another_machine_is_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth9,lo")
-    said: list[str] = []
-    with (
-        pytest.raises(ConfigError, match=r"^GLOO_SOCKET_IFNAME must name a network interface of .* got 'eth9,lo'$"),
-        connection.connected(TrainConfig(topology="1x2"), (), said.append),
-    ):
-        pass
-    assert not said

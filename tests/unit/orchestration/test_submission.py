@@ -29,17 +29,17 @@ def test_a_run_is_called_as_its_job() -> None:
     assert (both.name, both.words[-1]) == ("job", "run")
 
 
-def test_a_sweep_is_called_by_its_name_and_a_continuation_has_a_number(tmp_path: Path) -> None:
+def test_a_sweep_is_called_by_its_name_and_a_continuation_has_a_time(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text("grid: {batch_size: [16, 32]}\ntrain: {dataset: digits, model: simple_cnn}\n")
     sweep = cluster.read(["sweep", str(file), "--seeds", "2"], None)
     assert (sweep.name, sweep.file, sweep.words) == ("grid", str(file), ["sweep", str(file), "--seeds", "2"])
     for words, name in ((["resume", "my run!"], "resume-my-run-"), (["sweep", "--resume", "grid"], "resume-grid")):
         again = cluster.read(words, None)
-        assert (again.name, again.words, again.is_numbered) == (name, words, True)
+        assert again.words == words
+        assert re.fullmatch(rf"{name}-\d{{8}}-\d{{6}}", again.name)
         assert re.fullmatch(NAME, again.name)
-        named = cluster.read(words, "known")
-        assert (named.name, named.is_numbered) == ("known", False)
+        assert cluster.read(words, "known").name == "known"
 
 
 def test_a_sweep_without_a_name_has_the_same_one_every_time() -> None:
@@ -88,7 +88,7 @@ def test_what_only_the_job_can_check_is_left_to_it() -> None:
     """Whether the sweep has failed runs, or the run a price."""
     assert cluster.read(["sweep", "--resume", "s", "--retry-failed"], None).words[-1] == "--retry-failed"
     assert cluster.read(["sweep", "--grid", "batch_size=16", "--retry-failed"], "s").name == "s"
-    assert cluster.read(["resume", "run", "--max-cost", "5"], None).name == "resume-run"
+    assert cluster.read(["resume", "run", "--max-cost", "5"], None).name.startswith("resume-run-")
 
 
 def test_without_what_rays_client_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ import pytest
 import torch
 from fastapi import FastAPI
 from PIL import Image
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from torch import Tensor
 
 from cifar_ray import tasks
@@ -46,36 +43,24 @@ def shade(value: int, kind: str = "png") -> bytes:
     return file.getvalue()
 
 
-def sending(*parts: bytes, ends: bool = True, announced: str = "") -> Request:
-    """A request whose body comes in these parts, and then ends or leaves one waiting."""
-    messages: Iterator[dict[str, object]] = iter(
-        [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-        + [{"type": "http.request", "body": b"", "more_body": False}] * ends
-    )
-
-    async def receive() -> dict[str, object]:
-        for message in messages:
-            return message
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    headers = [(b"content-length", announced.encode())] if announced else []
-    return Request({"type": "http", "method": "POST", "path": "/predict", "headers": headers}, receive)  # type: ignore[arg-type]
-
-
 async def asked(
     app: FastAPI, body: bytes = b"", method: str = "POST", path: str = "/predict", **scope: Any
 ) -> tuple[int, Any, dict[bytes, bytes]]:
     """Status, JSON and headers of an answer; without a body, one that does not come."""
-    request = sending(body) if body else sending(ends=False)
     sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, object]:
+        if not body:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    described = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": [], **scope}
+    length = [(b"content-length", str(len(body)).encode())] if body else []
+    described = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": length, **scope}
     with contextlib.suppress(ZeroDivisionError):  # the server logs it
-        await app(described, request.receive, send)  # type: ignore[arg-type]
+        await app(described, receive, send)  # type: ignore[arg-type]
     headers = dict(sent[0]["headers"])
     assert headers[b"content-type"] == b"application/json"
     return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:])), headers
@@ -158,27 +143,6 @@ def test_what_is_no_image_is_refused(app: FastAPI, body: bytes, reason: str) -> 
     assert asyncio.run(asked(app, body))[:2] == (400, {"error": f"cannot read the body as an image: {reason}"})
 
 
-async def received(request: Request) -> bytes | str:
-    """The body, or why there is none."""
-    try:
-        return await apps.received(request)
-    except HTTPException as error:
-        return f"{error.status_code} {error.detail}"
-
-
-def test_a_body_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apps, "MAX_BODY_MIB", 2)
-    mebibyte, large = bytes(1 << 20), "413 the body is larger than 2 MiB"
-
-    async def some() -> None:
-        assert await received(sending(b"an ", b"image")) == b"an image"
-        assert await received(sending(ends=False, announced=str((2 << 20) + 1))) == large
-        assert await received(sending(mebibyte, mebibyte, b"x", ends=False)) == large
-        assert await received(sending(mebibyte, mebibyte)) == mebibyte * 2
-
-    asyncio.run(some())
-
-
 def test_every_refusal_is_json(app: FastAPI) -> None:
     def answer(**request: Any) -> tuple[int, str]:
         status, said, headers = asyncio.run(asked(app, **request))
@@ -193,6 +157,7 @@ def test_every_refusal_is_json(app: FastAPI) -> None:
     assert answer(headers=form) == (415, "the body must be an image itself, not a form: curl --data-binary @IMAGE")
     large = [(b"content-length", b"99999999999")]
     assert answer(headers=large) == (413, "the body is larger than 16 MiB")
+    assert answer() == (411, "the request must tell the length of its body")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.cluster import allocation, connection, interfaces
+from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.run import results, train_worker
 from cifar_ray.training import hardware
 from tests.support.helpers import resolved
@@ -118,7 +118,7 @@ def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch:
 def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[str, timedelta]] = []
     ended: list[bool] = []
-    monkeypatch.setattr(interfaces, "choose", lambda: None)
+    monkeypatch.setattr(connection, "choose_interface", lambda: None)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(ray.train.collective, "broadcast_from_rank_zero", lambda address: address)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: begun.append((backend, timeout)))
@@ -206,29 +206,6 @@ def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, 
     assert evaluated("auto", digits)[1][0].startswith("evaluating on the CPU: CUDA error: no kernel image is available")
     machine.cards = []
     assert evaluated("auto", digits) == (images, [])
-
-
-def chosen(topology: str, nodes: list[Node], **values: Any) -> allocation.Allocation:
-    usual = {"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64, "topology": topology}
-    asked = resolved({**usual, **values})
-    return allocation.at_topology(asked, Decided.asked(asked), nodes)  # type: ignore[arg-type]
-
-
-def test_nodes_on_this_machine_have_no_gpus_and_that_is_told(machine: Machine) -> None:
-    here = [Node("a", "127.0.0.1", 2.0), Node("b", "127.0.0.1", 2.0)]
-    told = "the nodes that --local-nodes starts have no GPUs"
-    assert chosen("2x1", here, local_nodes=2).unused_gpus == told
-    with pytest.raises(ConfigError, match=f"{told}$"):
-        chosen("2x1", here, local_nodes=2, device="cuda")
-    machine.cards = []
-    assert chosen("2x1", here, local_nodes=2).unused_gpus == ""
-
-
-def test_a_driver_that_does_not_answer_is_why_a_run_is_on_cpus(machine: Machine) -> None:
-    machine.nvml_error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)  # type: ignore[no-untyped-call]
-    told = chosen("1x1", [Node("a", "127.0.0.1", 2.0)]).unused_gpus
-    assert told.startswith("NVIDIA's driver does not answer (")
-    assert chosen("1x1", [Node("a", "127.0.0.1", 2.0)], address="10.0.0.1:6379").unused_gpus == ""  # another machine
 
 
 def test_a_run_with_gpus_takes_the_node_with_the_most_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
     chosen = allocation.at_topology(asked, Decided.asked(asked), nodes)
     decided, reason = chosen.decided, chosen.unused_gpus
     assert decided.device == "cpu"
-    assert reason.startswith("1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
+    assert reason.startswith("topology 1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
     lines: list[str] = []
     tags: dict[str, str] = {}
     record: Any = SimpleNamespace(tags_before={}, tags=tags.update, task=tasks.USUAL)
@@ -98,7 +98,7 @@ def test_an_elastic_run_says_that_its_gpus_were_in_use(monkeypatch: pytest.Monke
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", local_nodes=2))
     chosen = allocation.choose(asked, Decided.asked(asked), {})
     assert (chosen.decided.device, chosen.decided.topology) == ("cpu", "1x2")
-    assert chosen.unused_gpus == "they are in use"
+    assert "4 CPUs and 0 GPUs" in chosen.unused_gpus
 
 
 def test_an_elastic_run_names_its_largest_topology_when_the_gpus_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_an_elastic_run_names_its_largest_topology_when_the_gpus_are_too_few(mon
     asked = recipe.resolve(TrainConfig(dataset="digits", topology="1x4", elastic="1x2:1x4", local_nodes=2))
     chosen = allocation.choose(asked, Decided.asked(asked), {})
     assert (chosen.decided.device, chosen.decided.topology) == ("cpu", "1x4")
-    assert chosen.unused_gpus.startswith("1x4 needs 1 node with 4 CPUs and 4 GPUs each")
+    assert chosen.unused_gpus.startswith("topology 1x4 needs 1 node with 4 CPUs and 4 GPUs each")
 
 
 @needs_affinity
