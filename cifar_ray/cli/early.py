@@ -12,8 +12,8 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
-from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import EXPORTED
+from cifar_ray.runs.folder import CONFIG, SWEEP, check_free
 from cifar_ray.tracking import uri as stores
 
 
@@ -38,7 +38,7 @@ def check_training(config: TrainConfig) -> None:
         ConfigError: naming the option.
     """
     servers.reach_chosen(config.address)
-    run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
+    check_free(config, stores.resolve_uri(config.tracking_uri))
 
 
 def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:
@@ -71,8 +71,8 @@ def known_config(name: str) -> TrainConfig | None:
     """The config of a run, or what all runs of a sweep share, from its folder; None where only the store knows that."""
     folder = storage.at(name) if "/" in name else storage.at(None).below(name)
     with suppress(ConfigError, OSError):
-        if (path := folder.disk / run_names.CONFIG).is_file():
+        if (path := folder.disk / CONFIG).is_file():
             return runfile.load(path)
-        if (path := folder.disk / run_names.SWEEP).is_file():
+        if (path := folder.disk / SWEEP).is_file():
             return sweeps.from_mapping(runfile.read(path)).base
     return None

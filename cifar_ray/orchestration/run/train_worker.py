@@ -28,9 +28,11 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import interfaces
-from cifar_ray.orchestration.run import checkpoints, failures, parameter_server
+from cifar_ray.orchestration.run import failures, parameter_server
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Progress, Stopped, WorkerRaised
 from cifar_ray.orchestration.run.workers import BEATS
+from cifar_ray.runs import checkpoints
+from cifar_ray.runs.folder import CHECKPOINTS
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, profiling
@@ -105,8 +107,8 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
     worker, node = _context(decided, mailbox, rank, world_size, busy)
     heart.node = node if worker.local_rank == 0 else None
     folder: Folder = payload["folder"]
-    elsewhere = nullcontext(checkpoints.Writer(folder.disk / checkpoints.CHECKPOINTS))  # other ranks write none
-    with checkpoints.writing(folder, config, decided) if rank == 0 else elsewhere as writer:
+    elsewhere = nullcontext(checkpoints.Writer(folder.disk / CHECKPOINTS))  # other ranks write none
+    with checkpoints.writing(folder) if rank == 0 else elsewhere as writer:
         observer = MailboxObserver(mailbox, rank, writer, folder, config.global_batch_size)
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, decided.cpus, worker)

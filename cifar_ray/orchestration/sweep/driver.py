@@ -19,7 +19,7 @@ from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import connection, reservations
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, events, run_folder
+from cifar_ray.orchestration.run import events
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected
 from cifar_ray.orchestration.sweep import planner, preparation, proposals
 from cifar_ray.orchestration.sweep.goal import goal_of
@@ -32,6 +32,8 @@ from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import Tuning, scheduler_of
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
+from cifar_ray.runs import checkpoints
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import reading, store, uri
@@ -332,7 +334,7 @@ class Driver:
             if (digest := trial.decided.weights_digest) is not None and digest not in self._kept:
                 checkpoints.keep_initial(self._folder, digest, self._ready.weights[digest])
                 self._kept.add(digest)
-            trial.folder, held = run_folder.create(
+            trial.folder, held = RunFolder.create(
                 config, trial.decided, self._client.tracking_uri, self._folder, trial.slug
             )
             self._locks[trial.index] = held

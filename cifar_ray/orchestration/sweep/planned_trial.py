@@ -18,10 +18,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.run import run_folder
 from cifar_ray.orchestration.run.limits import Spent, recorded
-from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.runs.folder import RunFolder, is_half_made
 from cifar_ray.storage import Folder
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent
@@ -143,14 +142,14 @@ class PlannedTrial:
         if self.state == boards.SKIPPED or self.is_open:
             return
         home = folder.below(self.slug)
-        if run_folder.is_half_made(home):  # its driver was killed before the run was recorded anywhere else
+        if is_half_made(home):  # its driver was killed before the run was recorded anywhere else
             if any(known.name == self.cell.name for known in earlier.values()):
                 problem = "which is gone: start another sweep"
                 raise ConfigError("resume", f"needs the folder of the run {self.cell.name}, {home.address}, {problem}")
             if not read_only:
                 home.remove()
             return
-        self.folder, self.spent = run_folder.reopen(home), recorded(home)
+        self.folder, self.spent = RunFolder.at(home.address), recorded(home)
         known = earlier.get(self.folder.key)
         if known is None:
             return

@@ -23,17 +23,17 @@ from cifar_ray.config.sweep import Cell, Range, SweepConfig, proposed
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.run import run_names
 from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
+from cifar_ray.runs.folder import SWEEP
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.tracking.store import Client, connect
 from cifar_ray.training import recipe
 
-_CONFIG, _CELLS = run_names.SWEEP, "cells.json"
+_CONFIG, _CELLS = SWEEP, "cells.json"
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
 

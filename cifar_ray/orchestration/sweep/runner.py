@@ -12,13 +12,13 @@ from cifar_ray.config import imports
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.run import run_folder
 from cifar_ray.orchestration.run.interrupts import signals
 from cifar_ray.orchestration.sweep import planner, preparation
 from cifar_ray.orchestration.sweep.driver import Driver, SweepResult
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.winner import repeats_of
+from cifar_ray.runs.folder import discard
 from cifar_ray.tracking import parent, store
 from cifar_ray.tracking.parent import SweepRecord
 
@@ -65,7 +65,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
                 return Driver(config, folder, client, trials, begun).run(begin)
         finally:
             if record is None:  # nothing has begun, so the name is free again
-                run_folder.discard(folder)
+                discard(folder)
 
 
 @tracking.unchanged()
