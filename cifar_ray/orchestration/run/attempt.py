@@ -131,10 +131,10 @@ def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced
     if isinstance(error, ray.train.WorkerGroupError):
         return Failed(workers.left(error.worker_failures), workers.stacks)
     if workers.failures or workers.placed:
-        return Failed(workers.failures or {0: Failure(Kind.PASSING, sentence(error))}, workers.stacks)
+        return Failed(workers.failures or {0: Failure(Kind.OTHER, sentence(error))}, workers.stacks)
     if isinstance(error, ray.train.ControllerError):
         return NotPlaced()
-    return Failed({0: Failure(Kind.UNKNOWN, sentence(error))}, {})
+    return Failed({0: Failure(Kind.OTHER, sentence(error))}, {})
 
 
 def sentence(error: BaseException | None) -> str:

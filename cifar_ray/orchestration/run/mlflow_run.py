@@ -156,7 +156,7 @@ class MLflowRun:
     def _report(self, metrics: Mapping[str, Any], timestamp_ms: int, checkpoint: str, count: int | None = None) -> None:
         """Record one report under the step that it names, or else under ``count``, if there is one."""
         counted = metrics.get(self._step)
-        step = int(counted) if isinstance(counted, int | float) and counted == int(counted) else count
+        step = int(counted) if isinstance(counted, int | float) and float(counted).is_integer() else count
         if step is not None:
             self._record.report(step, timestamp_ms, metrics)
             if checkpoint:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, profiling
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
-from cifar_ray.training.setup import prepare
+from cifar_ray.training.setup import TrainingState, prepare
 from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.5
@@ -77,13 +77,14 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
             with collectives(world_size, rank, config, decided.device):
                 ended = _train(payload, rank, world_size, heart, busy)
         except BaseException as error:
-            failure = failures.of(error)
-            _wait(mailbox.post(WorkerRaised(rank, failure)))
+            state = heart.state
+            failure = failures.of(error, state.step, state.saved) if state else failures.of(error)
+            ray.wait([mailbox.post(WorkerRaised(rank, failure))], timeout=_DELIVERY_S)
             raise RuntimeError(str(failure)) from None
         finally:
             faulthandler.unregister(signal.SIGUSR2)
         if rank == 0:
-            _wait(mailbox.post(ended))
+            ray.wait([mailbox.post(ended)], timeout=_DELIVERY_S)
 
 
 def _take_gpus(config: ResolvedConfig) -> str:
@@ -101,27 +102,23 @@ def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, b
     decided: Decided = payload["decided"]
     mailbox: Mailbox = payload["mailbox"]
     launch: Launch = payload["launch"]
+    folder: Folder = payload["folder"]
     waiting = time.perf_counter()
     dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
     launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
     worker, node = _context(decided, mailbox, rank, world_size, busy)
     heart.node = node if worker.local_rank == 0 else None
-    folder: Folder = payload["folder"]
     elsewhere = nullcontext(checkpoints.Writer(folder.disk / CHECKPOINTS))  # other ranks write none
     with checkpoints.writing(folder) if rank == 0 else elsewhere as writer:
-        observer = MailboxObserver(mailbox, rank, writer, folder, config.global_batch_size)
+        observer = MailboxObserver(mailbox, rank, writer, folder.below(profiling.FOLDER), config.global_batch_size)
         asked = observer.asked if payload["stoppable"] else None
         server = parameter_server.start(config, decided.cpus, worker)
         try:
             initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
-            state = prepare(config, decided, dataset, writer.path, worker, launch, server, asked, initial)
-            return fit(state, observer)
+            heart.state = prepare(config, decided, dataset, writer.path, worker, launch, server, asked, initial)
+            return fit(heart.state, observer)
         except StoppedError as stop:
             return Stopped(stop.step)
-
-
-def _wait(posted: ray.ObjectRef) -> None:
-    ray.wait([posted], timeout=_DELIVERY_S)
 
 
 @contextmanager
@@ -148,55 +145,58 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig, device: str)
     dist.destroy_process_group()
 
 
+@dataclass
 class MailboxObserver:
-    """Posts the loop's events, most of them from rank 0 only."""
+    """Posts the loop's events, most of them from rank 0 only.
 
-    def __init__(
-        self, mailbox: Mailbox, rank: int, writer: checkpoints.Writer, folder: Folder, images_per_step: int
-    ) -> None:
-        self._mailbox = mailbox
-        self._rank = rank
-        self._writer = writer
-        self._traces = folder.below(profiling.FOLDER)
-        self._images_per_step = images_per_step
-        self._step = 0
-        self._posted = (time.perf_counter(), 0)
-        self._unread: Any = None
-        self._stop = False
+    Attributes:
+        traces: the folder of profiles.
+        images_per_step: over all workers.
+    """
+
+    mailbox: Mailbox
+    rank: int
+    writer: checkpoints.Writer
+    traces: Folder
+    images_per_step: int
+    _step: int = 0
+    _posted: tuple[float, int] = (0.0, 0)
+    _unread: Any = None
+    _stop: bool = False
 
     def started(self, event: Started) -> None:
         self._posted = (time.perf_counter(), event.step)
-        self._mailbox.post(event)
+        self.mailbox.post(event)
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
-        if self._rank != 0:
+        if self.rank != 0:
             return
         self._step = step
         if row is not None:
-            self._mailbox.post(row)
+            self.mailbox.post(row)
         now = time.perf_counter()
         before, posted = self._posted
         if now - before >= _PROGRESS_INTERVAL_S:
-            self._ask(Progress(epoch, step, (step - posted) * self._images_per_step / (now - before)))
+            self._ask(Progress(epoch, step, (step - posted) * self.images_per_step / (now - before)))
             self._posted = (now, step)
 
     def epoch_done(self, record: EpochRecord) -> None:
-        if self._rank == 0:
+        if self.rank == 0:
             self._ask(record)  # short epochs have no progress events
         self._posted = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
-        self._writer.keep(saved.path)
-        self._mailbox.post(saved)
+        self.writer.keep(saved.path)
+        self.mailbox.post(saved)
 
     def traced(self, event: Traced) -> None:
-        if not self._traces.local and not event.problem:  # it is on the disk of this node
+        if not self.traces.local and not event.problem:  # it is on the disk of this node
             try:
-                storage.persistently(lambda: self._traces.upload(event.path))
+                storage.persistently(lambda: self.traces.upload(event.path))
             except OSError as error:
-                event = replace(event, problem=f"{self._traces.address} cannot be written: {storage.reason(error)}")
+                event = replace(event, problem=f"{self.traces.address} cannot be written: {storage.reason(error)}")
             event.path.unlink()
-        self._mailbox.post(event)
+        self.mailbox.post(event)
 
     def asked(self) -> bool:
         """Whether the driver has asked the run to stop, by the newest answer to a progress or epoch event."""
@@ -208,7 +208,7 @@ class MailboxObserver:
 
     def _ask(self, event: Any) -> None:
         """Post an event whose answer is read, unless one before is still to be read."""
-        answer = self._mailbox.post(event)
+        answer = self.mailbox.post(event)
         self._unread = self._unread or answer
 
 
@@ -253,11 +253,13 @@ class _Heart(threading.Thread):
 
     Attributes:
         node: the number of the node whose load is sampled; None when another worker does that.
+        state: of the training; None before it.
     """
 
     def __init__(self, config: ResolvedConfig, mailbox: Mailbox, rank: int) -> None:
         super().__init__(daemon=True, name="heartbeat")
         self.node: int | None = None
+        self.state: TrainingState | None = None
         self._interval_s = min(_SAMPLE_INTERVAL_S, config.hang_timeout_s / BEATS)
         self._mailbox, self._rank = mailbox, rank
         self._stopping = threading.Event()

@@ -324,7 +324,7 @@ def test_a_gpu_that_others_use_is_told() -> None:
     assert made.view.calls == [("line", f"note: on node host, {busy}")]  # type: ignore[attr-defined]
 
 
-def test_the_gpus_of_a_run_are_recorded_with_their_software_and_different_ones_are_named() -> None:
+def test_the_gpus_of_a_run_are_recorded_with_their_software() -> None:
     t4 = ("Tesla T4", {"gpu_driver": "580.95", "cuda": "13.2", "nccl": "2.30.7"})
     l4 = ("NVIDIA L4", {"gpu_driver": "590.1", "cuda": "13.2", "nccl": "2.30.7"})
     tags = {"cifar_ray.gpu_driver": "580.95", "cifar_ray.cuda": "13.2", "cifar_ray.nccl": "2.30.7"}
@@ -334,10 +334,4 @@ def test_the_gpus_of_a_run_are_recorded_with_their_software_and_different_ones_a
     mixed = placed_on(l4, t4)
     both = {"cifar_ray.gpus": "NVIDIA L4, Tesla T4", **tags, "cifar_ray.gpu_driver": "580.95, 590.1"}
     assert ("tags", both) in mixed.record.calls
-    assert mixed.view.calls == [
-        (
-            "line",
-            "note: the workers compute on different GPUs, NVIDIA L4 (rank 0) and Tesla T4 (rank 1); "
-            "the slowest sets the pace",
-        )
-    ]
+    assert mixed.view.calls == []
