@@ -38,7 +38,7 @@ def check_training(config: TrainConfig) -> None:
         ConfigError: naming the option.
     """
     servers.reach_chosen(config.address)
-    check_free(config, stores.resolve_uri(config.tracking_uri))
+    check_free(config)
 
 
 def check_runs(runs: Sequence[str], tracking_uri: str | None) -> None:

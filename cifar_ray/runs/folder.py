@@ -20,7 +20,6 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tracking import uri
 
 CHECKPOINTS = "checkpoints"
 """Name of the folder of a run's checkpoints."""
@@ -46,14 +45,13 @@ class RunFolder:
         cls,
         config: ResolvedConfig,
         decided: Decided,
-        tracking_uri: str | None = None,
         parent: Folder | None = None,
         name: str | None = None,
     ) -> tuple[RunFolder, Lock]:
         """Make the folder of a new run, and lock it.
 
-        The store, the ``parent`` folder and the name are those of the config unless they are given; a run that has no
-        name gets a new one.
+        The ``parent`` folder and the name are those of the config unless they are given; a run that has no name gets a
+        new one.
 
         Raises:
             ConfigError: when it exists already, or cannot be written.
@@ -61,11 +59,10 @@ class RunFolder:
         parent = parent or storage.at(config.storage)
         name = name or config.run_name or _new_name(config)
         run = cls(parent.below(name), uuid.uuid4().hex)
-        in_use = partial(_taken, parent, name, uri.resolve_uri(tracking_uri or config.tracking_uri))
         described = json.dumps({"key": run.key, "name": name})
         contents = {CONFIG: runfile.to_yaml(config, decided), _DESCRIPTION: described}
         with storage.refusing(parent):
-            return run, storage.claim(run.folder, contents, in_use, _busy(name))
+            return run, storage.claim(run.folder, contents, partial(_taken, parent, name), _busy(name))
 
     @classmethod
     def at(cls, address: str, key: str = "") -> RunFolder:
@@ -118,7 +115,7 @@ class RunFolder:
             return Lock(self.folder, _busy(self.name))
 
 
-def check_free(config: TrainConfig, store: str) -> None:
+def check_free(config: TrainConfig) -> None:
     """Refuse the name of a new run, if it is given, that a run or a sweep in its storage has.
 
     Raises:
@@ -129,7 +126,7 @@ def check_free(config: TrainConfig, store: str) -> None:
     parent = storage.at(config.storage)
     with storage.refusing(parent):
         if parent.below(config.run_name).exists():
-            raise _taken(parent, config.run_name, store)
+            raise _taken(parent, config.run_name)
 
 
 def is_half_made(folder: Folder) -> bool:
@@ -155,11 +152,11 @@ def _new_name(config: ResolvedConfig) -> str:
     return f"{what}-bs{config.images_per_worker}-seed{config.seed}-{moment}"
 
 
-def _taken(parent: Folder, name: str, store: str) -> ConfigError:
-    """The error about a name that is taken in ``parent``; ``store`` is the new run's tracking URI."""
-    advice = f"`cifar-ray resume {name}{uri.flag(store)}` continues it, and --weights {name} starts from its weights"
+def _taken(parent: Folder, name: str) -> ConfigError:
+    """The error about a name that is taken in ``parent``."""
+    advice = f"`cifar-ray resume {name}` continues it, and --weights {name} starts from its weights"
     if SWEEP in parent.below(name).names():
-        advice = f"it is a sweep, which `cifar-ray sweep --resume {name}{uri.flag(store)}` continues"
+        advice = f"it is a sweep, which `cifar-ray sweep --resume {name}` continues"
     return ConfigError("run_name", f"must be new, and {name!r} is in {parent.address}; {advice}")
 
 

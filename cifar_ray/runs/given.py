@@ -24,10 +24,7 @@ from cifar_ray.data import folders, imagefiles, tables, texts, tokens
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.training import samples
 
-_LINES = ".txt"
-_OF_TEXTS = (*texts.SUFFIXES, _LINES)
-"""Ends of the names of files of texts, the last of those with a text on each line."""
-
+_LINES = ".txt"  # the end of the name of a file with a text on each line
 _AT_ONCE = 256  # inputs in one forward pass
 _MOST_ROWS = 10_000  # that a request may have
 
@@ -223,11 +220,7 @@ def images(paths: Sequence[Path]) -> tuple[list[Path], str]:
 
 
 def sentences(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
-    """The texts that a model is to answer for: ``words``, and those of files.
-
-    Args:
-        paths: files of CSV or JSONL with a column ``text``, or of plain text with one on each line.
-        words: texts themselves.
+    """The texts that a model is to answer for: ``words``, and those of CSV, JSONL (column ``text``) or plain files.
 
     Raises:
         ConfigError: when a file cannot be read, a text is empty, or there is none.
@@ -236,18 +229,17 @@ def sentences(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
         raise ConfigError("text", f"must be a text in UTF-8, got {brief(wrong[0])}")
     found = list(words)
     for path in paths:
-        if path.suffix not in _OF_TEXTS:
-            raise ConfigError("", f"a file of texts must be {one_of(_OF_TEXTS)}, got {path}")
         try:
             if path.suffix == _LINES:
                 # Not str.splitlines, for which a text may also end within a line, at a form feed or U+2028.
                 found += filter(None, map(str.strip, path.read_text("utf-8-sig").split("\n")))
-            else:
+            elif path.suffix in texts.SUFFIXES:
                 found += (text for (text,) in texts.rows(path, ("text",)))
-        except ConfigError as error:
-            raise ConfigError("", f"a file of texts {error.problem}") from None
-        except (UnicodeDecodeError, OSError) as error:
-            raise ConfigError("", f"a file of texts must be readable, in UTF-8, and {path} is not: {error}") from None
+            else:
+                raise ConfigError("", f"must be {one_of([*texts.SUFFIXES, _LINES])}, got {path}")
+        except (ValueError, OSError) as error:
+            why = getattr(error, "problem", f"must be readable, in UTF-8, and {path} is not: {error}")
+            raise ConfigError("", f"a file of texts {why}") from None
     if not found:
         raise ConfigError("", "there is no text to classify; give --text, or a file with at least one")
     return found

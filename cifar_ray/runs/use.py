@@ -42,13 +42,10 @@ class Scored:
 
     Attributes:
         checkpoint: its address.
-        step: optimizer steps done.
-        metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
         images: test images counted.
         recorded_score: the task's primary figure recorded with the checkpoint; None if its epoch was not evaluated, or
             on fewer test images (``--test-images``).
-        task: what the run learns.
-        recorded_on: the images that it was counted on: ``val`` or ``test``.
+        recorded_on: the images that it was counted on.
     """
 
     checkpoint: str
@@ -65,10 +62,8 @@ class Prediction:
     """What a model answers for one image, text, or row of a table.
 
     Attributes:
-        sample: what was answered for, by name: the file as ``image``, the ``text``, or the ``table`` and the ``row`` in
-            it, from 1.
-        answers: classes with their probabilities, likeliest first; values by name; or of a mask, classes with their
-            shares of the pixels, the largest first.
+        sample: what was answered for, by name: ``image``, ``text``, or ``table`` and its ``row`` from 1.
+        answers: classes with their probabilities or shares of a mask, the largest first; or values by name.
         mask: the file of the mask; None of other tasks.
     """
 
@@ -142,13 +137,7 @@ def evaluate(
 ) -> Scored:
     """Evaluate a run's model on every test image, in this process, in float32 as during training.
 
-    Args:
-        run: name or MLflow id of the run, or its folder.
-        which: checkpoint.
-        data_dir: folder of published data sets, if it is another than the run's.
-        tracking_uri: of the store that has the run.
-        note: told of what is left out.
-        device: ``auto`` takes the first GPU, if there is one.
+    Device ``auto`` takes the first GPU, if there is one.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -175,17 +164,9 @@ def evaluate(
         evaluation = evaluator(model.to(place))
     except torch.OutOfMemoryError:
         raise ConfigError("device", "must be cpu here: the GPU has too little free memory") from None
-    measured = snapshot.spec.measured
-    is_comparable = measured == "val" or not config.test_images
-    return Scored(
-        chosen.address,
-        snapshot.step,
-        evaluation.metrics,
-        evaluation.images,
-        snapshot.score if is_comparable else None,
-        snapshot.task,
-        measured,
-    )
+    metrics, images, measured = evaluation.metrics, evaluation.images, snapshot.spec.measured
+    score = snapshot.score if measured == "val" or not config.test_images else None
+    return Scored(chosen.address, snapshot.step, metrics, images, score, snapshot.task, measured)
 
 
 def predict(
@@ -208,12 +189,8 @@ def predict(
         tracking_uri: of the store that has the run.
         note: told of what is left out.
         top: classes to keep, the likeliest; all without.
-        out: folder of the masks, by default ``predicted_masks``: PNG files with the names and sizes of the images.
+        out: folder of the masks, as :func:`cifar_ray.runs.given.places`, and whether to ``overwrite`` them.
         words: texts.
-        overwrite: whether masks that are in ``out`` may be replaced.
-
-    Returns:
-        What kind of answers they are, and the answers.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.

@@ -224,7 +224,6 @@ def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
     run, held = RunFolder.create(
         replace(small, storage=folder.address, run_name="mine"),
         decided_of(replace(small, storage=folder.address, run_name="mine")),
-        uri,
     )
     held.release()
     record = RunRecord.create(

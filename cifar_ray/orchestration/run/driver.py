@@ -91,7 +91,7 @@ def train(
             console.line(note)
         decided, weights, encoding = Decided.asked(config), None, ""
         if config.weights is not None:
-            check_free(config, uri)
+            check_free(config)
             console.doing(f"reading the weights {config.weights}")
             weights, digest, encoding = find_weights(config, uri, console.line)
             decided = replace(decided, weights_digest=digest)
@@ -99,7 +99,7 @@ def train(
         console.doing("opening the tracking store")
         client = store.connect(uri)
         store.active_experiment(client, store.experiment_name([config.dataset]))
-        folder, held = RunFolder.create(config, decided, uri)
+        folder, held = RunFolder.create(config, decided)
         session = None
         try:
             with held:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -26,7 +26,6 @@ from cifar_ray import storage
 from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import interfaces
 from cifar_ray.orchestration.run import failures, parameter_server
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Progress, Stopped, WorkerRaised
@@ -37,7 +36,7 @@ from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, profiling
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started, Traced
 from cifar_ray.training.setup import TrainingState, prepare
 from cifar_ray.training.stopping import StoppedError
 
@@ -58,24 +57,14 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
     Raises:
         RuntimeError: in place of any error, which is posted as text.
     """
-    config, decided, mailbox = payload["config"], payload["decided"], payload["mailbox"]
+    config, mailbox, context = payload["config"], payload["mailbox"], ray.get_runtime_context()
     with tempfile.TemporaryFile() as stacks, _Heart(config, mailbox, rank) as heart:
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
-        joined = mailbox.post(
-            Joined(
-                rank,
-                ray.get_runtime_context().current_actor,
-                ray.get_runtime_context().get_node_id(),
-                os.getpid(),
-                f"/proc/{os.getpid()}/fd/{stacks.fileno()}",
-            )
-        )
-        if ray.get(joined):  # the run was ended before its workers had started
-            return
+        path, pid = f"/proc/{os.getpid()}/fd/{stacks.fileno()}", os.getpid()
+        if ray.get(mailbox.post(Joined(rank, context.current_actor, context.get_node_id(), pid, path))):
+            return  # the run was ended before its workers had started
         try:
-            busy = _take_gpus(config) if decided.device == "cuda" else ""
-            with collectives(world_size, rank, config, decided.device):
-                ended = _train(payload, rank, world_size, heart, busy)
+            ended = _train(payload, rank, world_size, heart)
         except BaseException as error:
             state = heart.state
             failure = failures.of(error, state.step, state.saved) if state else failures.of(error)
@@ -87,6 +76,32 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
             ray.wait([mailbox.post(ended)], timeout=_DELIVERY_S)
 
 
+def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart) -> Outcome | Stopped:
+    config: ResolvedConfig = payload["config"]
+    decided: Decided = payload["decided"]
+    folder, mailbox, launch = payload["folder"], payload["mailbox"], payload["launch"]
+    busy = _take_gpus(config) if decided.device == "cuda" else ""
+    with ExitStack() as stack:
+        stack.enter_context(collectives(world_size, rank, config, decided.device))
+        waiting = time.perf_counter()
+        dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
+        launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
+        worker, nodes = _context(decided, mailbox, rank, world_size, busy)
+        heart.node = nodes.index(str(worker.node)) if worker.local_rank == 0 else None
+        writer = checkpoints.Writer(folder.disk / CHECKPOINTS)  # of which only rank 0 makes use
+        if rank == 0:
+            writer = stack.enter_context(checkpoints.writing(folder))
+        observer = MailboxObserver(mailbox, rank, writer, folder.below(profiling.FOLDER), config.global_batch_size)
+        asked = observer.asked if payload["stoppable"] else None
+        server = parameter_server.start(config, decided.cpus, worker, nodes)
+        initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
+        try:
+            heart.state = prepare(config, decided, dataset, writer.path, worker, launch, server, asked, initial)
+            return fit(heart.state, observer)
+        except StoppedError as stop:
+            return Stopped(stop.step)
+
+
 def _take_gpus(config: ResolvedConfig) -> str:
     """Check this worker's GPUs, before NCCL takes memory on them; return what others have in use of it, in words."""
     indices = assigned_gpus()
@@ -95,30 +110,6 @@ def _take_gpus(config: ResolvedConfig) -> str:
         hardware.cap_gpu_memory(indices[0], config.gpus_per_worker)
         return ""  # each of the runs that share it would name the others
     return "; ".join(filter(None, map(hardware.gpu_in_use, indices)))
-
-
-def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, busy: str) -> Outcome | Stopped:
-    config: ResolvedConfig = payload["config"]
-    decided: Decided = payload["decided"]
-    mailbox: Mailbox = payload["mailbox"]
-    launch: Launch = payload["launch"]
-    folder: Folder = payload["folder"]
-    waiting = time.perf_counter()
-    dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
-    launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    worker, node = _context(decided, mailbox, rank, world_size, busy)
-    heart.node = node if worker.local_rank == 0 else None
-    elsewhere = nullcontext(checkpoints.Writer(folder.disk / CHECKPOINTS))  # other ranks write none
-    with checkpoints.writing(folder) if rank == 0 else elsewhere as writer:
-        observer = MailboxObserver(mailbox, rank, writer, folder.below(profiling.FOLDER), config.global_batch_size)
-        asked = observer.asked if payload["stoppable"] else None
-        server = parameter_server.start(config, decided.cpus, worker)
-        try:
-            initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
-            heart.state = prepare(config, decided, dataset, writer.path, worker, launch, server, asked, initial)
-            return fit(heart.state, observer)
-        except StoppedError as stop:
-            return Stopped(stop.step)
 
 
 @contextmanager
@@ -212,12 +203,11 @@ class MailboxObserver:
         self._unread = self._unread or answer
 
 
-def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, int]:
-    """This worker, and the number of its node (0 is that of rank 0); checks that all are where they should be."""
+def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, list[str]]:
+    """This worker, and the ids of all nodes, that of rank 0 first; checks that all workers are where they should be."""
     node_id = ray.get_runtime_context().get_node_id()
-    node_ids: list[Any] = [node_id]
+    node_ids: list[Any] = [node_id] * world_size
     if world_size > 1:
-        node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
     topology.verify(decided.placement, node_ids)
     indices = tuple(assigned_gpus()) if decided.device == "cuda" else ()
@@ -238,7 +228,7 @@ def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, bus
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
     worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device, indices)
-    return worker, list(dict.fromkeys(node_ids)).index(node_id)
+    return worker, list(dict.fromkeys(node_ids))
 
 
 def assigned_gpus() -> list[int]:

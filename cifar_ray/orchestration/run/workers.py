@@ -63,7 +63,7 @@ class Workers:
     def silent(self) -> list[Silent]:
         """Workers that have been silent for some time, each once; those silent for too long are ended."""
         events = []
-        for rank in self._heard.keys() - self.failures:
+        for rank in sorted(self._heard.keys() - self.failures):
             seconds = time.monotonic() - self._heard[rank]
             if seconds >= self.hang_timeout_s:
                 self._end(rank)

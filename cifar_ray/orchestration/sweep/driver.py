@@ -334,9 +334,7 @@ class Driver:
             if (digest := trial.decided.weights_digest) is not None and digest not in self._kept:
                 checkpoints.keep_initial(self._folder, digest, self._ready.weights[digest])
                 self._kept.add(digest)
-            trial.folder, held = RunFolder.create(
-                config, trial.decided, self._client.tracking_uri, self._folder, trial.slug
-            )
+            trial.folder, held = RunFolder.create(config, trial.decided, self._folder, trial.slug)
             self._locks[trial.index] = held
         return TrialSpec(trial.index, config, trial.decided, trial.folder.folder)
 
