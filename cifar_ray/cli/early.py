@@ -32,12 +32,13 @@ def loading(text: str, always: bool = False) -> Iterator[None]:
 
 
 def check_training(config: TrainConfig) -> None:
-    """Refuse a run whose name is taken, or whose cluster does not answer.
+    """Refuse a run whose name is taken, whose store is none, or whose cluster does not answer.
 
     Raises:
         ConfigError: naming the option.
     """
     servers.reach_chosen(config.address)
+    stores.resolve_uri(config.tracking_uri)
     check_free(config)
 
 
