@@ -52,10 +52,10 @@ class Given(abc.ABC):
 
     noun: ClassVar[str]
     has_lists: ClassVar[bool] = False
+    example: str
 
     def __init__(self, facts: Facts, encoding: str = "") -> None:
-        self.facts, self.encoding = facts, encoding
-        self.example, self.about = "", dict[str, Any]()
+        self.facts, self.encoding, self.about = facts, encoding, dict[str, Any]()
 
     @abc.abstractmethod
     def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
@@ -89,10 +89,7 @@ class Given(abc.ABC):
 
 class _Images(Given):
     noun = "an image"
-
-    def __init__(self, facts: Facts, encoding: str = "") -> None:
-        super().__init__(facts)
-        self.example = "@IMAGE"
+    example = "@IMAGE"
 
     def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
         _refuse(words, "images")
@@ -107,7 +104,9 @@ class _Images(Given):
                     raise
                 note(f"left out: {error.problem}")
                 continue
-            yield {"image": path}, samples.batch(self.facts, [image])[0], image.size
+            row, size = samples.batch(self.facts, [image])[0], image.size
+            del image  # a decoded photo takes tens of megabytes
+            yield {"image": path}, row, size
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         image = imagefiles.read(BytesIO(body))
@@ -116,13 +115,13 @@ class _Images(Given):
 
 class _Texts(Given):
     noun = "a text"
+    example = "TEXT"
 
     def __init__(self, facts: Facts, encoding: str = "") -> None:
         super().__init__(facts, encoding)
         if not encoding:  # a function of the user's own has made its tokens
             raise ConfigError("", "the model takes tokens, and its tokenizer is not known")
         tokens.library()
-        self.example = "TEXT"
 
     def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
         every = sentences(paths, words)

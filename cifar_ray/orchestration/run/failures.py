@@ -54,6 +54,11 @@ class Failure:
         where = ", ".join(filter(None, [self.step, self.function]))
         return f"{self.error} ({where})" if where else self.error
 
+    def repeats(self, before: Failure) -> bool:
+        """Whether it is the same error again, without a newer checkpoint."""
+        is_same = (self.error, self.function) == (before.error, before.function)
+        return is_same and 0 <= self.saved <= before.saved
+
 
 DIED = Failure(Kind.OTHER, "its process has died or does not answer")
 """Of a worker that has said nothing of itself."""
@@ -90,16 +95,12 @@ class Verdict:
     Attributes:
         reason: in one sentence.
         final: whether another attempt would fail the same way.
-        trace: the traceback of the first worker.
-        key: what two equal failures have in common.
-        saved: as that of the first worker's failure.
+        first: the failure itself.
     """
 
     reason: str
     final: bool
-    trace: str
-    key: tuple[str, str]
-    saved: int
+    first: Failure
 
 
 def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
@@ -109,11 +110,10 @@ def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
     """
     causes = {rank: failure for rank, failure in failures.items() if failure.kind is not Kind.CONSEQUENCE} or failures
     first = min(causes.values(), key=lambda failure: failure.at)
-    key, final, twice = (first.error, first.function), first.kind is Kind.FINAL, ""
-    if first.kind is Kind.OTHER and before is not None and before.key == key and 0 <= first.saved <= before.saved:
-        final, twice = True, ", twice without a newer checkpoint"
-    reasons = [f"rank {rank}: {failure}{twice}" for rank, failure in sorted(causes.items()) if failure.at == first.at]
-    return Verdict("; ".join(reasons), final, first.trace, key, first.saved)
+    reason = "; ".join(f"rank {rank}: {each}" for rank, each in sorted(causes.items()) if each.at == first.at)
+    if first.kind is Kind.OTHER and before is not None and first.repeats(before.first):
+        return Verdict(f"{reason}, twice without a newer checkpoint", True, first)
+    return Verdict(reason, first.kind is Kind.FINAL, first)
 
 
 def _kind(error: BaseException, is_theirs: bool) -> Kind:

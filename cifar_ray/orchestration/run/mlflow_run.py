@@ -34,11 +34,6 @@ class _Reported:
     folder: str
 
 
-@dataclass(frozen=True)
-class _Failed:
-    reason: str
-
-
 class MLflowRun:
     """One MLflow run for one Ray Train job, however often its workers or its driver start again.
 
@@ -130,10 +125,10 @@ class MLflowRun:
                 self._recover()  # what was posted last may not have been sent
                 return
 
-    def _handle(self, event: _Reported | _Failed) -> None:
+    def _handle(self, event: _Reported | str) -> None:
         try:
-            if isinstance(event, _Failed):
-                self._record.failed(event.reason)
+            if isinstance(event, str):  # why workers have failed
+                self._record.failed(event)
                 return
             if event.folder != self._record.folder:
                 self._record.kept_in(event.folder)
@@ -178,7 +173,7 @@ class _Poster(UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         with suppress(Exception):
             reasons = [f"rank {rank}: {_sentence(error)}" for rank, error in sorted(worker_exceptions.items())]
-            self._mailbox.post(_Failed("; ".join(reasons)))
+            self._mailbox.post("; ".join(reasons))
 
 
 def _folder(config: RunConfig) -> str:

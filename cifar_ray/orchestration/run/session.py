@@ -104,7 +104,7 @@ class RunSession:
     def is_void(self) -> bool:
         """Whether the run failed before its first checkpoint with an error that cannot pass: resuming it is no use."""
         verdict = self.verdict
-        return verdict is not None and verdict.final and verdict.saved == 0 and self._saved is None
+        return verdict is not None and verdict.final and verdict.first.saved == 0 and self._saved is None
 
     def announce(self) -> None:
         """Display what will be trained."""
@@ -245,8 +245,8 @@ class RunSession:
         for rank, stacks in event.stacks.items():
             self.record.text(f"hangs/failure{event.number}_rank{rank}.txt", stacks)
         if verdict.final or event.number > self.config.max_failures:
-            if verdict.trace:
-                self.view.line(verdict.trace)
+            if verdict.first.trace:
+                self.view.line(verdict.first.trace)
             return
         self.record.tags({"cifar_ray.worker_failures": str(event.number)})
         self.view.line(

@@ -245,7 +245,7 @@ def test_the_first_error_counts_and_not_its_consequences() -> None:
     }
     told = failures.judge(errors, None)
     assert told.reason == "rank 2: ValueError: wrong (after step 3, forward in mine.py, line 4)"
-    assert (told.final, told.trace) == (True, "a traceback")
+    assert (told.final, told.first.trace) == (True, "a traceback")
     del errors[2]
     assert not failures.judge(errors, None).final
     assert failures.judge(errors, None).reason.startswith("rank 1: OSError")
@@ -258,7 +258,7 @@ def test_processes_that_have_died_are_told_all_and_replaced() -> None:
     workers.hear(WorkerRaised(0, failed(CONSEQUENCE, "RuntimeError: gloo")))
     told = failures.judge(workers.left([0, 1, 2]), None)
     died = "its process has died or does not answer"
-    assert told == Verdict(f"rank 1: {died}; rank 2: {died}", False, "", (died, ""), -1)
+    assert told == Verdict(f"rank 1: {died}; rank 2: {died}", False, failures.DIED)
     assert not failures.judge({1: failures.DIED}, told).final
 
 

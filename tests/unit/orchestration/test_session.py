@@ -29,7 +29,7 @@ from cifar_ray.orchestration.run.events import (
     Stopped,
     WorkersFailed,
 )
-from cifar_ray.orchestration.run.failures import Verdict
+from cifar_ray.orchestration.run.failures import DIED, Verdict
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
@@ -180,11 +180,11 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         (Heartbeat(1, 7, {}), None, None),
         (Silent(1, 60.0), "waiting for rank 1, whose process has not answered for 60 s", None),
         (
-            WorkersFailed(Verdict("rank 0: so did it; rank 1: it died", False, "", ("", ""), 0)),
+            WorkersFailed(Verdict("rank 0: so did it; rank 1: it died", False, DIED)),
             "workers failed (rank 0: so did it; rank 1: it died); restarting from the newest checkpoint, failure 1 of",
             ("tags", {"cifar_ray.worker_failures": "1"}),
         ),
-        (WorkersFailed(Verdict("rank 1: it died", True, "", ("", ""), 0)), None, None),
+        (WorkersFailed(Verdict("rank 1: it died", True, DIED)), None, None),
         (
             NodeLeaving("node1-of-the-run", 0),
             "node node1-of (10.0.0.1) leaves soon; stopping as soon as possible, which is no failure",
