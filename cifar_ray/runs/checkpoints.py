@@ -110,10 +110,11 @@ def _copied(bucket: Folder, path: Path) -> Iterator[None]:
     shutil.rmtree(path, ignore_errors=True)
     try:
         for name in bucket.names():
-            with suppress(FileNotFoundError):  # it was removed just now
-                bucket.download(name, path)
-            if not (path / name / MANIFEST).exists():
-                shutil.rmtree(path / name, ignore_errors=True)
+            for file in (MANIFEST, WEIGHTS, STATE):
+                with suppress(FileNotFoundError):
+                    bucket.below(name).download(file, path / name)
+            if not (path / name / MANIFEST).exists():  # it is incomplete
+                shutil.rmtree(path / name)
     except OSError as error:
         raise StorageError(f"storage: {bucket.address} cannot be read: {storage.reason(error)}") from None
     try:
