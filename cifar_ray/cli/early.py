@@ -13,8 +13,8 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import EXPORTED
+from cifar_ray.runs.folder import CONFIG, SWEEP
 from cifar_ray.tracking import uri as stores
 
 
@@ -46,9 +46,9 @@ def known_config(name: str) -> TrainConfig | None:
     """The config of a run, or what all runs of a sweep share, from its folder; None where only the store knows that."""
     folder = storage.at(name) if "/" in name else storage.at(None).below(name)
     with suppress(ConfigError, OSError):
-        if (path := folder.disk / run_names.CONFIG).is_file():
+        if (path := folder.disk / CONFIG).is_file():
             return runfile.load(path)
-        if (path := folder.disk / run_names.SWEEP).is_file():
+        if (path := folder.disk / SWEEP).is_file():
             return sweeps.from_mapping(runfile.read(path)).base
     return None
 

@@ -13,8 +13,8 @@ from cifar_ray.config.keywords import passes_to
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
-from cifar_ray.orchestration.run import run_names
 from cifar_ray.reporting import cost
+from cifar_ray.runs.folder import check_free
 from cifar_ray.tracking import uri as stores
 
 LIBRARIES = "loading PyTorch and Ray"
@@ -40,7 +40,8 @@ def train(*, json: AsJson = False, **run: Any) -> int:
     config = command_line.train(**run)
     price = cost.word(config.price)
     servers.reach_chosen(config.address)
-    run_names.check_free(config, stores.resolve_uri(config.tracking_uri))
+    stores.resolve_uri(config.tracking_uri)
+    check_free(config)
     named = f"run {config.run_name}: " if config.run_name else ""
     what = f"{config.model} on {config.dataset}, {config.elastic or config.topology}, {config.strategy}"
     with output.progress(json):

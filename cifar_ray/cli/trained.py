@@ -19,7 +19,7 @@ from cifar_ray.display.run import Console, metric_rows
 from cifar_ray.display.terminal import tilde
 
 if TYPE_CHECKING:
-    from cifar_ray.orchestration.run.results import Prediction, Scored
+    from cifar_ray.runs.use import Prediction, Scored
     from cifar_ray.tasks import TaskSpec
 
 _TEXT = 60  # characters of a text in a line about it
@@ -42,27 +42,27 @@ def evaluate(
     """Evaluate a run's model on every test image.
 
     Args:
-        device: Where to compute; 'auto' takes the first GPU, unless it is full or PyTorch cannot use it.
+        device: Where to compute; 'auto' takes the first GPU, if there is one.
     """
     early.check_names([run], tracking_uri)
     with output.progress(json):
         with early.loading("loading PyTorch and MLflow"):
-            from cifar_ray.orchestration.run import results
+            from cifar_ray.runs import use
 
-        scored = results.evaluate(run, checkpoint, data_dir, tracking_uri, flags.note, device)
+        scored = use.evaluate(run, checkpoint, data_dir, tracking_uri, flags.note, device)
     output.show(scored, json, lambda: _print_scores(scored))
     return 0
 
 
 def _print_scores(scored: Scored) -> None:
-    """Print an evaluation, with the primary figure recorded with the checkpoint, maybe on other images."""
-    task, counted_on = scored.task, scored.recorded_images
+    """Print an evaluation, with the primary figure recorded with the checkpoint."""
+    task = scored.task
     rows = metric_rows(task, scored.metrics)
     rows.append((f"{task.unit} evaluated", f"{scored.images:,}"))
     rows.append(("checkpoint", f"{tilde(scored.checkpoint)} (step {scored.step:,})"))
-    if scored.recorded_score is not None and counted_on is not None:
+    if scored.recorded_score is not None:
         title = f"{scored.recorded_on} {task.primary.name} when written"
-        rows.append((title, f"{task.primary.text(scored.recorded_score)} on {counted_on:,} {task.unit}"))
+        rows.append((title, task.primary.text(scored.recorded_score)))
     Console().table(rows)
 
 
@@ -91,21 +91,18 @@ def predict(
         out: Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class,
             named as the images and as large. It must be new or empty, without --overwrite. Default: predicted_masks.
     """
-    from cifar_ray.orchestration.run import given
-
     if csv and json:
         raise ConfigError("csv", "is another form than --json; give one of the two")
     table = None if csv in (None, "-") else files.output("csv", csv, overwrite)
     masks = None if out is None else files.folder("out", out)
     if not images and not text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
-    given.check(images)
     early.check_names([run], tracking_uri)
 
     with output.progress(json or csv == "-"), early.loading("loading PyTorch and MLflow"):
-        from cifar_ray.orchestration.run import results
+        from cifar_ray.runs import use
 
-    task, predictions = results.predict(run, images, checkpoint, tracking_uri, flags.note, top, masks, text, overwrite)
+    task, predictions = use.predict(run, images, checkpoint, tracking_uri, flags.note, top, masks, text, overwrite)
     if csv == "-":
         print(as_csv(task, predictions), end="")
     elif table is not None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.data import Facts
-from cifar_ray.orchestration.run import given, results
+from cifar_ray.runs import given, use
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.training import predictor
 
@@ -41,7 +41,7 @@ def of_run(
         CheckpointError: the run has no usable checkpoint.
         ConfigError: there is no such run.
     """
-    checkpoint = results.find_checkpoint(run, which, tracking_uri, note)
+    checkpoint = use.find_checkpoint(run, which, tracking_uri, note)
     snapshot, spec, task = checkpoint.snapshot, checkpoint.snapshot.spec, checkpoint.snapshot.task
     about = {
         "run": checkpoint.run.name,
@@ -100,7 +100,7 @@ def build(
         return JSONResponse(answer, headers={"X-Batch-Size": str(max(shared for _, shared in answers))})
 
     def document(row: Tensor, size: tuple[int, int], top: int) -> dict[str, Any]:
-        numbers, mask = results.answered(task, about[task.names], row, size)
+        numbers, mask = use.answered(task, about[task.names], row, size)
         answer = task.document(about[task.names], numbers, top)
         return {**answer, "mask": base64.b64encode(mask).decode()} if mask else answer
 

@@ -26,8 +26,8 @@ from cifar_ray.tracking.run import finite
 JOB_TAG = "cifar_ray.job"
 """Tag with the job's name: by it a later driver finds the run."""
 
-JOURNAL_TAG = "cifar_ray.reports"
-"""Tag with the path of the file that has every report of the job."""
+FOLDER_TAG = "cifar_ray.job_folder"
+"""Tag with the folder in which Ray Train keeps the job's checkpoints and their figures."""
 
 _LONGEST_PARAM = 6000  # MLflow's limit
 _NO_KEY = re.compile(r"[^\w\-. /:]")  # what MLflow's names may not have
@@ -38,13 +38,16 @@ class JobRecord(Record):
 
     Attributes:
         is_continued: whether an earlier driver has begun the run.
-        journal: path of the file of its reports, as an earlier driver has known it; empty of a new run.
+        folder: in which Ray Train keeps the job, as an earlier driver has known it; empty of a new run.
+        newest: the highest step that the run has.
     """
 
     def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool) -> None:
         super().__init__(client, run, session)
         self.is_continued = is_continued
-        self.journal = run.data.tags.get(JOURNAL_TAG, "")
+        self.folder = run.data.tags.get(FOLDER_TAG, "")
+        histories = [client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
+        self.newest = max((point.step for history in histories for point in history), default=0)
         self._until_end = ExitStack()
 
     @classmethod
@@ -93,10 +96,10 @@ class JobRecord(Record):
         self.list_checkpoint({"step": step, "path": address})
         self._sink.tags({"cifar_ray.checkpoint": address})
 
-    def kept_in(self, journal: str) -> None:
-        """Record where the file of the job's reports is."""
-        self.journal = journal
-        self.tags({JOURNAL_TAG: journal})
+    def kept_in(self, folder: str) -> None:
+        """Record where Ray Train keeps the job."""
+        self.folder = folder
+        self.tags({FOLDER_TAG: folder})
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """End the run as :meth:`Record.end`; MLflow's settings are the user's again."""

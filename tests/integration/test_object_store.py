@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from cifar_ray import storage
-from cifar_ray.orchestration.run import checkpoints
+from cifar_ray.runs.folder import CHECKPOINTS
 from cifar_ray.storage import Folder
 from tests.support import stores
 from tests.support.helpers import resolved, train_on_ranks
@@ -59,7 +59,7 @@ def artifact(person: Person, run_id: str, name: str) -> Any:
 
 def complete(folder: Folder) -> list[str]:
     """Names of a run's checkpoints in the store, all of them whole."""
-    kept = folder.below(checkpoints.CHECKPOINTS)
+    kept = folder.below(CHECKPOINTS)
     names = [name for name in kept.names() if "manifest.json" in kept.below(name).names()]
     for name in names:
         assert kept.below(name).names() == ["manifest.json", "state.pt", "weights.safetensors"]

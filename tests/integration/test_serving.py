@@ -26,7 +26,7 @@ from PIL import Image
 from cifar_ray import data
 from cifar_ray.cli import early
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.orchestration.run import results
+from cifar_ray.runs import use
 from cifar_ray.serving.app import MAX_BODY_MIB
 from cifar_ray.tracking import registry, store
 from cifar_ray.training import checkpoint
@@ -100,7 +100,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def predictions(trained: Person, files: list[Path]) -> list[dict[str, float]]:
     """What ``cifar-ray predict`` says of the images."""
-    said = results.predict("first", files, "last", trained.uri, print)
+    said = use.predict("first", files, "last", trained.uri, print)
     return [dict(prediction.answers) for prediction in said[1]]
 
 

@@ -18,10 +18,10 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import checkpoints, run_folder
-from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep import planner, removal
+from cifar_ray.runs import checkpoints
+from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
 from cifar_ray.storage import Folder, Lock, StorageError
 from cifar_ray.storage import folder as folders
 from cifar_ray.tracking import store
@@ -109,8 +109,8 @@ def test_a_bucket_that_is_not_there_is_said_in_a_few_words(folder: Folder) -> No
 def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
     folder: Folder, snapshot: Snapshot, tmp_path: Path
 ) -> None:
-    store = folder.below(checkpoints.CHECKPOINTS)
-    with checkpoints.writing(folder, snapshot.config) as writer:
+    store = folder.below(CHECKPOINTS)
+    with checkpoints.writing(folder) as writer:
         for step, accuracy in ((10, 0.9), (20, 0.5), (30, 0.6), (40, 0.7)):
             writer.keep(checkpoint.save(replace(snapshot, step=step, score=accuracy), writer.path).path)
     assert not writer.path.exists()
@@ -121,11 +121,11 @@ def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
         assert newest[1].step == 40
         assert torch.equal(newest[1].weights["w"], snapshot.weights["w"])
         assert [saved.best for saved in checkpoint.existing(here)] == [True, False, False]
-    with checkpoints.reading(folder, "best") as here:
+    with checkpoints.reading(folder) as here:
         assert checkpoint.load(here / "step-00000010").score == 0.9
-    with checkpoints.reading(folder, "step-00000030") as here:
+    with checkpoints.reading(folder) as here:
         assert checkpoint.load(here / "step-00000030").step == 30
-    with checkpoints.writing(folder, snapshot.config) as writer:  # a later process knows the best one, too
+    with checkpoints.writing(folder) as writer:  # a later process knows the best one, too
         saved = checkpoint.save(replace(snapshot, step=50, score=0.8), writer.path)
         writer.keep(saved.path)
     assert not saved.best
@@ -133,8 +133,8 @@ def test_checkpoints_come_back_as_they_were_and_are_removed_there_too(
 
 
 def test_what_is_damaged_or_half_written_is_passed_over(folder: Folder, snapshot: Snapshot, tmp_path: Path) -> None:
-    store = folder.below(checkpoints.CHECKPOINTS)
-    with checkpoints.writing(folder, snapshot.config) as writer:
+    store = folder.below(CHECKPOINTS)
+    with checkpoints.writing(folder) as writer:
         for step in (10, 20):
             writer.keep(checkpoint.save(replace(snapshot, step=step, score=None), writer.path).path)
     (tmp_path / WEIGHTS).write_bytes(b"damaged")
@@ -146,7 +146,7 @@ def test_what_is_damaged_or_half_written_is_passed_over(folder: Folder, snapshot
         assert found[0].name == "step-00000010"
         assert [problem.split(" ")[2].split("/")[-2] for problem in found[2]] == ["step-00000020"]
     assert "step-00000030" in store.names()  # who only looks changes nothing
-    with checkpoints.writing(folder, snapshot.config) as writer:
+    with checkpoints.writing(folder) as writer:
         saved = checkpoint.save(replace(snapshot, step=20), writer.path)
         writer.keep(saved.path)
         assert "step-00000030" in store.names()  # it may be another driver's, who is writing it just now
@@ -159,11 +159,11 @@ def test_what_is_damaged_or_half_written_is_passed_over(folder: Folder, snapshot
 
 
 def test_one_that_learned_otherwise_is_passed_over(folder: Folder, snapshot: Snapshot) -> None:
-    with checkpoints.writing(folder, snapshot.config) as writer:
+    with checkpoints.writing(folder) as writer:
         for step, lr in ((10, snapshot.config.lr), (20, 0.7)):
             config = replace(snapshot.config, lr=lr)
             writer.keep(checkpoint.save(replace(snapshot, step=step, config=config), writer.path).path)
-    with checkpoints.writing(folder, snapshot.config) as writer:
+    with checkpoints.writing(folder) as writer:
         found = checkpoint.latest(writer.path, snapshot.config)
         assert found is not None
         assert found[1].step == 10
@@ -174,9 +174,9 @@ def test_one_that_learned_otherwise_is_passed_over(folder: Folder, snapshot: Sna
 
 
 def test_a_driver_that_was_taken_over_removes_nothing_newer(folder: Folder, snapshot: Snapshot) -> None:
-    store = folder.below(checkpoints.CHECKPOINTS)
-    with checkpoints.writing(folder, snapshot.config) as stale:
-        with checkpoints.writing(folder, snapshot.config) as writer:
+    store = folder.below(CHECKPOINTS)
+    with checkpoints.writing(folder) as stale:
+        with checkpoints.writing(folder) as writer:
             for step in (10, 20):
                 writer.keep(checkpoint.save(replace(snapshot, step=step), writer.path).path)
         stale.keep(checkpoint.save(replace(snapshot, step=10), stale.path).path)
@@ -195,9 +195,9 @@ def test_a_checkpoint_that_cannot_be_kept_is_an_error_that_names_it(
 
 
 def test_none_usable_is_said_with_the_stores_address(folder: Folder, snapshot: Snapshot, tmp_path: Path) -> None:
-    with checkpoints.writing(folder, snapshot.config) as writer:
+    with checkpoints.writing(folder) as writer:
         writer.keep(checkpoint.save(snapshot, writer.path).path)
-    store = folder.below(checkpoints.CHECKPOINTS)
+    store = folder.below(CHECKPOINTS)
     store.below("step-00000010").delete(STATE)
     with pytest.raises(checkpoint.CheckpointError) as caught, checkpoints.reading(folder) as here:
         checkpoint.latest(here)
@@ -221,10 +221,9 @@ def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
     folder: Folder, small: TrainConfig, digits: Dataset, tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path}/m.db"
-    run, held = run_folder.create(
+    run, held = RunFolder.create(
         replace(small, storage=folder.address, run_name="mine"),
         decided_of(replace(small, storage=folder.address, run_name="mine")),
-        uri,
     )
     held.release()
     record = RunRecord.create(
@@ -242,17 +241,17 @@ def test_who_comes_second_to_a_name_leaves_the_first_ones_folder(
     folder: Folder, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(small, storage=folder.address, run_name="mine")
-    first, held = run_folder.create(config, decided_of(config))
+    first, held = RunFolder.create(config, decided_of(config))
     before = {name: first.folder.read(name) for name in first.folder.names()}
     monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
-        run_folder.create(config, decided_of(config))
+        RunFolder.create(config, decided_of(config))
     assert {name: first.folder.read(name) for name in first.folder.names()} == before
     held.release()
     with pytest.raises(ConfigError, match="run_name must be new, and 'mine' is in "):
-        run_folder.create(config, decided_of(config))
+        RunFolder.create(config, decided_of(config))
     assert first.folder.names() == ["config.yaml", "run.json"]
-    assert run_folder.reopen(first.folder) == first
+    assert RunFolder.at(first.address) == first
 
 
 def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(

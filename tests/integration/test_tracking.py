@@ -31,8 +31,9 @@ from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.run import results, run_folder
 from cifar_ray.orchestration.run.session import RunSession
+from cifar_ray.runs import checkpoints, use
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
@@ -230,9 +231,9 @@ def test_checkpoints_become_models_of_the_run(
     first, last = checkpoint.every(tmp_path / "checkpoints")
     record = begin(client, config, digits, tmp_path)
     record.result(outcome, digits)
-    kept = run_folder.RunFolder(storage.at(str(tmp_path)), "key")
+    kept = storage.at(str(tmp_path))
     for which, name, epoch in (("final", last.name, 2), ("final", last.name, 2), ("best", first.name, 1)):
-        record.model(which, partial(kept.predictor, name), digits, epoch)
+        record.model(which, partial(checkpoints.load, kept, name), digits, epoch)
     theirs, ended = {mlflow.get_tracking_uri()}, threading.Event()
 
     def log() -> None:  # as code of the user's would meanwhile, to the store that is set
@@ -283,9 +284,9 @@ def test_a_run_that_goes_on_after_its_end_has_its_later_model(
     outcome = train_here(config, digits, tmp_path / "checkpoints").at(time.time())
     record = begin(client, config, digits, tmp_path)
     record.result(outcome, digits)
-    kept = run_folder.RunFolder(storage.at(str(tmp_path)), "key")
+    kept = storage.at(str(tmp_path))
     for epoch, path in enumerate(checkpoint.every(tmp_path / "checkpoints"), 1):
-        record.model("final", partial(kept.predictor, path.name), digits, epoch)
+        record.model("final", partial(checkpoints.load, kept, path.name), digits, epoch)
     assert record.end("FINISHED")
     *_, final = artifacts.logged_models(client, client.get_run(record.run_id))
     assert final.tags["weights_sha256"] == outcome.weights_sha256
@@ -459,6 +460,8 @@ def test_checkpoints_are_listed_once_each(client: MlflowClient, run_id: str) -> 
 DRIVER = """
 import sys, time
 from cifar_ray.tracking.guard import Guard
+from cifar_ray.runs.folder import RunFolder
+from cifar_ray.runs import use
 guard = Guard(*sys.argv[1:4])
 guard._starter.wait()
 print(guard._starter.pid, flush=True)
@@ -526,20 +529,21 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     home: Path, config: TrainConfig, digits: Dataset, tmp_path: Path
 ) -> None:
     config = replace(config, run_name="mine")
-    folder, held = run_folder.create(config, decided_of(config))
+    folder, held = RunFolder.create(config, decided_of(config))
     held.release()
     train_here(config, digits, Path(folder.address) / "checkpoints")
     uri, notes = f"sqlite:///{tmp_path}/lost.db", []
     for named in ("mine", folder.address):
-        assert results.find_run(named, uri, notes.append) == store.KnownRun("", "mine", folder.key, folder.address, "")
+        known = store.KnownRun("", "mine", folder.key, folder.address, "")
+        assert use.find_run(named, uri, notes.append) == (known, uri)
     assert notes[0] == f"MLflow at {uri} does not have run 'mine', which is in {folder.address}"
-    scored = results.evaluate("mine", "last", None, uri, notes.append)
+    scored = use.evaluate("mine", "last", None, uri, notes.append)
     assert scored.recorded_score == scored.metrics["accuracy"]
-    assert scored.recorded_images == scored.images == 360
+    assert scored.images == 360
     assert not (tmp_path / "lost.db").exists()
     for absent in ("nobody", str(tmp_path), "no/where", "s3:/x"):
         with pytest.raises(ConfigError, match=f"there is no run '{absent}' in {uri}"):
-            results.find_run(absent, uri, notes.append)
+            use.find_run(absent, uri, notes.append)
 
 
 def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -> None:
@@ -552,12 +556,12 @@ def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -
                 Image.fromarray(shades).convert("RGB").save(tmp_path / half / name / f"{number}.jpg")
     asked: dict[str, object] = {"dataset": f"folder:{tmp_path}", "data_dir": str(home), "model": "simple_cnn"}
     config = resolved(asked, batch_size=8, epochs=4, augment="none", run_name="photos")
-    dataset, (folder, held) = data.read(config), run_folder.create(config, decided_of(config))
+    dataset, (folder, held) = data.read(config), RunFolder.create(config, decided_of(config))
     held.release()
     train_here(config, dataset, Path(folder.address) / "checkpoints")
     uri = f"sqlite:///{tmp_path}/lost.db"
-    scored = results.evaluate("photos", "last", None, uri, print)
-    said = results.predict("photos", [tmp_path / "test"], "last", uri, print)[1]
+    scored = use.evaluate("photos", "last", None, uri, print)
+    said = use.predict("photos", [tmp_path / "test"], "last", uri, print)[1]
     right = [dict(each.answers)[Path(each.sample["image"]).parent.name] for each in said]
     assert scored.metrics["loss"] == pytest.approx(-np.log(right).mean(), rel=1e-4)
 
@@ -565,13 +569,13 @@ def test_photos_have_the_loss_of_their_predictions(home: Path, tmp_path: Path) -
 def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
     home: Path, client: MlflowClient, config: TrainConfig
 ) -> None:
-    folder, held = run_folder.create(replace(config, run_name="ours"), decided_of(replace(config, run_name="ours")))
+    folder, held = RunFolder.create(replace(config, run_name="ours"), decided_of(replace(config, run_name="ours")))
     held.release()
     tags = {store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}
     made = [client.create_run(store.experiment_id(client, "test"), run_name="renamed", tags=tags).info.run_id]
     for named in ("ours", folder.address, "renamed"):
-        assert results.find_run(named, client.tracking_uri, pytest.fail).run_id == made[0]
+        assert use.find_run(named, client.tracking_uri, pytest.fail)[0].run_id == made[0]
     for _ in range(2):
         client.create_run(store.experiment_id(client, "test"), run_name="ours", tags={store.KEY_TAG: "k"})
     with pytest.raises(ConfigError, match="there are 2 runs named 'ours'"):
-        results.find_run("ours", client.tracking_uri, pytest.fail)
+        use.find_run("ours", client.tracking_uri, pytest.fail)

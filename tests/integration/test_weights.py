@@ -15,7 +15,7 @@ from cifar_ray import models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
-from cifar_ray.orchestration.run import given_weights
+from cifar_ray.runs import weights
 from cifar_ray.training import checkpoint, initial_weights, recipe
 from cifar_ray.training.__main__ import main
 from tests.support.helpers import digest, resolved, train_on_ranks
@@ -73,7 +73,7 @@ def test_a_fine_tuned_network_is_the_same_at_any_number_of_workers(
 
 def found(config: TrainConfig, person: Person) -> str:
     """The digest of a config's weights."""
-    return given_weights.find(recipe.resolve(config), person.uri, lambda sentence: None)[1]
+    return weights.find_weights(recipe.resolve(config), person.uri, lambda sentence: None)[1]
 
 
 def test_a_file_is_found_from_any_folder_and_told_from_another(

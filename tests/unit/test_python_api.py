@@ -18,7 +18,7 @@ from cifar_ray import SweepConfig, TrainConfig, TrainResult, data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.sections import TextOptions
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import run_folder
+from cifar_ray.runs.folder import RunFolder
 from tests.support.helpers import Recorder, train_here
 
 
@@ -39,7 +39,7 @@ def test_help_explains_every_option(kind: type) -> None:
 def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
     small: TrainConfig, digits: data.Dataset, home: Path
 ) -> None:
-    run, held = run_folder.create(TrainConfig(run_name="mine"), Decided.asked(TrainConfig(run_name="mine")))
+    run, held = RunFolder.create(TrainConfig(run_name="mine"), Decided.asked(TrainConfig(run_name="mine")))
     config = replace(small, val_share=0.2)
     outcome = train_here(config, data.read(config), run.folder.disk / "checkpoints", Recorder())
     held.release()

@@ -130,10 +130,10 @@ def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced
     if isinstance(error, ray.train.WorkerGroupError):
         return Failed(workers.left(error.worker_failures), workers.stacks)
     if workers.failures or workers.placed:
-        return Failed(workers.failures or {0: Failure(Kind.PASSING, _sentence(error))}, workers.stacks)
+        return Failed(workers.failures or {0: Failure(Kind.OTHER, _sentence(error))}, workers.stacks)
     if isinstance(error, ray.train.ControllerError):
         return NotPlaced()
-    return Failed({0: Failure(Kind.UNKNOWN, _sentence(error))}, {})
+    return Failed({0: Failure(Kind.OTHER, _sentence(error))}, {})
 
 
 def _sentence(error: BaseException | None) -> str:

@@ -25,16 +25,18 @@ from cifar_ray.display.run import Console
 from cifar_ray.display.terminal import View
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, events, given_weights, limits, results, run_folder, run_names
+from cifar_ray.orchestration.run import events, limits
 from cifar_ray.orchestration.run.events import Mailbox
 from cifar_ray.orchestration.run.interrupts import connected, signals
 from cifar_ray.orchestration.run.limits import Limit, Meter
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.restarts import Halt, Run
-from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
+from cifar_ray.runs import checkpoints, use
+from cifar_ray.runs.folder import RunFolder, check_free, discard
+from cifar_ray.runs.weights import find_weights
 from cifar_ray.tracking import store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord
@@ -111,14 +113,14 @@ def train(
             console.line(note)
         decided, weights, encoding = Decided.asked(config), None, ""
         if config.weights is not None:
-            run_names.check_free(config, uri)
+            check_free(config)
             console.doing(f"reading the weights {config.weights}")
-            weights, digest, encoding = given_weights.find(config, uri, console.line)
+            weights, digest, encoding = find_weights(config, uri, console.line)
             decided = replace(decided, weights_digest=digest)
         tracking.quieten(config.verbose)
         console.doing("opening the tracking store")
         store.active_experiment(store.connect(uri), store.experiment_name([config.dataset]))
-        folder, held = run_folder.create(config, decided, uri)
+        folder, held = RunFolder.create(config, decided)
         training: Training | None = None
         try:
             with held:
@@ -130,7 +132,7 @@ def train(
                 return _run_here(training, console, listeners)
         finally:
             if training is None or training.is_void:  # nothing was trained, so the name is free again
-                run_folder.discard(folder.folder)
+                discard(folder.folder)
 
 
 @tracking.unchanged()
@@ -167,20 +169,16 @@ def resume(
     tracking.quieten(changes.get("verbose", False))
     notes: list[str] = []
     given = changes.get("tracking_uri")
-    uri = store.resolve_uri(given)  # a module of the user's may set another one when it is imported
-    known = results.find_run(run, given, notes.append)
-    if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
-        uri = given or run_folder.open_existing(known.folder, known.key).asked()[0].tracking_uri or uri
-        known = store.with_key(uri, known.key) or known
+    known, uri = use.find_run(run, given, notes.append)
     if known.status == "FINISHED" and not known.stopped_by:
         return None
     store.connect(uri)
-    folder = run_folder.open_existing(known.folder, known.key)
+    folder = RunFolder.at(known.folder, known.key)
     with signals(), folder.lock(), Console() as console:
         for note in notes:
             console.line(note)
         config, before = _moved(folder, changes)
-        with folder.checkpoints(config, before) as path:
+        with checkpoints.reading(folder.folder) as path:
             found = checkpoint.latest(path, config, before)
             kept, newest = checkpoint.existing(path), found[1] if found else None
         limits.refuse_reached(config, folder.folder)
@@ -188,7 +186,7 @@ def resume(
             limits.refuse_exhausted(config, newest.history if newest else (), folder.name)
         encoding = newest.encoding if newest else ""
         if newest is None and config.weights is not None and data.facts(config).vocabulary:
-            _, digest, encoding = given_weights.find(config, uri, console.line)
+            _, digest, encoding = find_weights(config, uri, console.line)
             if before is not None and before.weights_digest not in (None, digest):
                 rule = "must be those that the run began with"
                 raise ConfigError("weights", f"{rule}, and {config.weights} has others now; undo that, or train anew")

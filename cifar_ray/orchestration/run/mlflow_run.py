@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,28 +23,15 @@ _POLL_S, _LAST_POLL_S = 0.5, 10.0
 
 @dataclass(frozen=True)
 class _Reported:
-    """What all workers have reported together: rank 0's metrics, and where their checkpoint is.
+    """What all workers have reported together: rank 0's metrics, and where their checkpoint and the job's folder are.
 
-    Attributes:
-        number: which report of the job it is, from 1.
+    The folder is empty where it is not on the controller's machine.
     """
 
-    number: int
     timestamp_ms: int
     metrics: Mapping[str, Any]
     checkpoint: str
-
-
-@dataclass(frozen=True)
-class _Failed:
-    reason: str
-
-
-@dataclass(frozen=True)
-class _Journal:
-    """Every report of the job is in this file, too."""
-
-    path: str
+    folder: str
 
 
 class MLflowRun:
@@ -102,8 +88,9 @@ class MLflowRun:
         self._mailbox = open_mailbox()
         self._record = JobRecord.open(self._uri, self._experiment, self._name, self._params)
         self.run_id, self.page, self.trouble = self._record.run_id, self._record.page, ""
-        _complete(self._record.journal, self.run_id)
-        self.callback = _Poster(self._mailbox, self.run_id)
+        self._count = self._record.newest
+        self._recover()
+        self.callback = _Poster(self._mailbox)
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="mlflow-run")
         self._reader.start()
@@ -135,109 +122,64 @@ class MLflowRun:
             except Exception as error:  # the script has ended Ray
                 self.trouble = _sentence(error)
             if last:
-                for event in _kept(self._record.journal, self.run_id):  # what was posted last may not have been sent
-                    self._handle(event)
+                self._recover()  # what was posted last may not have been sent
                 return
 
-    def _handle(self, event: _Reported | _Journal | _Failed) -> None:
+    def _handle(self, event: _Reported | str) -> None:
         try:
-            if isinstance(event, _Failed):
-                self._record.failed(event.reason)
-            elif isinstance(event, _Journal):
-                self._record.kept_in(event.path)
-            else:
-                self._report(event)
+            if isinstance(event, str):  # why workers have failed
+                self._record.failed(event)
+                return
+            if event.folder != self._record.folder:
+                self._record.kept_in(event.folder)
+            self._count += 1
+            self._report(event.metrics, event.timestamp_ms, event.checkpoint, self._count)
         except Exception as error:  # whatever it is, it is not the training's
             self.trouble = _sentence(error)
 
-    def _report(self, event: _Reported) -> None:
-        counted = event.metrics.get(self._step)
-        step = event.number
-        if isinstance(counted, int) or (isinstance(counted, float) and counted.is_integer()):
-            step = int(counted)
-        self._record.report(step, event.timestamp_ms, event.metrics)
-        if event.checkpoint:
-            self._record.checkpoint(step, event.checkpoint)
+    def _recover(self) -> None:
+        """Record what Ray Train has kept with the job's checkpoints and the store lacks.
+
+        Ray keeps a checkpoint before it tells the callbacks, and a driver that is killed takes with it what it has not
+        written yet. The next one goes on after the newest checkpoint.
+        """
+        with suppress(Exception):  # the folder is not on this machine, or has no checkpoint yet
+            for checkpoint, metrics in Result.from_path(self._record.folder).best_checkpoints:
+                address = _address(checkpoint)
+                self._report(metrics, Path(address).stat().st_mtime_ns // 1_000_000, address)
+
+    def _report(self, metrics: Mapping[str, Any], timestamp_ms: int, checkpoint: str, count: int | None = None) -> None:
+        """Record one report under the step that it names, or else under ``count``, if there is one."""
+        counted = metrics.get(self._step)
+        step = int(counted) if isinstance(counted, int | float) and float(counted).is_integer() else count
+        if step is not None:
+            self._record.report(step, timestamp_ms, metrics)
+            if checkpoint:
+                self._record.checkpoint(step, checkpoint)
 
 
 class _Poster(UserCallback):
-    """Posts what Ray Train's controller hears to the driver; it never waits, and nothing that it does ends training.
+    """Posts what Ray Train's controller hears to the driver; it never waits, and nothing that it does ends training."""
 
-    A driver that is killed takes with it what it has not written yet, and the next one goes on after the newest
-    checkpoint. So every report is in a file beside the checkpoints as well, and is posted again by the next controller.
-    """
-
-    def __init__(self, mailbox: Mailbox, run_id: str) -> None:
-        self._mailbox, self._run_id = mailbox, run_id
-        self._count: int | None = None
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
         with suppress(Exception):  # it would end the job
             now, address = time.time_ns() // 1_000_000, "" if checkpoint is None else _address(checkpoint)
-            journal = _journal(run_context.run_config)
-            if self._count is None:
-                self._count = self._post_again(journal)
-            self._count += 1
             figures = {name: _number(value) for name, value in metrics[0].items()}
-            event = _Reported(self._count, now, figures, address)
-            self._mailbox.post(event)
-            if journal is not None:
-                _keep(journal, self._run_id, event)
+            self._mailbox.post(_Reported(now, figures, address, _folder(run_context.run_config)))
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         with suppress(Exception):
             reasons = [f"rank {rank}: {_sentence(error)}" for rank, error in sorted(worker_exceptions.items())]
-            self._mailbox.post(_Failed("; ".join(reasons)))
-
-    def _post_again(self, journal: Path | None) -> int:
-        """Post the reports of earlier controllers; return how many there were."""
-        if journal is None:
-            return 0
-        self._mailbox.post(_Journal(str(journal)))
-        earlier = _kept(str(journal), self._run_id)
-        for event in earlier:
-            self._mailbox.post(event)
-        return len(earlier)
+            self._mailbox.post("; ".join(reasons))
 
 
-def _kept(journal: str, run_id: str) -> list[_Reported]:
-    """One run's reports in the file of a job; none where it is not on this machine."""
-    reports = []
-    if journal and Path(journal).is_file():
-        for line in Path(journal).read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError, TypeError, KeyError):  # cut by a kill
-                values = json.loads(line)
-                if values.pop("run") == run_id:
-                    reports.append(_Reported(**values))
-    return reports
-
-
-def _keep(journal: Path, run_id: str, event: _Reported) -> None:
-    with journal.open("a", encoding="utf-8") as file:  # the line before may have been cut by a kill
-        file.write("\n" + json.dumps({"run": run_id, **asdict(event)}))
-
-
-def _complete(journal: str, run_id: str) -> None:
-    """Add the newest report to the file of a job if it is missing.
-
-    Ray Train keeps a checkpoint before it tells the callbacks, and a driver that is killed between the two is
-    continued after that checkpoint. Ray keeps its metrics as well.
-    """
-    with suppress(Exception):  # the folder is not on this machine, or has no checkpoint yet
-        newest = Result.from_path(Path(journal).parent)
-        address = _address(newest.checkpoint)
-        reports = _kept(journal, run_id)
-        if address not in [report.checkpoint for report in reports]:
-            after_ms = max(
-                [Path(address).stat().st_mtime_ns // 1_000_000, *(report.timestamp_ms + 1 for report in reports)]
-            )
-            _keep(Path(journal), run_id, _Reported(len(reports) + 1, after_ms, newest.metrics, address))
-
-
-def _journal(config: RunConfig) -> Path | None:
-    """The file of a job's reports; None where its storage is no folder of this machine."""
+def _folder(config: RunConfig) -> str:
+    """The folder of a job; empty where its storage is no folder of this machine."""
     folder = Path(str(config.storage_path)).expanduser() / str(config.name)
-    return folder / "cifar_ray_reports.jsonl" if folder.is_dir() else None
+    return str(folder) if folder.is_dir() else ""
 
 
 def _number(value: Any) -> Any:

@@ -6,7 +6,7 @@ others, whose state comes from the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -36,24 +36,19 @@ class RayServer:
         return lambda *arguments: ray.get(getattr(self._actor, method).remote(*arguments))
 
 
-def start(config: TrainConfig, threads: int, worker: Worker) -> ServerHandle | None:
+def start(config: TrainConfig, threads: int, worker: Worker, nodes: Sequence[str]) -> ServerHandle | None:
     """Start the servers of a strategy that has some, and return them on every rank; None otherwise.
 
-    Every rank calls this. A server computes with so many ``threads``, as a worker does, and reserves no CPU. It ends
-    when rank 0 drops its handle.
+    Every rank calls this. A server computes with so many ``threads``, as a worker does, and reserves no CPU. Servers
+    take turns on the ``nodes`` of all workers, and end when rank 0 drops its handle.
     """
     if not strategies.of(config).needs_server:
         return None
-    nodes: list[Any] = [worker.node]
-    if worker.world_size > 1:
-        nodes *= worker.world_size
-        dist.all_gather_object(nodes, worker.node)
     count = config.strategy_options["servers"]
     actors: list[Any] = [None] * count
     if worker.rank == 0:
-        places = list(dict.fromkeys(nodes))
         for number in range(count):
-            strategy = NodeAffinitySchedulingStrategy(places[number % len(places)], soft=False)
+            strategy = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=False)
             options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": strategy}
             actors[number] = ray.remote(_Server).options(**options).remote(threads)
     if worker.world_size > 1:

@@ -36,11 +36,12 @@ from cifar_ray.orchestration.run.events import (
 from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
-from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.orchestration.run.workers import gpu_tags, notes
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
+from cifar_ray.runs import checkpoints
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import pages
 from cifar_ray.tracking import uri as stores
@@ -101,7 +102,7 @@ class RunSession:
     def is_void(self) -> bool:
         """Whether the run failed before its first checkpoint with an error that cannot pass: resuming it is no use."""
         verdict = self.verdict
-        return verdict is not None and verdict.final and verdict.saved == 0 and self._saved is None
+        return verdict is not None and verdict.final and verdict.first.saved == 0 and self._saved is None
 
     def announce(self) -> None:
         """Display what will be trained."""
@@ -242,8 +243,8 @@ class RunSession:
         for rank, stacks in event.stacks.items():
             self.record.text(f"hangs/failure{event.number}_rank{rank}.txt", stacks)
         if verdict.final or event.number > self.config.max_failures:
-            if verdict.trace:
-                self.view.line(verdict.trace)
+            if verdict.first.trace:
+                self.view.line(verdict.first.trace)
             return
         self.record.tags({"cifar_ray.worker_failures": str(event.number)})
         self.view.line(
@@ -292,14 +293,14 @@ class RunSession:
         if outcome.untested:
             self.view.line(f"{outcome.untested}; the figures are the last epoch's")
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
-        final = Path(outcome.checkpoint).name
+        final, load = Path(outcome.checkpoint).name, partial(checkpoints.load, self.folder.folder)
         if self.record.task.has_masks:
             shown = "best" if best else final
-            self.record.masks(lambda: self.folder.predictor(shown), self.dataset, tasks.of(self.config).target)
+            self.record.masks(partial(load, shown), self.dataset, tasks.of(self.config).target)
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):
-            self.record.model("best", lambda: self.folder.predictor("best"), self.dataset, best)
+            self.record.model("best", partial(load, "best"), self.dataset, best)
         if wanted in ("final", "all"):
-            self.record.model("final", lambda: self.folder.predictor(final), self.dataset, outcome.epochs)
+            self.record.model("final", partial(load, final), self.dataset, outcome.epochs)
 
     def halt(self, by: str) -> None:
         """Record that a limit has stopped the run; :meth:`end` is still to be called.

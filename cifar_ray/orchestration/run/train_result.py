@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from cifar_ray import storage, tasks
 from cifar_ray.config import limits
-from cifar_ray.orchestration.run import run_folder
+from cifar_ray.runs import checkpoints
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import pages
 from cifar_ray.training.predictor import Predictor
@@ -63,7 +63,7 @@ class TrainResult:
             ConfigError: when the run's folder is gone.
         """
         name = "best" if best else PurePosixPath(self.checkpoint).name
-        return run_folder.reopen(storage.at(self.folder)).predictor(name)[0]
+        return checkpoints.load(storage.at(self.folder), name)[0]
 
     def __repr__(self) -> str:
         if limits.is_halted(self.stopped_by):

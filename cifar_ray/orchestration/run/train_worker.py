@@ -10,8 +10,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,17 +26,18 @@ from cifar_ray import storage
 from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import connection
-from cifar_ray.orchestration.run import checkpoints, failures, parameter_server
+from cifar_ray.orchestration.run import failures, parameter_server
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Progress, Stopped, WorkerRaised
 from cifar_ray.orchestration.run.workers import BEATS
+from cifar_ray.runs import checkpoints
+from cifar_ray.runs.folder import CHECKPOINTS
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import hardware, profiling
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
-from cifar_ray.training.setup import prepare
+from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started, Traced
+from cifar_ray.training.setup import TrainingState, prepare
 from cifar_ray.training.stopping import StoppedError
 
 _PROGRESS_INTERVAL_S = 0.5
@@ -56,32 +57,49 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
     Raises:
         RuntimeError: in place of any error, which is posted as text.
     """
-    config, decided, mailbox = payload["config"], payload["decided"], payload["mailbox"]
+    config, mailbox, context = payload["config"], payload["mailbox"], ray.get_runtime_context()
     with tempfile.TemporaryFile() as stacks, _Heart(config, mailbox, rank) as heart:
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
-        joined = mailbox.post(
-            Joined(
-                rank,
-                ray.get_runtime_context().current_actor,
-                ray.get_runtime_context().get_node_id(),
-                os.getpid(),
-                f"/proc/{os.getpid()}/fd/{stacks.fileno()}",
-            )
-        )
-        if ray.get(joined):  # the run was ended before its workers had started
-            return
+        path, pid = f"/proc/{os.getpid()}/fd/{stacks.fileno()}", os.getpid()
+        if ray.get(mailbox.post(Joined(rank, context.current_actor, context.get_node_id(), pid, path))):
+            return  # the run was ended before its workers had started
         try:
-            busy = _take_gpus(config) if decided.device == "cuda" else ""
-            with collectives(world_size, rank, config, decided.device):
-                ended = _train(payload, rank, world_size, heart, busy)
+            ended = _train(payload, rank, world_size, heart)
         except BaseException as error:
-            failure = failures.of(error)
-            _wait(mailbox.post(WorkerRaised(rank, failure)))
+            state = heart.state
+            failure = failures.of(error, state.step, state.saved) if state else failures.of(error)
+            ray.wait([mailbox.post(WorkerRaised(rank, failure))], timeout=_DELIVERY_S)
             raise RuntimeError(str(failure)) from None
         finally:
             faulthandler.unregister(signal.SIGUSR2)
         if rank == 0:
-            _wait(mailbox.post(ended))
+            ray.wait([mailbox.post(ended)], timeout=_DELIVERY_S)
+
+
+def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart) -> Outcome | Stopped:
+    config: ResolvedConfig = payload["config"]
+    decided: Decided = payload["decided"]
+    folder, mailbox, launch = payload["folder"], payload["mailbox"], payload["launch"]
+    busy = _take_gpus(config) if decided.device == "cuda" else ""
+    with ExitStack() as stack:
+        stack.enter_context(collectives(world_size, rank, config, decided.device))
+        waiting = time.perf_counter()
+        dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
+        launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
+        worker, nodes = _context(decided, mailbox, rank, world_size, busy)
+        heart.node = nodes.index(str(worker.node)) if worker.local_rank == 0 else None
+        writer = checkpoints.Writer(folder.disk / CHECKPOINTS)  # of which only rank 0 makes use
+        if rank == 0:
+            writer = stack.enter_context(checkpoints.writing(folder))
+        observer = MailboxObserver(mailbox, rank, writer, folder.below(profiling.FOLDER), config.global_batch_size)
+        asked = observer.asked if payload["stoppable"] else None
+        server = parameter_server.start(config, decided.cpus, worker, nodes)
+        initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
+        try:
+            heart.state = prepare(config, decided, dataset, writer.path, worker, launch, server, asked, initial)
+            return fit(heart.state, observer)
+        except StoppedError as stop:
+            return Stopped(stop.step)
 
 
 def _take_gpus(config: ResolvedConfig) -> str:
@@ -92,34 +110,6 @@ def _take_gpus(config: ResolvedConfig) -> str:
         hardware.cap_gpu_memory(indices[0], config.gpus_per_worker)
         return ""  # each of the runs that share it would name the others
     return "; ".join(filter(None, map(hardware.gpu_in_use, indices)))
-
-
-def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart, busy: str) -> Outcome | Stopped:
-    config: ResolvedConfig = payload["config"]
-    decided: Decided = payload["decided"]
-    mailbox: Mailbox = payload["mailbox"]
-    launch: Launch = payload["launch"]
-    waiting = time.perf_counter()
-    dataset: Dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
-    launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-    worker, node = _context(decided, mailbox, rank, world_size, busy)
-    heart.node = node if worker.local_rank == 0 else None
-    folder: Folder = payload["folder"]
-    elsewhere = nullcontext(checkpoints.Writer(folder.disk / checkpoints.CHECKPOINTS))  # other ranks write none
-    with checkpoints.writing(folder, config, decided) if rank == 0 else elsewhere as writer:
-        observer = MailboxObserver(mailbox, rank, writer, folder, config.global_batch_size)
-        asked = observer.asked if payload["stoppable"] else None
-        server = parameter_server.start(config, decided.cpus, worker)
-        try:
-            initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
-            state = prepare(config, decided, dataset, writer.path, worker, launch, server, asked, initial)
-            return fit(state, observer)
-        except StoppedError as stop:
-            return Stopped(stop.step)
-
-
-def _wait(posted: ray.ObjectRef) -> None:
-    ray.wait([posted], timeout=_DELIVERY_S)
 
 
 @contextmanager
@@ -146,55 +136,58 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig, device: str)
     dist.destroy_process_group()
 
 
+@dataclass
 class MailboxObserver:
-    """Posts the loop's events, most of them from rank 0 only."""
+    """Posts the loop's events, most of them from rank 0 only.
 
-    def __init__(
-        self, mailbox: Mailbox, rank: int, writer: checkpoints.Writer, folder: Folder, images_per_step: int
-    ) -> None:
-        self._mailbox = mailbox
-        self._rank = rank
-        self._writer = writer
-        self._traces = folder.below(profiling.FOLDER)
-        self._images_per_step = images_per_step
-        self._step = 0
-        self._posted = (time.perf_counter(), 0)
-        self._unread: Any = None
-        self._stop = False
+    Attributes:
+        traces: the folder of profiles.
+        images_per_step: over all workers.
+    """
+
+    mailbox: Mailbox
+    rank: int
+    writer: checkpoints.Writer
+    traces: Folder
+    images_per_step: int
+    _step: int = 0
+    _posted: tuple[float, int] = (0.0, 0)
+    _unread: Any = None
+    _stop: bool = False
 
     def started(self, event: Started) -> None:
         self._posted = (time.perf_counter(), event.step)
-        self._mailbox.post(event)
+        self.mailbox.post(event)
 
     def step_done(self, epoch: int, step: int, row: Row | None) -> None:
-        if self._rank != 0:
+        if self.rank != 0:
             return
         self._step = step
         if row is not None:
-            self._mailbox.post(row)
+            self.mailbox.post(row)
         now = time.perf_counter()
         before, posted = self._posted
         if now - before >= _PROGRESS_INTERVAL_S:
-            self._ask(Progress(epoch, step, (step - posted) * self._images_per_step / (now - before)))
+            self._ask(Progress(epoch, step, (step - posted) * self.images_per_step / (now - before)))
             self._posted = (now, step)
 
     def epoch_done(self, record: EpochRecord) -> None:
-        if self._rank == 0:
+        if self.rank == 0:
             self._ask(record)  # short epochs have no progress events
         self._posted = (time.perf_counter(), self._step)
 
     def checkpoint_ready(self, saved: SavedCheckpoint) -> None:
-        self._writer.keep(saved.path)
-        self._mailbox.post(saved)
+        self.writer.keep(saved.path)
+        self.mailbox.post(saved)
 
     def traced(self, event: Traced) -> None:
-        if not self._traces.local and not event.problem:  # it is on the disk of this node
+        if not self.traces.local and not event.problem:  # it is on the disk of this node
             try:
-                storage.persistently(lambda: self._traces.upload(event.path))
+                storage.persistently(lambda: self.traces.upload(event.path))
             except OSError as error:
-                event = replace(event, problem=f"{self._traces.address} cannot be written: {storage.reason(error)}")
+                event = replace(event, problem=f"{self.traces.address} cannot be written: {storage.reason(error)}")
             event.path.unlink()
-        self._mailbox.post(event)
+        self.mailbox.post(event)
 
     def asked(self) -> bool:
         """Whether the driver has asked the run to stop, by the newest answer to a progress or epoch event."""
@@ -206,16 +199,15 @@ class MailboxObserver:
 
     def _ask(self, event: Any) -> None:
         """Post an event whose answer is read, unless one before is still to be read."""
-        answer = self._mailbox.post(event)
+        answer = self.mailbox.post(event)
         self._unread = self._unread or answer
 
 
-def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, int]:
-    """This worker, and the number of its node (0 is that of rank 0); checks that all are where they should be."""
+def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, list[str]]:
+    """This worker, and the ids of all nodes, that of rank 0 first; checks that all workers are where they should be."""
     node_id = ray.get_runtime_context().get_node_id()
-    node_ids: list[Any] = [node_id]
+    node_ids: list[Any] = [node_id] * world_size
     if world_size > 1:
-        node_ids = [None] * world_size
         dist.all_gather_object(node_ids, node_id)
     topology.verify(decided.placement, node_ids)
     indices = tuple(assigned_gpus()) if decided.device == "cuda" else ()
@@ -236,7 +228,7 @@ def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, bus
     )
     # Ray Train counts local ranks by IP address; two of its nodes on one machine share theirs.
     worker = Worker(rank, world_size, node_ids[:rank].count(node_id), node_id, device, indices)
-    return worker, list(dict.fromkeys(node_ids)).index(node_id)
+    return worker, list(dict.fromkeys(node_ids))
 
 
 def assigned_gpus() -> list[int]:
@@ -251,11 +243,13 @@ class _Heart(threading.Thread):
 
     Attributes:
         node: the number of the node whose load is sampled; None when another worker does that.
+        state: of the training; None before it.
     """
 
     def __init__(self, config: ResolvedConfig, mailbox: Mailbox, rank: int) -> None:
         super().__init__(daemon=True, name="heartbeat")
         self.node: int | None = None
+        self.state: TrainingState | None = None
         self._interval_s = min(_SAMPLE_INTERVAL_S, config.hang_timeout_s / BEATS)
         self._mailbox, self._rank = mailbox, rank
         self._stopping = threading.Event()

@@ -6,9 +6,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Placed, Silent, WorkerRaised
-from cifar_ray.orchestration.run.failures import DIED, Failure, Kind
+from cifar_ray.orchestration.run.failures import DIED, Failure
 from cifar_ray.training.observer import Started
 
 _TOLD_S = 60.0
@@ -62,10 +62,9 @@ class Workers:
 
     def silent(self) -> list[Silent]:
         """Workers that have been silent for some time, each once; those silent for too long are ended."""
-        now = time.monotonic()
-        quiet = {rank: now - last for rank, last in self._heard.items() if rank not in self.failures}
         events = []
-        for rank, seconds in quiet.items():
+        for rank in sorted(self._heard.keys() - self.failures):
+            seconds = time.monotonic() - self._heard[rank]
             if seconds >= self.hang_timeout_s:
                 self._end(rank)
             elif seconds >= min(_TOLD_S, self.hang_timeout_s / 2) and rank not in self._told:
@@ -87,9 +86,9 @@ class Workers:
         with suppress(ray.exceptions.RayError, TimeoutError):  # the whole node is gone
             self.stacks[rank] = ray.get(task.remote(joined.pid, joined.stacks), timeout=_ANSWER_S)
         reason = f"its process has not answered for {self.hang_timeout_s:g} s (--hang-timeout-s)"
-        self.failures[rank] = Failure(Kind.PASSING, reason, function=innermost(self.stacks.get(rank, "")))
+        self.failures[rank] = replace(DIED, error=reason, function=innermost(self.stacks.get(rank, "")))
 
-    def left(self, ranks: Any) -> dict[int, Failure]:
+    def left(self, ranks: Iterable[int]) -> dict[int, Failure]:
         """The failures, with those of ``ranks`` that have died without a word."""
         return {**dict.fromkeys(ranks, DIED), **self.failures}
 
@@ -123,15 +122,6 @@ def gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
     return {f"cifar_ray.{name}": ", ".join(sorted({each[name] for each in known})) for name in names}
 
 
-def notes(workers: Sequence[Placed]) -> Iterator[str]:
-    """What a person should know of the GPUs that the workers have: whether they differ, and what others use of them."""
-    names = {worker.device for worker in workers if worker.gpu}
-    if len(names) > 1:
-        cards = [
-            f"{card} (rank {', '.join(str(worker.rank) for worker in workers if worker.device == card)})"
-            for card in sorted(names)
-        ]
-        yield f"note: the workers compute on different GPUs, {' and '.join(cards)}; the slowest sets the pace"
-    for worker in workers:
-        if worker.busy:
-            yield f"note: on node {worker.host}, {worker.busy}"
+def notes(workers: Sequence[Placed]) -> list[str]:
+    """What others use of the GPUs that the workers have."""
+    return [f"note: on node {worker.host}, {worker.busy}" for worker in workers if worker.busy]

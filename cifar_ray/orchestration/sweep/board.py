@@ -20,7 +20,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display.sweep import Shown
 from cifar_ray.orchestration.run.limits import Spent
-from cifar_ray.orchestration.run.run_folder import RunFolder
+from cifar_ray.runs.folder import RunFolder
 
 INTERRUPTED = "interrupted"
 """Why cells are to stop, beside the limits of ``config.limits``: the driver has a signal, or has failed."""

@@ -23,7 +23,6 @@ from cifar_ray.display.run import cpu_note, made_up_note, shared_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.run import checkpoints, run_folder
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected, signals
 from cifar_ray.orchestration.sweep import plan, preparation, tuning
 from cifar_ray.orchestration.sweep.board import INTERRUPTED, CellSpec, News, Row, SweepBoard, Word
@@ -34,6 +33,8 @@ from cifar_ray.orchestration.sweep.preparation import Preparation, configured
 from cifar_ray.orchestration.sweep.tuning import NAME, Tuning
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 from cifar_ray.reporting import report as reports
+from cifar_ray.runs import checkpoints
+from cifar_ray.runs.folder import RunFolder, discard
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import parent, reading, store, uri
@@ -117,7 +118,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
                 return _Driver(config, folder, client, cells, begun).run(begin)
         finally:
             if record is None:  # nothing has begun, so the name is free again
-                run_folder.discard(folder)
+                discard(folder)
 
 
 def planned(config: SweepConfig) -> tuple[SweepConfig, list[PlannedCell], str]:
@@ -538,8 +539,7 @@ class _Driver:
             if (digest := cell.decided.weights_digest) is not None and digest not in self._kept:
                 checkpoints.keep_initial(self._folder, digest, self._ready.weights[digest])
                 self._kept.add(digest)
-            address = self._client.tracking_uri
-            cell.folder, held = run_folder.create(config, cell.decided, address, self._folder, cell.slug)
+            cell.folder, held = RunFolder.create(config, cell.decided, self._folder, cell.slug)
             self._locks[cell.index] = held
         sweep = self._config
         tags = {**self._record.child_tags, store.SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure}

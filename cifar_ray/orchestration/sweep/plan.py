@@ -24,12 +24,12 @@ from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Shown
-from cifar_ray.orchestration.run import run_folder, run_names
 from cifar_ray.orchestration.run.limits import recorded
-from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.sweep.board import Row
 from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.reporting import cost
+from cifar_ray.runs import folder as runs
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, uri
 from cifar_ray.tracking.parent import KnownSweep, KnownTrial
@@ -37,7 +37,7 @@ from cifar_ray.tracking.store import Client, connect
 from cifar_ray.tracking.study import placement
 from cifar_ray.training import recipe
 
-_CONFIG, _CELLS = run_names.SWEEP, "cells.json"
+_CONFIG, _CELLS = runs.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
@@ -132,14 +132,14 @@ class PlannedCell:
         if self.config is None:
             return
         home = folder.below(self.slug)
-        if run_folder.is_half_made(home):  # its driver was killed before the run was recorded anywhere else
+        if runs.is_half_made(home):  # its driver was killed before the run was recorded anywhere else
             if any(known.name == self.cell.name for known in earlier.values()):
                 problem = "which is gone: start another sweep"
                 raise ConfigError("resume", f"needs the folder of the run {self.cell.name}, {home.address}, {problem}")
             if not read_only:
                 home.remove()
             return
-        self.folder, self.row = run_folder.reopen(home), replace(self.row, spent=recorded(home))
+        self.folder, self.row = RunFolder.at(home.address), replace(self.row, spent=recorded(home))
         if (known := earlier.get(self.folder.key)) is None:
             return
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)

@@ -26,10 +26,10 @@ from cifar_ray.display.dataset import lines as dataset_lines
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.run import given_weights
 from cifar_ray.orchestration.sweep.cell import dataset_key
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.reporting import cost
+from cifar_ray.runs.weights import find_weights
 from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware, recipe
@@ -88,7 +88,7 @@ class Preparation:
     def _find_weights(self, config: ResolvedConfig, key: str, store: str) -> str | ConfigError:
         """The digest of the weights, or why there are none; ``key`` is that of the data set."""
         try:
-            content, digest, encoding = given_weights.find(config, store, self._board.line)
+            content, digest, encoding = find_weights(config, store, self._board.line)
             if encoding and encoding != self.datasets[key].encoding:
                 rule = "must be of a run with the same training texts in a sweep, whose runs share a tokenizer"
                 raise ConfigError("weights", f"{rule}; {config.weights} has others")

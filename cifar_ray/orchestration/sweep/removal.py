@@ -11,8 +11,9 @@ from rich.filesize import decimal
 from cifar_ray import storage, tracking
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.display.terminal import tilde
-from cifar_ray.orchestration.run import checkpoints, results, run_folder
-from cifar_ray.orchestration.run.given import Note
+from cifar_ray.runs import checkpoints, use
+from cifar_ray.runs.folder import RunFolder
+from cifar_ray.runs.given import Note
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, registry, store
 from cifar_ray.tracking.store import Client, Run
@@ -69,7 +70,7 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
     if store.exists(uri):
         store.connect(uri)  # a run that only seems lost would keep its MLflow run
     try:
-        known = results.find_run(name, tracking_uri, note)
+        known, uri = use.find_run(name, tracking_uri, note)
     except store.AmbiguousRunError:
         raise
     except ConfigError:
@@ -78,16 +79,13 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
         if client is None or sweep is None:
             raise
         return _sweep(client, sweep.run_id, stack)
-    if not known.run_id and tracking_uri is None:  # the run may be in the store that its config names
-        uri = run_folder.open_existing(known.folder, known.key).asked()[0].tracking_uri or uri
-        known = store.with_key(uri, known.key) or known
     client = store.connect(uri)
     if known.run_id and (sweep := parent.find(client, name)):
         ids = f"{known.run_id} (run), {sweep.run_id} (sweep)"
         raise ConfigError("", f"there are a run and a sweep named {name!r}; take one of their ids: {ids}")
     parents = [client.get_run(known.run_id)] if known.run_id else []
     registry.refuse_registered(client, parents)
-    folder = run_folder.reopen(storage.at(known.folder)) if _exists(known.folder) else None
+    folder = RunFolder.at(known.folder) if _exists(known.folder) else None
     if folder is None or folder.key != known.key:  # there may be another run's of the same name
         folder = None
     if folder is None or not folder.folder.local:
@@ -110,7 +108,7 @@ def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
         with storage.refusing(folder):
             lock = stack.enter_context(Lock(folder, _busy(name)))
         tags = [(run.data.tags.get(store.FOLDER_TAG, ""), run.data.tags.get(store.KEY_TAG, "")) for run in members]
-        members_here = [run_folder.open_existing(own_address, key) for own_address, key in tags if _exists(own_address)]
+        members_here = [RunFolder.at(own_address, key) for own_address, key in tags if _exists(own_address)]
         for run in members_here:  # which may have been resumed by itself
             run.lock().release()
     return _removal(f"sweep {name}", client, [*members, own], folder, lock, address)

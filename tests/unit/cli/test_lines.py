@@ -16,7 +16,7 @@ from cifar_ray.config.errors import counted
 from cifar_ray.display.run import Console
 from cifar_ray.display.sweep import Board, result
 from cifar_ray.display.terminal import Output, tilde
-from cifar_ray.orchestration.run.results import Scored
+from cifar_ray.runs.use import Scored
 from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import store
 
@@ -96,7 +96,7 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     view = board.rows[0]
     view.training(task, 2, 10, 0)
     view.progress(1, 12, 1500.0)
-    scored = Scored("/there", 8, {"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, 3.0, 1200, task)
+    scored = Scored("/there", 8, {"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, 3.0, task)
     trained._print_scores(scored)
     assert capsys.readouterr().out.splitlines() == [
         "a: epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
@@ -114,11 +114,11 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     for view in (board.rows[0], console):
         view.training(task, 2, 10, 0)
         view.epoch(1, {**measured, "epoch_scans_per_s": 1000.0})
-    trained._print_scores(replace(scored, recorded_images=300, recorded_on="val"))
+    trained._print_scores(replace(scored, recorded_on="val"))
     shown = capsys.readouterr().out.splitlines()
     assert shown[:2] == [
         "a: epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
         "epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
     ]
-    assert shown[-1] == "val rmse when written  3.0000 on 300 scans"
+    assert shown[-1] == "val rmse when written  3.0000"
     assert result(task, 3.21, times) == "test rmse 3.2100, training 4.0 s, 1,500 scans/s"

@@ -18,9 +18,10 @@ from cifar_ray import tasks
 from cifar_ray.cli import doctor, main
 from cifar_ray.cli.doctor import Check
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import driver, results
-from cifar_ray.orchestration.run.results import Prediction, Scored
+from cifar_ray.orchestration.run import driver
 from cifar_ray.orchestration.run.train_result import TrainResult
+from cifar_ray.runs import use
+from cifar_ray.runs.use import Prediction, Scored
 from cifar_ray.tasks import Figure, TaskSpec, segmentation
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.study import TASK_TAG
@@ -77,21 +78,20 @@ def test_a_training_prints_its_progress_or_one_document(
 def test_an_evaluation_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def evaluate(*_: object) -> Scored:
         print("downloading")
-        return Scored("/there/step8", 8, METRICS, 360, 0.75, 100)
+        return Scored("/there/step8", 8, METRICS, 360, 0.75)
 
-    monkeypatch.setattr(results, "evaluate", evaluate)
+    monkeypatch.setattr(use, "evaluate", evaluate)
     out, err = printed("evaluate ./mine --json", capsys)
     scored = {"checkpoint": "/there/step8", "step": 8, "metrics": METRICS, "images": 360}
     scored |= {
         "recorded_score": 0.75,
-        "recorded_images": 100,
         "task": json.loads(json.dumps(asdict(tasks.USUAL))),
         "recorded_on": "test",
     }
     assert (json.loads(out), err) == (scored, "downloading\n")
     shown = printed("evaluate ./mine", capsys)[0]
     assert "/there/step8 (step 8)" in shown
-    assert "75.00% on 100 images" in shown
+    assert "75.00%" in shown
 
 
 def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_predictions_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def predict(*words: Any) -> Any:
         return tasks.USUAL, [Prediction(each.sample, each.answers[: words[-4]]) for each in found]
 
-    monkeypatch.setattr(results, "predict", predict)
+    monkeypatch.setattr(use, "predict", predict)
     out, _ = printed(f"predict ./mine {IMAGE} --top 2 --json", capsys)
     assert json.loads(out) == [{"image": str(IMAGE), "classes": [["cat", 0.5], ["dog", 0.375]]}]
     assert printed(f"predict ./mine {IMAGE} --top 1", capsys) == (f"{IMAGE}: cat 50.0%\n", "")
@@ -116,7 +116,7 @@ def test_predictions_as_csv(
         Prediction({"image": IMAGE}, [("a cat, asleep", 0.5), ("dog", 0.375)]),
         Prediction({"image": Path("no UTF-8 \udcff.png")}, [("dog", 1.0), ("a cat, asleep", 0.0)]),
     ]
-    monkeypatch.setattr(results, "predict", lambda *_: (tasks.USUAL, found))
+    monkeypatch.setattr(use, "predict", lambda *_: (tasks.USUAL, found))
     rows = [
         ["image", "class", "probability", "class_2", "probability_2"],
         [str(IMAGE), "a cat, asleep", "0.5", "dog", "0.375"],
@@ -128,7 +128,7 @@ def test_predictions_as_csv(
     assert [*csv.reader(table.read_text().splitlines())] == rows
     values = TaskSpec("ink", (Figure("rmse", "RMSE"),), answer="values")
     made = [Prediction({"image": IMAGE}, [("left", 12.5), ("right", -1.0)])]
-    monkeypatch.setattr(results, "predict", lambda *_: (values, made))
+    monkeypatch.setattr(use, "predict", lambda *_: (values, made))
     assert printed(f"predict ./mine {IMAGE} --csv -", capsys)[0] == f"image,left,right\n{IMAGE},12.5,-1.0\n"
 
 
@@ -136,7 +136,7 @@ def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     task = segmentation.TASK.spec
     asked: list[tuple[Any, ...]] = []
     made = [Prediction({"image": IMAGE}, [("ground", 0.75), ("cat", 0.25)], Path("out/a.png"))]
-    monkeypatch.setattr(results, "predict", lambda *words: asked.append(words) or (task, made))
+    monkeypatch.setattr(use, "predict", lambda *words: asked.append(words) or (task, made))
     assert printed(f"predict ./mine {IMAGE}", capsys)[0] == f"{IMAGE} -> out/a.png: ground 75.0%, cat 25.0%\n"
     (one,) = json.loads(printed(f"predict ./mine {IMAGE} --out there --json", capsys)[0])
     assert one == {"image": str(IMAGE), "mask": "out/a.png", "classes": [["ground", 0.75], ["cat", 0.25]]}

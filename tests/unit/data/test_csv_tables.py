@@ -20,7 +20,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import modality
-from cifar_ray.orchestration.run import given
+from cifar_ray.runs import given
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import contents, digest, resolved, train_here

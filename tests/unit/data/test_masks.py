@@ -24,7 +24,7 @@ from cifar_ray.data import imagefiles
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.data.masks import Masks
 from cifar_ray.display.dataset import lines
-from cifar_ray.orchestration.run import given
+from cifar_ray.runs import given
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.training import recipe, samples
 from tests.support.helpers import contents
@@ -284,9 +284,9 @@ def test_a_predicted_mask_is_named_as_its_image_and_replaces_none(tmp_path: Path
     (folder / "b").mkdir(parents=True)
     out = tmp_path / "out"
     assert given.places(images, [folder], out) == dict(zip(images, [out / "a.png", out / "b" / "a.png"]))
-    with pytest.raises(ConfigError, match=f"must have one mask for each image, and {out}/a.png is that of "):
+    with pytest.raises(ConfigError, match=f"must have one file for each mask, and {out}/a.png is another's"):
         given.places([images[0], alone], [images[0], alone], out)
-    with pytest.raises(ConfigError, match="must be another folder than that of the images"):
+    with pytest.raises(ConfigError, match=r"must have one file for each mask, and .*, or an image"):
         given.places(images, [folder], folder)
     assert given.places([alone], [alone], None) == {alone: Path("predicted_masks/a.png")}
     (tmp_path / "file").touch()

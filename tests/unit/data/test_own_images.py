@@ -24,7 +24,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import imagefiles, loader
-from cifar_ray.orchestration.run import given
+from cifar_ray.runs import given
 from cifar_ray.tracking import logged_model
 from cifar_ray.training import recipe
 from tests.support.helpers import contents

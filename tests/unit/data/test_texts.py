@@ -12,7 +12,7 @@ from cifar_ray import data
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data.source import Source
-from cifar_ray.orchestration.run import given
+from cifar_ray.runs import given
 
 ROWS = [("A fine film.", "good"), ("It drags,\nand drags.", "bad"), ('He said "no".', "bad"), ("Ünusual 🙂", "good")]
 
@@ -188,12 +188,3 @@ def test_a_file_without_texts_to_answer_for_is_refused(
         given.sentences([], ["x", " "])
     with pytest.raises(ConfigError, match=r"text must be a text in UTF-8, got 'x\\udcff'"):
         given.sentences([], ["x\udcff"])
-
-
-def test_what_is_neither_an_image_nor_a_file_of_texts_is_refused(root: Path) -> None:
-    given.check([root / "train.csv"])
-    with pytest.raises(ConfigError, match=r"there is no file .*none.csv"):
-        given.check([root / "none.csv"])
-    (root / "a.md").write_text("x")
-    with pytest.raises(ConfigError, match=r"cannot read image .*a.md: it is not an image"):
-        given.check([root / "train.csv", root / "a.md"])

@@ -14,7 +14,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models import libraries
-from cifar_ray.orchestration.run import given_weights
+from cifar_ray.runs import weights
 from cifar_ray.training import recipe
 from tests.support.helpers import resolved
 
@@ -61,21 +61,25 @@ def test_auxiliary_classifiers_are_left_out(name: str, side: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "tag", "normalise", "advice"),
+    ("model", "tag", "normalise", "theirs"),
     [
         ("torchvision:resnet18", "DEFAULT", "imagenet", ""),
-        ("torchvision:resnet18", "DEFAULT", "dataset", "as --normalise imagenet does"),
-        ("torchvision:efficientnet_v2_l", "DEFAULT", "imagenet", "as --normalise half does"),
-        ("timm:vit_base_patch16_224", "augreg_in1k", "imagenet", "as --normalise half does"),
-        ("timm:vit_base_patch16_clip_224", "openai", "imagenet", "as no --normalise does"),
+        ("torchvision:resnet18", "DEFAULT", "dataset", "imagenet"),
+        ("torchvision:efficientnet_v2_l", "DEFAULT", "imagenet", "half"),
+        ("timm:vit_base_patch16_224", "augreg_in1k", "imagenet", "half"),
+        ("timm:vit_base_patch16_clip_224", "openai", "imagenet", "other"),
     ],
 )
-def test_weights_of_other_pixels_are_named_with_what_fits(model: str, tag: str, normalise: str, advice: str) -> None:
+def test_weights_of_other_pixels_are_named_with_what_fits(
+    model: str, tag: str, normalise: str, theirs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "fetch", lambda *_: {})
     config = recipe.resolve(TrainConfig(dataset="digits"))
-    config = dataclasses.replace(config, model=model, normalise=normalise)  # type: ignore[arg-type]
-    note = given_weights._other_pixels(config, tag)
-    assert note.endswith(advice)
-    assert bool(note) == bool(advice)
+    config = dataclasses.replace(config, model=model, normalise=normalise, weights=tag)  # type: ignore[arg-type]
+    notes: list[str] = []
+    weights._read(config, "", notes.append)
+    told = f"weights of {tag}: trained with pixels normalised by {theirs} constants (--normalise)"
+    assert notes == [told] * bool(theirs)
 
 
 @pytest.mark.parametrize("name", ["torchvision:vit_b_16", "timm:vit_small_patch16_224"])

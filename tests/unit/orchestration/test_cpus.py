@@ -23,10 +23,10 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster import allocation, connection, local
-from cifar_ray.orchestration.run import run_folder
 from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.planner import draw, plan, read, write_cells
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking.parent import KnownSweep
 from cifar_ray.training import hardware, recipe, setup
@@ -140,7 +140,7 @@ def test_a_run_that_moves_counts_what_it_still_holds_as_free(monkeypatch: pytest
 
 def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> None:
     asked = config("1x2", run_name="run", storage=str(tmp_path))
-    run, held = run_folder.create(asked, Decided.asked(asked))
+    run, held = RunFolder.create(asked, Decided.asked(asked))
     with held:
         begun = decided(asked, node(8))
         run.write_config(asked, begun)

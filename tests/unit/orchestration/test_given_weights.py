@@ -13,9 +13,10 @@ import torch
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.run import given_weights
+from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.trial import dataset_key
+from cifar_ray.runs import weights
 from cifar_ray.training import recipe
 from tests.support.helpers import decided_of
 
@@ -38,10 +39,7 @@ def test_validation_images_that_the_weights_have_seen_are_named(
         for values in (theirs, ours)
     )
     snapshot: Any = SimpleNamespace(config=source, spec=data.SPECS[source.dataset])
-    notes = list(given_weights._other_data(config, snapshot))
-    assert ["may have been trained on images that this run keeps for validation" in note for note in notes] == [
-        True
-    ] * overlap
+    assert ("may have been trained on this run's validation images" in weights._differing(config, snapshot)) == overlap
 
 
 def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path) -> None:
@@ -51,16 +49,16 @@ def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path
     config = recipe.resolve(TrainConfig(**usual))  # type: ignore[arg-type]
     other = recipe.resolve(TrainConfig(**usual, text={"max_length": 9}))  # type: ignore[arg-type]
     theirs: Any = SimpleNamespace(config=config, encoding="their tokenizer")
-    assert given_weights._encoding(config, theirs) == "their tokenizer"
-    assert given_weights._encoding(recipe.resolve(TrainConfig(dataset="digits")), theirs) == ""
+    assert weights._encoding(config, theirs) == "their tokenizer"
+    assert weights._encoding(recipe.resolve(TrainConfig(dataset="digits")), theirs) == ""
     with pytest.raises(ConfigError, match="weights must be those of a run with the same --text options, whose tok"):
-        given_weights._encoding(other, theirs)
+        weights._encoding(other, theirs)
     torch.save(models.build(config, data.read(config).spec).state_dict(), tmp_path / "mine.pt")
     notes: list[str] = []
-    found = given_weights.find(dataclasses.replace(config, weights=f"{tmp_path}/mine.pt"), "", notes.append)
+    found = weights.find_weights(dataclasses.replace(config, weights=f"{tmp_path}/mine.pt"), "", notes.append)
     assert (found[2], len(notes)) == ("", 2)
-    assert notes[0].startswith(f"weights of {tmp_path}/mine.pt: a file has no tokenizer; unless ")
-    assert given_weights._encoding(config, theirs) == "their tokenizer"  # of a run that begins again, on other texts
+    assert notes[0].startswith(f"weights of {tmp_path}/mine.pt: a file has no tokenizer; only ")
+    assert weights._encoding(config, theirs) == "their tokenizer"  # of a run that begins again, on other texts
 
 
 @pytest.mark.parametrize("tokenizer", ["theirs", "another"])
@@ -68,7 +66,7 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
     tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = recipe.resolve(TrainConfig(weights="first"))
-    monkeypatch.setattr(given_weights, "find", lambda *_: (b"weights", "digest", "theirs"))
+    monkeypatch.setattr(preparation, "find_weights", lambda *_: (b"weights", "digest", "theirs"))
     trial: Any = SimpleNamespace(config=config, decided=decided_of(config), folder=None, reason="")
     board: Any = SimpleNamespace(line=print)
     ready = Preparation(config, board)

@@ -21,12 +21,12 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.run.events import Mailbox, Progress
 from cifar_ray.orchestration.run.limits import Spent
-from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep import recorder as recorders
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.recorder import SweepRecorder
 from cifar_ray.orchestration.sweep.trial import BY_SWEEP, TrialEvent, TrialFinished, TrialStarted, TrialTooLarge
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.tracking import parent, store, study
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint

@@ -14,7 +14,7 @@ from cifar_ray import storage
 from cifar_ray.cli import main
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.run import run_folder
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Lock
 from cifar_ray.tracking import parent, registry, store
 from tests.support import mlflow_store
@@ -29,10 +29,8 @@ def client(home: Path) -> MlflowClient:
 
 def train(client: MlflowClient, small: TrainConfig, name: str, of: str = "", above: str | None = None) -> Path:
     """The folder of a finished run with a checkpoint and a model in MLflow; ``of`` is the id of its sweep."""
-    made, held = run_folder.create(
-        replace(small, storage=above, run_name=name),
-        Decided.asked(replace(small, storage=above, run_name=name)),
-        client.tracking_uri,
+    made, held = RunFolder.create(
+        replace(small, storage=above, run_name=name), Decided.asked(replace(small, storage=above, run_name=name))
     )
     held.release()
     (Path(made.address) / "checkpoints").mkdir()
@@ -83,9 +81,8 @@ def test_a_run_goes_with_its_folder_and_its_models(
     told = f"deleted run mine: MLflow run {run_id}, folder ~/.cifar_ray/runs/mine (12.0 MB)\n"
     assert capsys.readouterr() == (told, "")
     assert (folder.exists(), other.exists(), there(client)) == (False, True, ({"other"}, 1))
-    run_folder.create(
-        replace(small, run_name="mine"), Decided.asked(replace(small, run_name="mine")), client.tracking_uri
-    )[1].release()  # the name is free again
+    again = replace(small, run_name="mine")
+    RunFolder.create(again, Decided.asked(again))[1].release()  # the name is free again
 
 
 def test_a_sweep_goes_with_all_of_its_runs_or_loses_one_of_them(

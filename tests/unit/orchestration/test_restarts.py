@@ -21,7 +21,7 @@ from cifar_ray.training.observer import Outcome
 CONFIG = replace(recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn")), max_failures=2)
 OUTCOME = Outcome(1, {}, {}, 0.0, "", "", {}, [], ())
 WRONG = Failure(Kind.FINAL, "ValueError: wrong")
-LOST = Failure(Kind.UNKNOWN, "FileNotFoundError: a.pt")
+LOST = Failure(Kind.OTHER, "FileNotFoundError: a.pt", saved=0)
 
 
 def course(*ended: Any, config: ResolvedConfig = CONFIG) -> list[Any]:

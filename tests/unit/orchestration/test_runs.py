@@ -14,9 +14,11 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.run import driver, run_folder, run_names
+from cifar_ray.orchestration.cluster import preflight
+from cifar_ray.orchestration.run import driver
 from cifar_ray.orchestration.sweep import runner
-from cifar_ray.tracking import uri
+from cifar_ray.runs import checkpoints
+from cifar_ray.runs.folder import RunFolder, check_free
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import Outcome
@@ -31,18 +33,18 @@ def config(small: TrainConfig, tmp_path: Path) -> TrainConfig:
 
 
 def test_a_folder_is_found_again(config: TrainConfig) -> None:
-    made, held = run_folder.create(config, Decided.asked(config))
+    made, held = RunFolder.create(config, Decided.asked(config))
     held.release()
-    assert run_folder.open_existing(made.address, made.key) == made
+    assert RunFolder.at(made.address, made.key) == made
     asked, before = made.asked()
     assert (recipe.resolve(asked), before) == (replace(config, run_name=None), Decided.asked(config))
     assert sorted(path.name for path in Path(made.address).iterdir()) == [".driver.lock", "config.yaml", "run.json"]
 
 
 def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -> None:
-    folder, held = run_folder.create(config, Decided.asked(config))
+    folder, held = RunFolder.create(config, Decided.asked(config))
     with pytest.raises(ConfigError, match=r"run_name must be new, and 'mine' is in .*; `cifar-ray resume mine`"):
-        run_folder.create(config, Decided.asked(config))
+        RunFolder.create(config, Decided.asked(config))
     with pytest.raises(ConfigError, match="run 'mine' is being trained by another process"):
         folder.lock()
     held.release()
@@ -52,10 +54,10 @@ def test_a_name_is_taken_once_and_a_folder_has_one_driver(config: TrainConfig) -
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", json.dumps({"key": 3}), json.dumps({"key": "another"})])
 def test_a_folder_that_is_damaged_or_anothers_is_refused(text: str, config: TrainConfig) -> None:
-    folder, _ = run_folder.create(config, Decided.asked(config))
+    folder, _ = RunFolder.create(config, Decided.asked(config))
     (Path(folder.address) / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=f"the folder of the run, {folder.address}, is gone or damaged"):
-        run_folder.open_existing(folder.address, folder.key)
+        RunFolder.at(folder.address, folder.key)
 
 
 def test_a_run_says_what_is_in_a_folder_of_images(
@@ -81,7 +83,7 @@ def test_a_run_says_what_is_in_a_folder_of_images(
 def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     config: TrainConfig, digits: Dataset
 ) -> None:
-    folder, _ = run_folder.create(config, Decided.asked(config))
+    folder, _ = RunFolder.create(config, Decided.asked(config))
     train_here(config, digits, Path(folder.address) / "checkpoints")
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")
     written = (Path(folder.address) / "config.yaml").read_bytes()
@@ -89,7 +91,7 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
     asked, before = folder.asked()
     continued = recipe.resolve(asked)
     assert continued == replace(config, run_name=None)
-    with folder.checkpoints(continued, before) as path:
+    with checkpoints.reading(folder.folder) as path:
         found = checkpoint.latest(path, continued, before)
         assert [saved.path for saved in checkpoint.existing(path)] == [older, newest]
     assert found is not None
@@ -101,23 +103,26 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
 
 
 @pytest.mark.parametrize(
-    ("done", "advice"),
+    "values",
     [
-        (3, r", trained to the end \(3 epochs\); give another name, with --weights mine to start from its weights"),
-        (2, "; `cifar-ray resume mine` continues it"),
-        (None, "; `cifar-ray resume mine` continues it"),
+        {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}},
+        {"model": "vit", "model_options": {"dim": 24, "depth": 2, "heads": 2}, "optimizer": "adamw"},
+        {"momentum": 0.0},
     ],
 )
-def test_a_taken_name_says_whether_its_run_can_go_on(done: int | None, advice: str, tmp_path: Path) -> None:
-    if done is not None:
-        for step, epoch in ((99, 1), (100, done)):
-            folder = tmp_path / "mine" / "checkpoints" / f"step-{step:08}"
-            folder.mkdir(parents=True)
-            (folder / "manifest.json").write_text(f'{{"epoch": {epoch}, "config": {{"epochs": 3}}}}')
-    else:
-        (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=f"run_name must be new, and 'mine' is in {tmp_path}{advice}$"):
-        run_names.check_free(TrainConfig(storage=str(tmp_path), run_name="mine"), uri.resolve_uri(None))
+def test_the_room_for_a_checkpoint_is_known_beforehand(values: dict, digits: Dataset, tmp_path: Path) -> None:
+    usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "batch_size": 16, "precision": "fp32"}
+    config = resolved(usual, steps_per_epoch=2, **values)
+    outcome = train_here(config, digits, tmp_path)
+    taken = sum(file.stat().st_size for file in Path(outcome.checkpoint).iterdir())
+    assert preflight.checkpoint_bytes(config) <= taken <= preflight.checkpoint_bytes(config) + 200_000
+
+
+def test_a_taken_name_says_what_can_be_done_with_its_run(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
+    advice = "`cifar-ray resume mine` continues it, and --weights mine starts from its weights"
+    with pytest.raises(ConfigError, match=f"run_name must be new, and 'mine' is in {tmp_path}; {advice}$"):
+        check_free(TrainConfig(storage=str(tmp_path), run_name="mine"))
 
 
 def test_the_name_of_a_sweep_is_taken_too(tmp_path: Path) -> None:
@@ -125,11 +130,7 @@ def test_the_name_of_a_sweep_is_taken_too(tmp_path: Path) -> None:
     (tmp_path / "grid" / "sweep.yaml").touch()
     config = TrainConfig(storage=str(tmp_path), run_name="grid")
     with pytest.raises(ConfigError, match="it is a sweep, which `cifar-ray sweep --resume grid` continues"):
-        run_names.check_free(config, uri.resolve_uri(None))
-    with pytest.raises(
-        ConfigError, match="`cifar-ray sweep --resume grid --tracking-uri http://mlflow:5000` continues"
-    ):
-        run_names.check_free(config, "http://mlflow:5000")
+        check_free(config)
 
 
 def test_a_runs_last_line_says_what_bounds_it_where_something_is_named() -> None:

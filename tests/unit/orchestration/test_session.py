@@ -29,7 +29,7 @@ from cifar_ray.orchestration.run.events import (
     Stopped,
     WorkersFailed,
 )
-from cifar_ray.orchestration.run.failures import Verdict
+from cifar_ray.orchestration.run.failures import DIED, Verdict
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
@@ -180,11 +180,11 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         (Heartbeat(1, 7, {}), None, None),
         (Silent(1, 60.0), "waiting for rank 1, whose process has not answered for 60 s", None),
         (
-            WorkersFailed(Verdict("rank 0: so did it; rank 1: it died", False, "", ("", ""), 0)),
+            WorkersFailed(Verdict("rank 0: so did it; rank 1: it died", False, DIED)),
             "workers failed (rank 0: so did it; rank 1: it died); restarting from the newest checkpoint, failure 1 of",
             ("tags", {"cifar_ray.worker_failures": "1"}),
         ),
-        (WorkersFailed(Verdict("rank 1: it died", True, "", ("", ""), 0)), None, None),
+        (WorkersFailed(Verdict("rank 1: it died", True, DIED)), None, None),
         (
             NodeLeaving("node1-of-the-run", 0),
             "node node1-of (10.0.0.1) leaves soon; stopping as soon as possible, which is no failure",
@@ -324,7 +324,7 @@ def test_a_gpu_that_others_use_is_told() -> None:
     assert made.view.calls == [("line", f"note: on node host, {busy}")]  # type: ignore[attr-defined]
 
 
-def test_the_gpus_of_a_run_are_recorded_with_their_software_and_different_ones_are_named() -> None:
+def test_the_gpus_of_a_run_are_recorded_with_their_software() -> None:
     t4 = ("Tesla T4", {"gpu_driver": "580.95", "cuda": "13.2", "nccl": "2.30.7"})
     l4 = ("NVIDIA L4", {"gpu_driver": "590.1", "cuda": "13.2", "nccl": "2.30.7"})
     tags = {"cifar_ray.gpu_driver": "580.95", "cifar_ray.cuda": "13.2", "cifar_ray.nccl": "2.30.7"}
@@ -334,10 +334,4 @@ def test_the_gpus_of_a_run_are_recorded_with_their_software_and_different_ones_a
     mixed = placed_on(l4, t4)
     both = {"cifar_ray.gpus": "NVIDIA L4, Tesla T4", **tags, "cifar_ray.gpu_driver": "580.95, 590.1"}
     assert ("tags", both) in mixed.record.calls
-    assert mixed.view.calls == [
-        (
-            "line",
-            "note: the workers compute on different GPUs, NVIDIA L4 (rank 0) and Tesla T4 (rank 1); "
-            "the slowest sets the pace",
-        )
-    ]
+    assert mixed.view.calls == []

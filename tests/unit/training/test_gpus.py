@@ -13,7 +13,6 @@ import ray.train.collective
 import torch
 import torch.distributed as dist
 
-from cifar_ray import tasks
 from cifar_ray.cli import doctor
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -21,7 +20,7 @@ from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import allocation, connection
-from cifar_ray.orchestration.run import results, train_worker
+from cifar_ray.orchestration.run import train_worker
 from cifar_ray.training import hardware
 from tests.support.helpers import resolved
 

@@ -1,4 +1,4 @@
-"""Use a run's model: evaluate it again, and have it answer for images."""
+"""Use a run's model: find it, evaluate it again, and have it answer for images, texts or rows."""
 
 from __future__ import annotations
 
@@ -9,66 +9,22 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cifar_ray import data, storage, tasks, tracking
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import WhichCheckpoint
-from cifar_ray.data import Dataset
-from cifar_ray.orchestration.run import checkpoints, given, run_folder
-from cifar_ray.orchestration.run.given import Note
+from cifar_ray.runs import checkpoints, given
+from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
+from cifar_ray.runs.given import Note
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec
-from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.tracking import store
 from cifar_ray.tracking.store import KnownRun
 from cifar_ray.training import checkpoint, hardware, predictor, recipe, samples
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A checkpoint evaluated again.
-
-    Attributes:
-        checkpoint: its address.
-        step: optimizer steps done.
-        metrics: as :class:`cifar_ray.training.evaluate.Evaluation` has them.
-        images: test images counted.
-        recorded_score: the task's primary figure recorded with the checkpoint, if its epoch was evaluated.
-        recorded_images: images that it was counted on, if any; of the test, fewer than ``images`` after
-            ``--test-images``.
-        task: what the run learns.
-        recorded_on: the images that it was counted on: ``val`` or ``test``.
-    """
-
-    checkpoint: str
-    step: int
-    metrics: dict[str, float]
-    images: int
-    recorded_score: float | None
-    recorded_images: int | None
-    task: TaskSpec = tasks.USUAL
-    recorded_on: tasks.Subset = "test"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model answers for one image, text, or row of a table.
-
-    Attributes:
-        sample: what was answered for, by name: the file as ``image``, the ``text``, or the ``table`` and the ``row`` in
-            it, from 1.
-        answers: classes with their probabilities, likeliest first; values by name; or of a mask, classes with their
-            shares of the pixels, the largest first.
-        mask: the file of the mask; None of other tasks.
-    """
-
-    sample: dict[str, Path | str | int]
-    answers: list[tuple[str, float]]
-    mask: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -80,28 +36,70 @@ class KnownCheckpoint:
     run: KnownRun
 
 
-def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
-    """Find a run by its name or MLflow id; one that MLflow has lost, by its folder or its name in the default storage.
+@dataclass(frozen=True)
+class Scored:
+    """A checkpoint evaluated again.
+
+    Attributes:
+        checkpoint: its address.
+        images: test images counted.
+        recorded_score: the task's primary figure recorded with the checkpoint; None if its epoch was not evaluated, or
+            on fewer test images (``--test-images``).
+        recorded_on: the images that it was counted on.
+    """
+
+    checkpoint: str
+    step: int
+    metrics: dict[str, float]
+    images: int
+    recorded_score: float | None
+    task: TaskSpec = tasks.USUAL
+    recorded_on: tasks.Subset = "test"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model answers for one image, text, or row of a table.
+
+    Attributes:
+        sample: what was answered for, by name: ``image``, ``text``, or ``table`` and its ``row`` from 1.
+        answers: classes with their probabilities or shares of a mask, the largest first; or values by name.
+        mask: the file of the mask; None of other tasks.
+    """
+
+    sample: dict[str, Path | str | int]
+    answers: list[tuple[str, float]]
+    mask: Path | None = None
+
+
+def find_run(run: str, tracking_uri: str | None, note: Note) -> tuple[KnownRun, str]:
+    """Find a run by its name or MLflow id; one that MLflow does not have there, by its folder or its name.
+
+    Its folder is in the default storage. It names the store of the run, unless a store is given.
+
+    Returns:
+        The run, and the URI of its store; without an MLflow id if that store has lost it or does not answer.
 
     Raises:
         ConfigError: when there is no such run, or there are several of that name.
     """
     uri = store.resolve_uri(tracking_uri)
     try:
-        return store.open_run(uri, run)[1]
+        return store.open_run(uri, run)[1], uri
     except store.AmbiguousRunError:
         raise
     except ConfigError as unknown:
-        folder = storage.at(run) if "/" in run else storage.at(None).below(run)
         try:
-            key = run_folder.reopen(folder).key
+            folder = RunFolder.at(run if "/" in run else storage.at(None).below(run).address)
         except ConfigError:
             raise unknown from None
-    with suppress(ConfigError):  # it does not answer
-        if known := store.with_key(uri, key):
-            return known
-    note(f"MLflow at {uri} does not have run {folder.name!r}, which is in {folder.address}")
-    return KnownRun("", folder.name, key, folder.address, "")
+    own = uri if tracking_uri else folder.asked()[0].tracking_uri or uri
+    for each in dict.fromkeys([uri, own]):
+        with suppress(ConfigError):  # it does not answer
+            if known := store.with_key(each, folder.key):
+                return known, each
+    note(f"MLflow at {own} does not have run {folder.name!r}, which is in {folder.address}")
+    return KnownRun("", folder.name, folder.key, folder.address, ""), own
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> KnownCheckpoint:
@@ -112,17 +110,17 @@ def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, 
         ConfigError: when there is no such run.
     """
     tracking.quieten(verbose=False)
-    known = find_run(run, tracking_uri, note)
+    known, _ = find_run(run, tracking_uri, note)
     if not known.folder:
         raise CheckpointError(f"run {run!r} failed before its first checkpoint")
-    kept = storage.at(known.folder).below(checkpoints.CHECKPOINTS)
-    with checkpoints.reading(storage.at(known.folder), which) as here:
+    kept = storage.at(known.folder).below(CHECKPOINTS)
+    with checkpoints.reading(storage.at(known.folder)) as here:
         newest = checkpoint.latest(here)
         if newest is None:
             raise CheckpointError(f"run {run!r} has no checkpoint in {kept.address}")
-        for problem in newest[2]:
+        path, snapshot, problems = newest
+        for problem in problems:
             note(f"passed over: {problem.replace(str(here), kept.address)}")
-        path, snapshot = newest[:2]
         if which == "best":
             path = checkpoint.chosen(here)
             snapshot = checkpoint.load(path)
@@ -139,12 +137,14 @@ def evaluate(
 ) -> Scored:
     """Evaluate a run's model on every test image, in this process, in float32 as during training.
 
-    With ``auto``, a GPU that is full, or that PyTorch cannot use, is left for the CPU, with a note.
+    Device ``auto`` takes the first GPU, if there is one.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
-        ConfigError: when there is no such run, or its data set cannot be read.
+        ConfigError: when there is no such run, its data set cannot be read, or the GPU is full.
     """
+    from cifar_ray.training.evaluate import Evaluator
+
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
     model = predictor.restore(chosen.address, snapshot)
@@ -155,38 +155,18 @@ def evaluate(
     recipe.settle(config, snapshot.decided, dataset)  # refuses others than it learned with
     dataset = dataset.normalised(config.normalise)
     torch.set_num_threads(hardware.allowed_cpus())
-    evaluation = _evaluation(dataset, tasks.build(config, snapshot.spec), model, device, note)
-    counted = len(dataset.val) if dataset.val is not None else config.test_images or evaluation.images
-    return Scored(
-        chosen.address,
-        snapshot.step,
-        evaluation.metrics,
-        evaluation.images,
-        snapshot.score,
-        None if snapshot.score is None else counted,
-        snapshot.task,
-        snapshot.spec.measured,
-    )
-
-
-def _evaluation(dataset: Dataset, task: Task, model: nn.Module, device: str, note: Note) -> Evaluation:
-    from cifar_ray.training.evaluate import Evaluator
-
-    why = ""
-    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
-        why = hardware.gpu_problem([0])
-        if not why:
-            gpu = torch.device("cuda", 0)
-            try:
-                model = model.to(gpu)
-                return Evaluator(dataset, Worker(device=gpu), task)(model)
-            except torch.OutOfMemoryError:
-                why = "the GPU has too little free memory"
-    if why and device == "cuda":
-        raise ConfigError("device", f"must be cpu or auto here: {why}")
-    if why:
-        note(f"evaluating on the CPU: {why}")
-    return Evaluator(dataset, Worker(), task)(model.cpu())
+    is_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    place = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
+    try:
+        if is_gpu:
+            hardware.check_gpus([0])
+        evaluator = Evaluator(dataset, Worker(device=place), tasks.build(config, snapshot.spec))
+        evaluation = evaluator(model.to(place))
+    except torch.OutOfMemoryError:
+        raise ConfigError("device", "must be cpu here: the GPU has too little free memory") from None
+    metrics, images, measured = evaluation.metrics, evaluation.images, snapshot.spec.measured
+    score = snapshot.score if measured == "val" or not config.test_images else None
+    return Scored(chosen.address, snapshot.step, metrics, images, score, snapshot.task, measured)
 
 
 def predict(
@@ -204,18 +184,13 @@ def predict(
 
     Args:
         run: name or MLflow id of the run, or its folder.
-        images: files and folders of images; files of texts (:func:`cifar_ray.orchestration.run.given.sentences`), or of
-            rows.
+        images: files and folders of images; files of texts (:func:`cifar_ray.runs.given.sentences`), or of rows.
         which: checkpoint.
         tracking_uri: of the store that has the run.
-        note: told of what is left out, and how far it is.
+        note: told of what is left out.
         top: classes to keep, the likeliest; all without.
-        out: folder of the masks, by default ``predicted_masks``: PNG files with the names and sizes of the images.
+        out: folder of the masks, as :func:`cifar_ray.runs.given.places`, and whether to ``overwrite`` them.
         words: texts.
-        overwrite: whether masks that are in ``out`` may be replaced.
-
-    Returns:
-        What kind of answers they are, and the answers.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from cifar_ray.config.sections import WhichCheckpoint
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.datasets import CONSTANTS
 from cifar_ray.models import libraries
-from cifar_ray.orchestration.run import results
+from cifar_ray.runs import use
 from cifar_ray.training import initial_weights
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
@@ -22,7 +22,7 @@ from cifar_ray.training.errors import CheckpointError
 _BEST = ":best"
 
 
-def find(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[bytes, str, str]:
+def find_weights(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tuple[bytes, str, str]:
     """Read the weights that a config names, and say how much of its model they fit.
 
     Args:
@@ -50,27 +50,25 @@ def _read(config: ResolvedConfig, store: str, note: Callable[[str], None]) -> tu
     text, model = str(config.weights), config.model
     if path := files.existing("weights", text):
         if config.dataset.startswith(TEXT):
-            note(
-                f"weights of {path}: a file has no tokenizer; unless they were trained on the same texts, this "
-                "run numbers words differently"
-            )
+            note(f"weights of {path}: a file has no tokenizer; only the same training texts number words alike")
         return initial_weights.read(path), ""
     library, name = libraries.find(model) if library_of(model) else (None, "")
     known = library.weights(name) if library else ()
-    if text in known:
+    if library and text in known:
+        constants = library.pixels(name, text)
+        if (theirs := next((way for way in CONSTANTS if CONSTANTS[way] == constants), "other")) != config.normalise:
+            note(f"weights of {text}: trained with pixels normalised by {theirs} constants (--normalise)")
         spec = data.facts(config)
-        if difference := _other_pixels(config, text):
-            note(difference)
         return libraries.fetch(model, text, spec.image_size, spec.shape[0], config.model_options), ""
     try:
         which: WhichCheckpoint = "best" if text.endswith(_BEST) else "last"
-        source = results.find_checkpoint(text.removesuffix(_BEST), which, store, note)
+        snapshot = use.find_checkpoint(text.removesuffix(_BEST), which, store, note).snapshot
     except (ConfigError, CheckpointError) as error:
         what = f"a run, a file or {one_of(known)} of {model}" if known else "a run or a file"
         raise ConfigError("weights", f"must be {what}, got {brief(text)}: {error}{suggestion(text, known)}") from None
-    for difference in _other_data(config, source.snapshot):
-        note(difference)
-    return source.snapshot.weights, _encoding(config, source.snapshot)
+    if differing := _differing(config, snapshot):
+        note(f"weights of {text}: {differing}")
+    return snapshot.weights, _encoding(config, snapshot)
 
 
 def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
@@ -83,28 +81,11 @@ def _encoding(config: ResolvedConfig, theirs: Snapshot) -> str:
     return theirs.encoding
 
 
-def _other_pixels(config: ResolvedConfig, tag: str) -> str:
-    """That the run normalises pixels in another way than the library did for its weights; empty when it does not."""
-    library, name = libraries.find(config.model)
-    theirs = library.pixels(name, tag)
-    same = next((f"--normalise {known}" for known, constants in CONSTANTS.items() if constants == theirs), "")
-    if same == f"--normalise {config.normalise}":
-        return ""
-    return f"weights of {tag}: trained with pixels normalised as {same or 'no --normalise'} does"
-
-
-def _other_data(config: ResolvedConfig, theirs: Snapshot) -> Iterator[str]:
-    """In what the images of a run differ from those of the run whose weights it starts from."""
+def _differing(config: ResolvedConfig, theirs: Snapshot) -> str:
+    """What a person should know of the run whose weights another starts from; empty where that is nothing."""
     if theirs.config.normalise != config.normalise:
-        yield f"weights of {config.weights}: trained with --normalise {theirs.config.normalise}"
-    is_other = theirs.config.dataset_name != config.dataset_name
-    if not is_other and (theirs.config.val_share or 0) < (config.val_share or 0):
-        yield (
-            f"weights of {config.weights}: may have been trained on images that this run keeps for validation, so "
-            "that validation figures may be too good"
-        )
-    if is_other and len(theirs.spec.names) == data.facts(config).num_classes:
-        yield (
-            f"weights of {config.weights}: the head is kept, though it was trained for the "
-            f"{len(theirs.spec.names)} classes of {theirs.config.dataset_name}"
-        )
+        return f"trained with --normalise {theirs.config.normalise}"
+    is_same = theirs.config.dataset_name == config.dataset_name
+    if is_same and (theirs.config.val_share or 0) < (config.val_share or 0):
+        return "may have been trained on this run's validation images, whose figures may be too good"
+    return ""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import abc
-import itertools
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from torch import Tensor
 
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, brief, one_of
@@ -20,25 +24,20 @@ from cifar_ray.data import folders, imagefiles, tables, texts, tokens
 from cifar_ray.data.datasets import as_tensor
 from cifar_ray.training import samples
 
-if TYPE_CHECKING:  # what is refused before the start does without torch
-    from torch import Tensor
-
-_LINES = ".txt"
-_OF_TEXTS = (*texts.SUFFIXES, _LINES)
-"""Ends of the names of files of texts, the last of those with a text on each line."""
-
-_AT_ONCE, _NOTE_EVERY = 256, 10_240  # inputs in one forward pass, and between notes on the progress
+_LINES = ".txt"  # the end of the name of a file with a text on each line
+_AT_ONCE = 256  # inputs in one forward pass
 _MOST_ROWS = 10_000  # that a request may have
-_NO_SIZES = itertools.repeat((0, 0))
 
 Note = Callable[[str], None]
 """Called with sentences that a person should read beside the result."""
 
 Size = tuple[int, int]
-"""Width and height of an image; zeros of what is none."""
+"""Width and height of an image."""
 
-Batch: TypeAlias = "tuple[list[dict[str, Any]], Tensor, Iterable[Size]]"
-"""Samples by name, such as ``{"image": path}``, the same as inputs of a model, and the size of each."""
+_NO_SIZE = (0, 0)
+
+One = tuple[dict[str, Any], Tensor, Size]
+"""A sample by name, such as ``{"image": path}``, the same as an input of a model, and its size."""
 
 
 class Given(abc.ABC):
@@ -46,24 +45,21 @@ class Given(abc.ABC):
 
     Attributes:
         noun: one of it, with its article.
-        example: what ``curl --data-binary`` sends of it.
         has_lists: whether a request may have several.
+        example: what ``curl --data-binary`` sends of it.
+        about: what a server says of what it takes.
     """
 
     noun: ClassVar[str]
     has_lists: ClassVar[bool] = False
+    example: str
 
     def __init__(self, facts: Facts, encoding: str = "") -> None:
-        self.facts, self.encoding, self.example = facts, encoding, ""
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What a server says of what it takes."""
-        return {}
+        self.facts, self.encoding, self.about = facts, encoding, dict[str, Any]()
 
     @abc.abstractmethod
-    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
-        """What files have, and ``words``; ``note`` is told of what is left out, and how far it is.
+    def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
+        """What files have, and ``words``; ``note`` is told of what is left out.
 
         Raises:
             ConfigError: naming what cannot be read, or is not for such a model.
@@ -77,6 +73,15 @@ class Given(abc.ABC):
             ValueError: saying what is wrong with it.
         """
 
+    def batches(
+        self, paths: Sequence[Path], words: Sequence[str], note: Note
+    ) -> Iterator[tuple[list[dict[str, Any]], Tensor, list[Size]]]:
+        """All of :meth:`each`, in as large parts as pass through the model at once."""
+        every = self.each(paths, words, note)
+        while part := list(islice(every, _AT_ONCE)):
+            named, inputs, sizes = map(list, zip(*part))
+            yield named, self.shown(torch.stack(inputs)), sizes
+
     def shown(self, rows: Tensor) -> Tensor:
         """Inputs that pass through the model together, as it takes them."""
         return rows
@@ -84,36 +89,24 @@ class Given(abc.ABC):
 
 class _Images(Given):
     noun = "an image"
+    example = "@IMAGE"
 
-    def __init__(self, facts: Facts, encoding: str = "") -> None:
-        super().__init__(facts)
-        self.example = "@IMAGE"
-
-    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
-        import torch
-
+    def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
         _refuse(words, "images")
         every, left_out = images(paths)
         if left_out:
             note(left_out)
-        for begin in range(0, len(every), _AT_ONCE):
-            if begin and begin % _NOTE_EVERY == 0:
-                note(f"{begin:,} of {len(every):,} images")
-            named, inputs, sizes = [], [], []
-            for path in every[begin : begin + _AT_ONCE]:  # one at a time: a decoded photo takes tens of megabytes
-                try:
-                    image = imagefiles.read(path)
-                except ConfigError as error:
-                    if path in paths:
-                        raise
-                    note(f"left out: {error.problem}")
-                    continue
-                named.append({"image": path})
-                inputs.append(samples.batch(self.facts, [image]))
-                sizes.append(image.size)
-                del image
-            if named:
-                yield named, torch.cat(inputs), sizes
+        for path in every:
+            try:
+                image = imagefiles.read(path)
+            except ConfigError as error:
+                if path in paths:
+                    raise
+                note(f"left out: {error.problem}")
+                continue
+            row, size = samples.batch(self.facts, [image])[0], image.size
+            del image  # a decoded photo takes tens of megabytes
+            yield {"image": path}, row, size
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         image = imagefiles.read(BytesIO(body))
@@ -122,20 +115,18 @@ class _Images(Given):
 
 class _Texts(Given):
     noun = "a text"
+    example = "TEXT"
 
     def __init__(self, facts: Facts, encoding: str = "") -> None:
         super().__init__(facts, encoding)
         if not encoding:  # a function of the user's own has made its tokens
             raise ConfigError("", "the model takes tokens, and its tokenizer is not known")
         tokens.library()
-        self.example = "TEXT"
 
-    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
+    def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
         every = sentences(paths, words)
-        rows = self._encoded(every)
-        for begin in range(0, len(every), _AT_ONCE):
-            part = slice(begin, begin + _AT_ONCE)
-            yield [{"text": text} for text in every[part]], self.shown(rows[part]), _NO_SIZES
+        for text, row in zip(every, self._encoded(every)):
+            yield {"text": text}, row, _NO_SIZE
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         """A plain text, or the value of ``text`` in a JSON object."""
@@ -145,7 +136,7 @@ class _Texts(Given):
                 text = json.loads(text).get("text")
         if not isinstance(text, str) or not text.strip() or not tokens.is_unicode(text):
             raise ValueError('it must be plain, or {"text": "..."}, in UTF-8 and not empty')
-        return self._encoded([text]), (0, 0)
+        return self._encoded([text]), _NO_SIZE
 
     def shown(self, rows: Tensor) -> Tensor:
         return as_tensor(tokens.cut(rows.numpy()))
@@ -161,12 +152,9 @@ class _Rows(Given):
     def __init__(self, facts: Facts, encoding: str = "") -> None:
         super().__init__(facts)
         self.example = shlex.quote(json.dumps(dict.fromkeys(facts.feature_names, 0)))
+        self.about = {"features": facts.feature_names}
 
-    @property
-    def about(self) -> dict[str, Any]:
-        return {"features": self.facts.feature_names}
-
-    def batches(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[Batch]:
+    def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
         _refuse(words, "rows of numbers")
         for path in paths:
             if not path.is_file():
@@ -175,14 +163,11 @@ class _Rows(Given):
                 rows = as_tensor(tables.numbers(tables.frame(path), self.facts.feature_names, path))
             except ConfigError as error:
                 raise ConfigError("", f"a table {error.problem}") from None
-            for begin in range(0, len(rows), _AT_ONCE):
-                part = rows[begin : begin + _AT_ONCE]
-                yield [{"table": path, "row": begin + row} for row in range(1, len(part) + 1)], part, _NO_SIZES
+            for number, row in enumerate(rows, 1):
+                yield {"table": path, "row": number}, row, _NO_SIZE
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         """A JSON object of numbers by name, or a list of such."""
-        import pandas as pd
-
         try:
             given = json.loads(body, parse_int=float)  # which takes whole numbers of any length
         except (ValueError, RecursionError):
@@ -197,7 +182,7 @@ class _Rows(Given):
             numbers = tables.numbers(table.fillna("").astype(str), names, Path("the body"))
         except ConfigError as error:
             raise ValueError(f"it {error.problem}") from None
-        return as_tensor(numbers), (0, 0)
+        return as_tensor(numbers), _NO_SIZE
 
 
 _KINDS: dict[Inputs, type[Given]] = {"images": _Images, "tokens": _Texts, "features": _Rows}
@@ -217,47 +202,24 @@ def _refuse(words: Sequence[str], takes: str) -> None:
         raise ConfigError("text", f"is for models of texts, and this one takes {takes}")
 
 
-def check(paths: Sequence[Path]) -> None:
-    """Refuse what is neither an image, or a folder of images, nor a file of texts; nothing is decoded.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if absent := next((path for path in paths if path.suffix in _OF_TEXTS and not path.is_file()), None):
-        raise ConfigError("", f"there is no file {absent}")
-    if others := [path for path in paths if path.suffix not in _OF_TEXTS]:
-        images(others)
-
-
 def images(paths: Sequence[Path]) -> tuple[list[Path], str]:
-    """The image files that paths name: each file, and below each folder its images, sorted; what is left out, in words.
-
-    Files that are named are looked at; of those in a folder, any may be damaged.
+    """The files that paths name: each file, and below each folder its images, sorted; what is left out, in words.
 
     Raises:
-        ConfigError: naming a file that is no image, or a folder without images.
+        ConfigError: naming a folder without images, or that cannot be read.
     """
     found: list[Path] = []
     left_out: Counter[str] = Counter()
     for path in paths:
-        if path.is_dir():
-            try:
-                found += sorted(map(Path, folders.images(path, left_out)))
-            except OSError as error:
-                raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}") from None
-        else:
-            with imagefiles.opened(path) as image:
-                image.verify()
-            found.append(path)
+        try:
+            found += sorted(map(Path, folders.images(path, left_out))) if path.is_dir() else [path]
+        except OSError as error:
+            raise ConfigError("", f"cannot read folder {error.filename}: {error.strerror}") from None
     return found, folders.in_words(left_out)
 
 
 def sentences(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
-    """The texts that a model is to answer for: ``words``, and those of files.
-
-    Args:
-        paths: files of CSV or JSONL with a column ``text``, or of plain text with one on each line.
-        words: texts themselves.
+    """The texts that a model is to answer for: ``words``, and those of CSV, JSONL (column ``text``) or plain files.
 
     Raises:
         ConfigError: when a file cannot be read, a text is empty, or there is none.
@@ -266,18 +228,17 @@ def sentences(paths: Sequence[Path], words: Sequence[str]) -> list[str]:
         raise ConfigError("text", f"must be a text in UTF-8, got {brief(wrong[0])}")
     found = list(words)
     for path in paths:
-        if path.suffix not in _OF_TEXTS:
-            raise ConfigError("", f"a file of texts must be {one_of(_OF_TEXTS)}, got {path}")
         try:
             if path.suffix == _LINES:
                 # Not str.splitlines, for which a text may also end within a line, at a form feed or U+2028.
                 found += filter(None, map(str.strip, path.read_text("utf-8-sig").split("\n")))
-            else:
+            elif path.suffix in texts.SUFFIXES:
                 found += (text for (text,) in texts.rows(path, ("text",)))
-        except ConfigError as error:
-            raise ConfigError("", f"a file of texts {error.problem}") from None
-        except (UnicodeDecodeError, OSError) as error:
-            raise ConfigError("", f"a file of texts must be readable, in UTF-8, and {path} is not: {error}") from None
+            else:
+                raise ConfigError("", f"must be {one_of([*texts.SUFFIXES, _LINES])}, got {path}")
+        except (ValueError, OSError) as error:
+            why = getattr(error, "problem", f"must be readable, in UTF-8, and {path} is not: {error}")
+            raise ConfigError("", f"a file of texts {why}") from None
     if not found:
         raise ConfigError("", "there is no text to classify; give --text, or a file with at least one")
     return found
@@ -290,18 +251,17 @@ def places(found: Sequence[Path], given: Sequence[Path], out: Path | None, overw
         ConfigError: when two have one file, or one is an image, or ``out`` has files and ``overwrite`` is not given.
     """
     out = out or Path("predicted_masks")
-    roots = [path for path in given if path.is_dir()]
-    known, of = {image.resolve() for image in found}, dict[Path, Path]()
-    for image in found:
-        root = next((path for path in roots if image.is_relative_to(path)), image.parent)
-        place = (out / image.relative_to(root)).with_suffix(".png")
-        if (other := of.setdefault(place, image)) != image:
-            raise ConfigError("out", f"must have one mask for each image, and {place} is that of {other} and {image}")
-        if place.resolve() in known:
-            raise ConfigError("out", f"must be another folder than that of the images, and {place} is one of them")
     if not overwrite and out.is_dir() and any(out.iterdir()):
         raise ConfigError("out", f"must be a new or an empty folder, and {out} has files; --overwrite replaces masks")
-    return {image: place for place, image in of.items()}
+    roots, taken = [path for path in given if path.is_dir()], {image.resolve() for image in found}
+    masks: dict[Path, Path] = {}
+    for image in dict.fromkeys(found):
+        root = next((path for path in roots if image.is_relative_to(path)), image.parent)
+        mask = masks[image] = (out / image.relative_to(root)).with_suffix(".png")
+        if mask.resolve() in taken:
+            raise ConfigError("out", f"must have one file for each mask, and {mask} is another's, or an image")
+        taken.add(mask.resolve())
+    return masks
 
 
 def write(path: Path, mask: bytes) -> None:
@@ -314,5 +274,4 @@ def write(path: Path, mask: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_whole(path, mask)
     except OSError as error:
-        problem = f"must be a folder that can be written, and {path} cannot be ({error.strerror})"
-        raise ConfigError("out", problem) from None
+        raise ConfigError("out", f"must be a folder that can be written; {path}: {error.strerror}") from None
