@@ -16,7 +16,7 @@ from cifar_ray.planning import exchange, measured, model, words
 from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.model import Means, Plan, Work
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Run, Sweep
 
 if TYPE_CHECKING:  # imports torch
     from cifar_ray.training.probe import Readiness
@@ -42,7 +42,7 @@ class Planned:
 
 
 def plan(
-    study: Study,
+    study: Sweep,
     topologies: Sequence[Topology],
     means: Means,
     price: Price | None = None,
@@ -102,7 +102,7 @@ def check_price(price: Price | None, speed: float | None, hardware: str, device:
         raise ConfigError("price", f"{problem}; the runs do not tell it of {price.machine}")
 
 
-def training(trial: Trial, given: Mapping[str, Any] | None = None) -> ResolvedConfig:
+def training(trial: Run, given: Mapping[str, Any] | None = None) -> ResolvedConfig:
     """The training of a run with whole epochs, and with what is ``given``, as text or values.
 
     Raises:
@@ -136,7 +136,7 @@ def training(trial: Trial, given: Mapping[str, Any] | None = None) -> ResolvedCo
     return config
 
 
-def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Trial) -> Work:
+def work_of(config: ResolvedConfig, readiness: Readiness, device: str, trial: Run) -> Work:
     """What a training does in a step and in all; ``trial`` is a run that was measured, and ``device`` its device."""
     from cifar_ray import data
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cifar_ray.config.errors import ConfigError, counted, one_of
 from cifar_ray.planning.exchange import AFTER, WHOLE
 from cifar_ray.planning.span import Span
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Run, Sweep
 
 _PARTS = ("data", "forward", "backward", "optimizer")
 KIND = (
@@ -165,7 +165,7 @@ class Measured:
         return Span(*(max(mid + time - mean, 0.0) for time in (min(times), mean, max(times))))
 
 
-def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, list[str]]:
+def of_study(study: Sweep, model: str | None = None) -> tuple[Measured, Run, list[str]]:
     """What the runs of a study have measured, one of the runs, and sentences on those that were left out.
 
     Args:
@@ -204,7 +204,7 @@ def of_study(study: Study, model: str | None = None) -> tuple[Measured, Trial, l
     return measured, usable[0], left
 
 
-def why_not(trial: Trial) -> str:
+def why_not(trial: Run) -> str:
     """Why a run tells a plan nothing; empty when it does."""
     if not trial.finished:
         return f"has not finished ({trial.status})"
@@ -220,7 +220,7 @@ def why_not(trial: Trial) -> str:
     return ""
 
 
-def _kind(trial: Trial) -> dict[str, str]:
+def _kind(trial: Run) -> dict[str, str]:
     """What tells the work of one step, and the machine, from others."""
     return {
         **{name: trial.params.get(name, "") for name in KIND},
@@ -229,7 +229,7 @@ def _kind(trial: Trial) -> dict[str, str]:
     }
 
 
-def _sample(trial: Trial) -> Sample:
+def _sample(trial: Run) -> Sample:
     metrics = trial.metrics
     epochs = len(trial.history.get("epoch_s", ())) or int(trial.params.get("epochs", "1"))
     step = {part: metrics[f"time/step_{part}_s"] for part in _PARTS}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mlflow.exceptions import MlflowException
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import store
+from cifar_ray.tracking import reading, store
 from cifar_ray.tracking.study import BOUND_SHARE
 from cifar_ray.training.bottleneck import Verdict
 from cifar_ray.training.rank_times import StepTimes
@@ -44,18 +41,13 @@ def read(uri: str, run: str) -> tuple[str, StepTimes]:
     Raises:
         ConfigError: when there is no such run, it has recorded none, or the store does not answer.
     """
-    tracking.quieten(verbose=False)
-    client, known = store.open_run(uri, run)
-
-    def parsed(path: Path) -> StepTimes:
-        return _TIMES.validate_json(path.read_bytes())
-
+    client, known = reading.open_run(uri, run)
     try:
-        times = store.read_artifact(client, known.run_id, FILE, parsed)
-    except ValidationError:
+        times = store.read_json(client, known.run_id, FILE)
+        if times is not None:
+            return known.name, _TIMES.validate_python(times)
+    except ValueError:
         raise ConfigError("", f"the times that run {run!r} recorded of its steps ({FILE}) are damaged") from None
     except (MlflowException, OSError) as error:
         raise store.refusal(uri, error) from None
-    if times is None:
-        raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")
-    return known.name, times
+    raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")

@@ -34,7 +34,7 @@ from cifar_ray.orchestration.run.run_folder import RunFolder
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.reporting import cost
-from cifar_ray.tracking import store
+from cifar_ray.tracking import reading, store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import bottleneck, checkpoint, recipe
@@ -154,7 +154,7 @@ def resume(
     known = results.find_run(run, given, notes.append)
     if not known.run_id:  # it may be in its first store, or in this one, which did not answer just now
         uri = given or run_folder.open_existing(known.folder, known.key).asked()[0].tracking_uri or uri
-        known = store.with_key(uri, known.key) or known
+        known = reading.with_key(uri, known.key) or known
     if known.status == "FINISHED" and not known.stopped_by:
         return None
     client = store.connect(uri)
@@ -177,7 +177,7 @@ def resume(
                 raise ConfigError("weights", f"{rule}, and {config.weights} has others now; undo that, or train anew")
         decided, dataset, data_s = _read(config, Decided.asked(config, before), console, encoding)
         with _allocated(config, decided, folder, console) as ready:
-            session = _begin(client, config, ready, dataset, folder, console, listeners, begun, known.run_id)
+            session = _begin(client, config, ready, dataset, folder, console, listeners, begun)
             for saved in kept:  # the store may have been away when they were made
                 session.record.checkpoint(saved)
             return _run(session, ready, Launch(begun, data_s), console, is_resumed=True)
@@ -206,14 +206,11 @@ def _begin(
     console: Console,
     listeners: Sequence[Callback],
     begun: float,
-    run_id: str = "",
 ) -> RunSession:
     """What displays and records the run: in its MLflow run, or in a new one where the store has none."""
     decided = ready.chosen.decided
-    if run_id:
-        record = RunRecord.reopen(client, config, decided, run_id)
-    else:
-        record = RunRecord.create(client, config, decided, folder.name, folder.key, folder.address, dataset, begun)
+    where = {"name": folder.name, "key": folder.key, "folder": folder.address}
+    record = RunRecord.open(client, config, decided, **where, dataset=dataset, begun=begun)
     return RunSession(config, decided, dataset, folder, record, console, ready.chosen.unused_gpus, listeners)
 
 

@@ -21,8 +21,8 @@ from cifar_ray.orchestration.run.given import Note
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.protocol import Evaluation, Task
-from cifar_ray.tracking import store
-from cifar_ray.tracking.store import KnownRun
+from cifar_ray.tracking import reading, store
+from cifar_ray.tracking.study import Run
 from cifar_ray.training import checkpoint, hardware, predictor, recipe, samples
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
@@ -77,10 +77,10 @@ class KnownCheckpoint:
 
     address: str
     snapshot: Snapshot
-    run: KnownRun
+    run: Run
 
 
-def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
+def find_run(run: str, tracking_uri: str | None, note: Note) -> Run:
     """Find a run by its name or MLflow id; one that MLflow has lost, by its folder or its name in the default storage.
 
     Raises:
@@ -88,8 +88,8 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
     """
     uri = store.resolve_uri(tracking_uri)
     try:
-        return store.open_run(uri, run)[1]
-    except store.AmbiguousRunError:
+        return reading.open_run(uri, run)[1]
+    except reading.AmbiguousRunError:
         raise
     except ConfigError as unknown:
         folder = storage.at(run) if "/" in run else storage.at(None).below(run)
@@ -98,10 +98,10 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> KnownRun:
         except ConfigError:
             raise unknown from None
     with suppress(ConfigError):  # it does not answer
-        if known := store.with_key(uri, key):
+        if known := reading.with_key(uri, key):
             return known
     note(f"MLflow at {uri} does not have run {folder.name!r}, which is in {folder.address}")
-    return KnownRun("", folder.name, key, folder.address, "")
+    return Run(folder.name, "", "", tags={store.KEY_TAG: key, store.FOLDER_TAG: folder.address})
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> KnownCheckpoint:

@@ -48,7 +48,6 @@ from cifar_ray.tracking.study import STOPPED_BY_TAG
 from cifar_ray.training import arithmetic, profiling
 from cifar_ray.training.observer import EpochRecord, Outcome, Row, SavedCheckpoint, Started, Traced
 
-_SEGMENTS_TAG, _PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
 _SPENT_EVERY_S = 60.0
 
 
@@ -77,8 +76,6 @@ class RunSession:
     _placed: dict[int, Placed] = field(default_factory=dict)
     _traced: dict[int, Traced] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
-    _segments: list[str] = field(init=False)
-    _preemptions: int = field(init=False)
     _price: Price | None = field(init=False)
     _spent_at: float = 0.0
     _rows: list[Row] = field(default_factory=list)
@@ -91,9 +88,6 @@ class RunSession:
         config = self.config
         self._callbacks = Listeners(self.callbacks, lambda sentence: self.view.line(sentence))
         self._price = cost.checked(config.price)
-        before = self.record.tags_before  # of an earlier driver
-        self._segments = [segment for segment in before.get(_SEGMENTS_TAG, "").split(", ") if segment]
-        self._preemptions = int(before.get(_PREEMPTIONS_TAG, "0"))
         if self.unused_gpus:
             self.record.tags({"cifar_ray.unused_gpus": self.unused_gpus})
         if connection.shares_a_machine(config, self.decided):
@@ -216,8 +210,7 @@ class RunSession:
                 f"{self.folder.address}/config.yaml cannot be written: {storage.reason(error)}; training goes on"
             )
         if config.elastic is not None:
-            self._segments.append(f"{decided.topology} from step {event.step + 1}")
-            self.record.tags({_SEGMENTS_TAG: ", ".join(self._segments)})
+            self.record.add_segment(f"{decided.topology} from step {event.step + 1}")
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")
@@ -255,8 +248,7 @@ class RunSession:
 
     @_on.register
     def _(self, event: NodeLeaving) -> None:
-        self._preemptions += 1
-        self.record.tags({_PREEMPTIONS_TAG: str(self._preemptions)})
+        self.record.count_preemption()
         left = f"in {max(event.deadline_ms / 1000 - time.time(), 0):.0f} s" if event.deadline_ms else "soon"
         address = next((f" ({it.address})" for it in self._placed.values() if it.node_id == event.node_id), "")
         self.view.line(
@@ -370,10 +362,10 @@ class RunSession:
 
     def locations(self, result: TrainResult) -> Sequence[tuple[str, str]]:
         """Rows of a table: what the run took, where somebody has asked, and where everything of it is."""
-        asked = self._price is not None or self.config.max_time is not None
+        asked, segments = self._price is not None or self.config.max_time is not None, self.record.segments
         return [
             *(self.spent.rows(self._price) if asked else []),
-            *([("topologies", ", ".join(self._segments))] if len(self._segments) > 1 else []),
+            *([("topologies", ", ".join(segments))] if len(segments) > 1 else []),
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", tilde(result.folder)),
             *([("weights sha256", result.weights_sha256)] if result.weights_sha256 else []),

@@ -21,7 +21,7 @@ from cifar_ray.orchestration.sweep import planner, preparation, proposals
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.tracking import parent, store
+from cifar_ray.tracking import reading, store
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ def of_begun(
         ConfigError: as the sweep itself would on a user's mistake.
     """
     tracking.quieten(verbose=False)
-    client, known = parent.connect(name, tracking_uri)
+    client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
     config, trials = planner.read(known)
     config = dataclasses.replace(config, **limits or {})
-    folder, earlier = storage.at(known.folder), parent.trials(client, known)
+    folder, earlier = storage.at(known.folder), {run.key: run for run in reading.trials(client, known)}
     for trial in trials:
         trial.find_again(folder, earlier, read_only=True)
         if retry_failed and trial.state == boards.FAILED:
             trial.state, trial.reason = boards.WAITING, ""
     if any(trial.state == boards.WAITING for trial in trials):
-        Budget(config, trials, known.placed_s).refuse_reached(name)
+        Budget(config, trials, known.metrics.get("sweep/placed_s", 0.0)).refuse_reached(name)
     return _of(config, trials)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cifar_ray import data, models, tasks
-from cifar_ray.config import runfile
+from cifar_ray.config import limits, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -25,10 +25,9 @@ from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.storage import Folder
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking import parent
-from cifar_ray.tracking.parent import KnownTrial
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.tracking.study import placement
-from cifar_ray.training.observer import Outcome
+from cifar_ray.tracking.study import CHECKPOINT_TAG, STOPPED_TAG, Run, placement
+from cifar_ray.training.observer import Outcome, step_of
 
 _LONGEST_SLUG = 100
 
@@ -131,7 +130,7 @@ class PlannedTrial:
         values.setdefault("global_batch_size", values["batch_size"] * per_step)
         return {name: str(value) for name, value in values.items()}
 
-    def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial], read_only: bool = False) -> None:
+    def find_again(self, folder: Folder, earlier: Mapping[str, Run], read_only: bool = False) -> None:
         """Read from its folder and from MLflow, which knows runs by their keys, what an earlier driver has done.
 
         A folder that was left half-made stays only if ``read_only``.
@@ -155,9 +154,10 @@ class PlannedTrial:
         if known is None:
             return
         self.run_id, self.times, self.reason = known.run_id, known.times, known.reason
-        self.figures = known.figures
+        self.figures, kept = known.metrics, known.tags.get(CHECKPOINT_TAG, "").rpartition("/")[2]
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
-        self.state = boards.STOPPED if known.stopped else boards.WAITING if known.left else ended
+        halted = known.status == "STOPPED" and not limits.is_of_sweep(known.stopped_by)
+        self.state = boards.STOPPED if STOPPED_TAG in known.tags or halted else ended
         self.completed = self.state == boards.FINISHED
         if self.completed and self.config is not None:
-            self.score, self.epoch = known.score, known.steps // data.steps_per_epoch(self.config)
+            self.score, self.epoch = known.score, max(step_of(kept), 0) // data.steps_per_epoch(self.config)

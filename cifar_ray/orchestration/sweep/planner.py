@@ -28,9 +28,9 @@ from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
 from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tracking import parent, uri
-from cifar_ray.tracking.parent import KnownSweep
+from cifar_ray.tracking import parent, reading, uri
 from cifar_ray.tracking.store import Client, connect
+from cifar_ray.tracking.study import Sweep
 from cifar_ray.training import recipe
 
 _CONFIG, _CELLS = run_names.SWEEP, "cells.json"
@@ -209,7 +209,7 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     """
     above = storage.at(config.base.storage)
     folder = above.below(config.name)
-    known = parent.find(client, config.name)
+    known = reading.find_sweep(client, config.name)
     with storage.refusing(above):
         if known is not None and not folder.exists():
             raise _taken(folder, config.name, client.tracking_uri, client.tracking_uri)
@@ -229,7 +229,7 @@ def refuse_taken(config: SweepConfig, address: str) -> None:
     with storage.refusing(above):
         if folder.exists():
             raise _taken(folder, config.name, address, above.address)
-    if uri.exists(address) and parent.find(connect(address), config.name) is not None:
+    if uri.exists(address) and reading.find_sweep(connect(address), config.name) is not None:
         raise _taken(folder, config.name, address, address)
 
 
@@ -249,7 +249,7 @@ def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
         folder.write(_CELLS, json.dumps(cells))
 
 
-def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedTrial]]:
+def read(known: Sweep) -> tuple[SweepConfig, list[PlannedTrial]]:
     """Read a sweep as its first driver planned it.
 
     Raises:

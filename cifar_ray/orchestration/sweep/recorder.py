@@ -187,13 +187,20 @@ class SweepRecorder:
     def _record_of(self, trial: PlannedTrial, begun: float) -> RunRecord:
         assert trial.config is not None
         assert trial.folder is not None
-        if trial.run_id:
-            return RunRecord.reopen(self.client, trial.config, trial.decided, trial.run_id)
         tags = {**self.record.child_tags, store.SWEEP_TAG: self.config.name, MEASURE_TAG: self.config.measure}
         dataset, folder = self.datasets[dataset_key(trial.config, trial.decided)], trial.folder
-        named = (trial.cell.name, folder.key, folder.address)
-        home, run = self.record.experiment_id, (trial.config, trial.decided)
-        return RunRecord.create(self.client, *run, *named, dataset, begun, tags, home)
+        return RunRecord.open(
+            self.client,
+            trial.config,
+            trial.decided,
+            name=trial.cell.name,
+            key=folder.key,
+            folder=folder.address,
+            dataset=dataset,
+            begun=begun,
+            tags=tags,
+            experiment=self.record.experiment_id,
+        )
 
     @property
     def left(self) -> int:
@@ -289,7 +296,8 @@ class SweepRecorder:
         for trial in self.trials:
             if trial.recording is not None:
                 trial.recording.join()
-        lost = [t for t in self.trials if t.state == boards.FAILED and t.session is None and not t.run_id]
+        kept = [trial.run_id or (trial.session and trial.session.record.run_id) for trial in self.trials]
+        lost = [trial for trial, run_id in zip(self.trials, kept) if trial.state == boards.FAILED and not run_id]
         left_out = any(trial.state == boards.SKIPPED and trial.config for trial in self.trials)
         if lost or left_out:  # they have no MLflow run of their own to say why
             cells = [trial.described(self.config) for trial in self.trials]

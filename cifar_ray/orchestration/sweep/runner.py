@@ -19,7 +19,7 @@ from cifar_ray.orchestration.sweep.driver import Driver, SweepResult
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.limits import Budget
 from cifar_ray.orchestration.sweep.winner import repeats_of
-from cifar_ray.tracking import parent, store
+from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.parent import SweepRecord
 
 
@@ -98,12 +98,12 @@ def resume(
     begun = begun or time.time()
     imports.refuse_while_importing()
     tracking.quieten(verbose=False)
-    client, known = parent.connect(name, tracking_uri)
+    client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
     config, trials = planner.read(known)
     config = dataclasses.replace(config, **limits or {})
     folder = storage.at(known.folder)
     with signals(), planner.lock(folder):
-        earlier = parent.trials(client, known)
+        earlier = {run.key: run for run in reading.trials(client, known)}
         for trial in trials:
             trial.find_again(folder, earlier)
             if retry_failed and trial.state == boards.FAILED:
@@ -117,8 +117,8 @@ def resume(
                 left = f"nothing is left of it but {counted(failed, 'failed run')}"
                 raise ConfigError("retry_failed", f"must be given to go on with sweep {name}: {left}")
             return None
-        budget = Budget(config, trials, known.placed_s)
+        budget = Budget(config, trials, known.metrics.get("sweep/placed_s", 0.0))
         budget.refuse_reached(name)
-        return Driver(config, folder, client, trials, begun - known.wall_s, budget).run(
+        return Driver(config, folder, client, trials, begun - known.metrics.get("sweep/wall_s", 0.0), budget).run(
             lambda: SweepRecord.reopen(client, known)
         )

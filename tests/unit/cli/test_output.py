@@ -21,7 +21,7 @@ from cifar_ray.orchestration.run import driver, results
 from cifar_ray.orchestration.run.results import Prediction, Scored
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.tasks import Figure, TaskSpec, segmentation
-from cifar_ray.tracking import parent, reading, store
+from cifar_ray.tracking import parent, reading, store, study
 from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
 from tests.support.studies import grid
@@ -229,7 +229,7 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
         " state     data set       model   topology  test accuracy  images/s  name",
         " finished  folder:photos  resnet  1x2         97.22%          9,300  bs16 1x2",
     ]
-    for tag, number in {parent.PLANNED_TAG: "3", parent.WITHOUT_RUN_TAG: "1"}.items():
+    for tag, number in {study.PLANNED_TAG: "3", study.WITHOUT_RUN_TAG: "1"}.items():
         client.set_tag(own, tag, number)
     client.set_terminated(own)
     assert [line[17:] for line in printed(f"runs {flag}", capsys)[0].splitlines()][1:] == [

@@ -17,14 +17,14 @@ from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.planning import from_runs
 from cifar_ray.reporting import exported
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 from tests.support.studies import study, trial
 
 FOR_RUNS = "is for runs that are trained here, and --from names others; leave out one of the two"
 COMMAND = "cifar-ray train --dataset digits --model simple_cnn --bucket-cap-mb 20 --cpus-per-worker 1"
 
 
-def run(batch: int, seed: int = 0, hardware: str = "a processor", **params: str) -> Trial:
+def run(batch: int, seed: int = 0, hardware: str = "a processor", **params: str) -> Run:
     """One worker that takes 1 ms for an image and 2 ms for a step."""
     made = trial(
         batch=batch,
