@@ -23,6 +23,7 @@ from cifar_ray.tracking import artifacts, drawing, origin, step_times, store
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.sink import CLOCK, changed
 from cifar_ray.tracking.study import (
+    BOUND_SHARE,
     BOUND_TAG,
     CHECKPOINT_TAG,
     CHOSEN_BY_TAG,
@@ -246,7 +247,8 @@ class RunRecord(Record):
         tags = {"cifar_ray.weights_sha256": outcome.weights_sha256, CHECKPOINT_TAG: address}
         if steps is not None:
             verdict = bottleneck.explain(steps)
-            final |= step_times.metrics(steps, verdict)
+            if verdict.kind != "not enough evidence":
+                final[BOUND_SHARE] = verdict.share or 0.0
             tags[BOUND_TAG] = f"{verdict.kind}: {verdict.sentence}"
             self.text(step_times.FILE, step_times.text(steps))
         self._result(last, final)

@@ -8,8 +8,6 @@ from pydantic_core import to_json
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import reading, store
-from cifar_ray.tracking.study import BOUND_SHARE
-from cifar_ray.training.bottleneck import Verdict
 from cifar_ray.training.rank_times import StepTimes
 
 FILE = "step_times.json"
@@ -21,18 +19,6 @@ _TIMES = TypeAdapter(StepTimes)
 def text(times: StepTimes) -> str:
     """What :data:`FILE` holds."""
     return to_json(times, indent=1).decode()
-
-
-def metrics(times: StepTimes, verdict: Verdict) -> dict[str, float]:
-    """Metrics of every part of a step by rank, in seconds, and of the share of the training that the bound costs."""
-    by_rank = {
-        f"time/step_{part}{statistic}_s_rank{rank.rank}": seconds
-        for rank in times.ranks
-        for part, of in rank.parts.items()
-        for statistic, seconds in (("", of.mean), ("_median", of.median), ("_p95", of.p95))
-    }
-    known = verdict.kind != "not enough evidence"
-    return by_rank | ({BOUND_SHARE: verdict.share or 0.0} if known else {})
 
 
 def read(uri: str, run: str) -> tuple[str, StepTimes]:

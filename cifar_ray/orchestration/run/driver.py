@@ -209,8 +209,16 @@ def _begin(
 ) -> RunSession:
     """What displays and records the run: in its MLflow run, or in a new one where the store has none."""
     decided = ready.chosen.decided
-    where = {"name": folder.name, "key": folder.key, "folder": folder.address}
-    record = RunRecord.open(client, config, decided, **where, dataset=dataset, begun=begun)
+    record = RunRecord.open(
+        client,
+        config,
+        decided,
+        name=folder.name,
+        key=folder.key,
+        folder=folder.address,
+        dataset=dataset,
+        begun=begun,
+    )
     return RunSession(config, decided, dataset, folder, record, console, ready.chosen.unused_gpus, listeners)
 
 
