@@ -117,7 +117,7 @@ def test_nothing_is_lost_of_many_figures_of_which_a_part_arrived(
             raise ConnectionError("no answer")
 
     monkeypatch.setattr(flaky, "log_batch", fail_once)
-    sink = Sink(flaky, lambda client: client.get_run(run_id))
+    sink = Sink(flaky, lambda _: client.get_run(run_id))
     sink.row(row(1, 1, **{f"m{index}": 1.0 for index in range(1200)}))
     assert sink.close("FINISHED", patience_s=60)
     assert sent == [(999, 0), (999, 0), (201, 1)]
@@ -375,7 +375,7 @@ def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, m
         calls.append(run_id)
         client.get_run(run_id)
 
-    sink = Sink(flaky, lambda client: client.get_run(run_id))
+    sink = Sink(flaky, lambda _: client.get_run(run_id))
     sink.call(job)
     sink.tags({"after": "yes"})
     for _ in range(6):  # more often than what fails though the store answers is tried
@@ -395,7 +395,7 @@ def test_a_store_that_stays_away_is_given_up_at_the_end(
     gone = MlflowClient(client.tracking_uri)
     for name in ("log_batch", "set_tag", "set_terminated"):
         monkeypatch.setattr(gone, name, absent)
-    sink = Sink(gone, lambda client: client.get_run(run_id))
+    sink = Sink(gone, lambda _: client.get_run(run_id))
     sink.tags({"never": "seen"})
     assert not sink.close("FINISHED", patience_s=0.5)
     assert sink.trouble == "still away"
