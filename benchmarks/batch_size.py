@@ -18,7 +18,7 @@ import record
 
 from cifar_ray.config.topology import parse
 from cifar_ray.reporting import exported
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 
 CELLS = [("1x1", 16), ("1x1", 64), ("2x2", 16), ("2x2", 64)]
 WITHIN = 1.0
@@ -27,7 +27,7 @@ Accuracies = dict[tuple[str, int], dict[int, float]]
 """Topology and images per worker -> seed -> test accuracy in %."""
 
 
-def subject(trial: Trial) -> str:
+def subject(trial: Run) -> str:
     """What a run trained and how long."""
     shape = (
         f" (dim {trial.params['model_options.dim']}, depth {trial.params['model_options.depth']})"
@@ -37,7 +37,7 @@ def subject(trial: Trial) -> str:
     return f"{trial.model}{shape}, {trial.params['epochs']} epochs"
 
 
-def accuracies(trials: list[Trial]) -> Accuracies:
+def accuracies(trials: list[Run]) -> Accuracies:
     """Those of the seeds that were trained with 16 images at 1x1, too."""
     found: Accuracies = {cell: {} for cell in CELLS}
     for trial in trials:
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, help="studies that `cifar-ray export` has written")
     given = parser.parse_args()
     trials = exported.together([exported.read(file) for file in given.files]).trials
-    by_subject: dict[str, list[Trial]] = {}
+    by_subject: dict[str, list[Run]] = {}
     for trial in trials:
         if trial.finished and trial.measure != "times":
             by_subject.setdefault(subject(trial), []).append(trial)

@@ -37,7 +37,7 @@ from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.tracking.study import HARDWARE_TAG, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Run
 from cifar_ray.training import __main__ as torchrun
 from cifar_ray.training import hardware, loop, recipe
 from cifar_ray.training.observer import Outcome
@@ -74,7 +74,7 @@ def resolved(words: list[str], topology: Topology) -> ResolvedConfig:
     return recipe.resolve(dataclasses.replace(flags.call(command_line.train, words, "train"), topology=str(topology)))
 
 
-def train(groups: list[Path], topology: Topology, rate: str, words: list[str], limit_s: float) -> Trial:
+def train(groups: list[Path], topology: Topology, rate: str, words: list[str], limit_s: float) -> Run:
     """Train once on :func:`nodes`, each worker in one of their groups, and return the run as a study has it.
 
     The other arguments, and what is raised, are those of :func:`run`.
@@ -82,7 +82,7 @@ def train(groups: list[Path], topology: Topology, rate: str, words: list[str], l
     figures = run(topology, rate, words, limit_s, lambda of: of.times | _memory(of), groups=groups)
     tags = {"cifar_ray.command": shlex.join(["cifar-ray", "train", *words])}
     tags[HARDWARE_TAG] = f"{hardware.describe(torch.device('cpu'))}, emulated"
-    return Trial(
+    return Run(
         " ".join(words),
         "-",
         "FINISHED",

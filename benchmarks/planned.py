@@ -31,7 +31,7 @@ from cifar_ray.planning import measured, model, probing
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.reporting import exported
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Run, Sweep
 from cifar_ray.training import probe, recipe
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
@@ -45,12 +45,12 @@ MEDIAN, LARGEST = 10, 25
 """Errors in % that half of the predictions, and none, may exceed."""
 
 
-def study(name: str) -> Study:
+def study(name: str) -> Sweep:
     """A committed study."""
     return exported.read(STUDIES / name)
 
 
-def training(trial: Trial) -> ResolvedConfig:
+def training(trial: Run) -> ResolvedConfig:
     """The training of a run, by its recorded command."""
     words = shlex.split(trial.tags["cifar_ray.command"])[2:]
     asked = schema.to_plain(flags.call(command_line.train, words, "train"))
@@ -58,9 +58,9 @@ def training(trial: Trial) -> ResolvedConfig:
     return recipe.resolve(runfile.from_mapping({**asked, **changes, "steps_per_epoch": None}))
 
 
-def works(trials: list[Trial]) -> dict[tuple[str, ...], tuple[Work, list[Trial]]]:
+def works(trials: list[Run]) -> dict[tuple[str, ...], tuple[Work, list[Run]]]:
     """The work of each configuration, whatever the seed, and its runs."""
-    alike: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for trial in trials:
         sizes = (str(trial.batch_size), trial.params["accumulate"], trial.params.get("bucket_cap_mb", ""))
         key: tuple[str, ...] = (trial.strategy, trial.topology, *sizes)
@@ -86,7 +86,7 @@ class Compared(NamedTuple):
 
 
 def compare(
-    trials: list[Trial], passes: list[Trial], link: str, host: Callable[[Work], Link | None]
+    trials: list[Run], passes: list[Run], link: str, host: Callable[[Work], Link | None]
 ) -> tuple[list[Compared], list[Compared]]:
     """A step, and the whole run as the runs were, of each configuration of several workers."""
     known, _ = measured.of_trials(passes)
@@ -134,7 +134,7 @@ def main() -> None:
         raw[what], _ = compare(trials, trials, link, host)
         made.append(row(what, raw[what]))
     for name in OTHERS:
-        kinds: dict[tuple[str, str], list[Trial]] = defaultdict(list)
+        kinds: dict[tuple[str, str], list[Run]] = defaultdict(list)
         for trial in study(name).trials:
             kinds[trial.model, trial.params.get("model_options.stem", "")].append(trial)
         for (of, stem), trials in kinds.items():

@@ -47,7 +47,7 @@ from cifar_ray.planning import link as links
 from cifar_ray.planning import measured, model, probing
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.model import Means
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 from cifar_ray.training import probe as passes
 
 MODELS = {"vgg11": 64, "resnet": 512, "simple_cnn": 4096, "vit": 64}
@@ -162,11 +162,11 @@ def probe(folder: Path, names: list[str], strategies: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path, trials = folder / "probe.json", []
     if path.exists():
-        former = [Trial(**trial) for trial in json.loads(path.read_text())["trials"]]
+        former = [Run(**trial) for trial in json.loads(path.read_text())["trials"]]
         trials = [each for each in former if each.model not in names or each.strategy not in strategies]
     with forked.nodes(SHARE) as groups:
 
-        def train(name: str, strategy: str, workers: int, images: int, steps: int) -> Trial:
+        def train(name: str, strategy: str, workers: int, images: int, steps: int) -> Run:
             trial = forked.train(groups, Topology(1, workers), "none", words(name, strategy, images, steps), 300)
             print(f"{name} 1x{workers} {strategy}, {images} images: {1000 * step_s(trial.metrics):.1f} ms", flush=True)
             return trial
@@ -195,7 +195,7 @@ def step_s(metrics: Any) -> float:
 def predict(folder: Path, names: list[str], strategies: list[str], is_all: bool) -> None:
     """What a step takes in each cell of these models and strategies, from the probe alone; others stay as they were."""
     probed = json.loads((folder / "probe.json").read_text())
-    trials = [Trial(**trial) for trial in probed["trials"]]
+    trials = [Run(**trial) for trial in probed["trials"]]
     ready: dict[tuple[str, str], passes.Readiness] = {}
     path, former = folder / "predictions.json", {}
     if path.exists():

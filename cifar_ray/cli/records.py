@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from cifar_ray.cli import early, output
 from cifar_ray.config import flags, option
@@ -14,13 +14,12 @@ from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson, Port, RunName
 from cifar_ray.config.limits import dollars
 from cifar_ray.display.run import Console
+from cifar_ray.tasks import USUAL, TaskSpec
 from cifar_ray.tracking import uri as stores
+from cifar_ray.tracking.study import Run, Sweep
 from cifar_ray.training import bottleneck
 from cifar_ray.training.bottleneck import Verdict
 from cifar_ray.training.rank_times import PARTS, StepTimes
-
-if TYPE_CHECKING:  # imports MLflow
-    from cifar_ray.tracking.listing import Listed
 
 
 def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJson = False) -> int:
@@ -32,15 +31,66 @@ def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJ
     if sweep is not None:
         early.check_names([sweep], tracking_uri, stores.no_such_sweep)
     with output.progress(json), early.loading("loading MLflow"):
-        from cifar_ray.tracking import listing, store
+        from cifar_ray.tracking import reading, store
 
     uri = store.resolve_uri(tracking_uri)
-    listed = listing.everything(uri) if sweep is None else listing.of_sweep(uri, sweep)
-    output.show(listed, json, lambda: _print_runs(listed, store.shown(uri)))
+    listed = reading.everything(uri) if sweep is None else reading.trials(*reading.open_sweep(uri, sweep))[::-1]
+    rows = [_Row.of(run) for run in listed]
+    output.show(rows, json, lambda: _print_runs(rows, store.shown(uri)))
     return 0
 
 
-def _print_runs(listed: Sequence[Listed], store: str) -> None:
+@dataclass(frozen=True)
+class _Row:
+    """What ``cifar-ray runs`` says of a run, or of a sweep, which has the values of all of its runs.
+
+    ``runs``, ``planned`` and ``failed`` count the runs of a sweep: those so far, all, and those that have failed.
+    """
+
+    name: str
+    run_id: str
+    kind: str
+    state: str
+    dataset: str
+    model: str
+    topology: str
+    score: float | None
+    images_per_s: float | None
+    started: str
+    runs: int | None
+    planned: int | None
+    failed: int | None
+    task: TaskSpec
+    cost_usd: float | None
+
+    @classmethod
+    def of(cls, run: Run | Sweep) -> _Row:
+        """The row of a run or a sweep; of several values, the oldest run's comes first."""
+        sweep = run if isinstance(run, Sweep) else None
+        members = [run] if isinstance(run, Run) else run.trials
+        values = {
+            name: ", ".join(dict.fromkeys(member.params[name] for member in members if name in member.params))
+            for name in ("dataset", "model", "topology")
+        }
+        task = members[-1].task if members else USUAL
+        return cls(
+            name=run.name,
+            run_id=run.run_id,
+            kind="run" if sweep is None else "sweep",
+            state=run.state,
+            **values,
+            score=run.score if isinstance(run, Run) else None,
+            images_per_s=run.metrics.get(task.throughput) if sweep is None else None,
+            started=run.started,
+            runs=None if sweep is None else len(members),
+            planned=None if sweep is None else sweep.planned,
+            failed=None if sweep is None else sweep.failed,
+            task=task,
+            cost_usd=run.metrics.get("cost/usd"),
+        )
+
+
+def _print_runs(listed: Sequence[_Row], store: str) -> None:
     """Print a line for each run and sweep; its name comes last, whole and ready to be copied."""
     if not listed:
         print(f"no runs in {store}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cifar_ray.config.errors import ConfigError, counted, one_of
 from cifar_ray.planning.exchange import AFTER
 from cifar_ray.planning.span import Span
-from cifar_ray.tracking.study import HARDWARE_TAG, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Run
 
 _PARTS = ("data", "forward", "backward", "optimizer")
 KIND = (
@@ -123,7 +123,7 @@ class Measured:
         return Span.of([sample.once for sample in self.samples])
 
 
-def of_trials(trials: Sequence[Trial]) -> tuple[Measured, list[str]]:
+def of_trials(trials: Sequence[Run]) -> tuple[Measured, list[str]]:
     """What runs of one training have measured, and a sentence on each that was left out.
 
     Raises:
@@ -151,7 +151,7 @@ def of_trials(trials: Sequence[Trial]) -> tuple[Measured, list[str]]:
     return Measured(tuple(map(_sample, usable)), first.tags.get(HARDWARE_TAG, ""), device, fixed), left
 
 
-def _sample(trial: Trial) -> Sample:
+def _sample(trial: Run) -> Sample:
     metrics = trial.metrics
     epochs = len(trial.history.get("epoch_s", ())) or int(trial.params.get("epochs", "1"))
     step = {part: metrics[f"time/step_{part}_s"] for part in _PARTS}

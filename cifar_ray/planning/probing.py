@@ -18,7 +18,7 @@ from cifar_ray.planning import measured, model, words
 from cifar_ray.planning.exchange import AFTER, Exchange, Gradients
 from cifar_ray.planning.model import Means, Plan, Work
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 
 if TYPE_CHECKING:  # imports torch
     from cifar_ray.training.probe import Readiness
@@ -117,7 +117,7 @@ def sweep(name: str, train: Mapping[str, Any], grid: Sequence[Mapping[str, Any]]
 
 def plan(
     config: ResolvedConfig,
-    trials: Sequence[Trial],
+    trials: Sequence[Run],
     topologies: Sequence[Topology],
     means: Means,
     price: Price | None = None,

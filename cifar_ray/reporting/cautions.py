@@ -16,7 +16,7 @@ from cifar_ray.reporting.figures import TRAINING_TIME
 from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
-from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 
 _MOST_LISTED = 5
 _HELD = 4
@@ -66,11 +66,11 @@ def cautions(runs: Runs, price: Price | None = None) -> list[str]:
     ]
 
 
-def _unfinished(study: Study) -> Iterator[str]:
+def _unfinished(study: Sweep) -> Iterator[str]:
     counts = Counter(trial.status for trial in study.trials)
     done = f"{counts['FINISHED']} of {len(study.trials) - counts['SKIPPED']} runs are finished"
     if study.run_id and study.status != "FINISHED":
-        yield f"The sweep {study.state}: {done}."
+        yield f"The sweep {study.ending}: {done}."
     elif counts["PENDING"] or counts["RUNNING"]:
         yield f"Not everything is done: {done}."
     for status, verb in _BAD_ENDS.items():
@@ -84,7 +84,7 @@ def _unfinished(study: Study) -> Iterator[str]:
             yield f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}."
 
 
-def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:
+def _left_out(runs: Runs, finished: list[Run]) -> Iterator[str]:
     learned = runs.task.spec.primary.noun
     shared = sum(trial.gpus_per_worker < 1 and trial.params.get("device") == "cuda" for trial in finished)
     counts = [sum(not trial.timed for trial in finished) - shared, sum(not trial.learned for trial in finished)]
@@ -97,20 +97,20 @@ def _left_out(runs: Runs, finished: list[Trial]) -> Iterator[str]:
         yield f"{those} finished runs shared GPUs: their times are each other's, and are in no speed, scaling or cost."
 
 
-def _ended_early(finished: list[Trial]) -> Iterator[str]:
+def _ended_early(finished: list[Run]) -> Iterator[str]:
     if count := sum(trial.tags.get(STOPPED_BY_TAG) == PATIENCE for trial in finished):
         those = "All" if count == len(finished) else f"{count} of {len(finished)}"
         yield f"{those} finished runs ended by --patience before their last epoch: their times are of fewer epochs."
 
 
-def _of_few_images(runs: Runs, finished: list[Trial]) -> Iterator[str]:
+def _of_few_images(runs: Runs, finished: list[Run]) -> Iterator[str]:
     those = [trial.params.get("test_images", "None") for trial in finished if trial.learned]
     for images, count in Counter(those).items():
         if images != "None":
             yield f"{count} of {len(those)} finished runs were evaluated on {images} test {runs.task.spec.unit} only."
 
 
-def _copied(runs: Runs, finished: list[Trial]) -> Iterator[str]:
+def _copied(runs: Runs, finished: list[Run]) -> Iterator[str]:
     """Samples that are equal, as the model gets them, in two parts of the data."""
     unit = runs.task.spec.unit
     for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
@@ -123,7 +123,7 @@ def _copied(runs: Runs, finished: list[Trial]) -> Iterator[str]:
                 )
 
 
-def _of_another_machine(finished: list[Trial], price: Price) -> Iterator[str]:
+def _of_another_machine(finished: list[Run], price: Price) -> Iterator[str]:
     """A price of a GPU machine on seconds of CPUs, or the other way round."""
     devices = [trial.params["device"] for trial in finished if "device" in trial.params]
     if others := sum(not price.suits(device) for device in devices):
@@ -167,7 +167,7 @@ def _held_rate(runs: Runs) -> list[str]:
     return list(dict.fromkeys(warnings))
 
 
-def _times(study: Study, finished: list[Trial]) -> Iterator[str]:
+def _times(study: Sweep, finished: list[Run]) -> Iterator[str]:
     """Times that are not a cluster's, or of runs that trained side by side."""
     timed = [trial for trial in finished if trial.timed and not trial.changed]
     if count := sum(trial.tags.get("times_are_a_clusters") == "false" for trial in timed):
@@ -178,7 +178,7 @@ def _times(study: Study, finished: list[Trial]) -> Iterator[str]:
         yield f"Up to {at_once:.0f} runs trained at the same time and may have slowed each other down."
 
 
-def _mixed(finished: list[Trial]) -> Iterator[str]:
+def _mixed(finished: list[Run]) -> Iterator[str]:
     """Figures side by side in one table that come from different programs or machines."""
     timed = [trial for trial in finished if trial.timed]
     for tag, what in _SIDE_BY_SIDE.items():

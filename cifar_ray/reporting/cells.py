@@ -12,7 +12,7 @@ from cifar_ray.reporting.contents import Entry
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, MOST_STALE, SHARE, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration
 from cifar_ray.reporting.names import Names
-from cifar_ray.tracking.study import BOUND_TAG, Trial
+from cifar_ray.tracking.study import BOUND_TAG, Run
 
 _COMMON = "over the seeds that both have"
 
@@ -31,11 +31,11 @@ class Column(NamedTuple):
     make: Callable[[Group, Configuration], Entry]
 
 
-Why = Callable[[Trial], str]
+Why = Callable[[Run], str]
 """Why a figure of a run is not known."""
 
 
-def unrecorded(_: Trial) -> str:
+def unrecorded(_: Run) -> str:
     """Why an entry is empty where nothing more is known."""
     return "the run recorded no number"
 
@@ -68,7 +68,7 @@ def global_batch() -> Column:
     return Column(figure, lambda _, config: Entry(figure.number(config.global_batch_size), config.global_batch_size))
 
 
-def setting(title: str, read: Callable[[Trial], str | None]) -> Column:
+def setting(title: str, read: Callable[[Run], str | None]) -> Column:
     """What its runs were given, in words."""
 
     def make(_: Group, config: Configuration) -> Entry:
@@ -80,12 +80,12 @@ def setting(title: str, read: Callable[[Trial], str | None]) -> Column:
     return Column(Figure(title.lower(), title), make)
 
 
-def micro_batches(trial: Trial) -> str | None:
+def micro_batches(trial: Run) -> str | None:
     """Into how many parts a pipeline cuts the batch; whatever else it was given, model_parallel does not cut it."""
     return "1" if trial.strategy == "model_parallel" else trial.params.get("strategy_options.micro_batches")
 
 
-def bound(trial: Trial) -> str | None:
+def bound(trial: Run) -> str | None:
     """What bounds a run, in two or three words; None where its times do not count, or it did not record it."""
     return trial.tags[BOUND_TAG].partition(":")[0] if trial.timed and BOUND_TAG in trial.tags else None
 
@@ -134,7 +134,7 @@ def most_stale(_: Group, config: Configuration) -> Entry:
 def unreached(target: float) -> Why:
     """Why there is no way to a target."""
 
-    def why(trial: Trial) -> str:
+    def why(trial: Run) -> str:
         best, epochs, text = task.best(trial), task.epochs_to(trial, target), trial.task.primary.text
         if epochs is not None:
             return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
@@ -147,13 +147,13 @@ def unreached(target: float) -> Why:
     return why
 
 
-def unsplit(trial: Trial) -> str:
+def unsplit(trial: Run) -> str:
     """Why a part of its step is not known."""
     recorded = any(part.measure(trial) is not None for part in figures.PARTS)
     return "not measured apart from the rest" if recorded else "the run did not split its steps"
 
 
-def exceeded(trial: Trial) -> str:
+def exceeded(trial: Run) -> str:
     """Why the rest of its step is not known."""
     if ITERATION_TIME.measure(trial) is None:
         return unrecorded(trial)
@@ -162,6 +162,6 @@ def exceeded(trial: Trial) -> str:
     return "the parts come to more than the mean iteration"
 
 
-def unsampled(_: Trial) -> str:
+def unsampled(_: Run) -> str:
     """Why a machine's load is not known."""
     return "no sample was taken while it trained"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
+
+from PIL import Image
 
 from cifar_ray import tasks
 from cifar_ray.reporting import chance, draw, figures, scaling, task
@@ -16,16 +20,16 @@ from cifar_ray.reporting.figures import ITERATION_TIME, TRAINING_TIME, Figure
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, titled
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
-from cifar_ray.tracking import mistakes
-from cifar_ray.tracking.drawing import plain
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.drawing import MOST_CLASSES, plain
+from cifar_ray.tracking.study import Run
 
 Curve = list[tuple[float, float]]
-Read = Callable[[Trial], Curve]
+Read = Callable[[Run], Curve]
 _MOST_TOGETHER = 3  # series; with more, each topology has a panel of its own
 _MOST_LINEAR = 8  # with a larger ratio, those with few workers would lie on each other
 _MOST_FLATTENING = 4  # ratio of the largest loss to that of later epochs on a linear axis
 _WORST_PAIRS = 5
+_COLUMNS, _WIDTH, _WORDS, _LETTERS = 8, 1.25, 0.55, 16  # images beside each other; inches of one, of its words
 
 
 class Panel(NamedTuple):
@@ -203,7 +207,7 @@ def _by_workers(look: Look, drawn: Sequence[tuple[Panel, Sequence[Line]]], label
     return shown
 
 
-def by_time(trial: Trial) -> Curve:
+def by_time(trial: Run) -> Curve:
     """The primary figure after every epoch, at the seconds trained until then; empty without either."""
     of = trial.task.primary
     spent, values = figures.by_step(trial, "epoch_s"), task.by_epoch(trial)
@@ -320,14 +324,22 @@ def _mistakes(runs: Runs) -> Chart | None:
     return Chart("mistakes", "Images most surely wrong", caption, draw.drawn(_pictures, wrong))
 
 
-def _pictures(_: Look, shown: Sequence[mistakes.Record]) -> Any:
-    columns, rows = mistakes.grid(len(shown), mistakes.COLUMNS)
-    figure = draw.sheet(mistakes.WIDTH * columns, (mistakes.WIDTH + mistakes.WORDS) * rows)
-    mistakes.draw(figure, shown, columns)
+def _pictures(_: Look, shown: Sequence[Mapping[str, Any]]) -> Any:
+    """The images in rows that are about equally full, each with its true class above what it was taken for."""
+    rows = -(-len(shown) // _COLUMNS)
+    columns = -(-len(shown) // rows)
+    figure = draw.sheet(_WIDTH * columns, (_WIDTH + _WORDS) * rows)
+    for number, record in enumerate(shown, 1):
+        axes = figure.add_subplot(rows, columns, number)
+        axes.imshow(Image.open(io.BytesIO(base64.b64decode(record["png"]))), interpolation="none")
+        axes.set_axis_off()
+        words = [record["true"], f"as {record['predicted']}", f"{100 * record['probability']:.2f} %"]
+        short = [word if len(word) <= _LETTERS else f"{word[: _LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}" for word in words]
+        axes.set_title("\n".join(map(plain, short)), fontsize=8, fontweight="normal")
     return figure
 
 
-def best(runs: Runs) -> tuple[Trial, str] | None:
+def best(runs: Runs) -> tuple[Run, str] | None:
     """The best finished run that has a confusion matrix, and how it was chosen, in words."""
     trials = [trial for trial in runs.study.trials if trial.finished and trial.confusion]
     of, primary = runs.task.spec.primary, runs.task.primary
@@ -341,10 +353,10 @@ def best(runs: Runs) -> tuple[Trial, str] | None:
     return run, f"{run.model}, {run.name}, the best finished run{chosen} ({figure})"
 
 
-def _confused(trial: Trial) -> str:
+def _confused(trial: Run) -> str:
     """The classes most often taken for one another, where there are too many for numbers in the picture."""
     counts, names = trial.confusion or [], trial.class_names
-    if len(counts) <= draw.MOST_CLASSES:
+    if len(counts) <= MOST_CLASSES:
         return ""
     pairs = [(row[other] + counts[other][one], one, other) for one, row in enumerate(counts) for other in range(one)]
     worst = [pair for pair in sorted(pairs, key=lambda pair: -pair[0])[:_WORST_PAIRS] if pair[0]]

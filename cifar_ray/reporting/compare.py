@@ -19,7 +19,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Run, Sweep
 
 _SHOWN = ("main", "quality")
 _TAGS = ("commit", "hardware")
@@ -94,7 +94,7 @@ def compare(
     return build(study, node, target, full)
 
 
-def build(study: Study, price: Price | None = None, targets: Sequence[float] = (), full: bool = False) -> Comparison:
+def build(study: Sweep, price: Price | None = None, targets: Sequence[float] = (), full: bool = False) -> Comparison:
     """The comparison of a study's runs."""
     runs = Runs(study.meant)
     parts = tables.parts(runs, targets, price)
@@ -143,7 +143,7 @@ def _columns(configurations: Sequence[Configuration], widest: int | None = None)
     ]
 
 
-def settings(trials: Sequence[Trial]) -> list[str]:
+def settings(trials: Sequence[Run]) -> list[str]:
     """The settings in which runs differ, whatever their models and data sets; of a single run, all that it has."""
     first = ("status", *frame.PLACED)
     names = {name for trial in trials for name in trial.params} - _IMPLIED - {*first, "seed"}
@@ -156,7 +156,7 @@ def settings(trials: Sequence[Trial]) -> list[str]:
     return differing
 
 
-def value(trial: Trial, name: str) -> str:
+def value(trial: Run, name: str) -> str:
     """One of :func:`settings` of a run, short enough for a table."""
     if name == "status":
         return trial.status

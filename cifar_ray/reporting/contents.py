@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cifar_ray.config.errors import counted
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Sweep
 
 Theme = Literal["light", "dark"]
 _SHORT_ID = 8
@@ -137,7 +137,7 @@ class Results:
         data: pandas frames: ``runs``, a row for every run, and ``figures``, a row for every figure of a configuration.
     """
 
-    study: Study
+    study: Sweep
     findings: Sequence[Finding]
     cautions: Sequence[str]
     sections: Sequence[Section]

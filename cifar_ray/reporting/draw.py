@@ -23,7 +23,6 @@ _HANDLE = 0.9  # width of a legend's entry beside its label, in inches
 _LINE = 0.22  # height of a legend's line in inches
 _ROW = 0.3  # height of a row of bars in inches
 _MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
-MOST_CLASSES = 20
 _MARKERS_PER_LINE = 10
 _DOTS_PER_INCH = 160
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -203,33 +202,8 @@ def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tupl
 
 
 def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], unit: str) -> Any:
-    """True classes down, predicted classes across; the share of each row as colour, the counts as numbers."""
-    import numpy as np
-    from matplotlib.colors import LinearSegmentedColormap
-
-    images = np.array(counts)
-    shares = images / np.maximum(images.sum(axis=1, keepdims=True), 1)
-    few = len(images) <= MOST_CLASSES
-    side = 2.6 + 0.48 * len(images) if few else 9.0
-    figure = sheet(side + 1.2, side)
-    axes = figure.add_subplot()
-    colours = LinearSegmentedColormap.from_list("shares", [look.page, look.full])
-    mesh = axes.pcolormesh(shares, cmap=colours, vmin=0, vmax=1, rasterized=not few)
-    axes.set(aspect="equal", xlabel="predicted class", ylabel="true class")
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(True)
-    scale: Any = figure.colorbar(mesh, ax=axes, label=f"share of the true class's {unit}", fraction=0.046)
-    scale.solids.set_edgecolor("face")  # else the page shines through between its steps
-    if few:
-        middles = [number + 0.5 for number in range(len(images))]
-        labels = [plain(name) for name in names or map(str, range(len(images)))]
-        axes.set_xticks(middles, labels, rotation=45, ha="right", rotation_mode="anchor")
-        axes.set_yticks(middles, labels)
-        axes.tick_params(length=0)
-        for (row, column), count in np.ndenumerate(images):
-            colour = look.page if shares[row, column] > 0.5 else look.text
-            axes.text(column + 0.5, row + 0.5, f"{count}", ha="center", va="center", color=colour, fontsize=8)
-    return figure
+    """A confusion matrix in the colours of this look."""
+    return drawing.matrix(counts, names, unit, look.page, look.full, look.text)
 
 
 def save(chart: Chart, folder: Path, pdf: bool = False) -> list[Path]:

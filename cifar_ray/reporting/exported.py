@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import frame
-from cifar_ray.tracking.study import EARLIER, Study, Trial
+from cifar_ray.tracking.study import EARLIER, Run, Sweep
 
 VERSION = 1
 """It changes when an old file would mean something else."""
@@ -28,7 +28,7 @@ _AT_ONCE = "sweep/concurrency"
 _POINT = ("step", "timestamp_ms", "value")
 _COMMIT = "mlflow.source.git.commit"
 _COMMAND = "cifar_ray.command"
-_ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key")}
+_ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key", "sent")}
 """Tags that say where a run's files are; they say nothing elsewhere, and hold the names of people's folders."""
 
 _PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
@@ -38,18 +38,18 @@ _HOME = re.compile(r"/(home|Users)/[^/\s,:'\"\\]+")
 _PATH = re.compile(r"""(?<![^\s,:='"(\[])(~|/(?!/))[^\s,:'"\\]+""")
 
 
-def text(study: Study) -> str:
+def text(study: Sweep) -> str:
     """A study as JSON, with all that a report needs of its runs: no weights, images, or addresses of folders and pages.
 
     A history is three lists, ``step``, ``timestamp_ms`` and ``value``.
     """
     command = "\n".join(_without_places(line) for line in study.command.splitlines())
-    whole = dataclasses.asdict(dataclasses.replace(study, store="", page=None, trials=(), command=command))
+    whole = dataclasses.asdict(dataclasses.replace(study, store="", page=None, trials=(), command=command, tags={}))
     whole |= {"cifar_ray_study": VERSION, "trials": [_trial(trial) for trial in study.trials]}
     return _shortener(study)(json.dumps(whole, separators=(",", ":"), allow_nan=False, ensure_ascii=False)) + "\n"
 
 
-def as_in_a_file(study: Study) -> Study:
+def as_in_a_file(study: Sweep) -> Sweep:
     """A study of a store, with its data sets and weights called as :func:`text` has them."""
     shorten = _shortener(study)
     trials = [
@@ -59,7 +59,7 @@ def as_in_a_file(study: Study) -> Study:
     return dataclasses.replace(study, trials=trials)
 
 
-def _shortener(study: Study) -> Callable[[str], str]:
+def _shortener(study: Sweep) -> Callable[[str], str]:
     """A function that leaves of each path in a text its last part; in the order of the runs, twins get numbers."""
     known: dict[str, str] = {}
 
@@ -78,7 +78,7 @@ def _shortener(study: Study) -> Callable[[str], str]:
     return shorten
 
 
-def read(path: Path) -> Study:
+def read(path: Path) -> Sweep:
     """The study of a file that :func:`text` has made; its store is the file's name.
 
     Raises:
@@ -92,7 +92,7 @@ def read(path: Path) -> Study:
             for name, columns in trial["history"].items():
                 points = zip(*columns.values(), strict=True)
                 trial["history"][name] = [dict(zip(columns, point, strict=True)) for point in points]
-        study = TypeAdapter(Study).validate_json(json.dumps(whole, allow_nan=False), strict=True)
+        study = TypeAdapter(Sweep).validate_json(json.dumps(whole, allow_nan=False), strict=True)
         frame.Runs(study)  # raises on a parameter that is missing, or no number
     except OSError as error:
         raise ConfigError("", f"cannot read {path}: {error.strerror}") from None
@@ -101,7 +101,7 @@ def read(path: Path) -> Study:
     return dataclasses.replace(study, store=path.name)
 
 
-def together(studies: Sequence[Study], hold: str | None = None) -> Study:
+def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
     """Several studies as one: runs that differ in the seed alone are one configuration, wherever they were trained.
 
     What differs between the studies tells configurations apart, also the hardware, so that times of different
@@ -124,9 +124,9 @@ def together(studies: Sequence[Study], hold: str | None = None) -> Study:
         problem = f"must be batch or global_batch, for all columns, since the sweeps have not held the same: {held}"
         raise ConfigError("hold", problem)
     unfinished = [study for study in studies if study.status != "FINISHED"]
-    cautions = [f"The sweep {study.name} {study.state}." for study in unfinished]
+    cautions = [f"The sweep {study.name} {study.ending}." for study in unfinished]
     cautions += [caution for study in studies for caution in study.cautions]
-    return Study(
+    return Sweep(
         name=_name(studies),
         trials=_each_once([trial for study in studies for trial in study.trials]),
         store=", ".join(dict.fromkeys(study.store for study in studies)),
@@ -139,7 +139,7 @@ def together(studies: Sequence[Study], hold: str | None = None) -> Study:
     )
 
 
-def _name(studies: Sequence[Study]) -> str:
+def _name(studies: Sequence[Sweep]) -> str:
     """The names of one or two sweeps; of more, their models and data sets."""
     names = list(dict.fromkeys(study.name for study in studies))
     if len(names) < 3:
@@ -149,9 +149,9 @@ def _name(studies: Sequence[Study]) -> str:
     return f"{models} on {datasets}: {len(names)} sweeps"
 
 
-def _each_once(trials: Sequence[Trial]) -> list[Trial]:
+def _each_once(trials: Sequence[Run]) -> list[Run]:
     """Every run once, as the file knows it in which it has finished; a cell without a run only where none has one."""
-    runs: dict[object, Trial] = {}
+    runs: dict[object, Run] = {}
     for trial in trials:
         key = trial.run_id or id(trial)
         if key not in runs or not runs[key].finished:
@@ -160,26 +160,26 @@ def _each_once(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in runs.values() if trial.run_id or not any(_is_cell_of(trial, run) for run in begun)]
 
 
-def _is_cell_of(cell: Trial, run: Trial) -> bool:
+def _is_cell_of(cell: Run, run: Run) -> bool:
     """Whether a cell without a run is the one that another study has trained."""
     params = {name: value for name, value in cell.params.items() if name not in _DECIDED}
     return cell.name == run.name and params.items() <= run.params.items()
 
 
-def _newest(studies: Sequence[Study]) -> list[Study]:
+def _newest(studies: Sequence[Sweep]) -> list[Sweep]:
     """Each sweep once: of several exports of it the one with the most finished runs."""
 
-    def done(study: Study) -> tuple[int, bool]:
+    def done(study: Sweep) -> tuple[int, bool]:
         return sum(trial.finished for trial in study.trials), study.status == "FINISHED"
 
-    newest: dict[object, Study] = {}
+    newest: dict[object, Sweep] = {}
     for study in studies:
         key = (study.run_id or id(study), study.hold, *(trial.name for trial in study.trials))
         newest[key] = max(study, newest.get(key, study), key=done)
     return list(newest.values())
 
 
-def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
+def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
     """The axes that any study has, with what differs between studies; none when one is of runs named one by one."""
     if not all(study.axes or study.run_id for study in studies):  # a sweep of one cell has no axes
         return ()
@@ -196,7 +196,7 @@ def _axes(studies: Sequence[Study]) -> tuple[str, ...]:
     return (*axes, *sorted(differing - set(axes)))
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: Run) -> dict[str, Any]:
     history = {
         name: {key: [getattr(point, key) for point in points] for key in _POINT}
         for name, points in trial.history.items()

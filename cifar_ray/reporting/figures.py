@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 from cifar_ray import tasks
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import BOUND_SHARE, BOUND_TAG, LOAD, Trial
+from cifar_ray.tracking.study import BOUND_SHARE, BOUND_TAG, LOAD, Run
 from cifar_ray.training.rank_times import PHASES
 
-Measure = Callable[[Trial], "float | None"]
+Measure = Callable[[Run], "float | None"]
 """One figure of one run; None when it was not measured."""
 
 STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
@@ -68,16 +68,16 @@ class Figure:
     better: Literal["low", "high", ""] = ""
     alike: Literal["", "work", "step", "device"] = ""
     note: str = ""
-    remark: Callable[[Trial], str] = lambda _: ""
+    remark: Callable[[Run], str] = lambda _: ""
     of: tasks.Figure | None = None
     subset: tasks.Subset = "test"
 
-    def known(self, trial: Trial) -> float | None:
+    def known(self, trial: Run) -> float | None:
         """Its value in a run; None when it was not measured or is not a number."""
         value = self.measure(trial)
         return None if value is None or math.isnan(value) else float(value)
 
-    def remarks(self, trials: Sequence[Trial]) -> str:
+    def remarks(self, trials: Sequence[Run]) -> str:
         """What a reader must know of it in these runs."""
         return "; ".join(dict.fromkeys(filter(None, map(self.remark, trials))))
 
@@ -107,7 +107,7 @@ class Figure:
 def metric(name: str, scale: float = 1.0) -> Measure:
     """The last recorded value of a metric, times ``scale``."""
 
-    def read(trial: Trial) -> float | None:
+    def read(trial: Run) -> float | None:
         value = trial.metrics.get(name)
         # In decimal: 0.57 is 57 %, and 0.57 * 100 is 56.99999999999999.
         return None if value is None else float(Decimal(str(value)) * Decimal(str(scale)))
@@ -120,37 +120,37 @@ def result(of: tasks.Figure, scale: float = 1.0) -> Measure:
     return lambda trial: metric(of.result(trial.metrics), scale)(trial)
 
 
-def by_step(trial: Trial, name: str) -> dict[int, float]:
+def by_step(trial: Run, name: str) -> dict[int, float]:
     """A history with one value per step; a continued run may have recorded an epoch twice."""
     return {point.step: point.value for point in trial.history.get(name, ())}
 
 
-def trained_in_epoch(trial: Trial) -> float | None:
+def trained_in_epoch(trial: Run) -> float | None:
     """What is counted (images) in the steps of one epoch."""
     rate, last = trial.metrics.get(trial.task.epoch_throughput), trial.metrics.get("epoch_s")
     return None if rate is None or last is None else round(rate * last)
 
 
-def trained(trial: Trial) -> float | None:
+def trained(trial: Run) -> float | None:
     """Images in all the steps of a run, each as often as it was trained on; None when that was not recorded."""
     epochs = max({**by_step(trial, "epoch_s"), **by_step(trial, trial.task.primary.metric)}, default=0)
     images = trained_in_epoch(trial)
     return epochs * images if epochs and images is not None else None
 
 
-def total_seconds(trial: Trial) -> float | None:
+def total_seconds(trial: Run) -> float | None:
     """Wall time of a run; where it was not recorded, seconds of all phases together; None unless all were recorded."""
     seconds = [trial.metrics.get(f"time/{phase}_s") for phase in PHASES]
     known = [second for second in seconds if second is not None]
     return trial.metrics.get("time/wall_s", sum(known) if len(known) == len(seconds) else None)
 
 
-def own_paces(trial: Trial) -> bool:
+def own_paces(trial: Run) -> bool:
     """Whether its ranks have a pace each, so that none of them is the run's."""
     return trial.strategy in ASYNCHRONOUS and trial.world_size > 1
 
 
-def iteration_ms(trial: Trial) -> float | None:
+def iteration_ms(trial: Run) -> float | None:
     """Mean milliseconds of an optimizer step in steady state.
 
     The recorded time is rank 0's. Where every rank has its own pace, it is what a global batch takes all of them, the
@@ -162,7 +162,7 @@ def iteration_ms(trial: Trial) -> float | None:
     return trial.global_batch_size / throughput * 1000.0 if throughput else None
 
 
-def _not_split_ms(trial: Trial) -> float | None:
+def _not_split_ms(trial: Run) -> float | None:
     """Milliseconds of a mean iteration that none of its parts accounts for; None where these exceed it."""
     whole = trial.metrics.get("time/iteration_mean_s")
     if whole is None or own_paces(trial):
@@ -171,13 +171,13 @@ def _not_split_ms(trial: Trial) -> float | None:
     return max(rest, 0.0) * 1000 if rest >= -_ROUNDING else None
 
 
-def _bound_percent(trial: Trial) -> float | None:
+def _bound_percent(trial: Run) -> float | None:
     """What the bound costs; None where nothing is known of the whole run, though an earlier process may have told."""
     unknown = trial.changed or trial.tags.get(BOUND_TAG, "").startswith("not enough evidence")
     return None if unknown else metric(BOUND_SHARE, 100.0)(trial)
 
 
-def _load(trial: Trial, device: str) -> float | None:
+def _load(trial: Run, device: str) -> float | None:
     """Mean load in percent of the samples between the first and the last record of the training."""
     times = [point.timestamp_ms for name in ("train/loss", "epoch_s") for point in trial.history.get(name, ())]
     matches = [(LOAD.fullmatch(name), points) for name, points in trial.history.items()]
@@ -186,7 +186,7 @@ def _load(trial: Trial, device: str) -> float | None:
     return statistics.fmean(loads) if loads else None
 
 
-def _first_gpu(trial: Trial) -> str:
+def _first_gpu(trial: Run) -> str:
     return f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else ""
 
 
@@ -267,7 +267,7 @@ def of_rank(figure: Figure, rank: int) -> Figure:
 def over_ranks(figure: Figure) -> Figure:
     """The mean over all ranks of a figure of the test, of runs that have it of every rank."""
 
-    def read(trial: Trial) -> float | None:
+    def read(trial: Run) -> float | None:
         values = [of_rank(figure, rank).measure(trial) for rank in range(trial.world_size)]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if len(known) == len(values) else None
@@ -287,7 +287,7 @@ def cost_of_run(price: Price) -> Figure:
     """What a run costs: all its nodes for its wall time."""
     note = f"{cost.assumption(price)} Cost uses wall time, counted in a sweep from the start of each run."
 
-    def paid(trial: Trial) -> float | None:
+    def paid(trial: Run) -> float | None:
         return price.paid(trial.nodes, total_seconds(trial))
 
     return Figure("cost_usd", "Cost (USD)", paid, " USD a run", None, "low", "work", note)

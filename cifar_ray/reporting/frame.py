@@ -18,7 +18,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.reporting import figures
 from cifar_ray.reporting.figures import Figure, Statistic
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Run, Sweep
 
 ORIGIN = {
     "commit": "mlflow.source.git.commit",
@@ -79,7 +79,7 @@ class Configuration:
     number: int
     device: str
     others: tuple[tuple[str, str], ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[Run, ...]
     model: str
     dataset: str
     topology: str
@@ -91,7 +91,7 @@ class Configuration:
     _known: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
-    def finished(self) -> tuple[Trial, ...]:
+    def finished(self) -> tuple[Run, ...]:
         """The runs whose figures count."""
         return tuple(trial for trial in self.trials if trial.finished)
 
@@ -116,7 +116,7 @@ class Configuration:
         return self.devices, self.nodes, self.topology, self.column
 
     @_once
-    def measured(self, figure: Figure) -> list[tuple[Trial, float]]:
+    def measured(self, figure: Figure) -> list[tuple[Run, float]]:
         """The finished runs that have a figure, each with its value."""
         pairs = ((trial, figure.known(trial)) for trial in self.finished)
         return [(trial, value) for trial, value in pairs if value is not None]
@@ -149,7 +149,7 @@ class Runs:
     the order of their first runs.
     """
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Sweep) -> None:
         self.study = study
         trials = list(study.trials)
         frame = pd.DataFrame({"trial": pd.Series(trials, dtype=object)})
@@ -199,9 +199,9 @@ class Runs:
         return " or ".join(sorted(known)) or "test"
 
     @cached_property
-    def sections(self) -> dict[tuple[str, str], list[Trial]]:
+    def sections(self) -> dict[tuple[str, str], list[Run]]:
         """The runs by model and data set."""
-        sections: dict[tuple[str, str], list[Trial]] = {}
+        sections: dict[tuple[str, str], list[Run]] = {}
         for trial in self.study.trials:
             sections.setdefault((trial.model, trial.dataset), []).append(trial)
         return sections
@@ -211,7 +211,7 @@ class Runs:
         """By model and data set, what else tells runs apart: a sweep's other axes, or all that differs."""
         return {section: self._differing(trials) for section, trials in self.sections.items()}
 
-    def _differing(self, trials: Sequence[Trial]) -> list[str]:
+    def _differing(self, trials: Sequence[Run]) -> list[str]:
         values = _settings(trials)
         known = {name: {"" if value == "None" else value for value in values[name]} for name in values}
         differing = [name for name, of in known.items() if len(of if name in OPTIONAL else of - {""}) > 1]
@@ -235,18 +235,18 @@ class Runs:
         return [config for config in self.configurations if config.finished]
 
 
-def setting(trial: Trial, name: str) -> str:
+def setting(trial: Run, name: str) -> str:
     """What may tell configurations apart: a parameter, or the hardware, which matters to times alone."""
     if not trial.timed and name in (HARDWARE, "cpus_per_worker", "gpus_per_worker"):
         return ""
     return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")
 
 
-def _settings(trials: Sequence[Trial]) -> dict[str, list[str]]:
+def _settings(trials: Sequence[Run]) -> dict[str, list[str]]:
     """What may tell configurations apart -> its value in each run."""
     names = sorted({name for trial in trials for name in trial.params} - _ASIDE)
     return {name: [setting(trial, name) for trial in trials] for name in (*names, HARDWARE)}
 
 
-def _others(trial: Trial, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _others(trial: Run, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name in names if (value := setting(trial, name)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cifar_ray.reporting.frame import Configuration
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Sweep
 
 STRATEGY = "strategy"
 _LONG = 6
@@ -78,7 +78,7 @@ def _called(name: str, config: Configuration) -> str:
     return name if option in config.trials[0].params else option
 
 
-def shortened(study: Study) -> Mapping[tuple[str, str], str]:
+def shortened(study: Sweep) -> Mapping[tuple[str, str], str]:
     """Name and value of a parameter -> what a long number or hash is called, in the digits that tell values apart."""
     names = {name for trial in study.trials for name in trial.params}
     values = {name: {trial.params[name] for trial in study.trials if name in trial.params} for name in names}

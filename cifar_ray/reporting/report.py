@@ -44,7 +44,7 @@ from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.latex import tables as latex_tables
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Sweep
 
 _MANIFEST = ".report.json"
 """Lists the charts and tables of the report in a folder, for the next one to remove."""
@@ -112,7 +112,7 @@ def report(
     return built
 
 
-def read(names: Sequence[str], tracking_uri: str | None) -> list[Study]:
+def read(names: Sequence[str], tracking_uri: str | None) -> list[Sweep]:
     """Read exported files, and sweeps or runs of a tracking store; for files alone, MLflow is not loaded."""
     studies = {name: exported.read(files.absolute("", name)) for name in names if name.endswith(EXPORTED)}
     if recorded := [name for name in names if name not in studies]:
@@ -124,7 +124,7 @@ def read(names: Sequence[str], tracking_uri: str | None) -> list[Study]:
 
 
 def build(
-    study: Study,
+    study: Sweep,
     baseline: str | None = None,
     price: Price | None = None,
     targets: Sequence[float] = (),
@@ -148,7 +148,7 @@ def build(
     return tasks[0] if len(tasks) == 1 else _together(named, tasks)
 
 
-def _build(study: Study, baseline: str | None, price: Price | None, targets: Sequence[float]) -> Report:
+def _build(study: Sweep, baseline: str | None, price: Price | None, targets: Sequence[float]) -> Report:
     """The report of runs that learn one thing."""
     runs = Runs(study)
     page, parts = search_page.page(runs, targets, price) if study.search else None, tables.parts(runs, targets, price)
@@ -162,7 +162,7 @@ def _build(study: Study, baseline: str | None, price: Price | None, targets: Seq
     )
 
 
-def _together(study: Study, tasks: Sequence[Report]) -> Report:
+def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
     """One report of all runs of a study, from those by task."""
     labels = _labels([each.study for each in tasks])
     charts = [
@@ -185,7 +185,7 @@ def _together(study: Study, tasks: Sequence[Report]) -> Report:
     )
 
 
-def _labels(studies: Sequence[Study]) -> list[str]:
+def _labels(studies: Sequence[Sweep]) -> list[str]:
     """What the tasks are called: those of one name after their data sets, and if these are the same, by number."""
     names = [study.task.name for study in studies]
     labels = [f"{name} of {_data(study)}" if names.count(name) > 1 else name for name, study in zip(names, studies)]
@@ -195,7 +195,7 @@ def _labels(studies: Sequence[Study]) -> list[str]:
     ]
 
 
-def _data(study: Study) -> str:
+def _data(study: Sweep) -> str:
     names = list(dict.fromkeys(option.short(trial.dataset) for trial in study.trials))
     return " and ".join(names) if len(names) <= _NAMED else counted(len(names), "data set")
 
@@ -221,13 +221,13 @@ def results(
     )
 
 
-def means(study: Study) -> list[str]:
+def means(study: Sweep) -> list[str]:
     """Lines for a terminal: the means of every configuration, their standard deviations and how many runs there are."""
     printed = [table for runs in map(Runs, study.meant.by_task) for table in tables.means(runs)]
     return [line for table in printed for line in ("", *pages.lines(table), *table.notes)] + [""] * bool(printed)
 
 
-def summary(study: Study) -> list[str]:
+def summary(study: Sweep) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
     found: list[Finding] = []
     told: list[str] = []

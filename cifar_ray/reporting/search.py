@@ -13,7 +13,7 @@ from cifar_ray.reporting import chance, figures, winner
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks import choosing
 from cifar_ray.tasks.choosing import Goal
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Run, Sweep
 
 _ABSENT = "None"
 """What is recorded of an option that is not set."""
@@ -35,16 +35,16 @@ class Axis:
     values: tuple[str, ...]
     is_number: bool
 
-    def at(self, trial: Trial) -> float | None:
+    def at(self, trial: Run) -> float | None:
         """Where a run stands: its number, or the place of its value in the list; None where it has none."""
         return float(self.values.index(_value(trial, self.name))) if self.kind == "list" else self.number(trial)
 
-    def number(self, trial: Trial) -> float | None:
+    def number(self, trial: Run) -> float | None:
         """A run's value as a number; None where it is none."""
         value = _value(trial, self.name)
         return float(value) if _is_number(value) else None
 
-    def text(self, trial: Trial) -> str:
+    def text(self, trial: Run) -> str:
         """A run's value as people read it, a number with a fraction in three digits."""
         return shown(_value(trial, self.name))
 
@@ -60,7 +60,7 @@ class Candidate:
         epochs: how many it has trained.
     """
 
-    trial: Trial
+    trial: Run
     value: float | None
     last: float | None
     epochs: int
@@ -73,24 +73,22 @@ class Searched:
     runs: Runs
 
     @property
-    def study(self) -> Study:
+    def study(self) -> Sweep:
         return self.runs.study
 
     @cached_property
     def goal(self) -> Goal:
         """What it was after: its objective, or the task's primary figure on the images that choose."""
-        assert self.study.search is not None
         task = self.study.task
-        if self.study.search.objective is not None:
-            return Goal(*sweeps.parse_objective(self.study.search.objective), task)
+        if self.study.objective is not None:
+            return Goal(*sweeps.parse_objective(self.study.objective), task)
         by_validation = any(trial.chosen_by == "val" for trial in self.study.trials)
         return choosing.by_primary(task, "val" if by_validation else "test")
 
     @cached_property
     def axes(self) -> list[Axis]:
-        assert self.study.search is not None
         trials = [trial for trial in self.study.trials if trial.run_id] or self.study.trials
-        return [_axis(name, self.study.search.ranges.get(name), trials) for name in self.study.axes]
+        return [_axis(name, self.study.ranges.get(name), trials) for name in self.study.axes]
 
     @cached_property
     def candidates(self) -> list[Candidate]:
@@ -125,7 +123,7 @@ class Searched:
         return last, list(zip(values, known))
 
     @cached_property
-    def repeats(self) -> list[Trial]:
+    def repeats(self) -> list[Run]:
         """The best run with other seeds."""
         best = self.ranked[0][1].trial.name if self.ranked else ""
         return [trial for trial in self.study.trials if trial.finished and trial.repeats == best]
@@ -159,7 +157,7 @@ class Searched:
         """The figure as the head of a column and as the label of an axis."""
         return self.goal.figure.title + " (%)" * self.goal.figure.percent
 
-    def _candidate(self, trial: Trial) -> Candidate:
+    def _candidate(self, trial: Run) -> Candidate:
         value, ended = self.goal.value(trial.metrics), trial.status in ("KILLED", "STOPPED")
         epochs = max({**figures.by_step(trial, "epoch_s"), **figures.by_step(trial, self.goal.metric)}, default=0)
         return Candidate(trial, value if trial.finished else None, value if ended else None, epochs)
@@ -174,7 +172,7 @@ def shown(value: str) -> str:
     return value.rpartition("/")[2] if value.startswith("/") else value
 
 
-def _axis(name: str, drawn: str | None, trials: Sequence[Trial]) -> Axis:
+def _axis(name: str, drawn: str | None, trials: Sequence[Run]) -> Axis:
     values = {_value(trial, name) for trial in trials}
     is_number = all(map(_is_number, values - {_ABSENT} if drawn else values))
     if drawn is not None and is_number:
@@ -182,7 +180,7 @@ def _axis(name: str, drawn: str | None, trials: Sequence[Trial]) -> Axis:
     return Axis(name, "list", tuple(sorted(values, key=float if is_number else str)), is_number)
 
 
-def _value(trial: Trial, name: str) -> str:
+def _value(trial: Run, name: str) -> str:
     """A parameter's value, ``None`` also where there is none, as of another model's option."""
     return trial.params.get(name) or _ABSENT
 

@@ -14,7 +14,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.search import Searched
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _told(by_luck: float) -> str:
     return "more than chance" if by_luck < chance.CHANCE else "not distinguishable"
 
 
-def _epoch(trial: Trial) -> str:
+def _epoch(trial: Run) -> str:
     chosen = trial.metrics.get(CHOSEN_EPOCH)
     return "the best run, after its last epoch" if chosen is None else f"the best run, after epoch {chosen:.0f}"
 
@@ -146,8 +146,6 @@ def _most_explained(explained: Sequence[importance.Explained]) -> Iterator[str]:
 
 def _notes(searched: Searched) -> list[str]:
     study, by = searched.study, {"random": "drawn at random", "optuna": "proposed by Optuna (TPE)"}
-    assert study.search is not None
-    chosen = by.get(study.search.by, "every combination")
-    scheduler = study.search.scheduler
-    stops = f", and {scheduler} may stop runs early" if scheduler != "none" else ""
+    chosen = by.get(study.search or "", "every combination")
+    stops = f", and {study.scheduler} may stop runs early" if study.scheduler != "none" else ""
     return [f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."]

@@ -11,7 +11,7 @@ from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import TRAINING_TIME, Figure, Statistic, metric
 from cifar_ray.reporting.search import Candidate, Searched
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
-from cifar_ray.tracking.study import STOPPED_TAG, Trial
+from cifar_ray.tracking.study import STOPPED_TAG, Run
 
 _ENDS = {"KILLED": "ended early", "PENDING": "not begun"}
 
@@ -102,12 +102,12 @@ def _row(searched: Searched, row: Candidate, best: bool) -> list[Entry]:
     ]
 
 
-def _objective_entry(searched: Searched, value: float, trial: Trial) -> Entry:
+def _objective_entry(searched: Searched, value: float, trial: Run) -> Entry:
     text = searched.goal.figure.text(value).removesuffix("%")
     return Entry(text, value * searched.scale, n=1, run_ids=(trial.run_id,))
 
 
-def _entry(figure: Figure, trial: Trial) -> Entry:
+def _entry(figure: Figure, trial: Run) -> Entry:
     value = figure.measure(trial)
     if value is None:
         return Entry()

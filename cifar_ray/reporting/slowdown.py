@@ -20,7 +20,7 @@ from cifar_ray.config.errors import ConfigError, brief, counted, printable
 from cifar_ray.reporting import compare, figures, report
 from cifar_ray.reporting.chance import CHANCE
 from cifar_ray.reporting.frame import PLACED, Runs
-from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, Run, Sweep
 
 _LEAST_RUNS = 2  # of one run, nobody knows the spread
 _SAME_WORK = ("model", "dataset", "global_batch_size")
@@ -122,7 +122,7 @@ def slowdown(
     return judge([(title, [studies[name] for name in of]) for title, of in sides], max_slowdown_percent)
 
 
-def judge(sides: Sequence[tuple[str, Sequence[Study]]], max_slowdown_percent: float) -> Slowdown:
+def judge(sides: Sequence[tuple[str, Sequence[Sweep]]], max_slowdown_percent: float) -> Slowdown:
     """Compare the step of B with that of A, each some studies; see :func:`slowdown`."""
     every = [{trial.run_id: trial for study in of for trial in study.meant.trials} for _, of in sides]
     for run_id in every[0].keys() & every[1].keys() - {""}:
@@ -178,11 +178,11 @@ def probability(a: Sequence[float], b: Sequence[float], allowed: float) -> float
     return float(stats.ttest_ind(beyond, first, equal_var=False, alternative="greater").pvalue)
 
 
-def _check_alike(title: str, trials: Sequence[Trial]) -> None:
+def _check_alike(title: str, trials: Sequence[Run]) -> None:
     """Refuse a side whose runs differ in more than the seed, and what depends on the machine."""
     names = [*PLACED]
     if len({(trial.model, trial.dataset) for trial in trials}) == 1:
-        (others,) = Runs(Study(title, trials, "", "")).varied.values()
+        (others,) = Runs(Sweep(title, trials, "", "")).varied.values()
         names += [name for name in others if name not in ("hardware", "cpus_per_worker")]
     if differing := [name for name in names if len({trial.params.get(name, "") for trial in trials}) > 1]:
         raise ConfigError(
@@ -190,7 +190,7 @@ def _check_alike(title: str, trials: Sequence[Trial]) -> None:
         )
 
 
-def _check_work(timed: Sequence[Sequence[Trial]]) -> None:
+def _check_work(timed: Sequence[Sequence[Run]]) -> None:
     """Refuse sides of which a step is different work."""
     if not all(timed):
         return
@@ -201,7 +201,7 @@ def _check_work(timed: Sequence[Sequence[Trial]]) -> None:
             raise ConfigError("", f"a step of A and of B must be the same work: {name} is {of_a} in A and {of_b} in B")
 
 
-def _machines(timed: Sequence[Sequence[Trial]]) -> str:
+def _machines(timed: Sequence[Sequence[Run]]) -> str:
     """How the machines of all runs differ, as the middle of a sentence; empty where they do not."""
     for tag, what in _SAME_MACHINE.items():
         values = sorted({trial.tags[tag] for trials in timed for trial in trials if tag in trial.tags})
@@ -216,10 +216,10 @@ def _lack(a: Side, b: Side, ratio: float | None) -> str:
     return f"{counts} with step times, and it takes {_LEAST_RUNS} or more on each side{known}"
 
 
-def _differences(timed: Sequence[Sequence[Trial]]) -> dict[str, tuple[str, str]]:
+def _differences(timed: Sequence[Sequence[Run]]) -> dict[str, tuple[str, str]]:
     """Settings that differ between the sides, with their values on either."""
 
-    def values(trials: Sequence[Trial], name: str) -> str:
+    def values(trials: Sequence[Run], name: str) -> str:
         return ", ".join(dict.fromkeys(filter(None, (compare.value(trial, name) for trial in trials))))
 
     names = [name for name in compare.settings([*timed[0], *timed[1]]) if name not in ("status", "seed")]

@@ -24,7 +24,7 @@ from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
-from cifar_ray.tracking.study import HARDWARE_TAG, Study, Trial
+from cifar_ray.tracking.study import HARDWARE_TAG, Run, Sweep
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
 
@@ -207,7 +207,7 @@ def _specs(part: Part) -> list[Spec]:
     ]
 
 
-def _epoch(trials: Sequence[Trial]) -> str:
+def _epoch(trials: Sequence[Run]) -> str:
     """After which epoch runs were tested, in words."""
     chosen = [CHOSEN_EPOCH in trial.metrics for trial in trials]
     if not any(chosen):
@@ -318,7 +318,7 @@ def _settings(among: Sequence[Configuration]) -> list[str]:
     return notes
 
 
-def _shared(trials: Sequence[Trial]) -> str:
+def _shared(trials: Sequence[Run]) -> str:
     names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
     shared = []
     for name in ("steps_per_epoch", "test_images", *names):
@@ -334,19 +334,19 @@ def _missing(group: Group) -> list[str]:
     return [f"{group.names.row(config)}: {'; '.join(outcomes)}." for config, outcomes in lost if outcomes]
 
 
-def outcome(trial: Trial) -> str:
+def outcome(trial: Run) -> str:
     """What became of a run, such as ``bs16 2x2 seed1 FAILED: out of memory``."""
     return f"{trial.name} {trial.status}" + (f": {trial.reason.rstrip('.')}" if trial.reason else "")
 
 
-def runs_table(study: Study) -> Table:
+def runs_table(study: Sweep) -> Table:
     """One row for every run: what became of it, where it is, and what makes it again."""
     columns = ["Run", "Status", "Run id", "Commit", "Machine and hardware", "Command"]
     rows = [(trial.name, _run_row(trial)) for trial in study.trials]
     return Table("runs", "Runs", columns, rows, ("A run's id leads to its page in MLflow, where the store has pages.",))
 
 
-def _run_row(trial: Trial) -> list[Entry]:
+def _run_row(trial: Run) -> list[Entry]:
     commit, machine, hardware, command = (trial.tags.get(tag, "") for tag in frame.ORIGIN.values())
     entries = [Entry(trial.status, note=trial.reason), Entry(trial.run_id, link=trial.page or "")]
     entries += [Entry(text) for text in (commit, ", ".join(filter(None, (machine, hardware))), command)]

@@ -15,7 +15,7 @@ from cifar_ray.reporting import figures
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import Figure, metric, result
 from cifar_ray.tasks import TaskSpec
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 
 _STEP = 0.05
 _OVER_CHANCE = 1.5
@@ -56,7 +56,7 @@ class TaskFigures:
             subset="val",
         )
 
-    def chooser(self, trials: Iterable[Trial]) -> Figure:
+    def chooser(self, trials: Iterable[Run]) -> Figure:
         """The figure by which a reader may choose among these runs: on validation images where all have them."""
         return self.validation if all(trial.measured_on == "val" for trial in trials) else self.primary
 
@@ -94,7 +94,7 @@ class TaskFigures:
         """Whether a target follows from the runs where none is given: the primary figure is a share, better if high."""
         return self.spec.primary.percent and self.spec.primary.better == "max"
 
-    def default_target(self, trials: Iterable[Trial]) -> float | None:
+    def default_target(self, trials: Iterable[Run]) -> float | None:
         """The largest multiple of 5 % that the best epoch of every run reaches; None up to 1.5 times chance."""
         if not self.has_default_target:
             return None
@@ -127,7 +127,7 @@ class TaskFigures:
     def cost_of_training(self, price: Price) -> Figure:
         """What a run costs by images, for runs of unequal work."""
 
-        def paid(trial: Trial) -> float | None:
+        def paid(trial: Run) -> float | None:
             return price.paid(trial.nodes, figures.total_seconds(trial), figures.trained(trial))
 
         unit = self.spec.unit
@@ -137,7 +137,7 @@ class TaskFigures:
     def cost_to_target(self, price: Price, target: float) -> Figure:
         """What the way to a target costs, by images."""
 
-        def paid(trial: Trial) -> float | None:
+        def paid(trial: Run) -> float | None:
             images = (epochs_to(trial, target) or 0.0) * (figures.trained_in_epoch(trial) or 0.0)
             return price.paid(trial.nodes, seconds_to(trial, target), images)
 
@@ -155,32 +155,32 @@ def _figure(of: tasks.Figure) -> Figure:
     return Figure(f"test_{key}", of.title, result(of), "", None, better, "work", of=of)
 
 
-def by_epoch(trial: Trial) -> dict[int, float]:
+def by_epoch(trial: Run) -> dict[int, float]:
     """Its primary figure after every epoch, on the validation images where it has any, else on the test."""
     return figures.by_step(trial, trial.task.primary.on(trial.measured_on))
 
 
-def best(trial: Trial) -> float | None:
+def best(trial: Run) -> float | None:
     """The best value of its primary figure after any epoch, on the images of :func:`by_epoch`."""
     of = trial.task.primary
     recorded = [trial.metrics[name] for name in (of.best, of.on(trial.measured_on)) if name in trial.metrics]
     return max([*by_epoch(trial).values(), *recorded], key=of.rank, default=None)
 
 
-def reaches(trial: Trial, value: float, target: float) -> bool:
+def reaches(trial: Run, value: float, target: float) -> bool:
     """Whether a value of its primary figure is at least as good as the target, but for rounding."""
     of = trial.task.primary
     return of.rank(value) >= of.rank(target) - _ROUNDING
 
 
-def epochs_to(trial: Trial, target: float) -> float | None:
+def epochs_to(trial: Run, target: float) -> float | None:
     """Epochs until its primary figure reaches ``target``; None when it never did."""
     values = by_epoch(trial)
     reached = [epoch for epoch, value in values.items() if reaches(trial, value, target)]
     return float(min(reached)) if reached else None
 
 
-def seconds_to(trial: Trial, target: float) -> float | None:
+def seconds_to(trial: Run, target: float) -> float | None:
     """Seconds of training until its primary figure reaches ``target``, without evaluation and start-up."""
     epochs, seconds = epochs_to(trial, target), figures.by_step(trial, "epoch_s")
     until = range(1, int(epochs or 0) + 1)

@@ -17,7 +17,7 @@ from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, titled
 from cifar_ray.reporting.ranking import Ranking
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 
 _PARTS = (*figures.PARTS, figures.NOT_SPLIT)
 _MOSTLY = 0.5  # of a difference, so that one part accounts for it
@@ -69,7 +69,7 @@ class _Group(NamedTuple):
         return self.among[0].runs.task
 
     @property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[Run]:
         return [trial for config in self.among for trial in config.finished]
 
     @property

@@ -20,8 +20,8 @@ from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
 from cifar_ray.runs.given import Note
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec
-from cifar_ray.tracking import store
-from cifar_ray.tracking.store import KnownRun
+from cifar_ray.tracking import reading, store
+from cifar_ray.tracking.study import Run
 from cifar_ray.training import checkpoint, hardware, predictor, recipe, samples
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
@@ -33,7 +33,7 @@ class KnownCheckpoint:
 
     address: str
     snapshot: Snapshot
-    run: KnownRun
+    run: Run
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Prediction:
     mask: Path | None = None
 
 
-def find_run(run: str, tracking_uri: str | None, note: Note) -> tuple[KnownRun, str]:
+def find_run(run: str, tracking_uri: str | None, note: Note) -> tuple[Run, str]:
     """Find a run by its name or MLflow id; one that MLflow does not have there, by its folder or its name.
 
     Its folder is in the default storage. It names the store of the run, unless a store is given.
@@ -85,8 +85,8 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> tuple[KnownRun, 
     """
     uri = store.resolve_uri(tracking_uri)
     try:
-        return store.open_run(uri, run)[1], uri
-    except store.AmbiguousRunError:
+        return reading.open_run(uri, run)[1], uri
+    except reading.AmbiguousRunError:
         raise
     except ConfigError as unknown:
         try:
@@ -96,10 +96,10 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> tuple[KnownRun, 
     own = uri if tracking_uri else folder.asked()[0].tracking_uri or uri
     for each in dict.fromkeys([uri, own]):
         with suppress(ConfigError):  # it does not answer
-            if known := store.with_key(each, folder.key):
+            if known := reading.with_key(each, folder.key):
                 return known, each
     note(f"MLflow at {own} does not have run {folder.name!r}, which is in {folder.address}")
-    return KnownRun("", folder.name, folder.key, folder.address, ""), own
+    return Run(folder.name, "", "", tags={store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}), own
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> KnownCheckpoint:

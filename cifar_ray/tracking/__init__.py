@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,60 +52,25 @@ def _past_proxies() -> dict[str, str]:
     return {"no_proxy": ",".join(filter(None, (theirs, "localhost,127.0.0.1,::1")))}
 
 
-class _State:
-    """A process as it is: variables, warning filters, loggers, and MLflow's address, None if MLflow is not imported."""
-
-    def __init__(self) -> None:
-        mlflow = sys.modules.get("mlflow")
-        self.address = {"": mlflow.get_tracking_uri() if mlflow else None}
-        self.variables, self.loggers = dict(os.environ), _loggers()
-        self.filters: Any = warnings.filters
-
-
-_begun: list[_State] = []  # what each `unchanged` that has begun gives back
-
-
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Context manager: :func:`settings`; variables, warning filters, loggers and MLflow's address stay the caller's."""
-    before = _State()
-    _begun.append(before)
+    before, loggers = dict(os.environ), _loggers()
     try:
-        with settings(), warnings.catch_warnings():
+        with same_address(), settings(), warnings.catch_warnings():
             if any(action == "error" for action, *_ in warnings.filters):
                 # A warning of Ray or MLflow would end the run, here or in a process that is started.
                 warnings.simplefilter("ignore")
                 os.environ.pop("PYTHONWARNINGS", None)
             yield
     finally:
-        _begun.remove(before)
-        _restore_address(before)
-        restore_variables(before.variables)
-        for (name, attribute), value in before.loggers.items():
+        _restore_variables(before, {*os.environ, *before})
+        for (name, attribute), value in loggers.items():
             logger = logging.getLogger(name)
-            if getattr(logger, attribute) == value:
-                continue
-            if attribute == "level":  # which every logger has cached
+            if getattr(logger, attribute) != value and attribute == "level":  # which every logger has cached
                 logger.setLevel(value)
-            else:
+            elif getattr(logger, attribute) != value:
                 setattr(logger, attribute, value)
-
-
-@contextmanager
-def by_user() -> Iterator[None]:
-    """Context manager: what is changed within it stays so after :func:`unchanged`."""
-    then, filters = _State(), list(warnings.filters)
-    try:
-        yield
-    finally:
-        now = _State()
-        for before in _begun:
-            before.filters[:0] = [each for each in now.filters if each not in filters]
-            for name in ("variables", "loggers", "address"):
-                kept, old, new = (getattr(state, name) for state in (before, then, now))
-                kept |= {key: value for key, value in new.items() if key not in old or old[key] != value}
-                for key in old.keys() - new.keys():
-                    kept.pop(key, None)
 
 
 def _loggers() -> dict[tuple[str, str], Any]:
@@ -125,24 +90,21 @@ def _loggers() -> dict[tuple[str, str], Any]:
 @contextmanager
 def same_address() -> Iterator[None]:
     """Context manager: MLflow's functions that take no client work on the same store afterwards as before."""
-    before = _State()
+    before, mlflow = dict(os.environ), sys.modules.get("mlflow")
+    address = mlflow.get_tracking_uri() if mlflow else None
     try:
         yield
     finally:
-        _restore_address(before)
+        mlflow = sys.modules.get("mlflow")
+        for given in (None, address):  # without one of its own, MLflow may have the same as before
+            if mlflow and mlflow.get_tracking_uri() != address:
+                mlflow.set_tracking_uri(given)
+                _restore_variables(before, {"MLFLOW_TRACKING_URI"})
 
 
-def _restore_address(before: _State) -> None:
-    mlflow = sys.modules.get("mlflow")
-    for address in (None, before.address[""]):  # without one of its own, MLflow may have the same as before
-        if mlflow and mlflow.get_tracking_uri() != before.address[""]:
-            mlflow.set_tracking_uri(address)
-            restore_variables(before.variables, "MLFLOW_TRACKING_URI")
-
-
-def restore_variables(before: Mapping[str, str], *names: str) -> None:
-    """Give environment variables, all without ``names``, the values that they had ``before``."""
-    for name in names or {*os.environ, *before}:
+def _restore_variables(before: Mapping[str, str], names: Iterable[str]) -> None:
+    """Give environment variables the values that they had ``before``."""
+    for name in names:
         if name not in before:
             os.environ.pop(name, None)
         elif os.environ.get(name) != before[name]:

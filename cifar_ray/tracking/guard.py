@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import IO
 
 from cifar_ray.config import imports
@@ -24,10 +25,10 @@ _PAUSE_S = 5.0
 class Guard:
     """Start the guard of one run, and tell it how the run ended."""
 
-    def __init__(self, uri: str, run_id: str, session: str) -> None:
+    def __init__(self, uri: str, session: str) -> None:
         # It forks the guard and ends.
         self._starter = subprocess.Popen(
-            imports.python("cifar_ray.tracking.guard", uri, run_id, session),
+            imports.python("cifar_ray.tracking.guard", uri, session),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,  # open for as long as the guard lives
             stderr=subprocess.DEVNULL,
@@ -35,21 +36,20 @@ class Guard:
         )
 
     def conclude(self, written: bool, status: str) -> bool:
-        """Tell the guard that the run has ended.
+        """Tell the guard that the run has ended; return ``written``.
 
         Args:
-            written: whether it could write the status itself; if not, the guard goes on trying for some
-                minutes, and never with FINISHED, since the run's record is not complete.
+            written: whether the driver could write the status; if not, the guard goes on trying for some minutes, and
+                never with FINISHED, since the run's record is not complete.
             status: FINISHED, FAILED or KILLED.
-
-        Returns:
-            ``written``.
         """
+        pipe: IO[bytes] = self._starter.stdin  # type: ignore[assignment]
+        word = _DONE if written else _KILLED if status == "FINISHED" else status
+        with suppress(OSError):  # the guard was killed
+            pipe.write(word.encode())
+            pipe.close()
         if written:
-            self.tell(_DONE)
             self.wait(10)
-        else:
-            self.tell(_KILLED if status == "FINISHED" else status)
         return written
 
     def wait(self, timeout_s: float) -> bool:
@@ -60,17 +60,8 @@ class Guard:
             self._starter.wait()
         return ended
 
-    def tell(self, word: str) -> None:
-        """Tell the guard what to do: nothing (``done``), or to set this status, trying for some minutes."""
-        pipe: IO[bytes] = self._starter.stdin  # type: ignore[assignment]
-        try:
-            pipe.write(word.encode())
-            pipe.close()
-        except OSError:  # the guard was killed
-            pass
 
-
-def main(uri: str, run_id: str, session: str) -> None:
+def main(uri: str, session: str) -> None:
     """Wait for the driver's word or its end, in a process detached from the driver."""
     if os.fork():
         os._exit(0)
@@ -78,12 +69,12 @@ def main(uri: str, run_id: str, session: str) -> None:
     if word == _DONE:
         return
     end = time.monotonic() + _TRIES_S
-    while not _ended(uri, run_id, session, word or _KILLED) and time.monotonic() < end:
+    while not _ended(uri, session, word or _KILLED) and time.monotonic() < end:
         time.sleep(_PAUSE_S)
 
 
-def _ended(uri: str, run_id: str, session: str, status: str) -> bool:
-    """Try to end the run; return True when it has ended or belongs to another driver."""
+def _ended(uri: str, session: str, status: str) -> bool:
+    """Try to end the run of this session; True when there is none to end: it has ended, or is another driver's now."""
     from mlflow import MlflowClient  # a second and 100 MB, spent only now
 
     from cifar_ray.tracking import store
@@ -92,14 +83,13 @@ def _ended(uri: str, run_id: str, session: str, status: str) -> bool:
         return False
     try:
         client = MlflowClient(tracking_uri=uri)
-        run = client.get_run(run_id)
-        # A later driver may have taken the run over already.
-        if run.info.status == "RUNNING" and run.data.tags.get(store.SESSION_TAG) == session:
-            client.set_terminated(run_id, status)
+        owned = f"tags.`{store.SESSION_TAG}` = '{session}' and attributes.status = 'RUNNING'"
+        for run in store.search(client, store.all_experiments(client), owned):
+            client.set_terminated(run.info.run_id, status)
     except Exception:  # whatever keeps the store from answering
         return False
     return True
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:3])

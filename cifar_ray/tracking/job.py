@@ -7,9 +7,8 @@ import dataclasses
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from mlflow import MlflowClient
@@ -22,6 +21,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import finite
+from cifar_ray.training.observer import Row
 
 JOB_TAG = "cifar_ray.job"
 """Tag with the job's name: by it a later driver finds the run."""
@@ -29,6 +29,7 @@ JOB_TAG = "cifar_ray.job"
 FOLDER_TAG = "cifar_ray.job_folder"
 """Tag with the folder in which Ray Train keeps the job's checkpoints and their figures."""
 
+_REPORT = "report"
 _LONGEST_PARAM = 6000  # MLflow's limit
 _NO_KEY = re.compile(r"[^\w\-. /:]")  # what MLflow's names may not have
 
@@ -37,17 +38,15 @@ class JobRecord(Record):
     """Writes one driver's record of a job.
 
     Attributes:
-        is_continued: whether an earlier driver has begun the run.
         folder: in which Ray Train keeps the job, as an earlier driver has known it; empty of a new run.
-        newest: the highest step that the run has.
+        newest: the highest step that earlier drivers have sent.
     """
 
-    def __init__(self, client: MlflowClient, run: Run, session: str, is_continued: bool) -> None:
-        super().__init__(client, run, session)
-        self.is_continued = is_continued
-        self.folder = run.data.tags.get(FOLDER_TAG, "")
-        histories = [client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
-        self.newest = max((point.step for history in histories for point in history), default=0)
+    def __init__(self, client: MlflowClient, session: str, begin: Callable[[MlflowClient], Run]) -> None:
+        super().__init__(client, session, begin)
+        assert self._sink.run is not None
+        self.folder = self._sink.run.data.tags.get(FOLDER_TAG, "")
+        self.newest = self._sink.sent.get(_REPORT, 0)
         self._until_end = ExitStack()
 
     @classmethod
@@ -63,24 +62,19 @@ class JobRecord(Record):
         Raises:
             ConfigError: when the store does not answer, or the parameters are something else.
         """
-        flat = flattened(params)
-        quoted = store.escaped(name)
+        flat, quoted, session = flattened(params), store.escaped(name), uuid.uuid4().hex
+
+        def begin(client: MlflowClient) -> Run:
+            home = store.experiment_id(client, experiment)
+            runs = store.search(client, [home], f"tags.`{JOB_TAG}` = '{quoted}'")
+            if runs and _is_same(runs[0], flat):
+                return store.take_over(client, runs[0], session)
+            tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
+            return client.create_run(home, tags=tags, run_name=name)
+
         with ExitStack() as stack:
             stack.enter_context(tracking.settings())  # so that an absent store does not make the end of the job wait
-            client = store.connect(uri)
-            with store.refusing(uri):
-                home = store.experiment_id(client, experiment)
-                runs = client.search_runs(
-                    [home], f"tags.`{JOB_TAG}` = '{quoted}'", order_by=["attributes.start_time DESC"], max_results=1
-                )
-                is_continued = bool(runs) and _is_same(runs[0], flat)
-                if is_continued:
-                    record = store.take_over(client, runs[0].info.run_id, partial(cls, client, is_continued=True))
-                else:
-                    session = uuid.uuid4().hex
-                    tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
-                    run = client.create_run(home, tags=tags, run_name=name)
-                    record = cls(client, run, session, is_continued=False)
+            record = cls(store.connect(uri), session, begin)
             record._until_end = stack.pop_all()
         record._sink.params(flat)
         return record
@@ -89,7 +83,7 @@ class JobRecord(Record):
         """Record the finite numbers among ``metrics``; a step that the run has already is left as it is."""
         flat = schema.flatten(metrics).items()
         numbers = {_NO_KEY.sub("_", name): value for name, value in flat if isinstance(value, int | float)}
-        self._sink.metrics(step, timestamp_ms, finite(numbers))
+        self._sink.row(Row(_REPORT, step, timestamp_ms, finite(numbers)))
 
     def checkpoint(self, step: int, address: str) -> None:
         """Record a reference to a checkpoint."""

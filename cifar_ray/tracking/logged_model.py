@@ -6,7 +6,6 @@ MLflow, and Pillow for images or tokenizers for texts, and nothing of the progra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -46,26 +45,37 @@ class LoggedModel(PythonModel):
             self.tokenizer = Tokenizer.from_file(context.artifacts["tokenizer"])
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
-        read = {"images": self.images, "tokens": self.tokens, "features": self.rows}[self.config["inputs"]]
-        answer = {"classes": self.classes, "values": self.values, "masks": self.mask}[self.config["answer"]]
         answers: list[dict[str, Any]] = []
         for begin in range(0, len(model_input), AT_ONCE):
-            inputs, sizes = read(model_input[begin : begin + AT_ONCE])
+            part = model_input[begin : begin + AT_ONCE]
+            images = [self.image(file) for file in part["image"]] if self.config["inputs"] == "images" else []
             with torch.no_grad():
-                rows = self.network(torch.from_numpy(inputs).to(self.device)).cpu()
-            answers += map(answer, rows, sizes)
+                rows = self.network(torch.from_numpy(self.inputs(part, images)).to(self.device)).cpu()
+            sizes = [image.size for image in images] or part.index
+            answers += map(self.answer, rows, sizes)
         return pd.DataFrame(answers)
 
-    def classes(self, row: torch.Tensor, size: Any) -> dict[str, Any]:
-        """Probabilities by label, and the likeliest one."""
+    def inputs(self, part: pd.DataFrame, images: list[Any]) -> np.ndarray:
+        """The network's input for the rows of a frame, of whose files these are the ``images``."""
+        if self.config["inputs"] == "images":
+            return np.stack([self.pixels(image) for image in images])
+        if self.config["inputs"] == "features":
+            return np.array(part[self.config["features"]], np.float64)
+        rows = np.zeros((len(part), self.config["length"]), dtype=np.int32)  # the tokenizer's numbers plus 1; 0 pads
+        for row, encoding in zip(rows, self.tokenizer.encode_batch(list(part["text"]))):
+            row[: len(encoding.ids)] = np.array(encoding.ids, dtype=np.int32) + 1
+        return rows
+
+    def answer(self, row: torch.Tensor, size: Any) -> dict[str, Any]:
+        """The answer for a sample; ``size`` is an image's width and height."""
         labels = self.config["labels"]
+        if self.config["answer"] == "masks":
+            return self.mask(row, size)
+        if self.config["answer"] == "values":
+            return dict(zip(labels, row.tolist()))
         ranked = {labels[at]: row[at].item() for at in row.argsort(descending=True).tolist()}
         label, probability = next(iter(ranked.items()))
         return {"label": label, "probability": probability, "probabilities": ranked}
-
-    def values(self, row: torch.Tensor, size: Any) -> dict[str, Any]:
-        """Values by name."""
-        return dict(zip(self.config["labels"], row.tolist()))
 
     def mask(self, row: torch.Tensor, size: tuple[int, int]) -> dict[str, Any]:
         """A mask of an image's centre as a PNG file of that width and height."""
@@ -76,15 +86,6 @@ class LoggedModel(PythonModel):
         whole.paste(centre, ((size[0] - side) // 2, (size[1] - side) // 2))
         whole.save(file, "png")
         return {"mask": file.getvalue()}
-
-    def images(self, part: pd.DataFrame) -> tuple[np.ndarray, Sequence[Any]]:
-        """The network's input for image files, and their widths and heights."""
-        images = [self.image(file) for file in part["image"]]
-        return np.stack([self.pixels(image) for image in images]), [image.size for image in images]
-
-    def rows(self, part: pd.DataFrame) -> tuple[np.ndarray, Sequence[Any]]:
-        """The network's input for rows of numbers."""
-        return np.array(part[self.config["features"]], np.float64), part.index
 
     def image(self, file: bytes) -> Any:
         """An image file as RGB, turned as its EXIF data say."""
@@ -109,13 +110,6 @@ class LoggedModel(PythonModel):
         enlarged = np.asarray(image).repeat(side // native, axis=0).repeat(side // native, axis=1)
         border = (side - len(enlarged)) // 2
         return np.pad(enlarged, ((border, border), (border, border), (0, 0)))
-
-    def tokens(self, part: pd.DataFrame) -> tuple[np.ndarray, Sequence[Any]]:
-        """The network's input for texts: int32, (N, length), the tokenizer's numbers plus 1, with 0 as padding."""
-        rows = np.zeros((len(part), self.config["length"]), dtype=np.int32)
-        for row, encoding in zip(rows, self.tokenizer.encode_batch(list(part["text"]))):
-            row[: len(encoding.ids)] = np.array(encoding.ids, dtype=np.int32) + 1
-        return rows, part.index
 
 
 mlflow.models.set_model(LoggedModel())

@@ -7,14 +7,12 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
 from mlflow.data.code_dataset_source import CodeDatasetSource
-from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import Dataset as DatasetEntity
 from mlflow.entities import DatasetInput, InputTag
@@ -25,26 +23,8 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tasks import LOSS, Figure, TaskSpec
-from cifar_ray.tasks.spec import CHOSEN_EPOCH
-from cifar_ray.tracking.study import CHOSEN_BY_NOTHING, CHOSEN_BY_TAG, EARLIER, TASK_TAG
+from cifar_ray.tracking.study import CHOSEN_BY_NOTHING, CHOSEN_BY_TAG, TASK_TAG
 from cifar_ray.training import recipe
-
-_HOMES = {
-    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "digits": "https://scikit-learn.org/stable/datasets/toy_dataset.html",
-}
-_SPEED: Mapping[str, Callable[[float], str]] = {
-    "time/iteration_mean_s": lambda seconds: f"iteration {1000 * seconds:,.1f} ms",
-    "time/epoch_mean_s": "epoch {:,.2f} s".format,
-    "time/training_s": "training {:,.2f} s".format,
-    "time/evaluation_s": "evaluation {:,.2f} s".format,
-    "time/wall_s": "wall time {:,.2f} s".format,
-    "peak_memory_mib": "peak memory of a worker {:,.0f} MiB".format,
-}
-"""Metric -> how its value is written."""
 
 
 def run_tags(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
@@ -78,26 +58,6 @@ def note(config: ResolvedConfig, decided: Decided) -> str:
     )
 
 
-def figures(task: TaskSpec, metrics: Mapping[str, float]) -> list[str]:
-    """The figures of a finished run that a person looks for first, as paragraphs in Markdown."""
-
-    def after(words: str, figure: Figure) -> Callable[[float], str]:
-        return lambda value: f"{words} {figure.text(value).replace('%', ' %')}"
-
-    primary, *others = task.figures
-    test = {figure.result(metrics): after(figure.noun, figure) for figure in (primary, LOSS, *others)}
-    chosen = {
-        CHOSEN_EPOCH: ("epoch {:.0f}" if primary.best in metrics else "epoch {:.0f} on the test set").format,
-        primary.best: after(f"validation {primary.noun}", primary),
-    }
-    speed = {task.throughput: task.speed, **_SPEED}
-    known = {
-        title: [text(metrics[name]) for name, text in figures.items() if name in metrics]
-        for title, figures in {"Test": test, "Chosen": chosen, "Speed": speed}.items()
-    }
-    return [f"**{title}**: {', '.join(texts)}" for title, texts in known.items() if texts]
-
-
 def origin_tags() -> dict[str, str]:
     """Tags of the origin of a run's figures: person, machine, versions, commit."""
     tags = {"cifar_ray.machine": f"{platform.node()}, {platform.platform()}"}
@@ -111,23 +71,10 @@ def origin_tags() -> dict[str, str]:
     return tags
 
 
-def changed_tags(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags that have changed, with their earlier values."""
-    changed = {}
-    for name, value in now.items():
-        if before.get(name) != value:
-            changed[name] = value
-            if name in before:
-                earlier = f"{EARLIER}{name}"
-                changed[earlier] = ", ".join(filter(None, (before.get(earlier), before[name])))
-    return changed
-
-
 def dataset_input(dataset: Dataset) -> DatasetInput:
     """The data set as MLflow lists it among a run's inputs."""
     name = dataset.name
-    source = HTTPDatasetSource(_HOMES[name]) if name in _HOMES else CodeDatasetSource({"cifar_ray.dataset": name})
-    meta = MetaDataset(source, name=name, digest=dataset.spec.digest)
+    meta = MetaDataset(CodeDatasetSource({"cifar_ray.dataset": name}), name=name, digest=dataset.spec.digest)
     return DatasetInput(DatasetEntity.from_dictionary(meta.to_dict()), [InputTag("mlflow.data.context", "training")])
 
 

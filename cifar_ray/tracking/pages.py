@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec, measured_on
+from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec
 from cifar_ray.tracking import store
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, MEASURED, task_of
 from cifar_ray.tracking.uri import flag
@@ -58,29 +58,24 @@ def _view(task: TaskSpec, measured: Sequence[Subset]) -> dict[str, Any]:
     first = f"{MEASURED}{primary.name}" if len(measured) > 1 else primary.on(measured[0])
     names = dict.fromkeys((first, *map(primary.on, measured), primary.metric, speed, "time/training_s"))
     titles = {of.on(on): f"{SUBSETS[on].capitalize()} {of.noun}" for of in (primary, LOSS) for on in measured}
-    titles["train/epoch_loss"] = "Training loss"
+    lines = [
+        {**_LINE, "uuid": metric, "metricKey": metric, "displayName": f"{title} by epoch"}
+        for metric, title in {**titles, "train/epoch_loss": "Training loss"}.items()
+    ]
+    scatter = {
+        **_CARD,
+        "type": "SCATTER",
+        "uuid": "speed",
+        "displayName": f"{task.unit.capitalize()}/s by topology",
+        "xaxis": {"key": "topology", "type": "PARAM"},
+        "yaxis": {"key": speed, "type": "METRIC", "dataAccessKey": speed},
+        "runsCountToCompare": 100,
+    }
     return {
-        "selectedColumns": [
-            *(f"metrics.`{name}`" for name in names),
-            *(f"params.`{name}`" for name in _PARAMS),
-        ],
+        "selectedColumns": [*(f"metrics.`{name}`" for name in names), *(f"params.`{name}`" for name in _PARAMS)],
         "orderByKey": f"metrics.`{first}`",
         "orderByAsc": primary.better == "min",
-        "compareRunCharts": [
-            *(
-                {**_LINE, "uuid": metric, "metricKey": metric, "displayName": f"{title} by epoch"}
-                for metric, title in titles.items()
-            ),
-            {
-                **_CARD,
-                "type": "SCATTER",
-                "uuid": "speed",
-                "displayName": f"{task.unit.capitalize()}/s by topology",
-                "xaxis": {"key": "topology", "type": "PARAM"},
-                "yaxis": {"key": speed, "type": "METRIC", "dataAccessKey": speed},
-                "runsCountToCompare": 100,
-            },
-        ],
+        "compareRunCharts": [*lines, scatter],
         "compareRunSections": [
             {"uuid": name, "name": name, "display": name == _SECTION, "isReordered": False}
             for name in (_SECTION, *_FOLDED)
@@ -88,13 +83,6 @@ def _view(task: TaskSpec, measured: Sequence[Subset]) -> dict[str, Any]:
         "isAccordionReordered": True,  # or MLflow would sort the sections by name
         "runsHiddenMode": "SHOW_ALL",
     }
-
-
-def _measured(run: Run, task: TaskSpec) -> Subset | None:
-    """The images that a run is measured on after every epoch; None of one that has ended without a figure."""
-    metrics = run.data.metrics
-    on = "val" if run.data.tags.get(CHOSEN_BY_TAG) == "val" else measured_on(metrics)
-    return on if run.info.status == "RUNNING" or task.primary.on(on) in metrics else None
 
 
 def run(uri: str, run: Run) -> str | None:
@@ -124,8 +112,8 @@ def newest(server: str, client: MlflowClient) -> str:
         experiment = runs[0].info.experiment_id
         task = task_of(runs[0].data.tags)
         recent = client.search_runs([experiment], ours, max_results=_RECENT)
-        measured = {_measured(run, task) for run in recent}
-        view = json.dumps(_view(task, [subset for subset in SUBSETS if subset in measured] or ["test"]))
+        on_val = {run.data.tags.get(CHOSEN_BY_TAG) == "val" for run in recent}
+        view = json.dumps(_view(task, [subset for subset in SUBSETS if (subset == "val") in on_val]))
         if client.get_experiment(experiment).tags.get(_VIEW_TAG) != view:
             with suppress(MlflowException):  # a store may be for reading only
                 client.set_experiment_tag(experiment, _VIEW_TAG, view)

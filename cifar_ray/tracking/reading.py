@@ -1,24 +1,24 @@
-"""Read a sweep, or runs named one by one, from the tracking store."""
+"""Find, list and read runs and sweeps: the only module that makes a ``Run`` or a ``Sweep`` of what MLflow has."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run as Entity
 from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
-from cifar_ray.config import limits, runfile
-from cifar_ray.config import sweep as sweeps
+from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import Range
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import LOAD, MEASURE_TAG, STOPPED_BY_TAG, Point, Search, Study, Trial
-from cifar_ray.tracking.uri import no_such_name, no_such_run
+from cifar_ray.tracking.study import FAILURE_TAG, LOAD, MEASURE_TAG, STOPPED_BY_TAG, Point, Run, Sweep
+from cifar_ray.tracking.uri import flag, no_such_name, no_such_run, no_such_sweep
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("train/epoch_loss", "epoch_s", "train/loss")
@@ -29,94 +29,230 @@ _NO_CELLS = (
     "are missing here."
 )
 
+Absent = Callable[[str, str], ConfigError]
+"""Makes the error about a name that is not there, of the store's URI and the name."""
 
-def study(uri: str, name: str) -> Study:
+
+class AmbiguousRunError(ConfigError):
+    """Several runs have the name that was given."""
+
+
+def run_of(client: MlflowClient, entity: Entity, params: Mapping[str, str] | None = None, reason: str = "") -> Run:
+    """A run as MLflow has it; ``params`` and ``reason`` are used where it ended before logging its own."""
+    info, tags = entity.info, dict(entity.data.tags)
+    status, stopped_by = "PENDING" if info.status == "SCHEDULED" else info.status, tags.get(STOPPED_BY_TAG, "")
+    if status == "FINISHED" and limits.is_halted(stopped_by):
+        status, reason = "STOPPED", f"stopped by {limits.named(stopped_by)}"
+    return Run(
+        name=info.run_name,
+        run_id=info.run_id,
+        status=status,
+        reason=tags.get(FAILURE_TAG, reason) if status in ("FAILED", "KILLED", "STOPPED") else "",
+        page=pages.run(client.tracking_uri, entity),
+        params={**(params or {}), **entity.data.params},
+        tags=tags,
+        metrics=dict(entity.data.metrics),
+        started=_moment(entity),
+    )
+
+
+def sweep_of(client: MlflowClient, entity: Entity, trials: Sequence[Run] = ()) -> Sweep:
+    """A sweep as MLflow has it, by its own run."""
+    tags = dict(entity.data.tags)
+    return Sweep(
+        name=tags.get(store.SWEEP_TAG, entity.info.run_name),
+        trials=trials,
+        store=store.shown(client.tracking_uri),
+        command=tags.get("cifar_ray.command", ""),
+        hold=tags.get("cifar_ray.hold", "batch"),
+        axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
+        run_id=entity.info.run_id,
+        page=pages.run(client.tracking_uri, entity),
+        status=entity.info.status,
+        metrics=dict(entity.data.metrics),
+        tags=tags,
+        started=_moment(entity),
+        **json.loads(tags.get(parent.SEARCH_TAG, "{}")),
+    )
+
+
+def _moment(entity: Entity) -> str:
+    return datetime.fromtimestamp(entity.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds")
+
+
+def find_run(client: MlflowClient, name: str, absent: Absent = no_such_run) -> Run:
+    """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
+
+    Raises:
+        AmbiguousRunError: when there are several of that name.
+        ConfigError: when there is none, or the store does not answer.
+    """
+    with store.refusing(client.tracking_uri):
+        experiments = store.all_experiments(client)
+        for key in ("attributes.run_id", "attributes.run_name", f"tags.`{store.SWEEP_TAG}`"):
+            entities = client.search_runs(experiments, f"{key} = '{store.escaped(name)}'")
+            if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
+                break
+        else:
+            raise absent(client.tracking_uri, name)
+    if key == f"tags.`{store.SWEEP_TAG}`":
+        command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
+        raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
+    matches = [run for run in matches if run.tags.get(store.FOLDER_TAG) != ""] or matches
+    if len(matches) > 1:
+        sweeps = {run.run_id: run.tags.get(store.SWEEP_TAG) for run in matches}
+        ids = ", ".join(f"{run_id} (of sweep {sweep})" if sweep else run_id for run_id, sweep in sweeps.items())
+        raise AmbiguousRunError("", f"there are {len(matches)} runs named {name!r}; take one of their ids: {ids}")
+    return matches[0]
+
+
+def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
+    """Open a run by its name or MLflow id; also return the client. A missing store is not created.
+
+    Raises:
+        ConfigError: as :func:`connect` and :func:`find_run`.
+    """
+    client = _client(uri, no_such_run(uri, name))
+    return client, find_run(client, name)
+
+
+def with_key(uri: str, key: str) -> Run | None:
+    """Find the run with this key; None when the store does not exist.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    if not store.exists(uri):
+        return None
+    with store.refusing(uri):
+        client = store.connect(uri)
+        entity = store.find_key(client, key)
+    return run_of(client, entity) if entity else None
+
+
+def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
+    """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    with store.refusing(client.tracking_uri):
+        for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
+            condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
+            if entities := store.search(client, store.all_experiments(client), condition):
+                return sweep_of(client, entities[0])
+    return None
+
+
+def open_sweep(uri: str, name: str) -> tuple[MlflowClient, Sweep]:
+    """Open a sweep by its name; also return the client of its store.
+
+    Raises:
+        ConfigError: when there is none, or the store does not answer.
+    """
+    client = _client(uri, no_such_sweep(uri, name))
+    if (sweep := find_sweep(client, name)) is None:
+        raise no_such_sweep(uri, name)
+    return client, sweep
+
+
+def _client(uri: str, absent: ConfigError) -> MlflowClient:
+    """A client of a store, which is not made where it does not exist: then ``absent`` is raised."""
+    tracking.quieten(verbose=False)
+    if not store.exists(uri):
+        raise absent
+    return store.connect(uri)
+
+
+def trials(client: MlflowClient, sweep: Sweep) -> list[Run]:
+    """The runs of a sweep, oldest first.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    with store.refusing(client.tracking_uri):
+        return [run_of(client, entity) for entity in _children(client, sweep)]
+
+
+def _children(client: MlflowClient, sweep: Sweep) -> list[Entity]:
+    condition = f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'"
+    return store.search(client, store.all_experiments(client), condition)[::-1]
+
+
+def everything(uri: str) -> list[Run | Sweep]:
+    """All sweeps, and all runs that belong to none, newest first; the runs of a sweep are the oldest first.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    if not store.exists(uri):
+        return []
+    client = store.connect(uri)
+    with store.refusing(uri):
+        experiments = store.all_experiments(client)
+        ours = (store.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
+        entities = [run for tag in ours for run in store.search(client, experiments, f"tags.`{tag}` LIKE '%'")]
+    children: dict[str, list[Entity]] = {}
+    for entity in sorted(entities, key=lambda entity: entity.info.start_time):
+        children.setdefault(entity.data.tags.get(parent.PARENT_TAG, ""), []).append(entity)
+    return [
+        sweep_of(client, entity, [run_of(client, child) for child in children.get(entity.info.run_id, ())])
+        if parent.KIND_TAG in entity.data.tags
+        else run_of(client, entity)
+        for entity in reversed(children.get("", ()))
+    ]
+
+
+def study(uri: str, name: str) -> Sweep:
     """Read the newest sweep of that name, with every cell of its grid.
 
     Raises:
         ConfigError: when there is none, or the store does not answer.
     """
-    client, parent = sweep(uri, name)
+    client, sweep = open_sweep(uri, name)
     with store.refusing(uri):
-        return _measured(client, [_planned(client, name, parent)])[0]
+        return _measured(client, [_planned(client, sweep)])[0]
 
 
-def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Study]:
+def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Sweep]:
     """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id.
 
     Raises:
         ConfigError: when there is neither, or the store does not answer.
     """
-    tracking.quieten(verbose=False)
-    if not store.exists(uri):
-        raise no_such_name(uri, names[0])
-    client, studies = store.connect(uri), []
+    client, studies = _client(uri, no_such_name(uri, names[0])), []
     with store.refusing(uri):
         for name in names:
-            if (known := parent.find(client, name)) is not None:
-                studies.append(_planned(client, name, client.get_run(known.run_id)))
+            if (sweep := find_sweep(client, name)) is not None:
+                studies.append(_planned(client, sweep))
             else:
                 alone = _named(client, [name], no_such_name)
                 studies.append(replace(alone, command=alone.trials[0].tags.get("cifar_ray.command", "")))
         return _measured(client, studies)
 
 
-def runs(uri: str, names: Sequence[str]) -> Study:
+def runs(uri: str, names: Sequence[str]) -> Sweep:
     """Read runs of these names or MLflow ids, in the order given; one named twice counts once.
 
     Raises:
         ConfigError: when one of them is not there or is no run of a training, or the store does not answer.
     """
-    tracking.quieten(verbose=False)
-    if not store.exists(uri):
-        raise no_such_run(uri, names[0])
-    client = store.connect(uri)
+    client = _client(uri, no_such_run(uri, names[0]))
     with store.refusing(uri):
         return _measured(client, [_named(client, names)])[0]
 
 
-def _planned(client: MlflowClient, name: str, sweep_run: Run) -> Study:
-    """A sweep by its own run, without what :func:`_measured` reads."""
-    tags = sweep_run.data.tags
-    listed = (_json(client, sweep_run.info.run_id, parent.CELLS_FILE) or {}).get("cells")
-    trials = _cells(client, sweep_run, listed or ())
-    return Study(
-        name=name,
-        trials=[trial for trial in trials if _is_placed(trial)],
-        store=store.shown(client.tracking_uri),
-        command=tags.get("cifar_ray.command", ""),
-        hold=tags.get("cifar_ray.hold", "batch"),
-        axes=tuple(axis.strip() for axis in tags.get("cifar_ray.axes", "").split(",") if axis.strip()),
-        run_id=sweep_run.info.run_id,
-        page=pages.run(client.tracking_uri, sweep_run),
-        status=sweep_run.info.status,
-        metrics=dict(sweep_run.data.metrics),
-        cautions=(_NO_CELLS,) if listed is None else (),
-        search=_search(client, sweep_run.info.run_id),
-    )
+def _planned(client: MlflowClient, sweep: Sweep) -> Sweep:
+    """A sweep with its cells, without what :func:`_measured` reads."""
+    cells = (_json(client, sweep.run_id, parent.CELLS_FILE) or {}).get("cells")
+    trials = [trial for trial in _cells(client, sweep, cells or ()) if _is_placed(trial)]
+    return replace(sweep, trials=trials, cautions=(_NO_CELLS,) if cells is None else ())
 
 
-def _search(client: MlflowClient, run_id: str) -> Search | None:
-    """How a sweep has searched; None of a plain grid, and where its configuration is not one of this version."""
-    try:
-        values = store.read_artifact(client, run_id, parent.CONFIG_FILE, runfile.read)
-        config = None if values is None else sweeps.from_mapping(values)
-    except (MlflowException, OSError, ValueError):
-        return None
-    if config is None or not config.is_search:
-        return None
-    drawn = {field: of.kind for grid in config.grid for field, of in grid.items() if isinstance(of, Range)}
-    # Of a sweep that holds the global batch, an axis of batches has that name.
-    ranges = {name if name in config.axes else "global_batch_size": drawn[name] for name in drawn}
-    return Search(config.search, config.scheduler, config.objective, ranges)
-
-
-def _named(
-    client: MlflowClient, names: Sequence[str], absent: Callable[[str, str], ConfigError] = no_such_run
-) -> Study:
-    """Runs named one by one, without what :func:`_measured` reads; ``absent`` as for :func:`store.find`."""
-    ids = dict.fromkeys(store.find(client, name, absent).run_id for name in names)
-    trials = [_trial(client, client.get_run(run_id), {}, "") for run_id in ids]
+def _named(client: MlflowClient, names: Sequence[str], absent: Absent = no_such_run) -> Sweep:
+    """Runs named one by one, without what :func:`_measured` reads."""
+    trials = list({run.run_id: run for run in (find_run(client, name, absent) for name in names)}.values())
     uri = client.tracking_uri
     for trial in trials:
         if not _is_placed(trial):
@@ -124,10 +260,10 @@ def _named(
     name = ", ".join(trial.name for trial in trials)
     held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
     hold = "global_batch" if held else ""
-    return Study(name, trials, store.shown(uri), command=f"cifar-ray compare {' '.join(names)}", hold=hold)
+    return Sweep(name, trials, store.shown(uri), command=f"cifar-ray compare {' '.join(names)}", hold=hold)
 
 
-def _measured(client: MlflowClient, studies: Sequence[Study]) -> list[Study]:
+def _measured(client: MlflowClient, studies: Sequence[Sweep]) -> list[Sweep]:
     """Studies with the histories and confusion matrices of their runs: each is a request, so each is read once."""
     begun = {trial.run_id: trial for study in studies for trial in study.trials if trial.run_id}
     read = {run_id: _read(client, trial) for run_id, trial in begun.items()}
@@ -137,7 +273,7 @@ def _measured(client: MlflowClient, studies: Sequence[Study]) -> list[Study]:
     ]
 
 
-def _read(client: MlflowClient, trial: Trial) -> dict[str, Any]:
+def _read(client: MlflowClient, trial: Run) -> dict[str, Any]:
     followed = [name for name in trial.metrics if _is_followed(name, trial)]
     confusion = (trial.finished and _json(client, trial.run_id, _CONFUSION)) or {}
     return {
@@ -148,66 +284,33 @@ def _read(client: MlflowClient, trial: Trial) -> dict[str, Any]:
     }
 
 
-def sweep(uri: str, name: str) -> tuple[MlflowClient, Run]:
-    """Find the newest sweep of that name: its own run, and the client of its store.
-
-    Raises:
-        ConfigError: when there is none, or the store does not answer.
-    """
-    tracking.quieten(verbose=False)
-    client, known = parent.connect(name, uri)
-    with store.refusing(uri):
-        return client, client.get_run(known.run_id)
-
-
-def _cells(client: MlflowClient, sweep_run: Run, cells: Sequence[Mapping[str, Any]]) -> list[Trial]:
+def _cells(client: MlflowClient, sweep: Sweep, cells: Sequence[Mapping[str, Any]]) -> list[Run]:
     """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
-    children = {run.info.run_name: run for run in parent.children(client, sweep_run)}
-    purposes = [run.data.tags[MEASURE_TAG] for run in children.values() if MEASURE_TAG in run.data.tags]
+    children = {entity.info.run_name: entity for entity in _children(client, sweep)}
+    purposes = [entity.data.tags[MEASURE_TAG] for entity in children.values() if MEASURE_TAG in entity.data.tags]
     purpose = {MEASURE_TAG: purposes[0]} if purposes else {}  # all runs of a sweep are made for the same
     trials = []
     for cell in cells:
-        params, reason = cell["params"], cell.get("reason") or ""
-        run = children.pop(cell["name"], None)
-        if run is not None:
-            trials.append(replace(_trial(client, run, params, reason), repeats=cell.get("repeats", "")))
+        name, params, reason = cell["name"], cell["params"], cell.get("reason") or ""
+        if (entity := children.pop(name, None)) is not None:
+            trial = run_of(client, entity, params, reason)
         else:
             status = "SKIPPED" if cell["state"] == "SKIPPED" else "PENDING"
             if status == "PENDING" and reason:
                 status = "FAILED"
-            elif status == "PENDING" and sweep_run.info.status == "FINISHED":
+            elif status == "PENDING" and sweep.status == "FINISHED":
                 reason = "MLflow does not have it (any more)"
-            trials.append(
-                Trial(cell["name"], "", status, reason, params=params, tags=purpose, repeats=cell.get("repeats", ""))
-            )
-    return trials + [_trial(client, run, {}, "") for run in children.values()]
+            trial = Run(name, "", status, reason, params=params, tags=purpose)
+        trials.append(replace(trial, repeats=cell.get("repeats", "")))
+    return trials + [run_of(client, entity) for entity in children.values()]
 
 
-def _is_placed(trial: Trial) -> bool:
+def _is_placed(trial: Run) -> bool:
     """Whether its parameters tell where it stands in a table."""
     return all(key in trial.params for key in _NEEDED) and all(trial.params[key].isdecimal() for key in _SIZES)
 
 
-def _trial(client: MlflowClient, run: Run, params: Mapping[str, str], reason: str) -> Trial:
-    """Read one run; ``params`` and ``reason`` are used where it ended before logging its own."""
-    info, data = run.info, run.data
-    status = "PENDING" if info.status == "SCHEDULED" else info.status
-    stopped_by = data.tags.get(STOPPED_BY_TAG, "")
-    if status == "FINISHED" and limits.is_halted(stopped_by):
-        status, reason = "STOPPED", f"stopped by {limits.named(stopped_by)}"
-    return Trial(
-        name=info.run_name,
-        run_id=info.run_id,
-        status=status,
-        reason=data.tags.get(store.FAILURE_TAG, reason) if status in ("FAILED", "KILLED", "STOPPED") else "",
-        page=pages.run(client.tracking_uri, run),
-        params={**params, **data.params},
-        tags=dict(data.tags),
-        metrics=dict(data.metrics),
-    )
-
-
-def _is_followed(name: str, trial: Trial) -> bool:
+def _is_followed(name: str, trial: Run) -> bool:
     of_a_rank = name.startswith("train/loss_rank") and trial.params.get("per_rank_test") == "True"
     measured = [figure.on(subset) for figure in (LOSS, trial.task.primary) for subset in SUBSETS]
     return name in (*_HISTORIES, *measured) or LOAD.fullmatch(name) is not None or of_a_rank

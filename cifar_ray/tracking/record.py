@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlflow import MlflowClient
@@ -18,22 +17,40 @@ _CHECKPOINTS = "checkpoints.json"
 
 
 class Record:
-    """Writes one driver's record of an MLflow run. Only creating and ending it wait or raise.
+    """Writes one driver's record of an MLflow run. Only its end waits, and its beginning if it ``waits``.
 
     Attributes:
-        run_id: MLflow's id of the run.
         uri: the tracking store.
-        page: address of the run's page, when the store is a server that has pages.
     """
 
-    def __init__(self, client: MlflowClient, run: Run, session: str) -> None:
-        self.run_id = run.info.run_id
+    def __init__(
+        self, client: MlflowClient, session: str, begin: Callable[[MlflowClient], Run], waits: bool = True
+    ) -> None:
+        """Make a run with the tag of this session, or take it over, by ``begin``.
+
+        Raises:
+            ConfigError: when it ``waits``, and the store refuses it.
+        """
         self.uri = client.tracking_uri
-        self.page = pages.run(self.uri, run)
-        self._guard = Guard(self.uri, self.run_id, session)
-        self._sink = Sink(client, self.run_id)
+        self._guard = Guard(self.uri, session)  # first, so that no run stays RUNNING whatever happens from now on
+        try:
+            with store.refusing(self.uri):
+                self._sink = Sink(client, begin, waits)
+        except BaseException:
+            self._guard.conclude(True, "")
+            raise
+        self._checkpoints: dict[int, Mapping[str, Any]] = {}
         self._listed: dict[int, Mapping[str, Any]] = {}
-        self._unlisted: list[Mapping[str, Any]] = []
+
+    @property
+    def run_id(self) -> str:
+        """MLflow's id of the run; empty until MLflow has it."""
+        return self._sink.run_id
+
+    @property
+    def page(self) -> str | None:
+        """Address of the run's page, when the store is a server that has pages, and has the run."""
+        return pages.run(self.uri, self._sink.run) if self._sink.run else None
 
     @property
     def trouble(self) -> str:
@@ -56,21 +73,16 @@ class Record:
         self.tags({store.FAILURE_TAG: reason})
 
     def list_checkpoint(self, entry: Mapping[str, Any]) -> None:
-        """Add a checkpoint to ``checkpoints.json``; it replaces an earlier one of the same ``step``."""
-        self._unlisted.append(entry)
+        """Add a checkpoint to ``checkpoints.json``, the list of those that this driver knows, by their ``step``."""
+        self._checkpoints[entry["step"]] = entry
         self._sink.call(self._write_checkpoints)
 
     def _write_checkpoints(self, client: MlflowClient, run_id: str) -> None:
         """Write what waits at once: checkpoints may come faster than a store takes a file."""
-        fresh, entries = list(self._unlisted), dict(self._listed)
-        if not fresh:
-            return
-        if not entries and (earlier := store.read_json(client, run_id, _CHECKPOINTS)):  # of earlier processes
-            entries = {entry["step"]: entry for entry in earlier["checkpoints"]}
-        entries |= {entry["step"]: entry for entry in fresh}
-        client.log_dict(run_id, {"checkpoints": [entries[step] for step in sorted(entries)]}, _CHECKPOINTS)
-        del self._unlisted[: len(fresh)]
-        self._listed = entries
+        entries = dict(self._checkpoints)
+        if entries != self._listed:
+            client.log_dict(run_id, {"checkpoints": [entries[step] for step in sorted(entries)]}, _CHECKPOINTS)
+            self._listed = entries
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """Write everything that waits, then end the run as FINISHED, FAILED or KILLED.
@@ -84,5 +96,5 @@ class Record:
             for some minutes, and never as FINISHED, since its record is not complete.
         """
         if status == "FINISHED":
-            self._sink.call(partial(store.forget, tag=store.FAILURE_TAG))
+            self._sink.forget(store.FAILURE_TAG)
         return self._guard.conclude(self._sink.close(status, _PATIENCE_S, ended), status)

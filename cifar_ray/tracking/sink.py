@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.tracking import store
+from cifar_ray.tracking.study import EARLIER
+from cifar_ray.training.observer import Row
+
+SENT_TAG = "cifar_ray.sent"
+"""Tag of how far the rows of a run have been sent: kind -> step, as JSON."""
+
+CLOCK = "clock"
+"""Kind of a row whose step is the second since the run began, whatever its own."""
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
 _TRIES = 3  # of a write that fails though the store takes others
 _LONGEST_S, _LOOK_S = 300.0, 0.5
 _TRY_AGAIN = (429, 499)  # too many requests, cancelled; to MLflow, a time-out is a 500
 _RETRIED_TAG = "cifar_ray.retried_ms"
-_AT_ONCE = 1000  # points that MLflow's client sends in one request, which is taken whole or not at all
+_AT_ONCE = 999  # metrics that MLflow takes in one request beside a tag; a request is taken whole or not at all
 
 Write = Callable[[MlflowClient, str], None]
 
@@ -32,44 +42,112 @@ class Sink:
     and does not hold up the rest.
 
     Attributes:
+        run: the run as it was when this driver took it up; None until MLflow has it.
+        known_tags: its tags now, as far as this driver knows.
+        sent: how far its rows have been sent: kind -> step.
         trouble: why the store cannot be written to just now; empty when it can.
         refused: why something was given up.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str) -> None:
-        self._client, self._run_id = client, run_id
+    def __init__(self, client: MlflowClient, begin: Callable[[MlflowClient], Run], waits: bool = True) -> None:
+        """Make a run or take it over by ``begin``: at once, or where it need not wait as the first write."""
+        self._client, self._begin = client, begin
         self._writes: queue.Queue[Write | None] = queue.Queue()
-        self._metrics: list[Metric] = []
+        self._rows: list[Row] = []
         self._closing, self._given_up = threading.Event(), threading.Event()
         self._deadline = float("inf")
-        self._written: set[tuple[str, int]] | None = None  # names and steps, once they have been read
         self._doubtful = False  # the last try has failed, and the store has not taken anything since
+        self.run: Run | None = None
         self.trouble = ""
         self.refused: list[str] = []
-        self._thread = threading.Thread(target=self._run, daemon=True, name="mlflow-sink")
+        self.known_tags: dict[str, str] = {}
+        self._params: set[str] = set()
+        self._sent_before: dict[str, int] = {}  # by earlier drivers
+        self.sent: dict[str, int] = {}
+        self._points: set[tuple[str, int]] = set()  # that this driver has sent: name and step
+        if waits:
+            self._open(client, "")
+        else:
+            self._writes.put(self._open)
+        self._thread = threading.Thread(target=self._work, daemon=True, name="mlflow-sink")
         self._thread.start()
 
-    def metrics(self, step: int, timestamp_ms: int, values: dict[str, float]) -> None:
-        """Record the metrics of one step.
+    @property
+    def run_id(self) -> str:
+        """MLflow's id of the run; empty until MLflow has it."""
+        return self.run.info.run_id if self.run else ""
 
-        One that is written already under this step is left alone; of several that wait, the last is written.
-        """
-        self._metrics.extend([Metric(name, value, timestamp_ms, step) for name, value in values.items()])
-        self._writes.put(self._flush)
+    def _open(self, client: MlflowClient, _: str) -> None:
+        run = self._begin(client)
+        self.known_tags, self._params = dict(run.data.tags), {*run.data.params}
+        with suppress(ValueError, TypeError):  # of a tag that somebody has changed: MLflow drops rows that it has
+            self._sent_before = dict(json.loads(self.known_tags.get(SENT_TAG, "{}")))
+        self.sent = dict(self._sent_before)
+        self.run = run
 
-    def params(self, values: dict[str, str]) -> None:
+    def row(self, row: Row) -> None:
+        """Record a row of metrics: once, also if it is given again, here or by a driver that takes the run over."""
+        self._rows.append(row)
+        self._writes.put(self._send)
+
+    def _send(self, client: MlflowClient, run_id: str) -> None:
+        """Send the rows that wait. With the last request goes how far they come, so what is lost is sent again."""
+        assert self.run is not None
+        rows, metrics, sent = self._rows[:], {}, dict(self.sent)
+        for row in rows:
+            step = at = row.step
+            if row.kind == CLOCK:
+                step, at = max((row.timestamp_ms - self.run.info.start_time) // 1000, 0), row.timestamp_ms
+            elif step <= self._sent_before.get(row.kind, -1):
+                continue
+            else:
+                sent[row.kind] = max(step, sent.get(row.kind, step))
+            for name, value in row.metrics.items():
+                if row.kind == CLOCK or ((name, at) not in self._points and (name, at) not in metrics):
+                    metrics[name, at] = Metric(name, value, row.timestamp_ms, step)
+        points = list(metrics.values())
+        try:
+            for begin in range(0, len(points), _AT_ONCE):
+                is_last = begin + _AT_ONCE >= len(points)
+                tags = [RunTag(SENT_TAG, json.dumps(sent))] if is_last and sent != self.sent else []
+                client.log_batch(run_id, metrics=points[begin : begin + _AT_ONCE], tags=tags)
+        except Exception as error:
+            if _is_refusal(error):
+                del self._rows[: len(rows)]  # or they would be refused again with all that comes
+            raise
+        del self._rows[: len(rows)]
+        self.sent = sent
+        self._points |= metrics.keys()
+
+    def params(self, values: Mapping[str, str]) -> None:
         """Record parameters; MLflow refuses to change one, so a changed one is left as it was."""
 
         def write(client: MlflowClient, run_id: str) -> None:
-            known = client.get_run(run_id).data.params
-            fresh = [Param(name, value) for name, value in values.items() if name not in known]
+            fresh = [Param(name, value) for name, value in values.items() if name not in self._params]
             client.log_batch(run_id, params=fresh)
+            self._params |= values.keys()
 
         self._writes.put(write)
 
-    def tags(self, values: Mapping[str, str]) -> None:
-        tags = [RunTag(name, value[:8000]) for name, value in values.items()]
-        self._writes.put(lambda client, run_id: client.log_batch(run_id, tags=tags))
+    def tags(self, values: Mapping[str, str] | Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+        """Record tags, or what is made of those that the run has by then."""
+
+        def write(client: MlflowClient, run_id: str) -> None:
+            now = values(self.known_tags) if callable(values) else values
+            client.log_batch(run_id, tags=[RunTag(name, value[:8000]) for name, value in now.items()])
+            self.known_tags |= now
+
+        self._writes.put(write)
+
+    def forget(self, tag: str) -> None:
+        """Remove a tag of an earlier attempt, such as the reason of its failure."""
+
+        def write(client: MlflowClient, run_id: str) -> None:
+            if tag in self.known_tags:
+                client.delete_tag(run_id, tag)
+                del self.known_tags[tag]
+
+        self._writes.put(write)
 
     def call(self, write: Write) -> None:
         """Run ``write(client, run_id)`` in its turn. It may be repeated."""
@@ -107,7 +185,7 @@ class Sink:
         self._given_up.set()
         return written.is_set()
 
-    def _run(self) -> None:
+    def _work(self) -> None:
         while (write := self._writes.get()) is not None:
             if self._given_up.is_set() or not self._insist(write):
                 return
@@ -117,12 +195,12 @@ class Sink:
         pause, failed_while_there = _FIRST_RETRY_S, 0
         while True:
             try:
-                write(self._client, self._run_id)
+                write(self._client, self.run_id)
                 self.trouble, self._doubtful = "", False
                 return True
             except Exception as error:  # tracking must not end a run, whatever happens to it
                 self._doubtful = True
-                reason, refused = store.reason(error), _is_refusal(error)
+                reason, refused = store.reason(error), self.run is not None and _is_refusal(error)
                 writable = self._takes_writes()
             late = time.monotonic() + pause > self._deadline
             failed_while_there += writable
@@ -139,32 +217,22 @@ class Sink:
     def _takes_writes(self) -> bool:
         """Whether the store takes a write now: a locked or deleted database still answers reads."""
         try:  # with another value each time: MLflow does not write one that is there already
-            self._client.set_tag(self._run_id, _RETRIED_TAG, str(time.time_ns() // 1_000_000))
+            self._client.set_tag(self.run_id, _RETRIED_TAG, str(time.time_ns() // 1_000_000))
         except Exception:  # whatever keeps it from that
             return False
-        return True
+        return self.run is not None
 
-    def _flush(self, client: MlflowClient, run_id: str) -> None:
-        """Write the last point of each step that has no value yet: a resumed run repeats rows written before."""
-        points = self._metrics[:]
-        last = {(point.key, point.step): point for point in points}
-        if self._written is None:
-            names = client.get_run(run_id).data.metrics
-            histories = [client.get_metric_history(run_id, name) for name in names]
-            self._written = {(point.key, point.step) for history in histories for point in history}
-        fresh = [last[key] for key in last if key not in self._written]
-        try:
-            if fresh:
-                client.log_batch(run_id, metrics=fresh)
-            self._written.update(last)
-        except Exception as error:
-            refused = _is_refusal(error)
-            if refused:
-                del self._metrics[: len(points)]  # or they would be refused again with all that comes
-            if not refused or len(fresh) > _AT_ONCE:
-                self._written = None  # a part may be there
-            raise
-        del self._metrics[: len(points)]
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """The tags that have changed, with what they have been in tags of their names after :data:`EARLIER`."""
+    changed = {}
+    for name, value in now.items():
+        if before.get(name) != value:
+            changed[name] = value
+            if name in before:
+                earlier = f"{EARLIER}{name}"
+                changed[earlier] = ", ".join(filter(None, (before.get(earlier), before[name])))
+    return changed
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mlflow.exceptions import MlflowException
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import store
-from cifar_ray.tracking.study import BOUND_SHARE
-from cifar_ray.training.bottleneck import Verdict
+from cifar_ray.tracking import reading, store
 from cifar_ray.training.rank_times import StepTimes
 
 FILE = "step_times.json"
@@ -26,36 +21,19 @@ def text(times: StepTimes) -> str:
     return to_json(times, indent=1).decode()
 
 
-def metrics(times: StepTimes, verdict: Verdict) -> dict[str, float]:
-    """Metrics of every part of a step by rank, in seconds, and of the share of the training that the bound costs."""
-    by_rank = {
-        f"time/step_{part}{statistic}_s_rank{rank.rank}": seconds
-        for rank in times.ranks
-        for part, of in rank.parts.items()
-        for statistic, seconds in (("", of.mean), ("_median", of.median), ("_p95", of.p95))
-    }
-    known = verdict.kind != "not enough evidence"
-    return by_rank | ({BOUND_SHARE: verdict.share or 0.0} if known else {})
-
-
 def read(uri: str, run: str) -> tuple[str, StepTimes]:
     """Read the name of a run of that name or MLflow id, and the times of its steps.
 
     Raises:
         ConfigError: when there is no such run, it has recorded none, or the store does not answer.
     """
-    tracking.quieten(verbose=False)
-    client, known = store.open_run(uri, run)
-
-    def parsed(path: Path) -> StepTimes:
-        return _TIMES.validate_json(path.read_bytes())
-
+    client, known = reading.open_run(uri, run)
     try:
-        times = store.read_artifact(client, known.run_id, FILE, parsed)
-    except ValidationError:
+        times = store.read_json(client, known.run_id, FILE)
+        if times is not None:
+            return known.name, _TIMES.validate_python(times)
+    except ValueError:
         raise ConfigError("", f"the times that run {run!r} recorded of its steps ({FILE}) are damaged") from None
     except (MlflowException, OSError) as error:
         raise store.refusal(uri, error) from None
-    if times is None:
-        raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")
-    return known.name, times
+    raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")

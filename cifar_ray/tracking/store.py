@@ -1,4 +1,4 @@
-"""Find and open the tracking store, and find runs in it."""
+"""The tracking store: open it, search it, and read artifacts from it."""
 
 from __future__ import annotations
 
@@ -7,47 +7,33 @@ import os
 import re
 import sqlite3
 import tempfile
-import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeAlias
 
 from filelock import FileLock
 from mlflow import MlflowClient
-from mlflow.entities import Experiment
-from mlflow.entities import Run as Run
+from mlflow.entities import Experiment, Run
 from mlflow.exceptions import MlflowException
-from requests.utils import get_environ_proxies, select_proxy
 
 from cifar_ray import tracking
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_folder, path_of
 from cifar_ray.tracking.background import Overdue, within
-from cifar_ray.tracking.study import STOPPED_BY_TAG
+from cifar_ray.tracking.study import FAILURE_TAG as FAILURE_TAG
+from cifar_ray.tracking.study import FOLDER_TAG as FOLDER_TAG
+from cifar_ray.tracking.study import KEY_TAG as KEY_TAG
 from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
-from cifar_ray.tracking.uri import flag, no_such_run, sqlite_path
 from cifar_ray.tracking.uri import is_server as is_server
 from cifar_ray.tracking.uri import resolve_uri as resolve_uri
+from cifar_ray.tracking.uri import sqlite_path
 
 Client: TypeAlias = MlflowClient
 """What speaks to a store."""
-
-T = TypeVar("T")
-
-KEY_TAG = "cifar_ray.key"
-"""Tag that identifies a run of this program, chosen before MLflow gives it an id."""
-
-FOLDER_TAG = "cifar_ray.folder"
-"""Tag with the address of the run's folder: its config and its checkpoints; empty when that was removed."""
-
-FAILURE_TAG = "cifar_ray.failure"
-"""Tag with the reason of a run that is not FINISHED."""
 
 SESSION_TAG = "cifar_ray.session"
 """Tag of the driver process that last worked on the run."""
@@ -59,25 +45,6 @@ _RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; charac
 
 _REMOTE_TIMEOUT_S = 8.0
 _PAGE = 200
-
-
-@dataclass(frozen=True)
-class KnownRun:
-    """A run found in the tracking store, or by its folder: then it has neither id nor status.
-
-    ``stopped_by`` is the limit that has stopped it, ``patience``, or empty.
-    """
-
-    run_id: str
-    name: str
-    key: str
-    folder: str
-    status: str
-    stopped_by: str = ""
-
-
-class AmbiguousRunError(ConfigError):
-    """Several runs have the name that was given."""
 
 
 def connect(uri: str) -> MlflowClient:
@@ -106,12 +73,7 @@ def connect(uri: str) -> MlflowClient:
 
 def refusal(uri: str, error: Exception) -> ConfigError:
     """The ConfigError for a store that raised ``error``."""
-    proxy = select_proxy(uri, get_environ_proxies(uri)) if is_server(uri) else None
-    asked, past = ("", "")
-    if proxy is not None:
-        asked = f", asked through the proxy {urlsplit(proxy).netloc.rpartition('@')[2]},"
-        past = f"; NO_PROXY={urlsplit(uri).hostname} goes past the proxy"
-    return ConfigError("tracking_uri", f"must be a store that answers; {uri}{asked} does not ({reason(error)}){past}")
+    return ConfigError("tracking_uri", f"must be a store that answers; {uri} does not ({reason(error)})")
 
 
 @contextmanager
@@ -181,27 +143,11 @@ def experiment_name(datasets: Collection[str]) -> str:
     return f"cifar_ray/{Path(path_of(dataset)).absolute().name if is_folder(dataset) else dataset}"
 
 
-def take_over(client: MlflowClient, run_id: str, open_record: Callable[[Run, str], T]) -> T:
-    """Make this driver the owner of a run, and the run RUNNING.
-
-    ``open_record`` makes the driver's record of the run as it was, and of the driver's session. The record's guard ends
-    the run whatever happens from then on.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
-    session = uuid.uuid4().hex
-    with refusing(client.tracking_uri):
-        record = open_record(client.get_run(run_id), session)
-        client.set_tag(run_id, SESSION_TAG, session)
-        client.update_run(run_id, status="RUNNING")
-    return record
-
-
-def forget(client: MlflowClient, run_id: str, tag: str) -> None:
-    """Remove a tag of an earlier attempt, such as the reason of its failure."""
-    if tag in client.get_run(run_id).data.tags:
-        client.delete_tag(run_id, tag)
+def take_over(client: MlflowClient, run: Run, session: str) -> Run:
+    """Make the driver of this session the owner of a run, and the run RUNNING; return it as it was."""
+    client.set_tag(run.info.run_id, SESSION_TAG, session)
+    client.update_run(run.info.run_id, status="RUNNING")
+    return run
 
 
 def find_key(client: MlflowClient, key: str) -> Run | None:
@@ -210,60 +156,6 @@ def find_key(client: MlflowClient, key: str) -> Run | None:
         all_experiments(client), f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1
     )
     return runs[0] if runs else None
-
-
-def with_key(uri: str, key: str) -> KnownRun | None:
-    """Find the run with this key; None when the store does not exist.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
-    if not exists(uri):
-        return None
-    with refusing(uri):
-        run = find_key(connect(uri), key)
-    return _known(run) if run else None
-
-
-def open_run(uri: str, run: str) -> tuple[MlflowClient, KnownRun]:
-    """Open a run by its name or MLflow id; also return the client. A missing store is not created.
-
-    Raises:
-        ConfigError: as :func:`connect` and :func:`find`.
-    """
-    if not exists(uri):
-        raise no_such_run(uri, run)
-    client = connect(uri)
-    return client, find(client, run)
-
-
-def find(client: MlflowClient, run: str, absent: Callable[[str, str], ConfigError] = no_such_run) -> KnownRun:
-    """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
-
-    ``absent`` makes the error where there is none, of the store's URI and the name.
-
-    Raises:
-        AmbiguousRunError: when there are several of that name.
-        ConfigError: when there is none, or the store does not answer.
-    """
-    with refusing(client.tracking_uri):
-        experiments = all_experiments(client)
-        for key in ("attributes.run_id", "attributes.run_name", f"tags.`{SWEEP_TAG}`"):
-            runs = client.search_runs(experiments, f"{key} = '{escaped(run)}'")
-            matches = [match for match in runs if KEY_TAG in match.data.tags]
-            if matches:
-                break
-        else:
-            raise absent(client.tracking_uri, run)
-    if key == f"tags.`{SWEEP_TAG}`":
-        listing = f"cifar-ray runs {run}{flag(client.tracking_uri)}"
-        raise ConfigError("", f"{run!r} is a sweep, and a run is wanted; `{listing}` lists its runs")
-    matches = [match for match in matches if match.data.tags.get(FOLDER_TAG) != ""] or matches
-    if len(matches) > 1:
-        sweeps = {match.info.run_id: match.data.tags.get(SWEEP_TAG) for match in matches}
-        ids = ", ".join(f"{run_id} (of sweep {sweep})" if sweep else run_id for run_id, sweep in sweeps.items())
-        raise AmbiguousRunError("", f"there are {len(matches)} runs named {run!r}; take one of their ids: {ids}")
-    return _known(matches[0])
 
 
 def escaped(text: str) -> str:
@@ -288,12 +180,6 @@ def shown(uri: str) -> str:
     return uri.replace(f"{home}/", "~/", 1) if home.name else uri
 
 
-def _known(run: Run) -> KnownRun:
-    tags = run.data.tags
-    folder, stopped_by = tags.get(FOLDER_TAG, ""), tags.get(STOPPED_BY_TAG, "")
-    return KnownRun(run.info.run_id, run.info.run_name, tags[KEY_TAG], folder, run.info.status, stopped_by)
-
-
 @contextmanager
 def as_default(uri: str) -> Iterator[None]:
     """Context manager: MLflow's functions that take no client work on ``uri``."""
@@ -306,15 +192,10 @@ def as_default(uri: str) -> Iterator[None]:
 
 def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
     """What a JSON artifact of a run holds; None when there is no such artifact."""
-    return read_artifact(client, run_id, name, lambda path: json.loads(path.read_text(encoding="utf-8")))
-
-
-def read_artifact(client: MlflowClient, run_id: str, name: str, read: Callable[[Path], T]) -> T | None:
-    """What ``read`` makes of an artifact of a run; None when there is no such artifact."""
     if not any(file.path == name for file in client.list_artifacts(run_id)):
         return None
     with tempfile.TemporaryDirectory() as folder:
-        return read(Path(client.download_artifacts(run_id, name, folder)))
+        return json.loads(Path(client.download_artifacts(run_id, name, folder)).read_text(encoding="utf-8"))
 
 
 def search(client: MlflowClient, experiments: list[str], condition: str = "") -> list[Run]:

@@ -1,4 +1,4 @@
-"""The runs of one sweep, or runs named one by one, as plain values: what reports are made of. No MLflow here."""
+"""A run and a sweep as plain values: what is found, listed and reported. No MLflow here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,22 @@ from cifar_ray import tasks
 from cifar_ray.config import schema
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Measure
-from cifar_ray.tasks import Figure, Subset, TaskSpec
+from cifar_ray.tasks import Subset, TaskSpec
+
+KEY_TAG = "cifar_ray.key"
+"""Tag that identifies a run of this program, chosen before MLflow gives it an id."""
+
+FOLDER_TAG = "cifar_ray.folder"
+"""Tag with the address of the run's folder: its config and its checkpoints; empty when that was removed."""
+
+FAILURE_TAG = "cifar_ray.failure"
+"""Tag with the reason of a run that is not FINISHED."""
+
+CHECKPOINT_TAG = "cifar_ray.checkpoint"
+"""Tag with the address of a run's last checkpoint, once it has a result or was stopped by a limit."""
+
+PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
+"""Tags of a sweep: how many runs it is to have, and how many of them have failed before MLflow had them."""
 
 TASK_TAG = "cifar_ray.task"
 """Tag of a run of another task than image classification: the task's facts, as JSON."""
@@ -49,6 +64,7 @@ LOAD = re.compile(r"system/[^/]+/(cpu|gpu)(?:_\d+)?_utilization_percentage")
 """Metrics of the load of a node's CPUs, or of one of its GPUs; the group is the device."""
 
 _T = TypeVar("_T")
+_STATES = {"KILLED": "stopped", "STOPPED": "stopped", "PENDING": "waiting"}
 _ALL, _LEARNED_ALONE, _TIMES_ALONE = get_args(Measure)
 _LEARNED = (MEASURED, "test/", "val/", "best/", "chosen/", "train/")
 """How figures begin that tell what a run has learned."""
@@ -65,15 +81,9 @@ def task_of(tags: Mapping[str, str]) -> TaskSpec:
     return _recorded(tags[TASK_TAG]) if TASK_TAG in tags else tasks.USUAL
 
 
-_UNREADABLE = TaskSpec("an unreadable task", (Figure("unknown", "Unknown"),))
-
-
 @cache
 def _recorded(text: str) -> TaskSpec:
-    try:
-        return schema.build(TaskSpec, json.loads(text))  # type: ignore[no-any-return]
-    except ValueError:  # of a tag that somebody has changed
-        return _UNREADABLE
+    return schema.build(TaskSpec, json.loads(text))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,12 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One run as recorded in the tracking store.
+class Run:
+    """One run as recorded in the tracking store, or a cell of a sweep that has none.
 
     Attributes:
         name: its name, such as ``bs16 2x2 seed1``.
-        run_id: its id in the store; empty for a cell that was skipped and has no run.
+        run_id: its id in the store; empty for a cell that was skipped and has no run, and where it is not in the store.
         status: FINISHED, STOPPED (by a limit), FAILED, KILLED, RUNNING, PENDING (not begun) or SKIPPED (infeasible
             here, or left out by the sweep's limits).
         reason: why it is STOPPED, FAILED or SKIPPED, else empty.
@@ -101,12 +111,14 @@ class Trial:
         metrics: metric name -> last value. What was not measured is not there.
         history: metric name -> its values in order of step; for the loss and the task's primary figure, on the test
             and on the validation images, ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer
-            step; with ``--per-rank-test`` every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`).
+            step; with ``--per-rank-test`` every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`). Read for
+            reports alone, as are the next three.
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
         class_names: names of the classes, in the order of ``confusion``.
         mistakes: test images that it got wrong with the highest probabilities, as
             :data:`cifar_ray.tracking.mistakes.Record`, the worst first.
         repeats: name of the best run of a search, if it is that one with another seed.
+        started: moment of its start, ISO 8601 in UTC.
     """
 
     name: str
@@ -122,11 +134,42 @@ class Trial:
     class_names: Sequence[str] = ()
     mistakes: Sequence[Mapping[str, Any]] = ()
     repeats: str = ""
+    started: str = ""
+
+    @property
+    def key(self) -> str:
+        """What its folder and its record have in common."""
+        return self.tags.get(KEY_TAG, "")
+
+    @property
+    def folder(self) -> str:
+        """Address of its folder; empty when that was removed."""
+        return self.tags.get(FOLDER_TAG, "")
+
+    @property
+    def stopped_by(self) -> str:
+        """The limit that has stopped it, or ``patience``; else empty."""
+        return self.tags.get(STOPPED_BY_TAG, "")
 
     @property
     def finished(self) -> bool:
         """Whether the run has finished, so that its figures are final."""
         return self.status == "FINISHED"
+
+    @property
+    def state(self) -> str:
+        """``finished``, ``failed``, ``stopped`` (by a person, a limit or a scheduler), ``running`` or ``waiting``."""
+        return "stopped" if self.finished and self.stopped_by else _STATES.get(self.status, self.status.lower())
+
+    @property
+    def score(self) -> float | None:
+        """The task's primary figure on the test, of the chosen checkpoint or after the last epoch recorded."""
+        return self.metrics.get(self.task.primary.result(self.metrics))
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds by phase, ``time/PHASE_s``, and the throughput, as far as they are recorded."""
+        return {name: self.metrics[name] for name in self.metrics if name.startswith(("time/", self.task.throughput))}
 
     @property
     def task(self) -> TaskSpec:
@@ -165,7 +208,7 @@ class Trial:
         return [what for what, tag in tags.items() if f"{EARLIER}{tag}" in self.tags]
 
     @property
-    def meant(self) -> Trial:
+    def meant(self) -> Run:
         """Itself with the figures alone that it was made for; after a change, with what it has learned alone."""
         learned, timed = self.learned, self.timed and not self.changed
         work = ("epoch_s", self.task.epoch_throughput)  # together they tell how much it trained on
@@ -235,29 +278,13 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Search:
-    """How a sweep has searched for its best run.
-
-    Attributes:
-        by: what chose the values: ``random``, ``optuna``, or ``grid`` for every combination.
-        scheduler: what stopped runs early, or ``none``.
-        objective: ``NAME:max`` or ``NAME:min``, what it went by; None for the figure that chooses.
-        ranges: axis -> the kind of range that its values were drawn from, such as ``loguniform``; others have lists.
-    """
-
-    by: str
-    scheduler: str
-    objective: str | None
-    ranges: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Study:
-    """The runs that one report is about.
+class Sweep:
+    """A sweep as recorded in the tracking store, or runs named one by one: the study that a report is about.
 
     Attributes:
         name: of the sweep, or made of the compared runs' names.
-        trials: every cell of the grid in the grid's order, seed by seed, whatever became of it.
+        trials: every cell of the grid in the grid's order, seed by seed, whatever became of it; or its runs, the oldest
+            first. None where the sweep was only looked for.
         store: the tracking store that the figures come from.
         command: what makes these runs again.
         hold: ``batch`` when the batch per worker stays and the global batch grows with the workers,
@@ -268,11 +295,17 @@ class Study:
         status: of the sweep: FINISHED, FAILED, KILLED or RUNNING.
         metrics: the sweep's own figures: ``sweep/wall_s`` and seconds by phase, summed over the trials.
         cautions: sentences on parts that could not be read.
-        search: how it has searched; None of a plain grid, and of several sweeps together.
+        search: what chose the values of a search: ``random``, ``optuna``, or ``grid`` for every combination; None of a
+            plain grid, and of several sweeps together.
+        scheduler: what stopped runs of a search early, or ``none``.
+        objective: ``NAME:max`` or ``NAME:min``, what a search went by; None for the figure that chooses.
+        ranges: axis -> the kind of range that its values were drawn from, such as ``loguniform``; others have lists.
+        tags: those of the sweep's own run.
+        started: moment of its start, ISO 8601 in UTC.
     """
 
     name: str
-    trials: Sequence[Trial]
+    trials: Sequence[Run]
     store: str
     command: str
     hold: str = ""
@@ -282,7 +315,37 @@ class Study:
     status: str = "FINISHED"
     metrics: Mapping[str, float] = field(default_factory=dict)
     cautions: Sequence[str] = ()
-    search: Search | None = None
+    search: str | None = None
+    scheduler: str = "none"
+    objective: str | None = None
+    ranges: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    started: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Address of its folder, with its config and the runs' folders."""
+        return self.tags.get(FOLDER_TAG, "")
+
+    @property
+    def planned(self) -> int:
+        """How many runs it is to have."""
+        return int(self.tags.get(PLANNED_TAG, len(self.trials)))
+
+    @property
+    def failed(self) -> int:
+        """How many of its runs have failed, also before MLflow had them."""
+        return sum(run.status == "FAILED" for run in self.trials) + int(self.tags.get(WITHOUT_RUN_TAG, 0))
+
+    @property
+    def state(self) -> str:
+        """As :attr:`Run.state`; one that has ended with failed runs is ``failed``."""
+        return "failed" if self.status == "FINISHED" and self.failed else _STATES.get(self.status, self.status.lower())
+
+    @property
+    def ending(self) -> str:
+        """What it is doing, or how it has ended, to follow its name."""
+        return "still runs" if self.status == "RUNNING" else f"has ended as {self.status}"
 
     @property
     def task(self) -> TaskSpec:
@@ -298,11 +361,11 @@ class Study:
         return next(iter(begun), task_of({}))
 
     @property
-    def by_task(self) -> list[Study]:
+    def by_task(self) -> list[Sweep]:
         """Its runs by what they learn, in the order of the first ones; those that have not begun, by their data set."""
         of_data = {trial.dataset: trial.task for trial in reversed(self.trials) if trial.run_id}
         usual = next(iter(reversed(of_data.values())), task_of({}))
-        groups: dict[TaskSpec, list[Trial]] = {}
+        groups: dict[TaskSpec, list[Run]] = {}
         for trial in self.trials:
             task = trial.task if trial.run_id else of_data.get(trial.dataset, usual)
             groups.setdefault(task, []).append(trial)
@@ -319,11 +382,6 @@ class Study:
         return self.measure != _LEARNED_ALONE
 
     @property
-    def meant(self) -> Study:
+    def meant(self) -> Sweep:
         """Itself with the figures of its runs that they were made for."""
         return replace(self, trials=[trial.meant for trial in self.trials])
-
-    @property
-    def state(self) -> str:
-        """What a sweep is doing, or how it has ended, to follow its name."""
-        return "still runs" if self.status == "RUNNING" else f"has ended as {self.status}"

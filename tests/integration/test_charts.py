@@ -20,7 +20,7 @@ from PIL import Image
 from cifar_ray.reporting import charts, draw
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Point, Study, Trial
+from cifar_ray.tracking.study import Point, Run, Sweep
 from tests.support import studies
 from tests.support.helpers import png
 
@@ -32,11 +32,11 @@ STRATEGIES = [
 PHASES = {"startup": 5.0, "data": 2.0, "training": 80.0, "evaluation": 8.0, "checkpoint": 1.0}
 
 
-def trial(model: str = "resnet", topology: str = "1x1", batch: int = 16, seed: int = 1, accuracy: float = 0.5) -> Trial:
+def trial(model: str = "resnet", topology: str = "1x1", batch: int = 16, seed: int = 1, accuracy: float = 0.5) -> Run:
     workers = int(topology[0]) * int(topology[2])
     history = {"test/accuracy": (0.3, accuracy), "test/loss": (1.9, 1.6), "train/epoch_loss": (2.0, 1.5)}
     history["epoch_s"] = (40.0 / workers + seed, 40.0 / workers)
-    return Trial(
+    return Run(
         f"bs{batch} {topology} seed{seed}",
         f"{model}{batch}{topology}{seed}",
         "FINISHED",
@@ -65,15 +65,15 @@ def wrong(name: str) -> dict[str, Any]:
     return {"index": 3, "true": name, "predicted": "_$x$", "probability": 0.98765, "png": pixels}
 
 
-def study(*trials: Trial, hold: str = "batch") -> Study:
-    return Study("grid", trials, "file:///store", "cifar-ray sweep", hold, ("model", "topology", "batch_size", "seed"))
+def study(*trials: Run, hold: str = "batch") -> Sweep:
+    return Sweep("grid", trials, "file:///store", "cifar-ray sweep", hold, ("model", "topology", "batch_size", "seed"))
 
 
-def full(models: tuple[str, ...] = ("simple_cnn", "resnet", "vit")) -> Study:
+def full(models: tuple[str, ...] = ("simple_cnn", "resnet", "vit")) -> Sweep:
     return study(*(trial(m, t, b, s) for m in models for t in ("1x1", "1x2", "2x2") for b in (16, 64) for s in (1, 2)))
 
 
-def made(of: Study) -> dict[str, Chart]:
+def made(of: Sweep) -> dict[str, Chart]:
     return {chart.key: chart for chart in charts.charts(Runs(of))}
 
 
@@ -98,7 +98,7 @@ def test_bars_are_means_over_the_seeds_with_their_spread() -> None:
 
 
 def test_charts_of_unequal_work_say_so() -> None:
-    def cautioned(of: Study) -> set[str]:
+    def cautioned(of: Sweep) -> set[str]:
         told = " The runs trained on different numbers of images ("
         return {chart.key for chart in charts.charts(Runs(of)) if told in chart.caption}
 
@@ -124,7 +124,7 @@ def test_accuracies_are_dots_on_an_axis_of_their_range_in_every_panel() -> None:
 
 
 def test_runs_with_validation_images_are_drawn_with_their_figures_by_epoch() -> None:
-    def of(run: Trial, accuracy: float) -> Trial:
+    def of(run: Run, accuracy: float) -> Run:
         history = {f"val/{name.removeprefix('test/')}": run.history[name] for name in ("test/accuracy", "test/loss")}
         known = {"val/accuracy": accuracy, "best/accuracy": accuracy, "val/loss": 1.0, "chosen/epoch": 1.0}
         history |= {name: run.history[name] for name in ("epoch_s", "train/epoch_loss")}
@@ -156,7 +156,7 @@ def test_unfinished_runs_and_figures_that_were_not_measured_are_left_out() -> No
     without = trial(topology="2x2")
     metrics = {name: value for name, value in without.metrics.items() if name != "time/training_s"}
     failed = dataclasses.replace(trial(batch=64, accuracy=0.9), status="FAILED")
-    skipped = Trial("bs64 2x2", "", "SKIPPED", params=trial("vit", "2x2", 64).params)
+    skipped = Run("bs64 2x2", "", "SKIPPED", params=trial("vit", "2x2", 64).params)
     some = study(trial(), failed, skipped, dataclasses.replace(without, metrics=metrics))
     axes = made(some)["training_time"].draw("light").axes
     assert [one.get_title() for one in axes] == ["resnet"]
@@ -239,7 +239,7 @@ def test_series_differ_by_more_than_colour() -> None:
     assert len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}) == 6
 
 
-def strategies() -> Study:
+def strategies() -> Sweep:
     runs = []
     for number, name in enumerate(STRATEGIES):
         for top, workers in (("1x1", 1), ("1x2", 2), ("1x4", 4)):
@@ -270,7 +270,7 @@ def test_a_steps_parts_are_stacked_up_to_the_iteration() -> None:
     assert axes.texts[0].get_text() == "1000 ms"
 
 
-def servers() -> Study:
+def servers() -> Sweep:
     names = [f"strategy_options.{name}" for name in ("push_every", "servers", "staleness_weighting")]
     options = [{**dict(zip(names, ("1", str(n), "inverse"))), "lr": "0.05"} for n in (1, 2)]
     runs = [trial(topology="1x2"), *(trial(topology="1x2", batch=32) for _ in options)]
@@ -290,7 +290,7 @@ def servers() -> Study:
     ],
     ids=["grid", "one", "many", "strategies", "long names"],
 )
-def test_nothing_covers_anything(make: Callable[[], Study]) -> None:
+def test_nothing_covers_anything(make: Callable[[], Sweep]) -> None:
     for chart in charts.charts(Runs(make())):
         figure = chart.draw("light")
         figure.draw_without_rendering()
@@ -304,7 +304,7 @@ def test_nothing_covers_anything(make: Callable[[], Study]) -> None:
             assert box.x1 <= figure.bbox.x1, chart.key
 
 
-def many() -> list[Trial]:
+def many() -> list[Run]:
     return [
         trial(topology=f"{nodes}x{workers}", batch=b) for nodes in range(1, 5) for workers in (1, 2, 4) for b in (8, 16)
     ]

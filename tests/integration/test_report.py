@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
@@ -20,11 +21,10 @@ from cifar_ray.cli import main
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import cells as cells_of
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.reporting import data, draw, exported, report
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking import reading, store
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 from tests.support import mlflow_store
 from tests.support.studies import of_another_task, trial, without_run
 
@@ -51,7 +51,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return address
 
 
-def sweep(client: MlflowClient, experiment: str, name: str, cells: list[Trial], status: str) -> None:
+def sweep(client: MlflowClient, experiment: str, name: str, cells: list[Run], status: str) -> None:
     tags = {
         "cifar_ray.kind": "sweep",
         "cifar_ray.sweep": name,
@@ -75,7 +75,7 @@ def sweep(client: MlflowClient, experiment: str, name: str, cells: list[Trial], 
         client.set_terminated(parent, status)
 
 
-def child(client: MlflowClient, experiment: str, parent: str, cell: Trial) -> None:
+def child(client: MlflowClient, experiment: str, parent: str, cell: Run) -> None:
     tags = {**cell.tags, "mlflow.parentRunId": parent, "cifar_ray.key": cell.name}
     if cell.status == "FAILED":
         tags["cifar_ray.failure"] = cell.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -226,9 +227,10 @@ def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
         decided_of(replace(small, storage=folder.address, run_name="mine")),
     )
     held.release()
-    record = RunRecord.create(
-        store.connect(uri), small, decided_of(small), run.name, run.key, run.address, digits, begun=0.0
-    )
+    named = {"name": run.name, "key": run.key, "folder": run.address}
+    record = RunRecord.open(store.connect(uri), small, decided_of(small), **named, dataset=digits, begun=0.0)
+    while not record.run_id:
+        time.sleep(0.05)
     with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match="'mine' is RUNNING"):
         removal.prepare("mine", uri, stack, str)
     assert record.end("KILLED")
@@ -276,7 +278,8 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     monkeypatch.setattr(folders, "_PAUSES_S", (0.0,))
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
-    record = RunRecord.create(client, small, decided_of(small), "mine", gone.key, gone.address, digits, begun=0.0)
+    named = {"name": "mine", "key": gone.key, "folder": gone.address}
+    record = RunRecord.open(client, small, decided_of(small), **named, dataset=digits, begun=0.0)
     said = io.StringIO()
     with redirect_stdout(said), Console() as console:
         RunSession(small, decided_of(small), digits, gone, record, console).handle(Started(decided_of(small), 0, 10))

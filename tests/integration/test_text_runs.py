@@ -40,7 +40,7 @@ def test_the_commands_of_the_page_train_a_model_that_answers_for_texts(
     run = person.run_named(name)
     assert run.data.metrics["tokens_per_s"] > run.data.metrics["texts_per_s"]
     files = {file.path for file in person.mlflow.list_artifacts(run.info.run_id)}
-    assert {"confusion_matrix.png", "mistakes.json", "per_class.json"} <= files
+    assert {"confusion_matrix.json", "confusion_matrix.png", "per_class.json"} <= files
     scored = json.loads(person.succeeds("evaluate", name, "--json").stdout)
     assert scored["metrics"]["accuracy"] == pytest.approx(run.data.metrics["test/accuracy"])
 

@@ -38,7 +38,7 @@ from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
-from cifar_ray.tracking.sink import Sink, _is_refusal
+from cifar_ray.tracking.sink import SENT_TAG, Sink, _is_refusal
 from cifar_ray.training import checkpoint, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
@@ -83,58 +83,48 @@ def history(client: MlflowClient, run_id: str, name: str) -> list[tuple[int, flo
     return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
 
 
+def row(step: int, timestamp_ms: int, **metrics: float) -> Row:
+    return Row("iteration", step, timestamp_ms, metrics)
+
+
 def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClient, run_id: str) -> None:
-    first = Sink(client, run_id)
-    for step in (1, 2, 3):
-        first.metrics(step, 1000 + step, {"loss": step / 10})
+    first = Sink(client, lambda client: client.get_run(run_id))
+    for step in (1, 2, 3, 3):
+        first.row(row(step, 1000 + step, loss=step / 10))
     assert first.close("KILLED", patience_s=20)
-    second = Sink(client, run_id)
+    second = Sink(client, lambda client: client.get_run(run_id))
     for step in (2, 3, 4):
-        second.metrics(step, 9000 + step, {"loss": step / 10, "new": 1.0})
+        second.row(row(step, 9000 + step, loss=step / 10))
     assert second.close("FINISHED", patience_s=20)
     assert history(client, run_id, "loss") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
-    assert [step for step, _ in history(client, run_id, "new")] == [2, 3, 4]
     assert client.get_run(run_id).info.status == "FINISHED"
-
-
-def test_what_is_recorded_twice_at_once_is_there_once(client: MlflowClient, run_id: str) -> None:
-    """Of several values that wait for the store, the last is that of the steps that count."""
-    sink, there = Sink(client, run_id), threading.Event()
-    sink.call(lambda client, run_id: assert_set(there))
-    sink.metrics(1, 1000, {"loss": 0.5})
-    sink.metrics(1, 2000, {"loss": 0.4})
-    there.set()
-    assert sink.close("FINISHED", patience_s=20)
-    assert history(client, run_id, "loss") == [(1, 0.4)]
 
 
 def assert_set(event: threading.Event) -> None:
     assert event.wait(120)
 
 
-def test_what_was_written_of_many_figures_is_not_written_again(
+def test_nothing_is_lost_of_many_figures_of_which_a_part_arrived(
     client: MlflowClient, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The tag that says how far the rows were sent comes with the last part."""
     flaky = MlflowClient(client.tracking_uri)
-    write, failed, again = flaky.log_batch, threading.Event(), threading.Event()
+    write, sent = flaky.log_batch, []
 
-    def fail_once(run_id: str, metrics: list, **others: object) -> None:
-        if not failed.is_set():
-            write(run_id, metrics=metrics[:1000])  # MLflow sends them in parts
-            failed.set()
-            assert_set(again)
-            raise ConnectionError("gone just now")
-        write(run_id, metrics=metrics, **others)
+    def fail_once(run_id: str, metrics: list, tags: list, **others: object) -> None:
+        sent.append((len(metrics), len(tags)))
+        write(run_id, metrics=metrics, tags=tags, **others)
+        if len(sent) == 1:
+            raise ConnectionError("no answer")
 
     monkeypatch.setattr(flaky, "log_batch", fail_once)
-    sink = Sink(flaky, run_id)
-    sink.metrics(1, 1, {f"m{index}": 1.0 for index in range(1200)})
-    assert_set(failed)
-    sink.metrics(1, 2, {"m0": 2.0})
-    again.set()
+    sink = Sink(flaky, lambda _: client.get_run(run_id))
+    sink.row(row(1, 1, **{f"m{index}": 1.0 for index in range(1200)}))
     assert sink.close("FINISHED", patience_s=60)
+    assert sent == [(999, 0), (999, 0), (201, 1)]
     assert history(client, run_id, "m0") == [(1, 1.0)]
-    assert len(client.get_run(run_id).data.metrics) == 1200
+    run = client.get_run(run_id).data
+    assert (len(run.metrics), run.tags[SENT_TAG]) == (1200, '{"iteration": 1}')
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409])
@@ -154,7 +144,8 @@ def config(small: TrainConfig) -> TrainConfig:
 
 
 def begin(client: MlflowClient, config: TrainConfig, digits: Dataset, folder: Path) -> RunRecord:
-    return RunRecord.create(client, config, decided_of(config), "mi.ne", "k", str(folder), digits, time.time())
+    named = {"name": "mi.ne", "key": "k", "folder": str(folder)}
+    return RunRecord.open(client, config, decided_of(config), **named, dataset=digits, begun=time.time())
 
 
 def started(config: TrainConfig, step: int, *history: Row) -> Started:
@@ -307,9 +298,7 @@ def test_the_models_that_are_asked_for_are_logged(
     wanted: str, best: int, logged: list[str], config: TrainConfig, digits: Dataset
 ) -> None:
     asked: list[str] = []
-    record = SimpleNamespace(
-        tags_before={}, task=tasks.USUAL, result=lambda *_: None, model=lambda which, *_: asked.append(which)
-    )
+    record = SimpleNamespace(task=tasks.USUAL, result=lambda *_: None, model=lambda which, *_: asked.append(which))
     outcome = SimpleNamespace(
         epochs=2, checkpoint="c/step-00000002", metrics={"chosen/epoch": float(best)}, stopped_by="", untested=""
     )
@@ -335,7 +324,7 @@ def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
     """It answers reads."""
     tracking.quieten(verbose=False)
     run_id = client.create_run(store.experiment_id(client, "test")).info.run_id
-    sink, tries = Sink(client, run_id), []
+    sink, tries = Sink(client, lambda client: client.get_run(run_id)), []
     with harm(client):
         for index in range(10):
             sink.call(lambda client, run_id: tries.append(run_id))
@@ -349,20 +338,20 @@ def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
 
 def test_a_parameter_keeps_its_first_value(client: MlflowClient, run_id: str) -> None:
     for value in ("1x2", "1x4"):
-        sink = Sink(client, run_id)
+        sink = Sink(client, lambda client: client.get_run(run_id))
         sink.params({"topology": value, "seed": "0"})
         assert sink.close("FINISHED", patience_s=20)
     assert client.get_run(run_id).data.params == {"topology": "1x2", "seed": "0"}
 
 
 def test_what_the_store_refuses_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
-    sink = Sink(client, run_id)
-    sink.metrics(1, 1, {"a" * 300: 1.0})  # longer than MLflow takes
+    sink = Sink(client, lambda client: client.get_run(run_id))
+    sink.row(row(1, 1, **{"a" * 300: 1.0}))  # longer than MLflow takes
     sink.tags({"later": "yes"})
     while not sink.refused:
         time.sleep(0.05)
         assert sink._thread.is_alive()
-    sink.metrics(2, 2, {"loss": 0.5})
+    sink.row(row(2, 2, loss=0.5))
     assert sink.close("FINISHED", patience_s=20)
     assert len(sink.refused) == 1
     assert history(client, run_id, "loss") == [(2, 0.5)]
@@ -387,7 +376,7 @@ def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, m
         calls.append(run_id)
         client.get_run(run_id)
 
-    sink = Sink(flaky, run_id)
+    sink = Sink(flaky, lambda _: client.get_run(run_id))
     sink.call(job)
     sink.tags({"after": "yes"})
     for _ in range(6):  # more often than what fails though the store answers is tried
@@ -407,7 +396,7 @@ def test_a_store_that_stays_away_is_given_up_at_the_end(
     gone = MlflowClient(client.tracking_uri)
     for name in ("log_batch", "set_tag", "set_terminated"):
         monkeypatch.setattr(gone, name, absent)
-    sink = Sink(gone, run_id)
+    sink = Sink(gone, lambda _: client.get_run(run_id))
     sink.tags({"never": "seen"})
     assert not sink.close("FINISHED", patience_s=0.5)
     assert sink.trouble == "still away"
@@ -426,9 +415,9 @@ def test_what_fails_though_the_store_answers_does_not_hold_up_the_rest(client: M
         calls.append(run_id)
         raise OSError("no space left on device")
 
-    sink = Sink(client, run_id)
+    sink = Sink(client, lambda client: client.get_run(run_id))
     sink.call(job)
-    sink.metrics(1, 1, {"loss": 0.5})
+    sink.row(row(1, 1, loss=0.5))
     assert sink.close("FINISHED", patience_s=20)
     assert (len(calls), sink.refused) == (3, ["no space left on device"])
     assert history(client, run_id, "loss") == [(1, 0.5)]
@@ -436,7 +425,7 @@ def test_what_fails_though_the_store_answers_does_not_hold_up_the_rest(client: M
 
 
 def test_what_is_slow_is_waited_for(client: MlflowClient, run_id: str) -> None:
-    sink = Sink(client, run_id)
+    sink = Sink(client, lambda client: client.get_run(run_id))
     sink.call(lambda client, run_id: time.sleep(0.5))
     sink.tags({"after": "yes"})
     assert sink.close("FINISHED", patience_s=0.1)
@@ -448,11 +437,10 @@ def test_only_finite_numbers_are_recorded() -> None:
 
 
 def test_checkpoints_are_listed_once_each(client: MlflowClient, run_id: str) -> None:
-    for steps in ((10, 20), (20, 30)):  # two processes, the second resuming from before what the first wrote last
-        record = Record(client, client.get_run(run_id), "session")
-        for step in steps:
-            record.list_checkpoint({"step": step})
-        assert record.end("KILLED")
+    record = Record(client, "session", lambda client: client.get_run(run_id))
+    for step in (20, 10, 20, 30):
+        record.list_checkpoint({"step": step})
+    assert record.end("KILLED")
     listed = store.read_json(client, run_id, "checkpoints.json")["checkpoints"]
     assert [entry["step"] for entry in listed] == [10, 20, 30]
 
@@ -463,6 +451,7 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.runs import use
 guard = Guard(*sys.argv[1:4])
+guard = Guard(*sys.argv[1:3])
 guard._starter.wait()
 print(guard._starter.pid, flush=True)
 time.sleep(60)
@@ -486,7 +475,7 @@ def wait_for_status(client: MlflowClient, run_id: str, status: str) -> None:
 def test_a_driver_that_is_killed_leaves_its_run_killed(client: MlflowClient, run_id: str) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s1")
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, client.tracking_uri, run_id, "s1"],
+        [sys.executable, "-c", DRIVER, client.tracking_uri, "s1"],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -505,10 +494,10 @@ def test_a_driver_that_is_killed_leaves_its_run_killed(client: MlflowClient, run
 def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient, run_id: str) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s1")
     file = file_of(client)
-    guard = Guard(client.tracking_uri, run_id, "s1")
+    guard = Guard(client.tracking_uri, "s1")
     moved = file.rename(file.with_suffix(".away"))
     file.mkdir()  # what answers is no database
-    guard.tell("FAILED")
+    guard.conclude(False, "FAILED")
     time.sleep(8)
     assert not guard.wait(0)
     file.rmdir()
@@ -519,7 +508,7 @@ def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient
 
 def test_a_guard_that_is_dismissed_changes_nothing(client: MlflowClient, run_id: str) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s1")
-    guard = Guard(client.tracking_uri, run_id, "s1")
+    guard = Guard(client.tracking_uri, "s1")
     assert guard.conclude(True, "FINISHED")
     assert guard.wait(0)
     assert client.get_run(run_id).info.status == "RUNNING"

@@ -118,8 +118,6 @@ def test_mlflow_has_pictures_and_tables(run: Run, resident: Person) -> None:
     assert sum(map(sum, found["counts"])) == 360
     wrong = 360 - sum(row[label] for label, row in enumerate(found["counts"]))
     assert len(found["mistakes"]) == min(wrong, 16)
-    with Image.open(resident.artifact("first", "mistakes.png")) as picture:
-        assert min(picture.size) > 100
     table = value(resident, "per_class.json")
     assert table["columns"] == ["class", "precision", "recall", "f1", "specificity"]
     assert len(table["data"]) == 10

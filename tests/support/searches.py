@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from cifar_ray.tracking.study import STOPPED_TAG, Point, Search, Study, Trial
+from cifar_ray.tracking.study import STOPPED_TAG, Point, Run, Sweep
 from tests.support.studies import study, trial, validated
 
-ANY = Search("random", "none", None, {"lr": "loguniform"})
+ANY = {"search": "random", "ranges": {"lr": "loguniform"}}
+"""How a search was made."""
 
 
 def tried(
     number: int, value: float, params: Mapping[str, str], *, stopped_at: int = 0, images: int = 1000, **changes: Any
-) -> Trial:
+) -> Run:
     """A run of a search with this validation accuracy, stopped early after an epoch if one is given."""
     run = trial(accuracies=(0.1, 0.5, max(min(value - 0.02, 1.0), 0.0)), params={**params})
     (run,) = validated(study(run), value).trials
@@ -31,16 +32,18 @@ def tried(
     return replace(run, **changes)
 
 
-def searched(trials: Sequence[Trial], axes: Sequence[str] = ("lr",), search: Search = ANY, **changes: Any) -> Study:
+def searched(
+    trials: Sequence[Run], axes: Sequence[str] = ("lr",), search: Mapping[str, Any] = ANY, **changes: Any
+) -> Sweep:
     """A finished search over these axes."""
-    whole = study(*trials, name="search", axes=tuple(axes), hold="batch", search=search)
+    whole = study(*trials, name="search", axes=tuple(axes), hold="batch", **search)
     return replace(whole, command="cifar-ray sweep --name search --search random", **changes)
 
 
 AXES = ("lr", "weight_decay", "warmup", "optimizer", "batch_size", "dropout")
 
 
-def drawn(count: int, axes: Sequence[str] = AXES, *, stopped: bool = True, images: int = 1000) -> Study:
+def drawn(count: int, axes: Sequence[str] = AXES, *, stopped: bool = True, images: int = 1000) -> Sweep:
     """A search of so many runs whose accuracy follows the learning rate, and the optimizer a little."""
     state = random.Random(0)
     trials = []
@@ -60,4 +63,4 @@ def drawn(count: int, axes: Sequence[str] = AXES, *, stopped: bool = True, image
         kept = {name: values[name] for name in axes}
         trials.append(tried(number, value, kept, stopped_at=at, images=images))
     ranges = {"lr": "loguniform", "weight_decay": "uniform", "warmup": "int"}
-    return searched(trials, axes, Search("optuna", "asha", None, ranges))
+    return searched(trials, axes, {"search": "optuna", "scheduler": "asha", "ranges": ranges})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cifar_ray.tracking.study import TASK_TAG, Point, Study, Trial
+from cifar_ray.tracking.study import TASK_TAG, Point, Run, Sweep
 
 PHASES = ("startup", "data", "training", "evaluation", "checkpoint")
 
@@ -24,7 +24,7 @@ def trial(
     params: dict[str, str] | None = None,
     tags: dict[str, str] | None = None,
     **changes: Any,
-) -> Trial:
+) -> Run:
     """A finished run of as many epochs as there are accuracies, each of so many images, with 10 s of every other phase."""
     nodes, workers = (int(number) for number in topology.split("x"))
     name = f"bs{batch} {topology} seed{seed}"
@@ -44,7 +44,7 @@ def trial(
         "peak_memory_mib": 512.0,
         "best/accuracy": max(accuracies),
     }
-    made = Trial(
+    made = Run(
         name=name,
         run_id=f"id-{name.replace(' ', '-')}",
         status="FINISHED",
@@ -78,7 +78,7 @@ def trial(
     return replace(made, **changes)
 
 
-def validated(of: Study, *accuracies: float) -> Study:
+def validated(of: Sweep, *accuracies: float) -> Sweep:
     """The runs of a study, whose second epoch was chosen by these validation accuracies; the third one's are lower.
 
     The chosen checkpoint has a point more in the test than the last.
@@ -86,7 +86,7 @@ def validated(of: Study, *accuracies: float) -> Study:
     return replace(of, trials=[_validated(run, value) for run, value in zip(of.trials, accuracies, strict=True)])
 
 
-def _validated(run: Trial, accuracy: float) -> Trial:
+def _validated(run: Run, accuracy: float) -> Run:
     test = {name: value for name, value in run.metrics.items() if name.startswith("test/")}
     chosen = {f"chosen/{name}": value + 0.01 for name, value in test.items()}
     val = {"val/accuracy": accuracy - 0.02, "val/loss": 0.5, "val/images": 5000.0, "best/accuracy": accuracy}
@@ -96,17 +96,17 @@ def _validated(run: Trial, accuracy: float) -> Trial:
     return replace(run, metrics=metrics, history=history, tags={**run.tags, "cifar_ray.chosen_by": "val"})
 
 
-def without_run(status: str, reason: str, topology: str, batch: int) -> Trial:
+def without_run(status: str, reason: str, topology: str, batch: int) -> Run:
     """A cell that has no run, or one that came to nothing."""
     whole = trial(topology, batch)
     run_id = "" if status in ("SKIPPED", "PENDING") else whole.run_id
     placed = {k: v for k, v in whole.params.items() if k not in ("device", "epochs", "strategy", "lr", "lr_scaling")}
-    return Trial(whole.name, run_id, status, reason, params=placed)
+    return Run(whole.name, run_id, status, reason, params=placed)
 
 
-def study(*trials: Trial, **changes: Any) -> Study:
+def study(*trials: Run, **changes: Any) -> Sweep:
     """A finished sweep over topology and batch size."""
-    whole = Study(
+    whole = Sweep(
         name="scaling",
         trials=trials,
         store="sqlite:////tmp/mlflow.db",
@@ -118,7 +118,7 @@ def study(*trials: Trial, **changes: Any) -> Study:
     return replace(whole, **changes)
 
 
-def grid() -> Study:
+def grid() -> Sweep:
     """Three topologies with two batch sizes; more workers are faster and less accurate."""
     return study(
         trial("1x1", 16, training_s=400.0, accuracies=(0.4, 0.6, 0.8), images_per_s=100.0),
@@ -130,7 +130,7 @@ def grid() -> Study:
     )
 
 
-def twice(of: Study) -> Study:
+def twice(of: Sweep) -> Sweep:
     """A study with a second seed of every run, whose figures are the same."""
     again = [
         replace(one, run_id=f"{one.run_id}-again", params={**one.params, "seed": str(one.seed + 100)})
@@ -153,7 +153,7 @@ def of_strategy(
     memory: Sequence[float] = (),
     also: dict[str, float] | None = None,
     **changes: Any,
-) -> Trial:
+) -> Run:
     """A finished run of vgg11 with a global batch of 256 images, one epoch of 40 steps.
 
     Args:
@@ -180,13 +180,13 @@ def of_strategy(
     return replace(made, name=name, run_id=f"id-{name.replace(' ', '-')}", metrics={**metrics, **(also or {})})
 
 
-def skipped_strategy(strategy: str, topology: str, reason: str) -> Trial:
+def skipped_strategy(strategy: str, topology: str, reason: str) -> Run:
     """A cell of a sweep over strategies that cannot be."""
     whole = of_strategy(strategy, topology)
-    return Trial(whole.name, "", "SKIPPED", reason, params={k: v for k, v in whole.params.items() if k != "device"})
+    return Run(whole.name, "", "SKIPPED", reason, params={k: v for k, v in whole.params.items() if k != "device"})
 
 
-def of_strategies(*trials: Trial, axes: tuple[str, ...] = ("strategy", "topology")) -> Study:
+def of_strategies(*trials: Run, axes: tuple[str, ...] = ("strategy", "topology")) -> Sweep:
     """A finished sweep over strategy and topology that holds the global batch."""
     return study(*trials, name="strategies", hold="global_batch", axes=axes)
 
@@ -203,7 +203,7 @@ DEPTH = {
 """What a run holds of a task of one's own."""
 
 
-def of_another_task(one: Trial) -> Trial:
+def of_another_task(one: Run) -> Run:
     """The run as one that learns depths: 10 times its accuracies are values of the RMSE."""
     values = [Point(point.step, point.timestamp_ms, 10 * point.value) for point in one.history["test/accuracy"]]
     kept = {name: value for name, value in one.metrics.items() if not name.startswith(("test/", "best/"))}

@@ -283,7 +283,7 @@ class Training:
     def _open(self, chosen: allocation.Allocation, callbacks: Sequence[Callback]) -> RunSession:
         start, folder = self.start, self.start.folder
         record = RunRecord.open(
-            start.store,
+            store.Client(tracking_uri=start.store),
             start.config,
             chosen.decided,
             name=start.name or folder.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cifar_ray import tracking
 from cifar_ray.config import errors
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started
@@ -13,9 +12,9 @@ from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Start
 class Callback:
     """Receives a run's events in the driver, in their order: override the methods you need.
 
-    Training does not wait for callbacks; shutdown does. What a callback sets in this process, such as a variable, a log
-    level or MLflow's address, stays after ``train``. An exception in a callback is reported once, and training
-    goes on. After workers were restarted from a checkpoint, rows and epochs after it come a second time.
+    Training does not wait for callbacks; shutdown does. Variables, log levels and MLflow's address are after ``train``
+    what they were before, whoever has set them. An exception in a callback is reported once, and training goes on.
+    After workers were restarted from a checkpoint, rows and epochs after it come a second time.
     """
 
     def started(self, event: Started) -> None:
@@ -59,8 +58,7 @@ class Listeners:
     def call(self, method: str, event: Started | Row | EpochRecord | SavedCheckpoint | str) -> None:
         for number, callback in enumerate(self._callbacks):
             try:
-                with tracking.by_user():
-                    getattr(callback, method)(event)
+                getattr(callback, method)(event)
             except Exception as error:
                 if (number, method) not in self._named:
                     self._named.add((number, method))

@@ -80,7 +80,6 @@ class RunSession:
     _placed: dict[int, Placed] = field(default_factory=dict)
     _traced: dict[int, Traced] = field(default_factory=dict)
     _callbacks: Listeners = field(init=False)
-    _segments: list[str] = field(default_factory=list)
     _price: Price | None = field(init=False)
     _spent_at: float = 0.0
     _rows: list[Row] = field(default_factory=list)
@@ -215,8 +214,7 @@ class RunSession:
                 f"{self.folder.address}/config.yaml cannot be written: {storage.reason(error)}; training goes on"
             )
         if config.elastic is not None:
-            self._segments.append(f"{decided.topology} from step {event.step + 1}")
-            self.record.add_segment(self._segments[-1])
+            self.record.add_segment(f"{decided.topology} from step {event.step + 1}")
         self.record.started(event)
         for sentence in event.skipped:
             self.view.line(f"passed over: {sentence}")
@@ -399,10 +397,10 @@ class RunSession:
 
     def locations(self, result: TrainResult) -> Sequence[tuple[str, str]]:
         """Rows of a table: what the run took, where somebody has asked, and where everything of it is."""
-        asked = self._price is not None or self.config.max_time is not None
+        asked, segments = self._price is not None or self.config.max_time is not None, self.record.segments
         return [
             *(self.spent.rows(self._price) if asked else []),
-            *([("topologies", ", ".join(self._segments))] if len(self._segments) > 1 else []),
+            *([("topologies", ", ".join(segments))] if len(segments) > 1 else []),
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", tilde(result.folder)),
             *([("weights sha256", result.weights_sha256)] if result.weights_sha256 else []),

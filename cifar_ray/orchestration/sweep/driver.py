@@ -40,7 +40,7 @@ from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import parent, reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
-from cifar_ray.tracking.study import MEASURE_TAG
+from cifar_ray.tracking.study import MEASURE_TAG, Sweep
 from cifar_ray.training import recipe
 from cifar_ray.training.rank_times import PHASES
 
@@ -178,7 +178,7 @@ def resume(
     begun = begun or time.time()
     imports.refuse_while_importing()
     tracking.quieten(verbose=False)
-    client, known = parent.connect(name, tracking_uri)
+    client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
     config, cells = plan.read(known)
     config = dataclasses.replace(config, **limits or {})
     folder = storage.at(known.folder)
@@ -193,22 +193,22 @@ def resume(
                 left = f"nothing is left of it but {counted(failed, 'failed run')}"
                 raise ConfigError("retry_failed", f"must be given to go on with sweep {name}: {left}")
             return None
-        budget = Budget(config, cells, known.placed_s)
+        budget = Budget(config, cells, known.metrics.get("sweep/placed_s", 0.0))
         budget.refuse_reached(name)
-        driver = _Driver(config, folder, client, cells, begun - known.wall_s, budget)
+        driver = _Driver(config, folder, client, cells, begun - known.metrics.get("sweep/wall_s", 0.0), budget)
         return driver.run(lambda: SweepRecord.reopen(client, known))
 
 
 def find_again(
     client: Client,
-    known: parent.KnownSweep,
+    known: Sweep,
     folder: Folder,
     cells: Sequence[PlannedCell],
     retry_failed: bool,
     read_only: bool = False,
 ) -> None:
     """Read how far earlier drivers have come with the cells of a sweep; those that wait are to be trained."""
-    earlier = parent.trials(client, known)
+    earlier = {run.key: run for run in reading.trials(client, known)}
     for cell in cells:
         cell.find_again(folder, earlier, read_only)
         if retry_failed and cell.state == boards.FAILED:

@@ -19,7 +19,7 @@ from cifar_ray.orchestration.sweep import driver, plan, preparation
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.tracking import parent
+from cifar_ray.tracking import reading, store
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def of_begun(
         ConfigError: as the sweep itself would on a user's mistake.
     """
     tracking.quieten(verbose=False)
-    client, known = parent.connect(name, tracking_uri)
+    client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
     config, cells = plan.read(known)
     config = dataclasses.replace(config, **limits or {})
     driver.find_again(client, known, storage.at(known.folder), cells, retry_failed, read_only=True)
     if any(cell.state == boards.WAITING for cell in cells):
-        Budget(config, cells, known.placed_s).refuse_reached(name)
+        Budget(config, cells, known.metrics.get("sweep/placed_s", 0.0)).refuse_reached(name)
     return _of(config, cells)
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from cifar_ray import data, models, storage, tasks
-from cifar_ray.config import files, imports, runfile, schema
+from cifar_ray.config import files, imports, limits, runfile, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -31,11 +31,11 @@ from cifar_ray.reporting import cost
 from cifar_ray.runs import folder as runs
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tracking import parent, uri
-from cifar_ray.tracking.parent import KnownSweep, KnownTrial
+from cifar_ray.tracking import parent, reading, uri
 from cifar_ray.tracking.store import Client, connect
-from cifar_ray.tracking.study import placement
+from cifar_ray.tracking.study import CHECKPOINT_TAG, STOPPED_TAG, Run, Sweep, placement
 from cifar_ray.training import recipe
+from cifar_ray.training.observer import step_of
 
 _CONFIG, _CELLS = runs.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
@@ -120,7 +120,7 @@ class PlannedCell:
             "repeats": self.repeats,
         }
 
-    def find_again(self, folder: Folder, earlier: Mapping[str, KnownTrial], read_only: bool = False) -> None:
+    def find_again(self, folder: Folder, earlier: Mapping[str, Run], read_only: bool = False) -> None:
         """Read from its folder and from MLflow, which knows runs by their keys, what an earlier driver has done.
 
         A folder that was left half-made stays only if ``read_only``.
@@ -143,15 +143,16 @@ class PlannedCell:
         if (known := earlier.get(self.folder.key)) is None:
             return
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
-        state, note = boards.STOPPED if known.stopped else boards.WAITING if known.left else ended, known.reason
-        epoch = 0
+        halted = known.status == "STOPPED" and not limits.is_of_sweep(known.stopped_by)
+        state, note, epoch = boards.STOPPED if STOPPED_TAG in known.tags or halted else ended, known.reason, 0
         if state == boards.FINISHED:
-            epoch = known.steps // data.steps_per_epoch(self.config)
+            kept = known.tags.get(CHECKPOINT_TAG, "").rpartition("/")[2]
+            epoch = max(step_of(kept), 0) // data.steps_per_epoch(self.config)
             if known.score is not None:
                 task = tasks.spec(self.config, data.facts(self.config))
                 note = boards.result(task, known.score, known.times)
-        shown = Shown(state, note)
-        self.row = replace(self.row, shown=shown, figures=known.figures, times=known.times, epoch=epoch, has_run=True)
+        shown, times = Shown(state, note), known.times
+        self.row = replace(self.row, shown=shown, figures=known.metrics, times=times, epoch=epoch, has_run=True)
 
 
 def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
@@ -308,7 +309,7 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     """
     above = storage.at(config.base.storage)
     folder = above.below(config.name)
-    known = parent.find(client, config.name)
+    known = reading.find_sweep(client, config.name)
     with storage.refusing(above):
         if known is not None and not folder.exists():
             raise _taken(folder, config.name, client.tracking_uri, client.tracking_uri)
@@ -328,7 +329,7 @@ def refuse_taken(config: SweepConfig, address: str) -> None:
     with storage.refusing(above):
         if folder.exists():
             raise _taken(folder, config.name, address, above.address)
-    if uri.exists(address) and parent.find(connect(address), config.name) is not None:
+    if uri.exists(address) and reading.find_sweep(connect(address), config.name) is not None:
         raise _taken(folder, config.name, address, address)
 
 
@@ -348,7 +349,7 @@ def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
         folder.write(_CELLS, json.dumps(cells))
 
 
-def read(known: KnownSweep) -> tuple[SweepConfig, list[PlannedCell]]:
+def read(known: Sweep) -> tuple[SweepConfig, list[PlannedCell]]:
     """Read a sweep as its first driver planned it.
 
     Raises:

@@ -15,8 +15,9 @@ from cifar_ray.runs import checkpoints, use
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.runs.given import Note
 from cifar_ray.storage import Folder, Lock
-from cifar_ray.tracking import parent, registry, store
-from cifar_ray.tracking.store import Client, Run
+from cifar_ray.tracking import reading, registry, store
+from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.study import Run, Sweep
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Removal:
 
     title: str
     client: Client
-    runs: Sequence[Run]
+    runs: Sequence[Run | Sweep]
     folder: Folder | None
     lock: Lock | None
     contents: str
@@ -50,10 +51,10 @@ class Removal:
             checkpoints.remove_copies(self.folder)
         with store.refusing(self.client.tracking_uri):
             for run in self.runs:
-                of_run = f"source_run_id = '{run.info.run_id}'"
-                for model in self.client.search_logged_models([run.info.experiment_id], of_run):
+                experiment = self.client.get_run(run.run_id).info.experiment_id
+                for model in self.client.search_logged_models([experiment], f"source_run_id = '{run.run_id}'"):
                     self.client.delete_logged_model(model.model_id)
-                self.client.delete_run(run.info.run_id)
+                self.client.delete_run(run.run_id)
 
 
 def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -> Removal:
@@ -71,19 +72,19 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
         store.connect(uri)  # a run that only seems lost would keep its MLflow run
     try:
         known, uri = use.find_run(name, tracking_uri, note)
-    except store.AmbiguousRunError:
+    except reading.AmbiguousRunError:
         raise
     except ConfigError:
         client = store.connect(uri) if store.exists(uri) else None
-        sweep = parent.find(client, name) if client else None
+        sweep = reading.find_sweep(client, name) if client else None
         if client is None or sweep is None:
             raise
-        return _sweep(client, sweep.run_id, stack)
+        return _sweep(client, sweep, stack)
     client = store.connect(uri)
-    if known.run_id and (sweep := parent.find(client, name)):
+    if known.run_id and (sweep := reading.find_sweep(client, name)):
         ids = f"{known.run_id} (run), {sweep.run_id} (sweep)"
         raise ConfigError("", f"there are a run and a sweep named {name!r}; take one of their ids: {ids}")
-    parents = [client.get_run(known.run_id)] if known.run_id else []
+    parents = [known] if known.run_id else []
     registry.refuse_registered(client, parents)
     folder = RunFolder.at(known.folder) if _exists(known.folder) else None
     if folder is None or folder.key != known.key:  # there may be another run's of the same name
@@ -94,12 +95,10 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
     return _removal(f"run {known.name}", client, parents, folder.folder if folder else None, lock, known.folder)
 
 
-def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
-    with store.refusing(client.tracking_uri):
-        own = client.get_run(run_id)
-        members = parent.children(client, own)
+def _sweep(client: Client, own: Sweep, stack: ExitStack) -> Removal:
+    members = reading.trials(client, own)
     registry.refuse_registered(client, members)
-    address, name = own.data.tags.get(store.FOLDER_TAG, ""), own.info.run_name
+    address, name = own.folder, own.name
     folder = storage.at(address) if _exists(address) else None
     lock = None
     if folder is None or not folder.local:
@@ -107,19 +106,18 @@ def _sweep(client: Client, run_id: str, stack: ExitStack) -> Removal:
     if folder is not None:
         with storage.refusing(folder):
             lock = stack.enter_context(Lock(folder, _busy(name)))
-        tags = [(run.data.tags.get(store.FOLDER_TAG, ""), run.data.tags.get(store.KEY_TAG, "")) for run in members]
-        members_here = [RunFolder.at(own_address, key) for own_address, key in tags if _exists(own_address)]
+        members_here = [RunFolder.at(run.folder, run.key) for run in members if _exists(run.folder)]
         for run in members_here:  # which may have been resumed by itself
             run.lock().release()
     return _removal(f"sweep {name}", client, [*members, own], folder, lock, address)
 
 
 def _removal(
-    title: str, client: Client, doomed: Sequence[Run], folder: Folder | None, lock: Lock | None, address: str
+    title: str, client: Client, doomed: Sequence[Run | Sweep], folder: Folder | None, lock: Lock | None, address: str
 ) -> Removal:
     parts = []
     if len(doomed) == 1:
-        parts.append(f"MLflow run {doomed[0].info.run_id}")
+        parts.append(f"MLflow run {doomed[0].run_id}")
     elif doomed:
         parts.append(counted(len(doomed), "MLflow run"))
     if folder is not None:
@@ -137,9 +135,9 @@ def _exists(address: str) -> bool:
         return bool(address) and folder.exists()
 
 
-def _refuse_running(doomed: Sequence[Run], address: str) -> None:
+def _refuse_running(doomed: Sequence[Run | Sweep], address: str) -> None:
     """Refuse RUNNING runs whose folder is not here: whether a process trains them cannot be seen."""
-    running = [run.info.run_name for run in doomed if run.info.status == "RUNNING"]
+    running = [run.name for run in doomed if run.status == "RUNNING"]
     if running:
         raise ConfigError(
             "", f"{running[0]!r} is RUNNING, and its folder {address} is not on this machine; delete it where that is"

@@ -16,13 +16,13 @@ from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import machine
 from cifar_ray.orchestration.sweep import runner
 from cifar_ray.tracking import reading
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 from tests.support.studies import study, trial
 
 TRAINING = "--dataset digits --model simple_cnn --global-batch-size 64 --device cpu --cpus-per-worker 1 --epochs 5"
 
 
-def run(batch: int) -> Trial:
+def run(batch: int) -> Run:
     """One worker that takes 1 ms for an image and 2 ms for a step."""
     tags = {"cifar_ray.command": "cifar-ray train --cpus-per-worker 1", "cifar_ray.hardware": "a processor"}
     made = trial(batch=batch, params={"model": "simple_cnn", "dataset": "digits", "precision": "fp32"}, tags=tags)

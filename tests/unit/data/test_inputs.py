@@ -18,7 +18,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Split, arrays, modality
-from cifar_ray.tracking import mistakes
+from cifar_ray.tracking import artifacts
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.observer import Outcome
 from tests.support.helpers import digest, resolved, train_here
@@ -212,7 +212,7 @@ def test_an_evaluation_of_rows_keeps_no_pictures_of_mistakes(tmp_path: Path) -> 
     asked = resolved(ROWS)
     outcome = train_here(asked, data.read(asked), tmp_path)
     assert outcome.confusion
-    assert mistakes.records(outcome.mistakes, data.read(asked)) == []
+    assert artifacts.mistakes(outcome.mistakes, data.read(asked)) == []
     newest = checkpoint.latest(tmp_path)
     assert newest is not None
     assert newest[1].spec.names == ("a", "b", "c")

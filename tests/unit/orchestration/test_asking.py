@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from cifar_ray.orchestration.sweep.planner import draw, plan
 
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
@@ -18,7 +19,6 @@ from cifar_ray.orchestration.cluster import allocation, connection, optional
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.driver import Driver
-from cifar_ray.orchestration.sweep.planner import draw, plan
 from cifar_ray.training import recipe
 
 WITH_GPU, WITHOUT = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}

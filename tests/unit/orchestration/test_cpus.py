@@ -10,6 +10,7 @@ from typing import Any
 import joblib
 import pytest
 import torch
+from cifar_ray.orchestration.sweep.planner import draw, plan, read, write_cells
 
 from cifar_ray import storage
 from cifar_ray.config import runfile
@@ -25,10 +26,9 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import goal_of
-from cifar_ray.orchestration.sweep.planner import draw, plan, read, write_cells
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.tracking.parent import KnownSweep
+from cifar_ray.tracking.study import FOLDER_TAG, Sweep
 from cifar_ray.training import hardware, recipe, setup
 from cifar_ray.training.observer import Launch
 
@@ -212,7 +212,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         # When the sweep is continued with its last run alone, this run computes as the others did, on more nodes too.
         write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
         (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
-        again = read(KnownSweep("id", str(tmp_path), 0.0))[1]
+        again = read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))[1]
         for trial in again[:-1]:
             trial.state = "finished"
         cluster([node(64, name=str(index)) for index, _ in enumerate(nodes)])
@@ -240,4 +240,4 @@ def test_a_sweep_that_an_earlier_version_has_planned_is_refused_and_said_to_be_o
     (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     (tmp_path / "cells.json").write_text('[{"values": {"batch_size": 16}, "skipped": "", "precision": "fp32"}]')
     with pytest.raises(ConfigError, match="was planned by an earlier one: start another"):
-        read(KnownSweep("id", str(tmp_path), 0.0))
+        read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from cifar_ray.orchestration.sweep.trial import dataset_key
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.orchestration.sweep.trial import dataset_key
 from cifar_ray.runs import weights
 from cifar_ray.training import recipe
 from tests.support.helpers import decided_of

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cifar_ray.orchestration.sweep.limits import Expectation
 
 from cifar_ray import data, models, storage
 from cifar_ray.config import sweep as sweeps
@@ -23,9 +24,8 @@ from cifar_ray.orchestration.sweep import planner as plans
 from cifar_ray.orchestration.sweep import tuning
 from cifar_ray.orchestration.sweep.driver import Driver
 from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
-from cifar_ray.orchestration.sweep.limits import Expectation
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.tracking.parent import KnownSweep, KnownTrial
+from cifar_ray.tracking.study import CHECKPOINT_TAG, FOLDER_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 from tests.support.images import folder_of_digits
 
 
@@ -149,7 +149,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     plans.refuse(sweep, trials)
     (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
-    again, read = plans.read(KnownSweep("id", str(tmp_path), 0.0))
+    again, read = plans.read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))
     assert again == sweep
     for trial, before in zip(read, trials, strict=True):
         assert (trial.cell.name, trial.cell.values) == (before.cell.name, before.cell.values)
@@ -162,7 +162,7 @@ def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: P
     trials = planned(sweep)
     (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
-    _, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
+    _, (read,) = plans.read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))
     assert read.config is not None
     assert [replace(read.decided, device=device).gpus(read.config) for device in ("cuda", "cpu")] == [0.25, 0]
 
@@ -170,17 +170,17 @@ def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: P
 @pytest.mark.parametrize(
     ("known", "state"),
     [
-        (KnownTrial("id", "FINISHED", False, {}), board.FINISHED),
-        (KnownTrial("id", "FAILED", False, {}), board.FAILED),
-        (KnownTrial("id", "KILLED", False, {}), board.WAITING),
-        (KnownTrial("id", "RUNNING", False, {}), board.WAITING),
-        (KnownTrial("id", "KILLED", True, {}), board.STOPPED),
-        (KnownTrial("id", "FINISHED", True, {}), board.STOPPED),
-        (KnownTrial("id", "FINISHED", False, {}, left=True), board.WAITING),
+        (Run("r", "id", "FINISHED"), board.FINISHED),
+        (Run("r", "id", "FAILED"), board.FAILED),
+        (Run("r", "id", "KILLED"), board.WAITING),
+        (Run("r", "id", "RUNNING"), board.WAITING),
+        (Run("r", "id", "KILLED", tags={STOPPED_TAG: "asha"}), board.STOPPED),
+        (Run("r", "id", "STOPPED", tags={STOPPED_BY_TAG: "max_time"}), board.STOPPED),
+        (Run("r", "id", "STOPPED", tags={STOPPED_BY_TAG: "sweep_max_cost"}), board.WAITING),
         (None, board.WAITING),
     ],
 )
-def test_what_an_earlier_driver_has_made_of_a_run(known: KnownTrial | None, state: str, tmp_path: Path) -> None:
+def test_what_an_earlier_driver_has_made_of_a_run(known: Run | None, state: str, tmp_path: Path) -> None:
     (trial,) = planned(made(grid={"batch_size": [16]}))
     (tmp_path / trial.slug).mkdir()
     (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": "k", "name": trial.slug}))
@@ -198,7 +198,9 @@ def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_pa
     assert first.config is not None
     assert second.config is not None
     steps = 3 * data.steps_per_epoch(first.config)
-    first.find_again(storage.at(str(tmp_path)), {"k": KnownTrial("id", "FINISHED", False, {}, steps=steps)})
+    first.find_again(
+        storage.at(str(tmp_path)), {"k": Run("r", "id", "FINISHED", tags={CHECKPOINT_TAG: f"/r/step-{steps:08}"})}
+    )
     takes = Expectation([first]).seconds(second)
     assert takes is not None
     assert takes.mid == pytest.approx(90.0)
@@ -208,7 +210,7 @@ def test_a_run_whose_folder_is_gone_is_not_trained_anew_beside_its_record(tmp_pa
     """As one that an earlier version named without a hash."""
     (trial,) = planned(made(grid={"batch_size": [16]}))
     trial.cell = replace(trial.cell, name="torchvision:alexnet 1x1 seed0")
-    earlier = {"k": KnownTrial("id", "FINISHED", False, {}, name=trial.cell.name)}
+    earlier = {"k": Run(trial.cell.name, "id", "FINISHED")}
     told = f"^resume needs the folder of the run {trial.cell.name}, {tmp_path}/torchvision-alexnet-1x1-seed0-.*, which is gone"
     with pytest.raises(ConfigError, match=told):
         trial.find_again(storage.at(str(tmp_path)), earlier)
@@ -222,9 +224,9 @@ def test_a_sweep_that_is_resumed_shows_what_has_ended_and_counts_it(
     plans.refuse(sweep, trials)
     times = {"time/training_s": 2.0, "time/wall_s": 9.0, "images_per_s": 1000.0}
     known = {
-        "k0": KnownTrial("id", "FINISHED", False, times, 0.5),
-        "k1": KnownTrial("id", "FAILED", False, {}, None, "rank 0: it died"),
-        "k2": KnownTrial("id", "KILLED", True, {}, None, "stopped early by ASHA"),
+        "k0": Run("r0", "id", "FINISHED", metrics={**times, "test/accuracy": 0.5}),
+        "k1": Run("r1", "id", "FAILED", "rank 0: it died"),
+        "k2": Run("r2", "id", "KILLED", "stopped early by ASHA", tags={STOPPED_TAG: "asha"}),
     }
     for number, trial in enumerate(trials[:4]):
         (tmp_path / trial.slug).mkdir()
@@ -346,7 +348,7 @@ def test_asha_needs_one_figure_and_goes_on_with_the_one_it_began_with(tmp_path: 
     (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
     earlier = plans.plan(cells_of(sweep, plans.draw(sweep)))  # as versions did that had no validation images
     plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in earlier])
-    ((trial,),) = plans.read(KnownSweep("id", str(tmp_path), 0.0))[1:]
+    ((trial,),) = plans.read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))[1:]
     assert trial.config is not None
     goal = goal_of(sweep, [trial.config])
     assert goal is not None

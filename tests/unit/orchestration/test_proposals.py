@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.orchestration.sweep.proposals import OptunaProposer
+from cifar_ray.orchestration.sweep.trial import TrialFinished, TrialSpec, TrialTooLarge, last_result
 
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
@@ -18,14 +21,11 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.sweep import planner, proposals
 from cifar_ray.orchestration.sweep.driver import Driver
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.orchestration.sweep.proposals import OptunaProposer
-from cifar_ray.orchestration.sweep.trial import TrialFinished, TrialSpec, TrialTooLarge, last_result
 from cifar_ray.orchestration.sweep.tuning import _Queue
 from cifar_ray.tasks import USUAL
 from cifar_ray.tasks.choosing import Goal
-from cifar_ray.tracking.parent import KnownSweep
+from cifar_ray.tracking.study import FOLDER_TAG, Sweep
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
 COMPLETE, FAIL = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL
@@ -70,7 +70,7 @@ class Search:
         """The search as a later driver finds it: the cells from its folder, how they came out from MLflow."""
         self.folder.write("sweep.yaml", sweeps.to_yaml(self.config))
         planner.write_cells(self.folder, [trial.described(self.config) for trial in self.trials])
-        config, trials = planner.read(KnownSweep("id", self.folder.address, 0.0))
+        config, trials = planner.read(Sweep("s", [], "", "", tags={FOLDER_TAG: self.folder.address}))
         for trial, before in zip(trials, self.trials, strict=True):
             trial.state, trial.figures = before.state, before.figures
         return Search(config, Path(self.folder.address), trials)

@@ -16,7 +16,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Lock
-from cifar_ray.tracking import parent, registry, store
+from cifar_ray.tracking import parent, reading, registry, store
 from tests.support import mlflow_store
 from tests.unit.tracking.test_registry import log
 
@@ -76,7 +76,7 @@ def test_a_run_goes_with_its_folder_and_its_models(
     client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, other = train(client, small, "mine"), train(client, small, "other")
-    run_id = store.find(client, "mine").run_id
+    run_id = reading.find_run(client, "mine").run_id
     assert main.main(["delete", "mine", "--yes"]) == 0
     told = f"deleted run mine: MLflow run {run_id}, folder ~/.cifar_ray/runs/mine (12.0 MB)\n"
     assert capsys.readouterr() == (told, "")
@@ -161,7 +161,7 @@ def test_a_run_without_its_folder_goes_unless_it_may_be_trained_elsewhere(
     client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = train(client, small, "mine").rename(Path(storage.at(None).address) / "moved")
-    run_id = store.find(client, "mine").run_id
+    run_id = reading.find_run(client, "mine").run_id
     client.update_run(run_id, "RUNNING")
     told = "'mine' is RUNNING, and its folder {} is not on this machine; delete it where that is"
     assert refusal(capsys, "mine", "--yes") == told.format(moved.with_name("mine"))
@@ -178,7 +178,7 @@ def test_a_run_that_mlflow_has_lost_goes_by_its_folder(
     client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = train(client, small, "mine")
-    client.delete_run(store.find(client, "mine").run_id)
+    client.delete_run(reading.find_run(client, "mine").run_id)
     assert main.main(["delete", "mine", "--yes"]) == 0
     assert capsys.readouterr().out == "deleted run mine: folder ~/.cifar_ray/runs/mine (12.0 MB)\n"
     assert not folder.exists()
@@ -190,9 +190,9 @@ def test_names_that_mean_nothing_or_two_things_are_refused(
     assert refusal(capsys, "nobody", "--yes").startswith("there is no run 'nobody' in sqlite:///")
     folder = sweep(client, small, "twin", "a")
     train(client, small, "twin", above=str(tmp_path / "elsewhere"))
-    known = parent.find(client, "twin")
+    known = reading.find_sweep(client, "twin")
     assert known is not None
-    run_id = store.find(client, "twin").run_id
+    run_id = reading.find_run(client, "twin").run_id
     assert refusal(capsys, "twin", "--yes") == (
         f"there are a run and a sweep named 'twin'; take one of their ids: {run_id} (run), {known.run_id} (sweep)"
     )

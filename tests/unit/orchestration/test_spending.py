@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cifar_ray.orchestration.sweep.limits import Budget, Expectation, expect
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
+from cifar_ray.orchestration.sweep.trial import TrialSpec
 
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
@@ -23,9 +26,6 @@ from cifar_ray.orchestration.run.events import Joined, Mailbox, Stopped
 from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.orchestration.sweep import planner
-from cifar_ray.orchestration.sweep.limits import Budget, Expectation, expect
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
-from cifar_ray.orchestration.sweep.trial import TrialSpec
 from cifar_ray.orchestration.sweep.tuning import _Queue
 from cifar_ray.planning.span import Span
 from cifar_ray.training import recipe

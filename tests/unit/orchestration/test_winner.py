@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 
 from cifar_ray.config import command_line, flags
 from cifar_ray.config import sweep as sweeps
@@ -14,7 +15,6 @@ from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.goal import goal_of
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
 
 DONE, STOPPED, FAILED = boards.FINISHED, boards.STOPPED, boards.FAILED

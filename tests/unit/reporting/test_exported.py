@@ -11,17 +11,17 @@ import pytest
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions, exported, pages, report, scaling
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Sweep
 from tests.support.studies import grid, study, trial, without_run
 
 
-def round_trip(of: Study, folder: Path) -> Study:
+def round_trip(of: Sweep, folder: Path) -> Sweep:
     made = folder / "study.json"
     made.write_text(exported.text(of))
     return exported.read(made)
 
 
-def plain(of: Study) -> str:
+def plain(of: Sweep) -> str:
     """Its report, but for the moment and the place that it comes from."""
     return pages.markdown(replace(report.build(replace(of, store="", page=None)), written=""))
 
@@ -202,7 +202,7 @@ def test_sweeps_that_held_different_batches_need_to_be_told_which_one_a_column_s
     assert exported.together([grown], "global_batch").hold == "global_batch"
 
 
-def of_two_sweeps() -> Study:
+def of_two_sweeps() -> Sweep:
     """A hundred steps on an emulated cluster for the times, and whole runs on a busy machine for the accuracies."""
     steps = {"epochs": "1", "steps_per_epoch": "100"}
     times, accuracies = (

@@ -12,7 +12,7 @@ from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks import USUAL
-from cifar_ray.tracking.study import Point, Study
+from cifar_ray.tracking.study import Point, Sweep
 from tests.support.studies import of_strategies, of_strategy, study, trial
 
 
@@ -35,7 +35,7 @@ def test_a_share_in_percent_has_the_digits_of_the_share() -> None:
     assert figures.metric("x", 100)(replace(trial(), metrics={"x": float("inf")})) == float("inf")
 
 
-def others(of: Study) -> list[tuple[tuple[str, str], ...]]:
+def others(of: Sweep) -> list[tuple[tuple[str, str], ...]]:
     return [one.others for one in Runs(of).configurations]
 
 
@@ -156,7 +156,7 @@ def test_ranks_with_a_pace_each_have_the_iteration_of_all(strategy: str, topolog
     assert (figures.NOT_SPLIT.measure(run) is None) is own
 
 
-def ratios(of: Study) -> dict[str, tuple[str, float, float]]:
+def ratios(of: Sweep) -> dict[str, tuple[str, float, float]]:
     every = Runs(of).configurations
     found = {f"{one.strategy} {one.topology}": scaling.ratio(one, every) for one in every}
     return {

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from cifar_ray.reporting import data, pages
 from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Report, Section, Table
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Sweep
 
 EVIL = "<script>alert('x')</script>"
 VOID = {"meta", "link", "br"}
@@ -65,7 +65,7 @@ def report() -> Report:
     run = [Entry("b" * 32, link="http://mlflow:5000/#/runs/b"), Entry("cifar-ray train --run-name 'a b'")]
     charts = [Chart(key, f"{key} chart", "What it shows.", draw) for key in ("first", "second", "third")]
     return Report(
-        study=Study(f"grid {EVIL}", [], "file:///store", "cifar-ray sweep --name grid"),
+        study=Sweep(f"grid {EVIL}", [], "file:///store", "cifar-ray sweep --name grid"),
         findings=[Finding("resnet", [Highlight("Shortest training", "3.00 s", "2x2")], ["2x2 is the fastest."])],
         cautions=[f"{EVIL} failed"],
         sections=[Section("resnet on cifar10", [times], [dataclasses.replace(times, title="More")], ["All: sgd."])],
@@ -187,7 +187,7 @@ def test_markdown_links_to_the_page_of_a_sweep() -> None:
 def test_the_store_and_captions_are_text_in_markdown() -> None:
     link = "/my_runs [x](javascript:alert(1)) <javascript:alert(1)>"
     charts = [Chart("first", "First", link, draw)]
-    shown = pages.markdown(dataclasses.replace(report(), study=Study("grid", [], link, ""), charts=charts))
+    shown = pages.markdown(dataclasses.replace(report(), study=Sweep("grid", [], link, ""), charts=charts))
     assert shown.count(r"/my_runs \[x\](javascript:alert(1)) \<javascript:alert(1)\>") == 2
     assert "<javascript" not in shown.replace(r"\<", "")
 
@@ -195,7 +195,7 @@ def test_the_store_and_captions_are_text_in_markdown() -> None:
 def test_characters_that_command_a_terminal_are_escapes_in_markdown_and_csv() -> None:
     evil = "a\x1b[2J\0\rb"
     table = Table("runs", "Runs", ["Run"], [(evil, [])])
-    shown = pages.markdown(dataclasses.replace(report(), runs=table, study=Study(evil, [], evil, evil), charts=[]))
+    shown = pages.markdown(dataclasses.replace(report(), runs=table, study=Sweep(evil, [], evil, evil), charts=[]))
     assert not re.search("[\x1b\0\r]", shown)
     assert pages.lines(table)[-1] == r"a\x1b[2J\x00\rb"
     text = data.csv_text(pd.DataFrame({"name": [evil, "c\nd"], "seed": [1, 2]}))
@@ -204,7 +204,7 @@ def test_characters_that_command_a_terminal_are_escapes_in_markdown_and_csv() ->
 
 def test_a_command_does_not_end_its_block_of_code() -> None:
     command = "a \n```\n[x](javascript:alert(1))"
-    shown = pages.markdown(dataclasses.replace(report(), study=Study("grid", [], "", command), charts=[]))
+    shown = pages.markdown(dataclasses.replace(report(), study=Sweep("grid", [], "", command), charts=[]))
     assert f"\n\n````\n{command}\n````\n\n" in shown
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cifar_ray.reporting import latex, report
 from cifar_ray.reporting.contents import Entry
-from cifar_ray.tracking.study import Study
+from cifar_ray.tracking.study import Sweep
 from tests.support.studies import grid, of_strategies, of_strategy, skipped_strategy, study, trial, twice
 
 
@@ -61,7 +61,7 @@ def test_names_are_text_in_latex() -> None:
     assert all(line.startswith(("%", "\\", "Configuration", "1x1")) for line in table.splitlines())
 
 
-def _ranks(count: int, rows: int = 1) -> Study:
+def _ranks(count: int, rows: int = 1) -> Sweep:
     runs = [
         of_strategy(
             "ddp",

@@ -7,14 +7,14 @@ from typing import Any
 
 from cifar_ray.reporting import charts, pages, report
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Run, Sweep
 from tests.support.studies import trial
 
 EVIL = "<script>alert(1)</script> it's a | bar & *more*"
 
 
-def study(*trials: Trial) -> Study:
-    return Study(
+def study(*trials: Run) -> Sweep:
+    return Sweep(
         "one", trials, "file:///store", "cifar-ray sweep", "batch", ("model", "topology", "batch_size", "seed")
     )
 

@@ -15,17 +15,17 @@ from cifar_ray.reporting import cautions, compare, exported, pages, report, task
 from cifar_ray.reporting.figures import Statistic
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tracking.study import TASK_TAG, Study, Trial, task_of
+from cifar_ray.tracking.study import TASK_TAG, Run, Sweep, task_of
 from tests.support.studies import DEPTH, grid, of_another_task, study, trial, twice
 
 FIGURES = TaskFigures(task_of({TASK_TAG: json.dumps(DEPTH)}))
 
 
-def depths(of: Study) -> Study:
+def depths(of: Sweep) -> Sweep:
     return replace(of, trials=tuple(map(of_another_task, of.trials)))
 
 
-def seeds(topology: str, training_s: float, values: tuple[float, ...]) -> list[Trial]:
+def seeds(topology: str, training_s: float, values: tuple[float, ...]) -> list[Run]:
     return [
         of_another_task(trial(topology, seed=seed, training_s=training_s, accuracies=(0.9, value / 10)))
         for seed, value in enumerate(values)
@@ -132,12 +132,12 @@ def test_runs_of_different_tasks_are_each_compared_with_those_of_their_own(tmp_p
 
 
 def test_tasks_of_one_name_are_told_apart_by_data_sets_or_by_number() -> None:
-    def depth(dataset: str, unit: str = "rows") -> Trial:
+    def depth(dataset: str, unit: str = "rows") -> Run:
         one = of_another_task(trial("1x1", 16))
         task = json.dumps({**json.loads(one.tags[TASK_TAG]), "unit": unit})
         return replace(one, params={**one.params, "dataset": dataset}, tags={**one.tags, TASK_TAG: task})
 
-    def labels(*runs: Trial) -> list[str]:
+    def labels(*runs: Run) -> list[str]:
         made = report.build(study(*runs))
         assert len({chart.key for chart in made.charts}) == len(made.charts)
         return [finding.title.rpartition(": ")[0] for finding in made.findings]

@@ -13,14 +13,14 @@ from cifar_ray.reporting import chance, data, exported, importance, pages, repor
 from cifar_ray.reporting.contents import Report, Table
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.search import Searched, shown
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, Search, Study
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, Sweep
 from tests.support.searches import ANY, AXES, drawn, searched, tried
 from tests.support.studies import grid, of_another_task, trial
 
 RATES = ("0.0123456", "0.1", "0.3")
 
 
-def three(*values: float, images: int = 1000, stopped_at: int = 0) -> Study:
+def three(*values: float, images: int = 1000, stopped_at: int = 0) -> Sweep:
     """Three runs, of which the last may have been stopped early."""
     ends = (0, 0, stopped_at)
     runs = zip(range(3), values, RATES, ends, strict=True)
@@ -29,7 +29,7 @@ def three(*values: float, images: int = 1000, stopped_at: int = 0) -> Study:
     )
 
 
-def read(study: Study) -> Searched:
+def read(study: Sweep) -> Searched:
     return Searched(Runs(study.meant))
 
 
@@ -162,7 +162,7 @@ def test_an_axis_with_one_value_and_one_that_another_model_has() -> None:
     runs = [tried(number, 0.8 + number / 100, {"lr": "0.1", "depth": "3"}) for number in range(11)]
     runs += [tried(11, 0.95, {"lr": "0.1"})]
     ranges = {"lr": "loguniform", "depth": "int"}
-    made = report.build(searched(runs, ("lr", "depth"), replace(ANY, ranges=ranges)))
+    made = report.build(searched(runs, ("lr", "depth"), {**ANY, "ranges": ranges}))
     over, parallel = (chart.draw("light") for chart in made.charts)
     assert len(over.axes[1].lines[0].get_xdata()) == 0  # the best has no depth
     assert column(trials(made), "depth")["t11"] == "none"
@@ -178,7 +178,7 @@ def test_axes_of_categories_alone() -> None:
         tried(number, 0.9 - 0.3 * (number % 2) + number / 1000, {"optimizer": ("adamw", "sgd")[number % 2]})
         for number in range(10)
     ]
-    study = searched(runs, ("optimizer",), replace(ANY, ranges={}))
+    study = searched(runs, ("optimizer",), {**ANY, "ranges": {}})
     (axis,) = importance.explained(read(study))
     assert axis.correlation is None
     assert axis.between == pytest.approx(1.0, abs=0.01)
@@ -187,7 +187,7 @@ def test_axes_of_categories_alone() -> None:
 
 
 def test_the_lowest_is_the_best() -> None:
-    search_for = replace(ANY, objective="test/rmse:min")
+    search_for = {**ANY, "objective": "test/rmse:min"}
     runs = [of_another_task(trial(accuracies=(0.9, value))) for value in (0.32, 0.31, 0.5)]
     runs = [
         replace(run, name=f"t{number}", run_id=f"id{number}", params={**run.params, "lr": f"0.{number + 1}"})
@@ -248,7 +248,7 @@ def test_an_optimum_in_the_middle_explains_much_without_a_correlation() -> None:
         tried(number, 0.9 - 0.1 * (math.log10(rate) + 2) ** 2, {"lr": repr(float(rate)), "warmup": str(number % 5)})
         for number, rate in enumerate(rates)
     ]
-    study = searched(runs, ("lr", "warmup"), replace(ANY, ranges={"lr": "loguniform", "warmup": "int"}))
+    study = searched(runs, ("lr", "warmup"), {**ANY, "ranges": {"lr": "loguniform", "warmup": "int"}})
     rate, warmup = importance.explained(read(study))
     assert rate.alone is not None
     assert warmup.alone is not None
@@ -272,7 +272,9 @@ def test_axes_are_compared_at_the_last_epoch_that_all_trials_had() -> None:
 
 
 def test_a_search_stays_one_in_a_file(tmp_path) -> None:
-    study = replace(drawn(6), search=Search("optuna", "median", "val/accuracy:max", {"lr": "loguniform"}))
+    study = replace(
+        drawn(6), search="optuna", scheduler="median", objective="val/accuracy:max", ranges={"lr": "loguniform"}
+    )
     (tmp_path / "search.json").write_text(exported.text(study))
     known = exported.read(tmp_path / "search.json")
     assert known.search == study.search

@@ -16,18 +16,18 @@ from scipy import stats
 from cifar_ray.cli import main
 from cifar_ray.reporting import exported, slowdown
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import Trial
+from cifar_ray.tracking.study import Run
 from tests.support import mlflow_store
 from tests.support.studies import study, trial
 
 QUICK, SLOW = (0.100, 0.101, 0.099), (0.120, 0.121, 0.119)
 
 
-def timed(name: str, step_s: float, seed: int = 0, **changes: object) -> Trial:
+def timed(name: str, step_s: float, seed: int = 0, **changes: object) -> Run:
     """A run whose mean step in steady state takes so long, and whose epochs say ten times that."""
     made = trial("1x1", seed=seed, **changes)  # type: ignore[arg-type]
     metrics = {**made.metrics, "time/iteration_mean_s": step_s, "epoch_s": 10 * step_s * 50000 / 16}
-    return Trial(name, f"id-{name}", "FINISHED", params=made.params, tags=made.tags, metrics=metrics)
+    return Run(name, f"id-{name}", "FINISHED", params=made.params, tags=made.tags, metrics=metrics)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def client(tmp_path: Path, home: Path) -> MlflowClient:
     return mlflow_store.new_store(tmp_path)
 
 
-def record(client: MlflowClient, *trials: Trial, sweep: str = "") -> None:
+def record(client: MlflowClient, *trials: Run, sweep: str = "") -> None:
     """Write runs to the store, below a sweep if it is named."""
     above = {}
     if sweep:
@@ -53,7 +53,7 @@ def record(client: MlflowClient, *trials: Trial, sweep: str = "") -> None:
         client.set_terminated(run, one.status)
 
 
-def several(name: str, steps: Sequence[float], **changes: object) -> list[Trial]:
+def several(name: str, steps: Sequence[float], **changes: object) -> list[Run]:
     """Runs with these steps."""
     return [timed(f"{name}{seed}", step, seed, **changes) for seed, step in enumerate(steps)]
 
@@ -65,7 +65,7 @@ def side(client: MlflowClient, name: str, steps: Sequence[float], **changes: obj
     return ",".join(run.name for run in runs)
 
 
-def judged(a: Sequence[Trial], b: Sequence[Trial], percent: float = 5) -> slowdown.Slowdown:
+def judged(a: Sequence[Run], b: Sequence[Run], percent: float = 5) -> slowdown.Slowdown:
     """What the command says of these runs, without a store."""
     return slowdown.judge([(",".join(run.name for run in runs), [study(*runs)]) for runs in (a, b)], percent)
 
@@ -178,7 +178,7 @@ def test_a_side_is_a_sweep_or_an_exported_file_and_unfinished_runs_do_not_count(
 ) -> None:
     record(client, *(timed(f"a{n}", step, n) for n, step in enumerate(QUICK)), sweep="before")
     broken = timed("b3", 99.0, 3)
-    failed = Trial(broken.name, broken.run_id, "FAILED", params=broken.params, tags=broken.tags, metrics=broken.metrics)
+    failed = Run(broken.name, broken.run_id, "FAILED", params=broken.params, tags=broken.tags, metrics=broken.metrics)
     record(client, *(timed(f"b{n}", step, n) for n, step in enumerate(SLOW)), failed, sweep="after")
     status, out = outcome(client, capsys, "before", "after")
     assert status == 1
@@ -194,8 +194,8 @@ def test_a_side_is_a_sweep_or_an_exported_file_and_unfinished_runs_do_not_count(
 def test_asynchronous_workers_are_timed_by_the_global_batch(client: MlflowClient) -> None:
     """Rank 0's own step says nothing of the others': the wait for the slowest is in the throughput alone."""
     made = [trial("1x2", seed=seed, images_per_s=320.0, params={"strategy": "hogwild"}) for seed in range(2)]
-    runs = [Trial(f"a{n}", f"a{n}", "FINISHED", params=one.params, tags=one.tags, metrics=one.metrics) for n, one in enumerate(made)]  # fmt: skip
-    others = [Trial(f"b{n}", f"b{n}", "FINISHED", params=one.params, tags=one.tags, metrics=one.metrics) for n, one in enumerate(made)]  # fmt: skip
+    runs = [Run(f"a{n}", f"a{n}", "FINISHED", params=one.params, tags=one.tags, metrics=one.metrics) for n, one in enumerate(made)]  # fmt: skip
+    others = [Run(f"b{n}", f"b{n}", "FINISHED", params=one.params, tags=one.tags, metrics=one.metrics) for n, one in enumerate(made)]  # fmt: skip
     told = slowdown.judge([("a", [study(*runs)]), ("b", [study(*others)])], 5)
     assert (told.verdict, told.a.step_ms) == ("within", (100.0, 100.0))  # 32 images at 320 images/s
 

@@ -14,7 +14,7 @@ import pytest
 from cifar_ray.reporting import compare, cost, data, pages, report, tables
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Point, Study, Trial
+from cifar_ray.tracking.study import Point, Run, Sweep
 from tests.support.studies import (
     grid,
     of_strategies,
@@ -30,27 +30,27 @@ from tests.support.studies import (
 PRICE = cost.find("c7i.xlarge")
 
 
-def sections(of: Study, targets: Sequence[float] = (), price: cost.Price | None = None) -> list[Section]:
+def sections(of: Sweep, targets: Sequence[float] = (), price: cost.Price | None = None) -> list[Section]:
     return [part.section for part in tables.parts(Runs(of), targets, price)]
 
 
-def figures(of: Study, targets: Sequence[float] = (), price: cost.Price | None = None) -> list[data.Row]:
+def figures(of: Sweep, targets: Sequence[float] = (), price: cost.Price | None = None) -> list[data.Row]:
     """The rows of figures.csv."""
     return data.records(data.figures(tables.parts(Runs(of), targets, price)))
 
 
-def run_rows(of: Study, price: cost.Price | None = None) -> pd.DataFrame:
+def run_rows(of: Sweep, price: cost.Price | None = None) -> pd.DataFrame:
     """The rows of runs.csv."""
     runs = Runs(of)
     return data.runs(runs, tables.parts(runs, (), price))
 
 
-def section(of: Study, targets: Sequence[float] = (), price: cost.Price | None = None) -> Section:
+def section(of: Sweep, targets: Sequence[float] = (), price: cost.Price | None = None) -> Section:
     (found,) = sections(of, targets, price)
     return found
 
 
-def table(of: Study, key: str, targets: Sequence[float] = (), price: cost.Price | None = None) -> Table:
+def table(of: Sweep, key: str, targets: Sequence[float] = (), price: cost.Price | None = None) -> Table:
     found = section(of, targets, price)
     return next(one for one in (*found.tables, *found.folded) if one.key.endswith(f"_cifar10_{key}"))
 
@@ -70,7 +70,7 @@ def best(of: Table) -> dict[str, list[str]]:
     return {title: labels for title, labels in found.items() if labels}
 
 
-def small() -> Study:
+def small() -> Sweep:
     """Three strategies with 1 and 2 workers; a pipeline with one worker is skipped."""
     alone = (0.01, 0.13, 0.25, None, 0.01)
     ddp, slow = (0.01, 0.07, 0.14, 0.02, 0.01), (0.01, 0.07, 0.14, 0.17, 0.01)
@@ -469,7 +469,7 @@ def test_a_grid_in_a_terminal_is_its_means_with_their_deviations_and_counts() ->
 
 @pytest.mark.parametrize("axes", [(), ("lr",)])
 @pytest.mark.parametrize("trials", [(), (without_run("FAILED", "out of memory", "1x1", 16),)])
-def test_before_a_run_has_finished_data_has_its_columns(trials: tuple[Trial, ...], axes: tuple[str, ...]) -> None:
+def test_before_a_run_has_finished_data_has_its_columns(trials: tuple[Run, ...], axes: tuple[str, ...]) -> None:
     """A sweep of one cell has no axes, and no runs before its first begins."""
     empty = study(*trials, axes=axes)
     made = report.build(empty)
@@ -550,7 +550,7 @@ def test_figures_have_the_names_that_programs_read() -> None:
 
 
 def test_what_bounds_each_configuration_is_one_table() -> None:
-    def bounded(topology: str, bound: str, **share: float) -> Trial:
+    def bounded(topology: str, bound: str, **share: float) -> Run:
         one = trial(topology)
         metrics = {**one.metrics, **{f"bound/{name}": value for name, value in share.items()}}
         return replace(one, tags={**one.tags, "cifar_ray.bound": bound}, metrics=metrics)
@@ -639,7 +639,7 @@ def test_a_terminals_lines_are_aligned() -> None:
     assert "60.00 ± 0.00*" in rows[5]
 
 
-def side_by_side(*trials: Trial, full: bool = False) -> tuple[list[str], dict[str, list[str]]]:
+def side_by_side(*trials: Run, full: bool = False) -> tuple[list[str], dict[str, list[str]]]:
     """A comparison's lines, and the rows of its one table."""
     of = study(*trials, axes=(), hold="", run_id="")
     lines = str(compare.build(of, full=full)).splitlines()

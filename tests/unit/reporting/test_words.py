@@ -9,7 +9,7 @@ import pytest
 from cifar_ray.reporting import cautions, compare, cost, pages, report, scaling, words
 from cifar_ray.reporting import figures as figures_module
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Study, Trial
+from cifar_ray.tracking.study import Run, Sweep
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, validated, without_run
 from tests.unit.reporting.test_tables import best, figures, sections, small
 
@@ -17,16 +17,16 @@ PRICE = cost.find("c7i.xlarge")
 TESTS = "Tests are Student's t at 5 %, with one standard deviation of the seeds for all"
 
 
-def warnings(of: Study, price: cost.Price | None = None) -> list[str]:
+def warnings(of: Sweep, price: cost.Price | None = None) -> list[str]:
     return cautions.cautions(Runs(of), price)
 
 
-def said(of: Study, price: cost.Price | None = None) -> list[str]:
+def said(of: Sweep, price: cost.Price | None = None) -> list[str]:
     (finding,) = words.findings(Runs(of), price)
     return list(finding.sentences)
 
 
-def highlights(of: Study, price: cost.Price | None = None) -> list[tuple[str, str, str]]:
+def highlights(of: Sweep, price: cost.Price | None = None) -> list[tuple[str, str, str]]:
     (finding,) = words.findings(Runs(of), price)
     return [(one.title, one.figure, one.configuration) for one in finding.highlights]
 
@@ -140,7 +140,7 @@ def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
     )
 
 
-def of_seeds(**known: tuple[float, ...]) -> Study:
+def of_seeds(**known: tuple[float, ...]) -> Sweep:
     """Accuracies by worker, t1 on 1x1, one for every seed."""
     return study(
         *(
@@ -202,7 +202,7 @@ def test_equal_figures_of_one_run_each_make_nothing_the_highest() -> None:
     assert highlights(again)[1] == ("No measurable difference in accuracy", "60.00 %", "3 configurations")
 
 
-def of_rates(*accuracies: float, seeds: int = 1, timed: bool = True) -> Study:
+def of_rates(*accuracies: float, seeds: int = 1, timed: bool = True) -> Sweep:
     """Learning rates 0.1, 0.2 and so on, each faster than the one before."""
     runs = [
         trial(seed=seed, training_s=100.0 / at, accuracies=(accuracy,), params={"lr": f"0.{at}"})
@@ -232,7 +232,7 @@ def of_rates(*accuracies: float, seeds: int = 1, timed: bool = True) -> Study:
         ),
     ],
 )
-def test_accuracies_that_read_alike_have_no_difference(of: Study, sentence: str) -> None:
+def test_accuracies_that_read_alike_have_no_difference(of: Sweep, sentence: str) -> None:
     assert sentence in said(of)
 
 
@@ -267,7 +267,7 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
 
 
 def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
-    def told(of: Study) -> list[str]:
+    def told(of: Sweep) -> list[str]:
         return [line for line in said(of) if line.startswith("Doubling") and "accuracy" in line]
 
     runs = [
@@ -289,10 +289,10 @@ def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
 
 
 def test_a_line_goes_through_runs_of_equal_work_alone() -> None:
-    def rate(lr: str, accuracy: float, epochs: int) -> Trial:
+    def rate(lr: str, accuracy: float, epochs: int) -> Run:
         return trial(accuracies=(accuracy,) * epochs, params={"lr": lr})
 
-    def told(*runs: Trial) -> str:
+    def told(*runs: Run) -> str:
         whole = study(*runs, axes=("lr", "epochs"))
         return "".join(line for line in said(whole) if line.startswith("Doubling lr") and "accuracy" in line)
 
@@ -346,7 +346,7 @@ def test_a_price_of_another_kind_of_machine_is_a_caution_and_no_headline() -> No
     assert [title for title, *_ in highlights(cuda, gpu) if "g4dn" in title]
 
 
-def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
+def pair(difference: float, seeds: int = 3, images: int = 0) -> Sweep:
     """1x1 and a faster 1x2, whose accuracy is lower by so much with each seed."""
     tested = {"test/images": float(images)} if images else {}
     runs = []
@@ -385,11 +385,11 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Study:
         ),
     ],
 )
-def test_what_speed_costs_is_told_from_chance(of: Study, sentence: str) -> None:
+def test_what_speed_costs_is_told_from_chance(of: Sweep, sentence: str) -> None:
     assert said(of)[:2] == ["Shortest training: 1x2 (51.00 s), 1.98 times as fast as 1x1 (101.00 s).", sentence]
 
 
-def unequal() -> Study:
+def unequal() -> Sweep:
     """A sweep of as many steps everywhere: the more workers, the more images, and so the more seconds."""
     return study(
         trial("1x1", training_s=40.0, images=4800, images_per_s=120.0, accuracies=(0.3,)),
@@ -485,7 +485,7 @@ def test_iterations_of_different_sizes_are_no_rivals_and_asynchronous_ones_say_w
     assert not [line for line in said(one) if "shortest" in line]
 
 
-def warned(of: Study, about: str) -> str:
+def warned(of: Sweep, about: str) -> str:
     (found,) = (caution for caution in warnings(of) if about in caution)
     return found
 

@@ -17,7 +17,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import order, tokens
 from cifar_ray.data.loader import DataShard, TrainLoader
-from cifar_ray.tracking import mistakes
+from cifar_ray.tracking import artifacts
 from cifar_ray.training import __main__ as torchrun
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
@@ -122,7 +122,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
         answers = predictor.of(checkpoint.every(tmp_path)[-1])(torch.from_numpy(rows))
     right = answers.argmax(1).numpy() == dataset.test["labels"]
     assert right.mean() == pytest.approx(outcome.metrics["test/accuracy"])
-    wrong = mistakes.records(outcome.mistakes, dataset)
+    wrong = artifacts.mistakes(outcome.mistakes, dataset)
     assert len(wrong) == min(16, (~right).sum())
     first = outcome.mistakes[0]
     assert wrong[0]["true"] == dataset.spec.names[dataset.test["labels"][first.position]]

@@ -15,6 +15,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cifar_ray.tracking import guard, store
+from tests.support import mlflow_store
 
 
 @pytest.mark.parametrize(
@@ -30,35 +31,36 @@ def test_a_guard_ends_a_running_run_of_its_own_driver(
 ) -> None:
     run_id = client.create_run("0", tags={store.SESSION_TAG: session}).info.run_id
     client.update_run(run_id, status)
-    assert guard._ended(client.tracking_uri, run_id, "mine", "KILLED") is True
+    assert guard._ended(client.tracking_uri, "mine", "KILLED") is True
     assert client.get_run(run_id).info.status == ends
 
 
 def test_a_guard_tries_again_when_the_store_raises_or_is_away(client: MlflowClient, tmp_path: Path) -> None:
-    assert guard._ended(client.tracking_uri, "no such run", "mine", "KILLED") is False
+    mlflow_store.alter(client, "DROP TABLE runs")
+    assert guard._ended(client.tracking_uri, "mine", "KILLED") is False
     away = tmp_path / "away.db"
-    assert guard._ended(f"sqlite:///{away}", "id", "mine", "KILLED") is False
+    assert guard._ended(f"sqlite:///{away}", "mine", "KILLED") is False
     assert not away.exists()
 
 
 @pytest.mark.parametrize(
-    ("written", "status", "expected"),
+    ("written", "status", "word"),
     [
-        (True, "FINISHED", ["done", 10]),
-        (True, "FAILED", ["done", 10]),
-        (False, "FINISHED", ["KILLED"]),
-        (False, "FAILED", ["FAILED"]),
+        (True, "FINISHED", b"done"),
+        (True, "FAILED", b"done"),
+        (False, "FINISHED", b"KILLED"),
+        (False, "FAILED", b"FAILED"),
     ],
 )
 def test_a_run_whose_record_is_not_complete_never_ends_as_finished(
-    written: bool, status: str, expected: list[str | int], monkeypatch: pytest.MonkeyPatch
+    written: bool, status: str, word: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str | int] = []
-    made = guard.Guard.__new__(guard.Guard)
-    monkeypatch.setattr(made, "tell", said.append)
-    monkeypatch.setattr(made, "wait", said.append)
+    made, waited = guard.Guard.__new__(guard.Guard), []
+    said: list[bytes] = []
+    made._starter = SimpleNamespace(stdin=SimpleNamespace(write=said.append, close=lambda: None))  # type: ignore[assignment]
+    monkeypatch.setattr(made, "wait", waited.append)
     assert made.conclude(written, status) is written
-    assert said == expected
+    assert (said, waited) == ([word], [10] * written)
 
 
 def after(word: str, answers: Iterator[bool], monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], float]:
@@ -77,7 +79,7 @@ def after(word: str, answers: Iterator[bool], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(guard, "_ended", ended)
     monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(word.encode())))
-    guard.main("uri", "id", "mine")
+    guard.main("uri", "mine")
     return tried, clock[0] - 1000
 
 
@@ -86,7 +88,7 @@ def test_a_guard_tries_for_five_minutes_what_it_was_told(
     word: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a word, its driver was killed."""
-    call = ("uri", "id", "mine", status)
+    call = ("uri", "mine", status)
     assert after(word, iter([False, False, True]), monkeypatch) == ([call] * 3, 10)
     tried, seconds = after(word, repeat(False), monkeypatch)
     assert (set(tried), seconds) == ({call}, 300)

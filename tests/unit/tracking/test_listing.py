@@ -8,9 +8,11 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
+from cifar_ray.cli import records
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.tracking import listing, parent, store
-from cifar_ray.tracking.listing import Listed
+from cifar_ray.tasks import USUAL
+from cifar_ray.tracking import parent, reading, store
+from cifar_ray.tracking.study import PLANNED_TAG, STOPPED_BY_TAG, WITHOUT_RUN_TAG, Run, Sweep
 
 EPOCH = "1970-01-01T00:00:"
 
@@ -40,27 +42,34 @@ def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, m
     client.delete_run(run(client, "deleted", 8))
     client.set_terminated(early, "FINISHED")
     client.set_terminated(late, "KILLED")
-    assert listing.everything(client.tracking_uri) == [
-        Listed("late", late, "run", "stopped", "", "", "", None, None, f"{EPOCH}06+00:00"),
-        Listed("grid", grid, "sweep", "running", "", "resnet", "1x1, 1x2", None, None, f"{EPOCH}02+00:00", 3, 3, 0),
-        Listed("early", early, "run", "finished", "mnist", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00"),
+    listed = reading.everything(client.tracking_uri)
+    assert [(type(one), one.name, one.run_id, one.state, one.started) for one in listed] == [
+        (Run, "late", late, "stopped", f"{EPOCH}06+00:00"),
+        (Sweep, "grid", grid, "running", f"{EPOCH}02+00:00"),
+        (Run, "early", early, "finished", f"{EPOCH}01+00:00"),
     ]
-    runs = listing.of_sweep(client.tracking_uri, "grid")
-    assert [(one.name, one.kind, one.topology, one.score) for one in runs] == [
-        ("c", "run", "1x1", 0.25),
-        ("b", "run", "1x2", 0.25),
-        ("a", "run", "1x1", 0.25),
+    assert [(one.name, one.topology, one.score) for one in listed[1].trials] == [
+        ("a", "1x1", 0.25),
+        ("b", "1x2", 0.25),
+        ("c", "1x1", 0.25),
     ]
+    assert records._Row.of(listed[1]) == records._Row(
+        "grid", grid, "sweep", "running", "", "resnet", "1x1, 1x2", None, None, f"{EPOCH}02+00:00", 3, 3, 0, USUAL, None
+    )
+    assert records._Row.of(listed[2]) == records._Row(
+        *("early", early, "run", "finished", "mnist", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00"),
+        *(None, None, None, USUAL, None),
+    )
 
 
 def test_a_run_that_a_limit_has_stopped_is_not_finished_and_costs_are_listed(client: MlflowClient) -> None:
     whole, part = run(client, "whole", 1), run(client, "part", 2)
     client.log_metric(part, "cost/usd", 1.5, 0, 60)
     client.log_metric(part, "cost/usd", 2.5, 0, 120)
-    client.set_tag(part, store.STOPPED_BY_TAG, "max_cost")
+    client.set_tag(part, STOPPED_BY_TAG, "max_cost")
     for run_id in (whole, part):
         client.set_terminated(run_id, "FINISHED")
-    listed = listing.everything(client.tracking_uri)
+    listed = [records._Row.of(one) for one in reading.everything(client.tracking_uri)]
     assert [(one.name, one.state, one.cost_usd) for one in listed] == [
         ("part", "stopped", 2.5),
         ("whole", "finished", None),
@@ -73,14 +82,14 @@ def test_a_sweep_whose_runs_have_failed_is_not_finished(client: MlflowClient) ->
         client.set_terminated(run(client, name, second, grid, dataset="digits"), status)
 
     def state() -> tuple[str, int | None, int | None, int | None]:
-        (one,) = listing.everything(client.tracking_uri)
+        (one,) = map(records._Row.of, reading.everything(client.tracking_uri))
         return one.state, one.runs, one.planned, one.failed
 
     assert state() == ("running", 3, 3, 1)
     client.set_terminated(grid, "FINISHED")
     assert state() == ("failed", 3, 3, 1)
-    client.set_tag(grid, parent.PLANNED_TAG, "12")
-    client.set_tag(grid, parent.WITHOUT_RUN_TAG, "2")
+    client.set_tag(grid, PLANNED_TAG, "12")
+    client.set_tag(grid, WITHOUT_RUN_TAG, "2")
     assert state() == ("failed", 3, 12, 3)
     client.set_terminated(grid, "KILLED")
     assert state() == ("stopped", 3, 12, 3)
@@ -88,9 +97,9 @@ def test_a_sweep_whose_runs_have_failed_is_not_finished(client: MlflowClient) ->
 
 def test_a_store_without_runs_has_none_and_is_not_made(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/away.db"
-    assert listing.everything(uri) == []
+    assert reading.everything(uri) == []
     with pytest.raises(ConfigError, match="there is no sweep 'mine'"):
-        listing.of_sweep(uri, "mine")
+        reading.open_sweep(uri, "mine")
     assert not store.exists(uri)
 
 
@@ -98,15 +107,15 @@ def test_a_sweep_named_in_place_of_a_run_is_said_to_be_one(client: MlflowClient)
     run_id = run(client, "one", 2, sweep(client, "grid", 1))
     client.set_tag(run_id, store.SWEEP_TAG, "grid")
     with pytest.raises(ConfigError) as caught:
-        store.find(client, "grid")
+        reading.find_run(client, "grid")
     assert (
         str(caught.value)
         == f"'grid' is a sweep, and a run is wanted; `cifar-ray runs grid --tracking-uri {client.tracking_uri}` lists its runs"
     )
-    assert store.find(client, "one").run_id == run_id
+    assert reading.find_run(client, "one").run_id == run_id
 
 
 def test_a_sweep_without_runs_is_no_run_either(client: MlflowClient) -> None:
     sweep(client, "empty", 1)
     with pytest.raises(ConfigError, match="there is no run 'empty'"):
-        store.find(client, "empty")
+        reading.find_run(client, "empty")

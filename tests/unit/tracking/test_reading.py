@@ -14,8 +14,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import Point, Search, Study, Trial
+from cifar_ray.tracking.study import STOPPED_BY_TAG, Point, Run, Sweep
 from tests.support import mlflow_store
+from tests.unit.tracking.test_run_record import unguarded  # noqa: F401
 
 RESNET = {"model": "resnet", "dataset": "digits"}
 SIZES = {"topology": "1x2", "batch_size": "4", "global_batch_size": "8"}
@@ -76,32 +77,33 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     ("given", "known"),
     [
         (
-            {"search": "random", "samples": 4, "scheduler": "asha"},
-            Search("random", "asha", None, {"lr": "loguniform", "batch_size": "int"}),
+            {"search": "random", "samples": 4, "scheduler": "asha", "hold": "global_batch"},
+            ("random", "asha", None, {"lr": "loguniform", "global_batch_size": "int"}),
         ),
         (
-            {"search": "optuna", "samples": 4, "objective": "images_per_s:max"},
-            Search("optuna", "none", "images_per_s:max", {"lr": "loguniform", "batch_size": "int"}),
+            {"search": "optuna", "samples": 4, "objective": "images_per_s:max", "hold": "batch"},
+            ("optuna", "none", "images_per_s:max", {"lr": "loguniform", "batch_size": "int"}),
         ),
     ],
 )
-def test_a_search_is_known_by_its_configuration(client: MlflowClient, given: dict[str, Any], known: Search) -> None:
+def test_a_search_is_known_by_its_configuration(
+    client: MlflowClient, given: dict[str, Any], known: tuple[Any, ...]
+) -> None:
     axes = {"lr": "loguniform:0.01:0.3", "batch_size": "int:8:64", "optimizer": ["sgd", "adamw"]}
     config = sweeps.from_mapping({"name": "s", "grid": axes, **given})
-    own = sweep(client, [cell("one", **SIZES), {**cell("two", **SIZES), "repeats": "one"}])
-    child(client, own, "two")
-    assert reading.study(client.tracking_uri, "s").search is None  # which is missing
-    client.log_text(own, sweeps.to_yaml(config), parent.CONFIG_FILE)
+    record = parent.SweepRecord.create(client, config, "/there", "")
+    cells = [cell("one", **SIZES), {**cell("two", **SIZES), "repeats": "one"}]
+    record.cells([{"reason": "", **each} for each in cells])
+    child(client, record.run_id, "two")
+    record.end("FINISHED")
     study = reading.study(client.tracking_uri, "s")
-    assert study.search == known
+    assert (study.search, study.scheduler, study.objective, study.ranges) == known
     assert [trial.repeats for trial in study.trials] == ["", "one"]
-    client.log_text(own, "version: 1000\n", parent.CONFIG_FILE)
-    assert reading.study(client.tracking_uri, "s").search is None
 
 
 def test_a_grid_is_no_search(client: MlflowClient) -> None:
     config = sweeps.from_mapping({"name": "s", "grid": {"lr": [0.1, 0.2]}})
-    client.log_text(sweep(client, []), sweeps.to_yaml(config), parent.CONFIG_FILE)
+    parent.SweepRecord.create(client, config, "/there", "").end("FINISHED")
     assert reading.study(client.tracking_uri, "s").search is None
 
 
@@ -127,13 +129,13 @@ def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
         with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: metrics\)"):
             read()
     mlflow_store.alter(client, "DROP TABLE runs")
-    for find in (store.find, parent.find):
+    for find in (reading.find_run, reading.find_sweep):
         with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: runs\)"):
             find(client, "mine")
 
 
 def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) -> None:
-    assert parent.find(client, "its") is None
+    assert reading.find_sweep(client, "its") is None
     named = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "its"}
     for began, tags in (
         (4, {**named, store.SWEEP_TAG: "another"}),
@@ -143,10 +145,10 @@ def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) 
         client.create_run("0", began, tags)
     newest = client.create_run(store.experiment_id(client, "test"), 2, {**named, store.FOLDER_TAG: "/there"})
     run_id = newest.info.run_id
-    assert parent.find(client, "it's") == parent.KnownSweep(run_id, "/there", 0.0)
-    client.log_metric(run_id, "sweep/wall_s", 12.5)
-    client.delete_tag(run_id, store.FOLDER_TAG)
-    assert parent.find(client, "its") == parent.KnownSweep(run_id, "", 12.5)
+    for name in ("it's", run_id):
+        found = reading.find_sweep(client, name)
+        assert found is not None
+        assert (found.name, found.run_id, found.folder) == ("its", run_id, "/there")
 
 
 def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
@@ -157,9 +159,8 @@ def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
     for began in (3, 1, 5, 2, 4):
         child(client, own, f"after {began}", began)
     child(client, sweep(client, []), "of another sweep")
-    client.create_run("0", tags={"mlflow.parentRunId": own}, run_name="of another experiment")
-    found = parent.children(client, client.get_run(own))
-    assert [run.info.run_name for run in found] == [f"after {began}" for began in range(1, 6)]
+    found = reading.trials(client, Sweep("s", [], "", "", run_id=own))
+    assert [run.name for run in found] == [f"after {began}" for began in range(1, 6)]
 
 
 @pytest.mark.parametrize("per_rank_test", ["True", "False"])
@@ -195,25 +196,26 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     client.set_terminated(two, "FINISHED")
     client.update_run(one, "SCHEDULED")
     found = reading.runs(client.tracking_uri, ["two", one, "two"])
+    began = "1970-01-01T00:00:00+00:00"
     params = {**RESNET, "topology": "1x2"}
     tags = {"mlflow.parentRunId": own, store.KEY_TAG: "two", "mlflow.runName": "two"}
     trials = [
-        Trial(
+        Run(
             "two", two, "FINISHED", params={**params, "batch_size": batches[1], "global_batch_size": wholes[1]}, tags=tags,
             metrics={"test/accuracy": 0.5, "time/wall_s": 3.0, load: 9.0, other: 9.0},
             history={
                 "test/accuracy": [Point(1, 7, 0.75), Point(1, 8, 0.25), Point(2, 9, 0.5)],
                 load: [Point(0, 1, 9.0)],
             },
-            confusion=[[1, 0], [0, 1]], class_names=("a", "b"),
+            confusion=[[1, 0], [0, 1]], class_names=("a", "b"), started=began,
         ),
-        Trial(
+        Run(
             "one", one, "PENDING", params={**params, "batch_size": batches[0], "global_batch_size": wholes[0]},
-            tags={**tags, store.KEY_TAG: "one", "mlflow.runName": "one"},
+            tags={**tags, store.KEY_TAG: "one", "mlflow.runName": "one"}, started=began,
         ),
     ]  # fmt: skip
     command = f"cifar-ray compare two {one} two"
-    assert found == Study("two, one", trials, store.shown(client.tracking_uri), command, hold)
+    assert found == Sweep("two, one", trials, store.shown(client.tracking_uri), command, hold)
 
 
 def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: MlflowClient) -> None:
@@ -221,7 +223,7 @@ def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: Mlf
     for name, by in (("one", ""), ("two", "max_time"), ("three", "sweep_max_cost")):
         run_id = child(client, own, name, **RESNET, **SIZES)
         if by:
-            client.set_tag(run_id, store.STOPPED_BY_TAG, by)
+            client.set_tag(run_id, STOPPED_BY_TAG, by)
         client.set_terminated(run_id, "FINISHED")
     study = reading.study(client.tracking_uri, "s")
     assert [(one.status, one.finished, one.reason) for one in study.trials] == [
@@ -231,12 +233,6 @@ def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: Mlf
     ]
     told = "2 of 3 runs were stopped by a limit and left out: two STOPPED: stopped by --max-time; three STOPPED"
     assert any(caution.startswith(told) for caution in cautions.cautions(Runs(study)))
-    known = parent.trials(client, parent.connect("s", client.tracking_uri)[1])
-    assert {name: (one.stopped, one.left) for name, one in known.items()} == {
-        "one": (False, False),
-        "two": (True, False),
-        "three": (False, True),
-    }
 
 
 def test_a_run_that_its_patience_has_ended_counts_as_finished(client: MlflowClient) -> None:
@@ -244,14 +240,12 @@ def test_a_run_that_its_patience_has_ended_counts_as_finished(client: MlflowClie
     for name in ("one", "two"):
         run_id = child(client, own, name, **RESNET, **SIZES)
         if name == "two":
-            client.set_tag(run_id, store.STOPPED_BY_TAG, "patience")
+            client.set_tag(run_id, STOPPED_BY_TAG, "patience")
         client.set_terminated(run_id, "FINISHED")
     study = reading.study(client.tracking_uri, "s")
     assert [(one.status, one.finished, one.reason) for one in study.trials] == [("FINISHED", True, "")] * 2
     told = "1 of 2 finished runs ended by --patience before their last epoch: their times are of fewer epochs."
     assert told in cautions.cautions(Runs(study))
-    known = parent.trials(client, parent.connect("s", client.tracking_uri)[1])
-    assert [(one.status, one.stopped, one.left, one.reason) for one in known.values()] == [("FINISHED", False, False, "")] * 2  # fmt: skip
 
 
 def test_what_is_no_training_cannot_be_compared(client: MlflowClient) -> None:

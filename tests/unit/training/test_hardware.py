@@ -68,7 +68,7 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
     assert reason.startswith("topology 1x2 needs 1 node with 2 CPUs and 2 GPUs each") == told
     lines: list[str] = []
     tags: dict[str, str] = {}
-    record: Any = SimpleNamespace(tags_before={}, tags=tags.update, task=tasks.USUAL)
+    record: Any = SimpleNamespace(tags=tags.update, task=tasks.USUAL)
     view: Any = SimpleNamespace(line=lines.append, doing=lambda _: None)
     folder: Any = SimpleNamespace(name="few")
     RunSession(asked, decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
