@@ -306,7 +306,7 @@ def test_the_models_that_are_asked_for_are_logged(
         replace(config, log_models=wanted),
         decided_of(replace(config, log_models=wanted)),
         digits,
-        None,
+        SimpleNamespace(folder=None),
         record,
         None,
     ).finish(outcome)
