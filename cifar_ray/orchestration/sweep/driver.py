@@ -404,7 +404,7 @@ class _Driver:
         waiting = [cell for cell in self._cells if cell.is_open or (cell.is_waiting and cell not in tried)]
         more = not self._stop and any(goal is None or not cell.repeats for cell in waiting)
         is_over = not more and all(cell.row.is_recorded for cell in tried)
-        usual = Word(stop=self._stop, is_released=more or is_over)
+        usual = Word(skip=is_over, stop=self._stop, is_released=more or is_over)  # one may ask that no cell is left for
         begin = {
             key: replace(usual, begin=self._spec(cell, cell.config))
             for key, cell in self._tried.items()
@@ -429,11 +429,13 @@ class _Driver:
 
     def _take(self, cell: PlannedCell, row: Row) -> None:
         before, cell.row = cell.row, row
+        has_ended = before.state != row.state and row.state not in (boards.WAITING, boards.RUNNING)
+        if has_ended:
+            self._expect(cell)  # the board says what is left
         self._board.show(cell.index, row.shown)
         if row.is_lost and not before.is_lost:
             self._board.line_once(f"the cluster has lost nodes ({row.shown.note}); runs that still fit go on")
-        if before.state != row.state and row.state not in (boards.WAITING, boards.RUNNING):
-            self._expect(cell)
+        if has_ended:
             self._record.figures(self._figures())
 
     def _answer(self, goal: Goal | None) -> None:

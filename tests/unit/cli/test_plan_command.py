@@ -14,7 +14,7 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import machine
-from cifar_ray.orchestration.sweep import runner
+from cifar_ray.orchestration.sweep import driver
 from cifar_ray.planning import from_runs
 from cifar_ray.reporting import exported
 from cifar_ray.tracking.study import Trial
@@ -105,7 +105,7 @@ def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
 
     monkeypatch.setattr(servers, "reach_chosen", lambda address: None)
     monkeypatch.setattr(machine, "ask", lambda config: ("a GPU", "cuda"))
-    monkeypatch.setattr(runner, "sweep", train)
+    monkeypatch.setattr(driver, "sweep", train)
     words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --global-batch-size 64 --nodes 1 --name mine"
     assert planned(words, capsys, status=1)[1] == "error: not here\n"
     assert devices == ["cuda"]

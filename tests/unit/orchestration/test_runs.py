@@ -16,7 +16,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.run import driver, run_folder, run_names
-from cifar_ray.orchestration.sweep import runner
+from cifar_ray.orchestration.sweep import driver as sweeps
 from cifar_ray.tracking import uri
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.errors import CheckpointError
@@ -172,7 +172,7 @@ def test_a_deleted_experiment_is_refused_before_ray_starts(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "gone")
     run = {"dataset": "digits", **where}
     start = (
-        (lambda: runner.sweep(SweepConfig("mine", grid, run))) if grid else (lambda: driver.train(TrainConfig(**run)))
+        (lambda: sweeps.sweep(SweepConfig("mine", grid, run))) if grid else (lambda: driver.train(TrainConfig(**run)))
     )
     with pytest.raises(ConfigError, match="the experiment of the run is deleted; restore 'gone' in MLflow"):
         start()
