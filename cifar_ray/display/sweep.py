@@ -113,14 +113,12 @@ class Row:
         shown: what it shows of itself.
         begun: ``time.monotonic()`` when it began; 0 before.
         took_s: seconds that it took; None before its end.
-        expected_s: seconds that it is expected to take from its beginning; None when only other runs' times tell.
     """
 
     name: str
     shown: Shown = field(default_factory=Shown)
     begun: float = 0.0
     took_s: float | None = None
-    expected_s: float | None = None
 
 
 class Board(Display):
@@ -187,23 +185,17 @@ class Board(Display):
         self.rows[index].shown, self.rows[index].took_s = replace(shown, resumed=True), took_s
 
     def left_s(self) -> float:
-        """Estimated seconds until the end, by what runs are expected to take, and where that is unknown, by the mean of
-        those that have finished; 0 when unknown, or when none is left.
+        """Estimated seconds until the end, by the mean of those that have finished; 0 when none has, or none is left.
 
         While a run waits for room in the cluster, nobody knows.
         """
-        if any(row.shown.state == RUNNING and not row.shown.has_room for row in self.rows):
+        whole = [row for row in self.rows if row.shown.state == FINISHED and not row.shown.resumed]
+        times = [row.took_s for row in whole if row.took_s]
+        if not times or any(row.shown.state == RUNNING and not row.shown.has_room for row in self.rows):
             return 0.0
-        times = [
-            row.took_s for row in self.rows if row.shown.state == FINISHED and row.took_s and not row.shown.resumed
-        ]
-        usual = sum(times) / len(times) if times else None
-        now, left = time.monotonic(), 0.0
-        for row in (row for row in self.rows if row.shown.state in (RUNNING, WAITING)):
-            whole = usual if row.expected_s is None else row.expected_s
-            if whole is None:
-                return 0.0
-            left += max(whole - (now - row.begun if row.shown.state == RUNNING else 0.0), 0.0)
+        usual, now = sum(times) / len(times), time.monotonic()
+        left = sum(usual for row in self.rows if row.shown.state == WAITING)
+        left += sum(max(usual - (now - row.begun), 0.0) for row in self.rows if row.shown.state == RUNNING)
         return left / self._at_once
 
     def _ended(self) -> int:

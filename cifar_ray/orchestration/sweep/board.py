@@ -99,6 +99,7 @@ class Word:
         figures: with ``skip``, those of a cell that has the same values.
         stop: why it is to stop, a limit of the sweep or :data:`INTERRUPTED`; empty while it may go on.
         is_released: whether Ray Tune may know that it has ended.
+        is_behind: whether Ray Tune's scheduler has ended it.
     """
 
     begin: CellSpec | None = None
@@ -106,6 +107,7 @@ class Word:
     figures: Mapping[str, float] = field(default_factory=dict)
     stop: str = ""
     is_released: bool = False
+    is_behind: bool = False
 
 
 class _BoardActor:
@@ -115,11 +117,12 @@ class _BoardActor:
         self._usual, self._over = Word(), False
         self._posts = 0
         self._dead: set[str] = set()
+        self._behind: set[str] = set()
 
     def post(self, key: str, asked: Mapping[str, Any], row: Row) -> Word:
         self._posts += 1
         self._rows[key] = self._posts, asked, row
-        return self._words.get(key, self._usual)
+        return replace(self._words.get(key, self._usual), is_behind=key in self._behind)
 
     def exchange(self, words: Mapping[str, Word], usual: Word, over: bool, seen: int) -> News:
         self._words, self._usual, self._over = words, usual, over
@@ -129,6 +132,10 @@ class _BoardActor:
 
     def died(self, key: str) -> None:
         self._dead.add(key)
+
+    def stopped(self, key: str) -> bool:
+        self._behind.add(key)
+        return all(row.is_recorded or other in self._dead for other, (_, _, row) in self._rows.items())
 
     def over(self) -> bool:
         return self._over
@@ -158,6 +165,12 @@ class BoardHandle:
     def died(self, key: str) -> None:
         """A cell's process has died."""
         self.actor.died.remote(key)
+
+    def stopped(self, key: str) -> bool:
+        """A cell's scheduler has ended it; whether that and all others are recorded."""
+        with suppress(ray.exceptions.RayError, TimeoutError):
+            return bool(ray.get(self.actor.stopped.remote(key), timeout=_ANSWER_S))
+        return False
 
     def over(self) -> bool:
         """Whether Ray Tune is to end; a board that does not answer lets it go on."""

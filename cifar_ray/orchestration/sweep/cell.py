@@ -165,7 +165,7 @@ class _Cell(Callback):
             self._results.put({"epoch": row.step, **row.metrics})
 
     def _check(self, can_stop: bool = False) -> bool:
-        asked = self.is_stopped or self.link.word.stop == INTERRUPTED
+        asked = self.is_stopped or self.link.word.is_behind or self.link.word.stop == INTERRUPTED
         if asked and not can_stop:
             raise InterruptedRunError(signal.SIGTERM)
         return asked

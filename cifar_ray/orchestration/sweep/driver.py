@@ -46,8 +46,7 @@ from cifar_ray.training.rank_times import PHASES
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch
 
-_POLL_S, _CANCEL_S, _FIGURES_EVERY_S = 0.1, 20.0, 60.0
-_MOST_EXPECTED = 300  # cells whose times are told beforehand
+_POLL_S, _LOOK_S, _CANCEL_S, _FIGURES_EVERY_S = 0.1, 1.0, 20.0, 60.0
 _OF_STORES = re.compile(r"(MLFLOW|AWS|AZURE|GOOGLE|GCS|S3)_|(https?|no)_proxy$|(SSL_CERT|REQUESTS_CA|CURL_CA)_", re.I)
 """Variables of the driver that a store or a bucket may need."""
 
@@ -308,7 +307,7 @@ class _Driver:
             self._at_once = ready.at_once(self._config, self._folder, self._asked(), left)
             ready.divide_cpus(self._asked(), self._at_once, next(filter(None, before), None))
             preparation.check_gpus(self._asked())
-        ready.decide_arithmetic(self._asked(), self._cells)
+        ready.decide_arithmetic([*self._cells, *self._probes])
 
     def _announce(self) -> None:
         board, config, asked = self._board, self._config, configured(self._asked())
@@ -353,21 +352,20 @@ class _Driver:
         running = Tuning(board.handle, names, search, samples, self._ready.datasets, notes, self._at_once, scheduler)
         self._tried, self._asking, self._skips = {}, {}, {}
         self._board.start(self._at_once)
-        self._expect()
         looked = noted = time.monotonic()
         try:
             while running.running:
-                self._stop = INTERRUPTED if check(True) else self._stop or self._reached()
-                now = time.monotonic()
-                self._budget.passed(now - looked)
-                looked, self._board.usd = now, self._budget.usd
-                if now - noted >= _FIGURES_EVERY_S:  # a driver that is killed has then forgotten a minute at most
-                    noted = now
-                    self._record.figures(self._figures())
+                self._stop = INTERRUPTED if check(True) else self._stop
                 self._hear(board.exchange(*self._words(goal)))
                 self._answer(goal)
-                reservations.remove_abandoned()  # the process of a cell may have been killed
                 running.wait(_POLL_S)
+                now = time.monotonic()
+                if now - looked >= _LOOK_S:
+                    self._look(now - looked)
+                    looked = now
+                if now - noted >= _FIGURES_EVERY_S:  # a driver that is killed has then forgotten a minute at most
+                    self._record.figures(self._figures())
+                    noted = now
             self._hear(board.exchange({}, Word(), True))
         except RAY_LOST:
             raise
@@ -389,10 +387,14 @@ class _Driver:
         ]
         return tuning.search_of(self._config, goal, known, [proposal for cell, proposal in proposed if cell in turn])
 
-    def _reached(self) -> str:
-        if reached := self._budget.reached:
+    def _look(self, seconds: float) -> None:
+        """What has happened without a word in the seconds since the last look."""
+        reservations.remove_abandoned()  # the process of a cell may have been killed
+        self._budget.passed(seconds)
+        self._board.usd = self._budget.usd
+        if not self._stop and (reached := self._budget.reached):
             self._board.line(f"{self._budget.words(reached)} is reached; runs stop with a checkpoint")
-        return reached
+            self._stop = reached
 
     def _words(self, goal: Goal | None) -> tuple[dict[str, Word], Word, bool]:
         """What to say to each cell and to all others, and whether Ray Tune is to end.
@@ -400,8 +402,8 @@ class _Driver:
         A cell whose training has ended hands its place to the next one while it is recorded. Where no other waits, it
         keeps it, since Ray Tune kills what lasts longer than its loop.
         """
-        tried = self._tried.values()
-        waiting = [cell for cell in self._cells if cell.is_open or (cell.is_waiting and cell not in tried)]
+        tried = set(self._tried.values())
+        waiting = (cell for cell in self._cells if cell.is_open or (cell.is_waiting and cell not in tried))
         more = not self._stop and any(goal is None or not cell.repeats for cell in waiting)
         is_over = not more and all(cell.row.is_recorded for cell in tried)
         usual = Word(skip=is_over, stop=self._stop, is_released=more or is_over)  # one may ask that no cell is left for
@@ -429,13 +431,10 @@ class _Driver:
 
     def _take(self, cell: PlannedCell, row: Row) -> None:
         before, cell.row = cell.row, row
-        has_ended = before.state != row.state and row.state not in (boards.WAITING, boards.RUNNING)
-        if has_ended:
-            self._expect(cell)  # the board says what is left
         self._board.show(cell.index, row.shown)
         if row.is_lost and not before.is_lost:
             self._board.line_once(f"the cluster has lost nodes ({row.shown.note}); runs that still fit go on")
-        if has_ended:
+        if before.state != row.state and row.state not in (boards.WAITING, boards.RUNNING):
             self._record.figures(self._figures())
 
     def _answer(self, goal: Goal | None) -> None:
@@ -547,16 +546,6 @@ class _Driver:
         scheduler = "none" if cell.repeats else sweep.scheduler
         of_store = (self._record.uri, tags, self._record.experiment_id, scheduler, _variables())
         return CellSpec(config, cell.decided, cell.folder, cell.row, cell.cell.name, *of_store)
-
-    def _expect(self, ended: PlannedCell | None = None) -> None:
-        """Have the board know what each cell that is to end yet will take, as far as the one that has ended tells."""
-        if len(self._cells) > _MOST_EXPECTED:
-            return
-        for cell, row in zip(self._cells, self._board.rows):
-            keys = [of.config.model_key for of in (cell, ended) if of is not None and of.config is not None]
-            if cell.is_waiting and len(set(keys)) == 1:
-                whole = self._budget.expected(cell)
-                row.expected_s = None if whole is None else max(whole.mid - cell.row.spent.placed_s, 0.0)
 
     def _end(self, status: str) -> None:
         """Release the cells' folders, and record the end of the sweep."""

@@ -42,7 +42,7 @@ _LONGEST_SLUG = 100
 _MOST_DRAWS = 100  # per sample, before giving up on finding a new one
 
 
-@dataclass
+@dataclass(eq=False)
 class PlannedCell:
     """A cell of the sweep as its driver knows it.
 

@@ -9,10 +9,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import ray
+import torch
+
 from cifar_ray import data, tasks
-from cifar_ray.config import runfile, topology
+from cifar_ray.config import errors, runfile, topology
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import is_own, value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
@@ -23,11 +27,11 @@ from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import given_weights
-from cifar_ray.orchestration.sweep import shared_arithmetic
 from cifar_ray.orchestration.sweep.cell import dataset_key
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.reporting import cost
 from cifar_ray.storage import Folder
+from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware, recipe
 
 
@@ -138,10 +142,35 @@ class Preparation:
     def _all_nodes(self) -> Sequence[Node]:
         return connection.nodes() if self._nodes is None else self._nodes
 
-    def decide_arithmetic(self, cells: Sequence[PlannedCell], earlier: Sequence[PlannedCell] = ()) -> None:
-        """Decide precision and convolutions, as for cells of the same model before, or of an ``earlier`` driver."""
-        self._computing |= shared_arithmetic.earlier(earlier)
-        shared_arithmetic.decide(cells, self._board.line, self._computing)
+    def decide_arithmetic(self, cells: Sequence[PlannedCell]) -> None:
+        """Decide what the config of every cell leaves open of its arithmetic: runs that compute differently would not
+        compare.
+
+        Of each model the largest batch is measured, where a worker would compute: on a GPU the smaller ones may be
+        faster in another precision. What was decided before for a model holds, under an earlier driver, too.
+
+        Raises:
+            ConfigError: when a model cannot be compiled.
+            RunFailedError: when the process that measures dies, or gives no answer in time.
+        """
+        asking: dict[Any, list[tuple[PlannedCell, ResolvedConfig]]] = {}
+        for cell, config in configured(cells):
+            kind, of = _kind(config, cell.decided.device), cell.decided
+            if of.convolutions is not None and of.precision != "auto":
+                self._computing.setdefault(kind, arithmetic.Choice(of.precision, of.convolutions))
+            if cell.is_waiting and cell.folder is None:  # else it goes on as its checkpoint says
+                asking.setdefault(kind, []).append((cell, config))
+        for kind, alike in asking.items():
+            if kind not in self._computing:
+                chosen = _measured([config for _, config in alike], alike[0][0].decided.device)
+                if chosen.measured:
+                    self._board.line(f"{alike[0][1].model} trains in {chosen.words} ({chosen.measured})")
+                self._computing[kind] = chosen
+            made = self._computing[kind]
+            for cell, _ in alike:
+                cell.decided = dataclasses.replace(
+                    cell.decided, precision=made.precision, convolutions=made.convolutions
+                )
 
     def prepare(self, cell: PlannedCell, store: str) -> None:
         """Prepare one that is proposed while others train; where it cannot run, it gets a reason and no config."""
@@ -187,6 +216,35 @@ def _fair_share(cells: Sequence[PlannedCell], at_once: int, nodes: Sequence[Node
     ):
         cpus -= 1
     return cpus
+
+
+def _kind(config: ResolvedConfig, device: str) -> Any:
+    """What the runs have in common that are to compute alike; with ``reproducible`` nothing is measured."""
+    given = (config.precision, config.convolutions, config.compile)
+    return (config.strategy == "reproducible", config.model_key, device, *given)
+
+
+def _measured(configs: Sequence[ResolvedConfig], device: str) -> arithmetic.Choice:
+    passes = sum(map(arithmetic.passes_of, configs))
+    largest = max(configs, key=lambda config: config.images_per_worker)
+    given = largest, data.facts(largest), device, passes
+    if not arithmetic.undecided(largest, device, passes):
+        return _measure(*given)
+    task = ray.remote(num_cpus=1, num_gpus=largest.gpus_per_worker if device == "cuda" else 0)(_measure)
+    try:
+        chosen: arithmetic.Choice = ray.get(task.remote(*given), timeout=allocation.start_timeout_s())
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, ConfigError):  # such as of a model that does not compile
+            raise cause from None
+        raise RunFailedError(f"the speeds could not be measured: {errors.first_line(error)}") from None
+    return chosen
+
+
+def _measure(config: ResolvedConfig, facts: Facts, device: str, passes: int) -> arithmetic.Choice:
+    data.keep(config, facts)  # on another node, which may not have the data
+    hardware.choose_kernels(torch.device(device), is_repeated=config.strategy == "reproducible")
+    return arithmetic.choose(config, Worker(device=torch.device(device)), passes)
 
 
 def bring_nodes(allocator: NodeAllocator, cells: Sequence[PlannedCell]) -> None:

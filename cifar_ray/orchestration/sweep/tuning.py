@@ -33,6 +33,7 @@ NAME = "cell"
 
 _MOST_ASKS = 20  # of Optuna for one cell, before giving up on a combination that is new
 _LONGEST_REASON = 200
+_LOOK_S, _END_S = 0.2, 600.0
 _SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the table of trials in the newer style, which verbose=0 does not silence
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # files of results
@@ -40,8 +41,8 @@ _SETTINGS = {
 }
 
 
-class _Deaths(TrialProgressCallback):
-    """Tells the board of processes that have died; takes the place of Ray Tune's own callback, which prints."""
+class _Ends(TrialProgressCallback):
+    """Tells the board what has ended; takes the place of Ray Tune's own callback, which prints."""
 
     def __init__(self, board: BoardHandle) -> None:
         super().__init__()
@@ -49,6 +50,13 @@ class _Deaths(TrialProgressCallback):
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
         pass
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Wait for the last cells to be recorded: Ray Tune kills what lasts 10 s longer than its loop."""
+        is_last = all(other is trial or other.is_finished() for other in trials)
+        end = time.monotonic() + _END_S
+        while is_last and not self._board.stopped(trial.trial_id) and time.monotonic() < end:
+            time.sleep(_LOOK_S)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._board.died(trial.trial_id)
@@ -106,7 +114,7 @@ class Tuning:
             run_config=ray.tune.RunConfig(
                 name=f"attempt-{time.time_ns()}",
                 storage_path=str(folder),
-                callbacks=[_Deaths(board)],
+                callbacks=[_Ends(board)],
                 stop=_UntilOver(board),
                 checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
                 verbose=0,

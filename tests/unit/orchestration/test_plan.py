@@ -9,11 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 
 from cifar_ray import data, models, storage
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as board
@@ -247,6 +248,24 @@ def test_a_sweep_says_once_what_is_in_a_folder_of_images(tmp_path: Path, capsys:
     Preparation(sweep.base, Board(["one", "two"], 0.0)).load_data(planned(sweep))
     shown = capsys.readouterr().out.splitlines()
     assert shown.count("images: 10 classes, 100 training and 100 test images") == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (ConfigError("compile", "must be left out for --model resnet: it branches"), "compile must be left out for"),
+        (OSError("no disk"), "^the speeds could not be measured: no disk$"),
+    ],
+)
+def test_a_measurement_that_fails_says_why(cause: Exception, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(*_: object, timeout: float) -> None:
+        raise ray.exceptions.RayTaskError("_measure", str(cause), cause, "p", 1, "ip").as_instanceof_cause()
+
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: SimpleNamespace(remote=lambda *_: None))
+    monkeypatch.setattr(ray, "get", get)
+    (cell,) = planned(made(grid={"batch_size": [16], "epochs": [1000], "model": ["simple_cnn"], "device": ["cpu"]}))
+    with pytest.raises(type(cause) if isinstance(cause, ConfigError) else RunFailedError, match=told):
+        Preparation(TrainConfig(), Board([], 0.0)).decide_arithmetic([cell])
 
 
 def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:

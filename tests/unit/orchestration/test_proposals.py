@@ -151,7 +151,7 @@ def test_what_is_proposed_after_a_resume_computes_as_before(tmp_path: Path) -> N
     again = search.again()
     again.ask("new", **again.optuna.suggest("new"))
     new = again.driver._tried["new"]
-    Preparation(config.base, Board([], 0.0)).decide_arithmetic([new], again.cells[:2])
+    Preparation(config.base, Board([], 0.0)).decide_arithmetic(again.cells)
     assert (new.decided.precision, new.decided.convolutions) == ("bf16", "contiguous")
 
 

@@ -170,25 +170,6 @@ def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callab
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FAILED, "no disk")]
 
 
-def test_the_time_left_is_what_the_runs_left_are_expected_to_take(
-    driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = driven(grid={"epochs": [1, 5]}, train={"dataset": "digits"})
-    board = sweep.driver._board
-    board.start(1)
-    sweep.ask("a", sweep.cells[0])
-    sweep.post("a", RUNNING)
-    sweep.post("a", replace(RUNNING, spent=Spent(20.0, 20.0), epoch=1).ended(boards.FINISHED, "good"))
-    assert board.left_s() == pytest.approx(100.0), "five times as long as one epoch took on its nodes"
-    assert "(1 of 2 runs; about 1 min 40 s left)" in capsys.readouterr().out
-    sweep.cells[1].row = Row(spent=Spent(30.0, 30.0))
-    sweep.driver._expect()
-    assert board.left_s() == pytest.approx(70.0), "a run that goes on has done a part of it"
-    board.rows[1].expected_s = 7.0
-    sweep.driver._expect(replace(sweep.cells[0], config=replace(sweep.cells[0].config, model="vit")))  # type: ignore[type-var]
-    assert board.rows[1].expected_s == 7.0, "another model tells nothing"
-
-
 class Loop:
     """A board and a Ray Tune in this process, whose cells begin, end and are recorded at once, in one place."""
 
