@@ -20,12 +20,10 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.run import run_folder
 from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.driver import _Driver
-from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import planned, read, write_cells
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.strategies.worker import Worker
@@ -225,22 +223,6 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         later._fit_to_cluster(lambda: False)
         assert later._at_once == 1
         assert again[-1].decided.cpus_per_worker == shares[-1]
-
-
-def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(cluster: Any, tmp_path: Path) -> None:
-    train = {"dataset": "digits", "model": "simple_cnn", "epochs": 2}
-    sweep = SweepConfig("s", ({"lr": [0.1, 0.2]},), train=train, scheduler="asha", repeat=2)
-    cells = planned(sweep)
-    for cell, accuracy in zip(cells, (0.5, 0.6), strict=True):
-        end(cell, figures={"test/accuracy": accuracy, "val/accuracy": accuracy})
-    goal = goal_of(sweep, [cell.config for cell in cells if cell.config])
-    client, kept = SimpleNamespace(tracking_uri="sqlite:///x"), len(cells)
-    made = _Driver(sweep, storage.at(str(tmp_path)), client, cells, 0.0)  # type: ignore[arg-type]
-    cluster([node(0)])
-    assert goal is not None
-    made._record = SimpleNamespace(cells=len)  # type: ignore[assignment]
-    made._add_repeats(goal)
-    assert [(cell.state, "CPU" in cell.reason) for cell in cells[kept:]] == [(boards.SKIPPED, True)] * 2
 
 
 def test_a_sweep_that_an_earlier_version_has_planned_is_refused_and_said_to_be_one(tmp_path: Path) -> None:

@@ -62,12 +62,8 @@ def test_a_random_search_draws_as_many_from_every_grid_and_numbers_from_a_range(
     assert [values["model"] for values in drawn] == ["simple_cnn"] * 10 + ["resnet"] * 10
     assert len({values["lr"] for values in drawn}) == 20
     assert all(0.01 <= values["lr"] <= 0.1 for values in drawn)
-
-
-def test_whole_numbers_are_drawn_from_a_range_with_both_of_its_ends() -> None:
     drawn = plans._drawn(made(grid={"epochs": "int:2:4", "batch_size": [16, 64]}, search="random", samples=6))
-    assert {values["epochs"] for values in drawn} == {2, 3, 4}
-    assert {type(values["epochs"]) for values in drawn} == {int}
+    assert {values["epochs"] for values in drawn} == {2, 3, 4}  # with both ends
 
 
 def test_all_that_cannot_run_is_named() -> None:
@@ -84,12 +80,9 @@ def test_all_that_cannot_run_is_named() -> None:
     assert [cell.state for cell in cells] == [board.WAITING, board.SKIPPED, board.SKIPPED]
     assert cells[1].described(lenient)["state"] == "SKIPPED"
     assert cells[1].described(lenient)["params"]["batch_size"] == "2000"
-
-
-def test_a_sweep_with_nothing_that_can_run() -> None:
-    sweep = made(grid={"batch_size": [2000, 3000]}, skip_infeasible=True)
+    hopeless = replace(lenient, grid=({"batch_size": [2000, 3000]},))
     with pytest.raises(ConfigError, match="must have a cell that can run here"):
-        plans.refuse(sweep, planned(sweep))
+        plans.refuse(hopeless, planned(hopeless))
 
 
 def test_a_skipped_cell_is_recorded_with_the_batch_of_its_model() -> None:
@@ -107,14 +100,10 @@ def test_names_of_folders_are_short_and_different() -> None:
     long = {"weight_decay": [1.23e-5, 1.24e-5], "label_smoothing": [0.1, 0.2], "warmup_epochs": [1.5, 2.5]}
     long |= {"lr": [1e-30, 1e30], "momentum": [0.5, 0.25], "optimizer": ["sgd", "adamw"], "schedule": ["cosine"]}
     sweep = made(grid={**long, "bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
-    slugs = [cell.slug for cell in planned(sweep)]
+    alike = made(grid={"weights": ["a/b.pt", "a-b.pt"], "lr_scale": [["[0-3]=0.1"], ["*[0-3]*=0.1"]]})
+    slugs = [cell.slug for cell in (*planned(sweep), *planned(alike))]
     assert len(set(slugs)) == len(slugs)
     assert max(map(len, slugs)) <= 120
-
-
-def test_folders_differ_where_names_differ_in_signs_alone() -> None:
-    grid = {"weights": ["a/b.pt", "a-b.pt"], "lr_scale": [["[0-3]=0.1"], ["*[0-3]*=0.1"]]}
-    assert len({cell.slug for cell in planned(made(grid=grid))}) == 4
 
 
 def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
@@ -158,16 +147,6 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
         assert (cell.cell.name, cell.cell.values) == (before.cell.name, before.cell.values)
         assert (cell.index, cell.config, cell.decided) == (before.index, before.config, before.decided)
         assert (cell.state, cell.reason) == (before.state, before.reason)
-
-
-def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: Path) -> None:
-    sweep = made(grid={"batch_size": [16]}, train={"dataset": "digits", "gpus_per_worker": 0.25})
-    cells = planned(sweep)
-    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
-    plans.write_cells(storage.at(str(tmp_path)), [cell.described(sweep) for cell in cells])
-    _, (read,) = plans.read(KnownSweep("id", str(tmp_path), 0.0))
-    assert read.config is not None
-    assert [replace(read.decided, device=device).gpus(read.config) for device in ("cuda", "cpu")] == [0.25, 0]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from cifar_ray.orchestration.sweep.winner import winner_of
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks import LOSS, USUAL
 from tests.support import studies
-from tests.support.cells import end
+from tests.support.cells import Search, end
 from tests.support.helpers import Recorder, train_here
 
 RATES = (0.05, 1e-9)
@@ -85,14 +85,13 @@ def stopped_by(scheduler: str, runs: Trained) -> dict[float, float]:
 
 
 def proposed_by_optuna(runs: Trained, folder: Path) -> list[Any]:
-    from tests.unit.orchestration.test_proposals import Search
-
     grid = {"lr": [*RATES], "weight_decay": "uniform:0:0.1"}
     sweep = searching(search="optuna", samples=20, grid=grid)
     goal = goal_of(sweep, configs_of(sweep))
     assert goal is not None
-    search = Search(sweep, folder, goal=goal)
-    search.goes_on(lambda trial: runs[trial.config.lr][1] if trial.config else {})
+    folder.mkdir()
+    search = Search(sweep, folder, goal)
+    search.goes_on(lambda cell: runs[cell.config.lr][1] if cell.config else {})
     return search.proposed
 
 
@@ -106,7 +105,7 @@ def test_a_search_chooses_the_same_whatever_the_labels_of_the_test_are(
 
     def chosen(others: bool) -> Any:
         runs = trained(others)
-        return proposed_by_optuna(runs, tmp_path) if chooser == "optuna" else stopped_by(chooser, runs)
+        return proposed_by_optuna(runs, tmp_path / str(others)) if chooser == "optuna" else stopped_by(chooser, runs)
 
     assert chosen(False) == chosen(True) != {}
     tested = [[end["test/accuracy"] for _, end in trained(others).values()] for others in (False, True)]

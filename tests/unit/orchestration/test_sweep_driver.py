@@ -17,6 +17,8 @@ from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.sweep import driver
 from cifar_ray.orchestration.sweep.board import INTERRUPTED, News, Row, Word, _BoardActor
 from cifar_ray.orchestration.sweep.tuning import NAME
+from cifar_ray.tasks import USUAL
+from cifar_ray.tasks.choosing import Goal
 from tests.support.cells import RUNNING, Driven, end
 
 
@@ -168,6 +170,18 @@ def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callab
     with pytest.raises(RunFailedError, match=r"^Ray Tune has failed: no disk$"):
         sweep.driver._close("no disk")
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FAILED, "no disk")]
+
+
+def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    values = {"train": {"dataset": "digits"}, "grid": {"lr": [0.1, 0.2]}, "scheduler": "asha", "repeat": 2}
+    sweep = Driven(sweeps.from_mapping({"name": "s", **values}), tmp_path)
+    for cell, accuracy in zip(sweep.cells, (0.5, 0.6), strict=True):
+        end(cell, figures={"val/accuracy": accuracy})
+    sweep.driver._ready.prepare = lambda cell, store: cell.refuse("no CPU")  # type: ignore[method-assign]
+    sweep.driver._add_repeats(Goal("val/accuracy", "max", USUAL))
+    assert [(cell.cell.name, cell.state, cell.reason) for cell in sweep.cells[2:]] == [
+        (f"lr0.2 1x1 seed{seed}", boards.SKIPPED, "no CPU") for seed in (1, 2)
+    ]
 
 
 class Loop:
