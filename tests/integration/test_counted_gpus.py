@@ -19,7 +19,7 @@ from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import driver
-from cifar_ray.orchestration.sweep import runner
+from cifar_ray.orchestration.sweep import driver as sweeps
 
 ray.init("local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
 here = TrainConfig(address=ray.get_runtime_context().gcs_address)
@@ -31,7 +31,7 @@ except RunFailedError as error:
     print(f"run: {error}")
 grid = SweepConfig("grid", ({"batch_size": [16, 32]},), train={"dataset": "digits", "model": "simple_cnn"})
 try:
-    runner.sweep(grid)
+    sweeps.sweep(grid)
 except ConfigError as error:
     print(f"sweep: {error}")
 print(f"here: {ray.util.get_node_ip_address()} {os.uname().nodename}")
@@ -49,7 +49,8 @@ import ray
 from cifar_ray import storage
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.run import alone, train_worker
-from cifar_ray.orchestration.sweep import driver, planner
+from cifar_ray.orchestration.sweep import driver, plan
+from cifar_ray.orchestration.sweep.preparation import Preparation
 
 
 class Meeting:
@@ -76,13 +77,15 @@ class Meets:
 ray.init("local", num_cpus=5, num_gpus=1, include_dashboard=False, log_to_driver=False)
 run = {"dataset": "digits", "model": "simple_cnn", "device": "cuda", "gpus_per_worker": 0.25}
 config = SweepConfig("grid", ({"batch_size": [8, 16, 32, 64, 128]},), train=run)
-trials = planner.planned(config)
+cells = plan.planned(config)
 store = SimpleNamespace(tracking_uri="sqlite:///x")
-planned = driver.Driver(config, storage.at(str(Path.cwd() / "grid")), store, trials, 0.0)
-print(f"at once: {planned._fit_to_cluster()}")
-sizes = [(trial.decided.cpus, trial.decided.gpus(trial.config)) for trial in trials]
+planned = driver._Driver(config, storage.at(str(Path.cwd() / "grid")), store, cells, 0.0)
+driver.preparation.check_gpus = Preparation.decide_arithmetic = lambda *_: None  # there are no such GPUs
+planned._fit_to_cluster(lambda can_stop=False: False)
+print(f"at once: {planned._at_once}")
+sizes = [(cell.decided.cpus, cell.decided.gpus(cell.config)) for cell in cells]
 print("each: {} CPU, {} GPU".format(*sizes[0]))
-planned._announce(4)
+planned._announce()
 
 alone.LoneWorker = Meets
 meeting = ray.remote(Meeting).options(num_cpus=0).remote()

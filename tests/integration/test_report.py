@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
@@ -21,6 +20,7 @@ from cifar_ray.cli import main
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import cells as cells_of
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.reporting import data, draw, exported, report
 from cifar_ray.reporting.contents import Chart
 from cifar_ray.tracking import reading, store
@@ -402,7 +402,7 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     grid = {"global_batch_size": [32], "topology": ["1x2"], "accumulate": [2]}
     held = sweeps.from_mapping({"name": "s", "grid": grid, "train": {"momentum": None}})
     (cell,) = cells_of(held, held.combinations)
-    hopeless = PlannedTrial(0, replace(cell, config=None, reason="x"), None, "skipped", "x")
+    hopeless = PlannedCell(0, replace(cell, config=None, reason="x"), reason="x")
     known = hopeless.described(held)["params"]
     assert (known["global_batch_size"], known["batch_size"], known["topology"]) == ("32", "8", "1x2")
     assert "None" not in known.values()
@@ -410,7 +410,7 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
     (cell,) = cells_of(of_all, of_all.combinations)
-    hopeless = PlannedTrial(0, replace(cell, config=None, reason="x"), None, "skipped", "x")
+    hopeless = PlannedCell(0, replace(cell, config=None, reason="x"), reason="x")
     known = hopeless.described(of_all)["params"]
     assert (known["global_batch_size"], known["batch_size"]) == ("64", "32")
 

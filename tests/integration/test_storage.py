@@ -20,7 +20,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.orchestration.sweep import planner, removal
+from cifar_ray.orchestration.sweep import plan, removal
 from cifar_ray.runs import checkpoints
 from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
 from cifar_ray.storage import Folder, Lock, StorageError
@@ -262,13 +262,13 @@ def test_who_comes_second_to_a_sweeps_name_leaves_the_first_ones_folder(
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     train = {"dataset": "digits", "storage": folder.address}
     config = sweeps.from_mapping({"name": "mine", "train": train, "grid": {"seed": [1]}})
-    first, held = planner.create(config, client)
+    first, held = plan.create(config, client)
     monkeypatch.setattr(Folder, "exists", lambda _: False)  # as when both have looked before either has written
     with pytest.raises(ConfigError, match="resume must be no sweep that another process works on, got 'mine'"):
-        planner.create(config, client)
+        plan.create(config, client)
     held.release()
     with pytest.raises(ConfigError, match="name must be new, and 'mine' is in "):
-        planner.create(config, client)
+        plan.create(config, client)
     assert first.names() == ["sweep.yaml"]
 
 

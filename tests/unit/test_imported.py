@@ -11,13 +11,13 @@ import pytest
 LIBRARIES = {
     "jsonschema", "matplotlib", "mlflow", "numpy", "pandas", "pyarrow", "ray", "scipy", "sklearn", "torch", "torchmetrics", "torchvision",
 }  # fmt: skip
-OF_RAY_TRAIN = {"jsonschema", "numpy", "pandas", "pyarrow", "ray", "torch"}
+OF_A_DRIVER = {"jsonschema", "mlflow", "numpy", "pandas", "pyarrow", "ray", "scipy", "torch"}  # MLflow imports scipy
 IMPORTED = {
     "cifar_ray.cli.main": set(),  # of --help, too
     "cifar_ray.training.loop": {"numpy", "torch"},
     "cifar_ray.orchestration.run.train_worker": {"jsonschema", "numpy", "ray", "torch"},
-    "cifar_ray.orchestration.sweep.trial": OF_RAY_TRAIN,
-    "cifar_ray.orchestration.run.driver": {*OF_RAY_TRAIN, "mlflow", "scipy"},  # MLflow imports scipy
+    "cifar_ray.orchestration.run.driver": OF_A_DRIVER,
+    "cifar_ray.orchestration.sweep.cell": OF_A_DRIVER,
 }
 
 

@@ -95,7 +95,7 @@ class Word:
 
     Attributes:
         begin: what to train, until it has begun.
-        skip: whether it is not to train at all.
+        skip: whether it is not to train at all, if it has not begun.
         figures: with ``skip``, those of a cell that has the same values.
         stop: why it is to stop, a limit of the sweep or :data:`INTERRUPTED`; empty while it may go on.
         is_released: whether Ray Tune may know that it has ended.
@@ -224,6 +224,7 @@ class Link(threading.Thread):
     def __init__(self, board: BoardHandle, key: str, asked: Mapping[str, Any]) -> None:
         super().__init__(daemon=True, name="board-link")
         self.row, self.word = Row(), Word()
+        self._posted = self.row
         self._board, self._key, self._asked = board, key, asked
         self._changed, self._heard = threading.Event(), threading.Condition()
         self._lock = threading.Lock()
@@ -236,10 +237,12 @@ class Link(threading.Thread):
         self._changed.set()
 
     def end(self, state: str, note: str) -> None:
-        """The cell has ended, and all of it is recorded."""
+        """The cell has ended, and all of it is recorded; wait until the board has that, as the process may end then."""
         with self._lock:
             self.row = replace(self.row.ended(state, note), is_recorded=True)
         self._changed.set()
+        with self._heard:
+            self._heard.wait_for(lambda: self._posted.is_recorded)
 
     def wait_for(self, is_so: Callable[[Word], object]) -> Word:
         """Wait until the driver's word is such."""
@@ -257,7 +260,7 @@ class Link(threading.Thread):
             except (ray.exceptions.RayError, TimeoutError):  # the board restarts
                 continue
             with self._heard:
-                self.word = word
+                self.word, self._posted = word, row
                 self._heard.notify_all()
             if row.is_recorded and word.is_released:
                 return

@@ -407,7 +407,7 @@ class _Driver:
         waiting = (cell for cell in self._cells if cell.is_open or (cell.is_waiting and cell not in tried))
         more = not self._stop and any(goal is None or not cell.repeats for cell in waiting)
         is_over = not more and all(cell.row.is_recorded for cell in tried)
-        usual = Word(stop=self._stop, is_released=more or is_over)
+        usual = Word(skip=is_over, stop=self._stop, is_released=more or is_over)  # one may ask that no cell is left for
         begin = {
             key: replace(usual, begin=self._spec(cell, cell.config))
             for key, cell in self._tried.items()

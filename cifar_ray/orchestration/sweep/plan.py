@@ -214,19 +214,21 @@ def _draw(state: random.Random, values: Any) -> Any:
 
 
 def _probes(config: SweepConfig) -> list[dict[str, Any]]:
-    """What a search may come to need: every data set, and every value of the other axes, beside the first values.
-
-    Where none of them can run, the first that can.
-    """
+    """What a search may come to need: every data set, and every value of the other axes, where it can run."""
     (axes,) = config.grid
     values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
-    first = {name: several[0] for name, several in values.items()}
-    probes = [{**first, name: value} for name in values for value in values[name]]
-    probes += _products({name: values[name] if name in runfile.OF_DATA else [first[name]] for name in values})
-    if not any(map(partial(_can_run, config), probes)):
-        most = itertools.islice(_products(values), _MOST_DRAWS)
-        probes += itertools.islice(filter(partial(_can_run, config), most), 1)
-    return [probe for at, probe in enumerate(probes) if probe not in probes[:at]]
+    of_data = {name: several for name, several in values.items() if name in runfile.OF_DATA}
+    needed = [*_products(of_data), *({name: value} for name in values if name not in of_data for value in values[name])]
+    probes: list[dict[str, Any]] = []
+    for some in needed:
+        first = {name: some.get(name, several[0]) for name, several in values.items()}
+        changed = ({**first, name: value} for name in values if name not in some for value in values[name])
+        all_others = _products({name: [some[name]] if name in some else values[name] for name in values})
+        tried = itertools.chain([first], changed, itertools.islice(all_others, _MOST_DRAWS))
+        probe = next(filter(partial(_can_run, config), tried), first)
+        if probe not in probes:
+            probes.append(probe)
+    return probes
 
 
 def _products(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

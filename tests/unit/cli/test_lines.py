@@ -6,15 +6,15 @@ import io
 import os
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-import rich.console
 
 from cifar_ray.cli import trained
 from cifar_ray.config.errors import counted
 from cifar_ray.display.run import Console
-from cifar_ray.display.sweep import Board, result
+from cifar_ray.display.sweep import Board, CellView, result
 from cifar_ray.display.terminal import Output, tilde
 from cifar_ray.runs.use import Scored
 from cifar_ray.tasks import Figure, TaskSpec
@@ -62,26 +62,8 @@ def test_without_a_home_folder_paths_stay(monkeypatch: pytest.MonkeyPatch) -> No
     assert tilde("/runs/a") == "/runs/a"
 
 
-def test_runs_of_a_sweep_say_once_what_they_train_on(capsys: pytest.CaptureFixture[str]) -> None:
-    board = Board(["a", "b"], time.time())
-    for index, text in enumerate(["training on this machine", "training on this machine"]):
-        board.rows[index].started(text)
-    board.rows[1].started("training on another machine")
-    assert capsys.readouterr().out == "training on this machine\ntraining on another machine\n"
-
-
 def test_one_is_singular() -> None:
     assert [counted(number, "epoch") for number in (0, 1, 2000)] == ["0 epochs", "1 epoch", "2,000 epochs"]
-
-
-def test_the_board_cuts_a_note_that_has_no_room() -> None:
-    board = Board(["bs16 1x1 seed0"], time.time())
-    board.rows[0].state, board.rows[0].note = "finished", "accuracy 88.33%, training 4.2 s, 7,642 images/s"
-    for width, ending in ((120, "7,642 images/s"), (70, "…"), (56, "…")):
-        screen = rich.console.Console(width=width, file=io.StringIO(), highlight=False)
-        with screen.capture() as shown:
-            screen.print(board._table())
-        assert shown.get().splitlines()[0].rstrip().endswith(ending)
 
 
 def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,13 +71,12 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     metrics = {"test/rmse": 3.21, "test/near": 0.5, "test/loss": 0.25, "test/scans": 1200.0}
     metrics |= {"train/epoch_loss": 0.5, "epoch_s": 2.0, "epoch_scans_per_s": 1000.0}
     times = {"time/training_s": 4.0, "time/wall_s": 9.0, "scans_per_s": 1500.0}
-    board, console = Board(["a"], time.time()), Console()
-    for view in (board.rows[0], console):
+    board = Board(["a"], time.time())
+    cell = CellView(partial(board.show, 0), board.rows[0].shown)
+    for view in (cell, Console()):
         view.training(task, 2, 10, 0)
         view.epoch(2, metrics)
-    view = board.rows[0]
-    view.training(task, 2, 10, 0)
-    view.progress(1, 12, 1500.0)
+    cell.progress(1, 12, 1500.0)
     scored = Scored("/there", 8, {"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, 3.0, task)
     trained._print_scores(scored)
     assert capsys.readouterr().out.splitlines() == [
@@ -108,10 +89,9 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
         "checkpoint              /there (step 8)",
         "test rmse when written  3.0000 on 1,200 scans",
     ]
-    assert board.rows[0].note == "epoch 2/2, 1,500 scans/s"
+    assert board.rows[0].shown.note == "epoch 2/2, 1,500 scans/s"
     measured = {"val/rmse": 3.0, "val/near": 0.5, "val/loss": 0.75, "train/epoch_loss": 0.5, "epoch_s": 2.0}
-    board, console = Board(["a"], time.time()), Console()
-    for view in (board.rows[0], console):
+    for view in (cell, Console()):
         view.training(task, 2, 10, 0)
         view.epoch(1, {**measured, "epoch_scans_per_s": 1000.0})
     trained._print_scores(replace(scored, recorded_on="val"))

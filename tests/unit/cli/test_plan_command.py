@@ -14,7 +14,7 @@ from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.orchestration.run import machine
-from cifar_ray.orchestration.sweep import runner
+from cifar_ray.orchestration.sweep import driver
 from cifar_ray.tracking import reading
 from cifar_ray.tracking.study import Run
 from tests.support.studies import study, trial
@@ -37,7 +37,7 @@ def run(batch: int) -> Run:
 def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs with 64 and with 16 images take the place of those that are trained."""
     result = SimpleNamespace(states={"a": "finished"}, tracking_uri="sqlite:///none.db")
-    monkeypatch.setattr(runner, "sweep", lambda *_, **__: result)
+    monkeypatch.setattr(driver, "sweep", lambda *_, **__: result)
     monkeypatch.setattr(reading, "sweeps_or_runs", lambda *_: [study(run(64), run(16))])
 
 
@@ -101,7 +101,7 @@ def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
 
     monkeypatch.setattr(servers, "reach_chosen", lambda address: None)
     monkeypatch.setattr(machine, "ask", lambda config: ("NVIDIA L4", "cuda"))
-    monkeypatch.setattr(runner, "sweep", train)
+    monkeypatch.setattr(driver, "sweep", train)
     words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --global-batch-size 64 --nodes 1 --name mine"
     for price in ("", "--price g6.xlarge"):  # that machine has this GPU
         assert planned(f"{words} {price}", capsys, status=1)[1] == "error: not here\n"

@@ -10,7 +10,6 @@ from typing import Any
 import joblib
 import pytest
 import torch
-from cifar_ray.orchestration.sweep.planner import draw, plan, read, write_cells
 
 from cifar_ray import storage
 from cifar_ray.config import runfile
@@ -18,19 +17,19 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster import allocation, connection, local
-from cifar_ray.orchestration.sweep.driver import Driver
-from cifar_ray.orchestration.sweep.goal import goal_of
-from cifar_ray.runs.folder import RunFolder
+from cifar_ray.orchestration.sweep import preparation
+from cifar_ray.orchestration.sweep.driver import _Driver
+from cifar_ray.orchestration.sweep.plan import planned, read, write_cells
+from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking.study import FOLDER_TAG, Sweep
 from cifar_ray.training import hardware, recipe, setup
 from cifar_ray.training.observer import Launch
+from tests.support.cells import end
 
 
 def node(cpus: float, gpus: float = 0.0, name: str = "here") -> Node:
@@ -202,37 +201,27 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
 ) -> None:
     cluster([node(cpus, name=str(index)) for index, cpus in enumerate(nodes)])
     sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, **values)
-    trials = plan(cells_of(sweep, draw(sweep)))
+    cells = planned(sweep)
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
-    made = Driver(sweep, folder, None, trials, 0.0)  # type: ignore[arg-type]
+    made = _Driver(sweep, folder, None, cells, 0.0)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
-        assert made._fit_to_cluster() == at_once
-        assert [trial.decided.cpus_per_worker for trial in trials] == shares
+        patch.setattr(preparation, "bring_nodes", lambda *_: None)
+        patch.setattr(Preparation, "decide_arithmetic", lambda *_: None)
+        made._fit_to_cluster(lambda: False)
+        assert made._at_once == at_once
+        assert [cell.decided.cpus_per_worker for cell in cells] == shares
         # When the sweep is continued with its last run alone, this run computes as the others did, on more nodes too.
-        write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
+        write_cells(storage.at(str(tmp_path)), [cell.described(sweep) for cell in cells])
         (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
         again = read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))[1]
-        for trial in again[:-1]:
-            trial.state = "finished"
+        for cell in again[:-1]:
+            end(cell)
         cluster([node(64, name=str(index)) for index, _ in enumerate(nodes)])
-        assert Driver(sweep, folder, None, again, 0.0)._fit_to_cluster() == 1  # type: ignore[arg-type]
+        later = _Driver(sweep, folder, None, again, 0.0)  # type: ignore[arg-type]
+        later._fit_to_cluster(lambda: False)
+        assert later._at_once == 1
         assert again[-1].decided.cpus_per_worker == shares[-1]
-
-
-def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(cluster: Any, tmp_path: Path) -> None:
-    train = {"dataset": "digits", "model": "simple_cnn", "epochs": 2}
-    sweep = SweepConfig("s", ({"lr": [0.1, 0.2]},), train=train, scheduler="asha", repeat=2)
-    trials = plan(cells_of(sweep, draw(sweep)))
-    for trial, accuracy in zip(trials, (0.5, 0.6), strict=True):
-        trial.state, trial.figures = boards.FINISHED, {"test/accuracy": accuracy, "val/accuracy": accuracy}
-    goal = goal_of(sweep, [trial.config for trial in trials if trial.config])
-    client, record, kept = SimpleNamespace(tracking_uri="sqlite:///x"), SimpleNamespace(cells=len), len(trials)
-    made = Driver(sweep, storage.at(str(tmp_path)), client, trials, 0.0)  # type: ignore[arg-type]
-    cluster([node(0)])
-    assert goal is not None
-    made._add_repeats(goal, record)  # type: ignore[arg-type]
-    assert [(trial.state, "CPU" in trial.reason) for trial in trials[kept:]] == [(boards.SKIPPED, True)] * 2
 
 
 def test_a_sweep_that_an_earlier_version_has_planned_is_refused_and_said_to_be_one(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from cifar_ray.orchestration.sweep.trial import dataset_key
 
 from cifar_ray import data, models
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.sweep import Cell
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.sweep import preparation
+from cifar_ray.orchestration.sweep.cell import dataset_key
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.runs import weights
 from cifar_ray.training import recipe
@@ -67,16 +69,16 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
 ) -> None:
     config = recipe.resolve(TrainConfig(weights="first"))
     monkeypatch.setattr(preparation, "find_weights", lambda *_: (b"weights", "digest", "theirs"))
-    trial: Any = SimpleNamespace(config=config, decided=decided_of(config), folder=None, reason="")
+    cell = PlannedCell(0, Cell("one", {}), config, decided_of(config))
     board: Any = SimpleNamespace(line=print)
     ready = Preparation(config, board)
-    ready.datasets = {dataset_key(config, trial.decided): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
-    ready.read_weights([trial], "store")
+    ready.datasets = {dataset_key(config, cell.decided.facts.digest): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
+    ready.read_weights([cell], "store")
     if tokenizer == "theirs":
-        assert (ready.weights, trial.decided.weights_digest, trial.reason) == ({"digest": b"weights"}, "digest", "")
+        assert (ready.weights, cell.decided.weights_digest, cell.reason) == ({"digest": b"weights"}, "digest", "")
     else:
-        assert (ready.weights, trial.config) == ({}, None)
-        assert trial.reason == (
+        assert (ready.weights, cell.config) == ({}, None)
+        assert cell.reason == (
             "weights must be of a run with the same training texts in a sweep, whose runs share a tokenizer; first has "
             "others"
         )

@@ -9,21 +9,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
-from cifar_ray.orchestration.sweep.limits import Expectation
 
 from cifar_ray import data, models, storage
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as board
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.sweep import planner as plans
+from cifar_ray.orchestration.sweep import plan as plans
 from cifar_ray.orchestration.sweep import tuning
-from cifar_ray.orchestration.sweep.driver import Driver
-from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep.budget import Budget
+from cifar_ray.orchestration.sweep.driver import _Driver
+from cifar_ray.orchestration.sweep.goal import goal_of
+from cifar_ray.orchestration.sweep.plan import planned
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.tracking.study import CHECKPOINT_TAG, FOLDER_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 from tests.support.images import folder_of_digits
@@ -33,69 +34,64 @@ def made(**values: object) -> SweepConfig:
     return sweeps.from_mapping({"name": "s", "train": {"dataset": "digits"}, **values})
 
 
-def planned(sweep: SweepConfig) -> list[plans.PlannedTrial]:
-    return plans.plan(cells_of(sweep, plans.draw(sweep)), chooser=chooser_of(sweep))
-
-
-def know(trials: list[plans.PlannedTrial]) -> None:
+def know(cells: list[plans.PlannedCell]) -> None:
     """As if their data had been read."""
-    for trial in trials:
-        trial.decided = replace(trial.decided, data=data.SPECS["digits"])
+    for cell in cells:
+        cell.decided = replace(cell.decided, data=data.SPECS["digits"])
+
+
+def begin(cell: plans.PlannedCell, folder: Path, key: str = "k") -> None:
+    """Make its folder, as an earlier driver has."""
+    (folder / cell.slug).mkdir()
+    (folder / cell.slug / "run.json").write_text(json.dumps({"key": key, "name": cell.slug}))
 
 
 def test_a_random_search_draws_each_combination_once() -> None:
     sweep = made(grid={"batch_size": [16, 64], "topology": ["1x1", "1x2"]}, search="random", samples=3)
-    drawn = plans.draw(sweep)
+    drawn = plans._drawn(sweep)
     assert len(drawn) == 3
     assert len({repr(values) for values in drawn}) == 3
-    assert plans.draw(sweep) == drawn
+    assert plans._drawn(sweep) == drawn
     few = made(grid={"batch_size": [16, 64]}, search="random", samples=9)
-    assert sorted(values["batch_size"] for values in plans.draw(few)) == [16, 64]
+    assert sorted(values["batch_size"] for values in plans._drawn(few)) == [16, 64]
 
 
 def test_a_random_search_draws_as_many_from_every_grid_and_numbers_from_a_range() -> None:
     grids = [{"model": model, "lr": "loguniform:0.01:0.1"} for model in ("simple_cnn", "resnet")]
-    drawn = plans.draw(made(grid=grids, search="random", samples=10))
+    drawn = plans._drawn(made(grid=grids, search="random", samples=10))
     assert [values["model"] for values in drawn] == ["simple_cnn"] * 10 + ["resnet"] * 10
     assert len({values["lr"] for values in drawn}) == 20
     assert all(0.01 <= values["lr"] <= 0.1 for values in drawn)
-
-
-def test_whole_numbers_are_drawn_from_a_range_with_both_of_its_ends() -> None:
-    drawn = plans.draw(made(grid={"epochs": "int:2:4", "batch_size": [16, 64]}, search="random", samples=6))
-    assert {values["epochs"] for values in drawn} == {2, 3, 4}
-    assert {type(values["epochs"]) for values in drawn} == {int}
+    drawn = plans._drawn(made(grid={"epochs": "int:2:4", "batch_size": [16, 64]}, search="random", samples=6))
+    assert {values["epochs"] for values in drawn} == {2, 3, 4}  # with both ends
 
 
 def test_all_that_cannot_run_is_named() -> None:
     sweep = made(grid={"batch_size": [16, 2000, 3000]})
-    trials = planned(sweep)
+    cells = planned(sweep)
     with pytest.raises(ConfigError) as caught:
-        plans.refuse(sweep, trials)
+        plans.refuse(sweep, cells)
     told = caught.value.as_flag()
     assert told.startswith("--grid must have cells that can run here, or go with --skip-infeasible; bs2000 1x1 seed0: ")
     assert "bs3000 1x1 seed0: batch_size must leave at least one step per epoch" in told
 
     lenient = made(grid={"batch_size": [16, 2000, 3000]}, skip_infeasible=True)
-    plans.refuse(lenient, trials)
-    assert [trial.state for trial in trials] == [board.WAITING, board.SKIPPED, board.SKIPPED]
-    assert trials[1].described(lenient)["state"] == "SKIPPED"
-    assert trials[1].described(lenient)["params"]["batch_size"] == "2000"
-
-
-def test_a_sweep_with_nothing_that_can_run() -> None:
-    sweep = made(grid={"batch_size": [2000, 3000]}, skip_infeasible=True)
+    plans.refuse(lenient, cells)
+    assert [cell.state for cell in cells] == [board.WAITING, board.SKIPPED, board.SKIPPED]
+    assert cells[1].described(lenient)["state"] == "SKIPPED"
+    assert cells[1].described(lenient)["params"]["batch_size"] == "2000"
+    hopeless = replace(lenient, grid=({"batch_size": [2000, 3000]},))
     with pytest.raises(ConfigError, match="must have a cell that can run here"):
-        plans.refuse(sweep, planned(sweep))
+        plans.refuse(hopeless, planned(hopeless))
 
 
 def test_a_skipped_cell_is_recorded_with_the_batch_of_its_model() -> None:
     axes = {"model": ["speednet", "simple_cnn"], "strategy": ["gpipe", "ddp"]}
     sweep = made(grid=axes, skip_infeasible=True)
     sizes = {
-        trial.described(sweep)["params"].get("global_batch_size")
-        for trial in planned(sweep)
-        if trial.config is None and trial.cell.values["model"] == "speednet"
+        cell.described(sweep)["params"].get("global_batch_size")
+        for cell in planned(sweep)
+        if cell.config is None and cell.cell.values["model"] == "speednet"
     }
     assert sizes == {"1024"}
 
@@ -104,14 +100,10 @@ def test_names_of_folders_are_short_and_different() -> None:
     long = {"weight_decay": [1.23e-5, 1.24e-5], "label_smoothing": [0.1, 0.2], "warmup_epochs": [1.5, 2.5]}
     long |= {"lr": [1e-30, 1e30], "momentum": [0.5, 0.25], "optimizer": ["sgd", "adamw"], "schedule": ["cosine"]}
     sweep = made(grid={**long, "bucket_cap_mb": [1.25, 2.5], "model": ["simple_cnn", "resnet"]})
-    slugs = [trial.slug for trial in planned(sweep)]
+    alike = made(grid={"weights": ["a/b.pt", "a-b.pt"], "lr_scale": [["[0-3]=0.1"], ["*[0-3]*=0.1"]]})
+    slugs = [cell.slug for cell in (*planned(sweep), *planned(alike))]
     assert len(set(slugs)) == len(slugs)
     assert max(map(len, slugs)) <= 120
-
-
-def test_folders_differ_where_names_differ_in_signs_alone() -> None:
-    grid = {"weights": ["a/b.pt", "a-b.pt"], "lr_scale": [["[0-3]=0.1"], ["*[0-3]*=0.1"]]}
-    assert len({trial.slug for trial in planned(made(grid=grid))}) == 4
 
 
 def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
@@ -124,47 +116,37 @@ def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
     search = plans.absolute(made(grid=grid, search="optuna", samples=2))
     assert search.grid[0]["weights"] == [f"{tmp_path}/small.pt", "nobody"]
     sweep = plans.absolute(made(grid={**grid, "weights": ["small.pt"]}, skip_infeasible=True))
-    trials, ready = planned(sweep), Preparation(sweep.base, Board(["one", "two"], 0.0))
-    know(trials)
-    ready.read_weights(trials, f"sqlite:///{tmp_path}/none.db")
-    assert [trial.config is None for trial in trials] == [False, True]
-    assert trials[0].config is not None
-    assert trials[0].config.weights == f"{tmp_path}/small.pt"
-    assert "weights must fit at least half of the parameters of resnet" in trials[1].reason
-    plans.refuse(sweep, trials)
-    assert trials[1].state == board.SKIPPED
+    cells, ready = planned(sweep), Preparation(sweep.base, Board(["one", "two"], 0.0))
+    know(cells)
+    ready.read_weights(cells, f"sqlite:///{tmp_path}/none.db")
+    assert [cell.config is None for cell in cells] == [False, True]
+    assert cells[0].config is not None
+    assert cells[0].config.weights == f"{tmp_path}/small.pt"
+    assert "weights must fit at least half of the parameters of resnet" in cells[1].reason
+    plans.refuse(sweep, cells)
+    assert cells[1].state == board.SKIPPED
     with pytest.raises(ConfigError, match="or go with --skip-infeasible; resnet"):
-        plans.refuse(replace(sweep, skip_infeasible=False), trials)
+        plans.refuse(replace(sweep, skip_infeasible=False), cells)
     torch.save({}, "small.pt")
     know(later := planned(sweep))
     ready.read_weights(later, f"sqlite:///{tmp_path}/none.db")
-    assert later[0].config == trials[0].config
+    assert later[0].config == cells[0].config
 
 
 def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
     sweep = made(
         grid={"model_options": {"blocks": [[1, 1], [2, 2]]}, "batch_size": [16, 2000]}, skip_infeasible=True, seeds=2
     )
-    trials = planned(sweep)
-    plans.refuse(sweep, trials)
+    cells = planned(sweep)
+    plans.refuse(sweep, cells)
     (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
-    plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
+    plans.write_cells(storage.at(str(tmp_path)), [cell.described(sweep) for cell in cells])
     again, read = plans.read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))
     assert again == sweep
-    for trial, before in zip(read, trials, strict=True):
-        assert (trial.cell.name, trial.cell.values) == (before.cell.name, before.cell.values)
-        assert (trial.index, trial.config, trial.decided) == (before.index, before.config, before.decided)
-        assert (trial.state, trial.reason) == (before.state, before.reason)
-
-
-def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: Path) -> None:
-    sweep = made(grid={"batch_size": [16]}, train={"dataset": "digits", "gpus_per_worker": 0.25})
-    trials = planned(sweep)
-    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
-    plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in trials])
-    _, (read,) = plans.read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))
-    assert read.config is not None
-    assert [replace(read.decided, device=device).gpus(read.config) for device in ("cuda", "cpu")] == [0.25, 0]
+    for cell, before in zip(read, cells, strict=True):
+        assert (cell.cell.name, cell.cell.values) == (before.cell.name, before.cell.values)
+        assert (cell.index, cell.config, cell.decided) == (before.index, before.config, before.decided)
+        assert (cell.state, cell.reason) == (before.state, before.reason)
 
 
 @pytest.mark.parametrize(
@@ -181,19 +163,18 @@ def test_a_run_that_shares_a_gpu_keeps_its_part_over_an_interruption(tmp_path: P
     ],
 )
 def test_what_an_earlier_driver_has_made_of_a_run(known: Run | None, state: str, tmp_path: Path) -> None:
-    (trial,) = planned(made(grid={"batch_size": [16]}))
-    (tmp_path / trial.slug).mkdir()
-    (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": "k", "name": trial.slug}))
-    trial.find_again(storage.at(str(tmp_path)), {"k": known} if known else {})
-    assert trial.state == state
-    assert trial.folder is not None
+    (cell,) = planned(made(grid={"batch_size": [16]}))
+    begin(cell, tmp_path)
+    cell.find_again(storage.at(str(tmp_path)), {"k": known} if known else {})
+    assert cell.state == state
+    assert cell.folder is not None
 
 
 def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_path: Path) -> None:
     """And not those that its patience has left out."""
-    first, second = planned(made(grid={"seed": [1, 2], "epochs": [9], "global_batch_size": [64]}))
-    (tmp_path / first.slug).mkdir()
-    (tmp_path / first.slug / "run.json").write_text(json.dumps({"key": "k", "name": first.slug}))
+    sweep = made(grid={"seed": [1, 2], "epochs": [9], "global_batch_size": [64]})
+    first, second = planned(sweep)
+    begin(first, tmp_path)
     (tmp_path / first.slug / "spent.json").write_text('{"placed_s": 30.0, "node_s": 30.0}')
     assert first.config is not None
     assert second.config is not None
@@ -201,40 +182,39 @@ def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_pa
     first.find_again(
         storage.at(str(tmp_path)), {"k": Run("r", "id", "FINISHED", tags={CHECKPOINT_TAG: f"/r/step-{steps:08}"})}
     )
-    takes = Expectation([first]).seconds(second)
+    takes = Budget(sweep, [first, second]).expected(second)
     assert takes is not None
     assert takes.mid == pytest.approx(90.0)
 
 
 def test_a_run_whose_folder_is_gone_is_not_trained_anew_beside_its_record(tmp_path: Path) -> None:
     """As one that an earlier version named without a hash."""
-    (trial,) = planned(made(grid={"batch_size": [16]}))
-    trial.cell = replace(trial.cell, name="torchvision:alexnet 1x1 seed0")
-    earlier = {"k": Run(trial.cell.name, "id", "FINISHED")}
-    told = f"^resume needs the folder of the run {trial.cell.name}, {tmp_path}/torchvision-alexnet-1x1-seed0-.*, which is gone"
+    (cell,) = planned(made(grid={"batch_size": [16]}))
+    cell.cell = replace(cell.cell, name="torchvision:alexnet 1x1 seed0")
+    earlier = {"k": Run(cell.cell.name, "id", "FINISHED")}
+    told = f"^resume needs the folder of the run {cell.cell.name}, {tmp_path}/torchvision-alexnet-1x1-seed0-.*, which is gone"
     with pytest.raises(ConfigError, match=told):
-        trial.find_again(storage.at(str(tmp_path)), earlier)
+        cell.find_again(storage.at(str(tmp_path)), earlier)
 
 
 def test_a_sweep_that_is_resumed_shows_what_has_ended_and_counts_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = made(grid={"batch_size": [16, 32, 64, 128, 2000]}, skip_infeasible=True)
-    trials = planned(sweep)
-    plans.refuse(sweep, trials)
+    cells = planned(sweep)
+    plans.refuse(sweep, cells)
     times = {"time/training_s": 2.0, "time/wall_s": 9.0, "images_per_s": 1000.0}
     known = {
         "k0": Run("r0", "id", "FINISHED", metrics={**times, "test/accuracy": 0.5}),
         "k1": Run("r1", "id", "FAILED", "rank 0: it died"),
         "k2": Run("r2", "id", "KILLED", "stopped early by ASHA", tags={STOPPED_TAG: "asha"}),
     }
-    for number, trial in enumerate(trials[:4]):
-        (tmp_path / trial.slug).mkdir()
-        (tmp_path / trial.slug / "run.json").write_text(json.dumps({"key": f"k{number}", "name": trial.slug}))
-        trial.find_again(storage.at(str(tmp_path)), known)
-    resumed = Driver(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri="sqlite:///x"), trials, 0.0)  # type: ignore[arg-type]
-    resumed._announce(1)
-    assert [(row.state, row.note, row.took_s) for row in resumed._board.rows[:3]] == [
+    for number, cell in enumerate(cells[:4]):
+        begin(cell, tmp_path, f"k{number}")
+        cell.find_again(storage.at(str(tmp_path)), known)
+    resumed = _Driver(sweep, storage.at(str(tmp_path)), SimpleNamespace(tracking_uri="sqlite:///x"), cells, 0.0)  # type: ignore[arg-type]
+    resumed._announce()
+    assert [(row.shown.state, row.shown.note, row.took_s) for row in resumed._board.rows[:3]] == [
         (board.FINISHED, "test accuracy 50.00%, training 2.0 s, 1,000 images/s", 9.0),
         (board.FAILED, "rank 0: it died", 0.0),
         (board.STOPPED, "stopped early by ASHA", 0.0),
@@ -251,18 +231,36 @@ def test_a_sweep_says_once_what_is_in_a_folder_of_images(tmp_path: Path, capsys:
     assert shown.count("images: 10 classes, 100 training and 100 test images") == 1
 
 
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (ConfigError("compile", "must be left out for --model resnet: it branches"), "compile must be left out for"),
+        (OSError("no disk"), "^the speeds could not be measured: no disk$"),
+    ],
+)
+def test_a_measurement_that_fails_says_why(cause: Exception, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(*_: object, timeout: float) -> None:
+        raise ray.exceptions.RayTaskError("_measure", str(cause), cause, "p", 1, "ip").as_instanceof_cause()
+
+    monkeypatch.setattr(ray, "remote", lambda **_: lambda _: SimpleNamespace(remote=lambda *_: None))
+    monkeypatch.setattr(ray, "get", get)
+    (cell,) = planned(made(grid={"batch_size": [16], "epochs": [1000], "model": ["simple_cnn"], "device": ["cpu"]}))
+    with pytest.raises(type(cause) if isinstance(cause, ConfigError) else RunFailedError, match=told):
+        Preparation(TrainConfig(), Board([], 0.0)).decide_arithmetic([cell])
+
+
 def test_a_folder_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
-    (trial,) = planned(made(grid={"batch_size": [16]}))
-    (tmp_path / trial.slug).mkdir()
-    trial.find_again(storage.at(str(tmp_path)), {})
-    assert (trial.state, trial.folder) == (board.WAITING, None)
-    assert not (tmp_path / trial.slug).exists()
+    (cell,) = planned(made(grid={"batch_size": [16]}))
+    (tmp_path / cell.slug).mkdir()
+    cell.find_again(storage.at(str(tmp_path)), {})
+    assert (cell.state, cell.folder) == (board.WAITING, None)
+    assert not (tmp_path / cell.slug).exists()
 
 
 @pytest.mark.parametrize("description", ["nothing", "a file", "what cannot be read"])
 def test_a_folder_that_has_more_than_was_half_made_is_kept(description: str, tmp_path: Path) -> None:
-    (trial,) = planned(made(grid={"batch_size": [16]}))
-    own, said = tmp_path / trial.slug, "is gone or damaged"
+    (cell,) = planned(made(grid={"batch_size": [16]}))
+    own, said = tmp_path / cell.slug, "is gone or damaged"
     (own / "checkpoints" / "step-00000010").mkdir(parents=True)
     if description == "a file":
         (own / "run.json").write_text("{")
@@ -270,7 +268,7 @@ def test_a_folder_that_has_more_than_was_half_made_is_kept(description: str, tmp
         (own / "run.json").mkdir()  # reading it fails with another error than that it is not there
         said = "is gone or damaged: .* is a directory"
     with pytest.raises(ConfigError, match=f"the folder of the run, {own}, {said}"):
-        trial.find_again(storage.at(str(tmp_path)), {})
+        cell.find_again(storage.at(str(tmp_path)), {})
     assert (own / "checkpoints" / "step-00000010").is_dir()
 
 
@@ -289,7 +287,7 @@ def test_asha_goes_by_the_primary_figure_and_its_direction(
 ) -> None:
     train = {} if "dataset" in axes else {"dataset": "digits"}
     sweep = made(grid={"epochs": [3, 5], **axes}, train=train, scheduler="asha", asha={"grace": 2, "reduction": 3})
-    racing = [trial.config for trial in planned(sweep) if trial.config]
+    racing = [cell.config for cell in planned(sweep) if cell.config]
     goal = goal_of(sweep, racing)
     assert goal is not None
     scheduler = tuning.scheduler_of(sweep, goal, racing)
@@ -297,26 +295,6 @@ def test_asha_goes_by_the_primary_figure_and_its_direction(
     assert [milestone for milestone, _ in scheduler._brackets[0]._rungs] == [2]
     short = [config for config in racing if config.epochs == 3]
     assert tuning.scheduler_of(sweep, goal, [dataclasses.replace(config, epochs=1) for config in short])._max_t == 1
-
-
-def test_the_scheduler_of_proposed_runs_goes_by_the_epochs_that_they_may_have(tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="needs the extra `optuna`")
-    sweep = made(grid={"epochs": "int:3:9"}, search="optuna", samples=2, scheduler="asha")
-    search = Driver(sweep, storage.at(str(tmp_path)), None, plans.open_trials(sweep), 0.0)  # type: ignore[arg-type]
-    goal = goal_of(sweep, [probe.config for probe in search._probes if probe.config])
-    assert goal is not None
-    assert search._scheduler(goal)._max_t == 9
-
-
-def test_repeats_of_the_best_run_that_wait_are_trained_after_all_that_a_scheduler_may_stop(tmp_path: Path) -> None:
-    sweep = made(grid={"lr": [0.1, 0.2, 0.3]}, scheduler="asha", repeat=1)
-    trials = planned(sweep)
-    trials[0].state = board.FINISHED
-    trials[2].repeats = trials[0].cell.name
-    resumed = Driver(sweep, storage.at(str(tmp_path)), None, trials, 0.0)  # type: ignore[arg-type]
-    assert resumed._first_turn() == [trials[1]]
-    trials[1].state = board.FINISHED
-    assert resumed._first_turn() == []
 
 
 @pytest.mark.parametrize(
@@ -330,7 +308,7 @@ def test_repeats_of_the_best_run_that_wait_are_trained_after_all_that_a_schedule
 )
 def test_no_search_goes_by_the_test(values: dict[str, object], figure: str, share: float | None) -> None:
     sweep = made(**{"grid": {"lr": [0.1, 0.2]}, **values})
-    configs = [trial.config for trial in planned(sweep) if trial.config]
+    configs = [cell.config for cell in planned(sweep) if cell.config]
     goal = goal_of(sweep, configs)
     assert goal is not None
     assert (goal.metric, configs[0].val_share) == (figure, share)
@@ -341,18 +319,6 @@ def test_a_grace_that_no_run_outlives_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         plans.refuse(sweep, planned(sweep))
     assert caught.value.as_flag() == "--asha.grace must be at most the 5 epochs of a run, got 6"
-
-
-def test_asha_needs_one_figure_and_goes_on_with_the_one_it_began_with(tmp_path: Path) -> None:
-    sweep = made(grid={"batch_size": [16]}, scheduler="asha")
-    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
-    earlier = plans.plan(cells_of(sweep, plans.draw(sweep)))  # as versions did that had no validation images
-    plans.write_cells(storage.at(str(tmp_path)), [trial.described(sweep) for trial in earlier])
-    ((trial,),) = plans.read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))[1:]
-    assert trial.config is not None
-    goal = goal_of(sweep, [trial.config])
-    assert goal is not None
-    assert goal.metric == "test/accuracy"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
-from cifar_ray.orchestration.cluster import preflight
 from cifar_ray.orchestration.run import driver
-from cifar_ray.orchestration.sweep import runner
+from cifar_ray.orchestration.sweep import driver as sweeps
 from cifar_ray.runs import checkpoints
 from cifar_ray.runs.folder import RunFolder, check_free
 from cifar_ray.training import checkpoint, recipe
@@ -102,22 +101,6 @@ def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
         checkpoint.latest(Path(folder.address) / "checkpoints", continued, before)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"model": "resnet", "model_options": {"blocks": (1, 1), "width": 8}},
-        {"model": "vit", "model_options": {"dim": 24, "depth": 2, "heads": 2}, "optimizer": "adamw"},
-        {"momentum": 0.0},
-    ],
-)
-def test_the_room_for_a_checkpoint_is_known_beforehand(values: dict, digits: Dataset, tmp_path: Path) -> None:
-    usual = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "batch_size": 16, "precision": "fp32"}
-    config = resolved(usual, steps_per_epoch=2, **values)
-    outcome = train_here(config, digits, tmp_path)
-    taken = sum(file.stat().st_size for file in Path(outcome.checkpoint).iterdir())
-    assert preflight.checkpoint_bytes(config) <= taken <= preflight.checkpoint_bytes(config) + 200_000
-
-
 def test_a_taken_name_says_what_can_be_done_with_its_run(tmp_path: Path) -> None:
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     advice = "`cifar-ray resume mine` continues it, and --weights mine starts from its weights"
@@ -156,7 +139,7 @@ def test_a_deleted_experiment_is_refused_before_ray_starts(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "gone")
     run = {"dataset": "digits", **where}
     start = (
-        (lambda: runner.sweep(SweepConfig("mine", grid, run))) if grid else (lambda: driver.train(TrainConfig(**run)))
+        (lambda: sweeps.sweep(SweepConfig("mine", grid, run))) if grid else (lambda: driver.train(TrainConfig(**run)))
     )
     with pytest.raises(ConfigError, match="the experiment of the run is deleted; restore 'gone' in MLflow"):
         start()

@@ -18,15 +18,14 @@ from cifar_ray import data
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.sweep import planner, tuning
-from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep import plan, tuning
+from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.winner import winner_of
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks import LOSS, USUAL
 from tests.support import studies
+from tests.support.cells import Search, end
 from tests.support.helpers import Recorder, train_here
 
 RATES = (0.05, 1e-9)
@@ -38,7 +37,7 @@ def searching(**values: Any) -> SweepConfig:
 
 
 def configs_of(sweep: SweepConfig) -> list[ResolvedConfig]:
-    return [trial.config for trial in planner.planned(sweep) if trial.config]
+    return [trial.config for trial in plan.planned(sweep) if trial.config]
 
 
 Trained = dict[float, tuple[list[dict[str, float]], dict[str, float]]]
@@ -86,14 +85,13 @@ def stopped_by(scheduler: str, runs: Trained) -> dict[float, float]:
 
 
 def proposed_by_optuna(runs: Trained, folder: Path) -> list[Any]:
-    from tests.unit.orchestration.test_proposals import Search
-
     grid = {"lr": [*RATES], "weight_decay": "uniform:0:0.1"}
     sweep = searching(search="optuna", samples=20, grid=grid)
     goal = goal_of(sweep, configs_of(sweep))
     assert goal is not None
-    search = Search(sweep, folder, goal=goal)
-    search.goes_on(lambda trial: runs[trial.config.lr][1] if trial.config else {})
+    folder.mkdir()
+    search = Search(sweep, folder, goal)
+    search.goes_on(lambda cell: runs[cell.config.lr][1] if cell.config else {})
     return search.proposed
 
 
@@ -107,7 +105,7 @@ def test_a_search_chooses_the_same_whatever_the_labels_of_the_test_are(
 
     def chosen(others: bool) -> Any:
         runs = trained(others)
-        return proposed_by_optuna(runs, tmp_path) if chooser == "optuna" else stopped_by(chooser, runs)
+        return proposed_by_optuna(runs, tmp_path / str(others)) if chooser == "optuna" else stopped_by(chooser, runs)
 
     assert chosen(False) == chosen(True) != {}
     tested = [[end["test/accuracy"] for _, end in trained(others).values()] for others in (False, True)]
@@ -121,27 +119,27 @@ def test_every_search_takes_every_figure_of_the_validation_and_none_of_the_test(
     figures = [figure.name for figure in (*USUAL.figures, LOSS) if not figure.optional]
     assert len(figures) > 4
     sweep = searching(**values, objective="val/accuracy:max")
-    runs = planner.plan(cells_of(sweep, [{"lr": 0.05}]), chooser=chooser_of(sweep))
+    runs = plan.planned(sweep)
     for name in figures:
         for better in ("min", "max"):
             sweep = searching(**values, objective=f"val/{name}:{better}")
-            planner.refuse(sweep, runs)
+            plan.refuse(sweep, runs)
             goal = goal_of(sweep, [run.config for run in runs if run.config])
             assert goal is not None
             assert (goal.metric, goal.better) == (f"val/{name}", better)
         for metric in (f"test/{name}", f"chosen/test/{name}"):
             with pytest.raises(ConfigError, match=r"^objective must "):
-                planner.refuse(searching(**values, objective=f"{metric}:max"), runs)
+                plan.refuse(searching(**values, objective=f"{metric}:max"), runs)
 
 
 def test_the_winner_is_the_run_that_its_report_names() -> None:
     """By its chosen epoch; by the last one, the other run would win."""
     sweep = searching(scheduler="asha")
-    trials = planner.planned(sweep)
+    trials = plan.planned(sweep)
     runs = [studies.trial(seed=seed, tags={"cifar_ray.chosen_by": "val"}) for seed in range(2)]
     for run, trial, (best, last) in zip(runs, trials, [(0.9, 0.5), (0.8, 0.7)], strict=True):
         figures = {"val/accuracy": last, "best/accuracy": best, "val/loss": 0.5, "test/accuracy": 0.1}
-        trial.state, trial.figures = boards.FINISHED, figures
+        end(trial, figures=figures)
         run.metrics.update(figures)
     of = TaskFigures(USUAL).chooser(runs)
     reported = [of.measure(run) for run in runs]
@@ -155,7 +153,7 @@ def test_the_winner_is_the_run_that_its_report_names() -> None:
     for objective, value in (("val/accuracy:min", 0.5), ("val/loss:min", 0.5)):
         other = goal_of(replace(sweep, objective=objective), configs_of(sweep))
         assert other is not None
-        assert other.value(trials[0].figures) == value  # which chose no epoch
+        assert other.value(trials[0].row.figures) == value  # which chose no epoch
 
 
 def test_ray_tunes_variables_and_log_levels_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cifar_ray.orchestration.sweep.limits import Budget, Expectation, expect
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
-from cifar_ray.orchestration.sweep.trial import TrialSpec
 
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster.allocation import Allocation
@@ -25,11 +21,13 @@ from cifar_ray.orchestration.run.attempt import Attempt
 from cifar_ray.orchestration.run.events import Joined, Mailbox, Stopped
 from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
-from cifar_ray.orchestration.sweep import planner
-from cifar_ray.orchestration.sweep.tuning import _Queue
+from cifar_ray.orchestration.sweep import plan
+from cifar_ray.orchestration.sweep.budget import Budget
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.planning.span import Span
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
+from tests.support.cells import end
 
 
 @pytest.fixture
@@ -152,155 +150,91 @@ def test_workers_stop_at_a_limit_between_two_steps_or_are_ended_where_they_have_
     assert limits.recorded(storage.at(str(tmp_path))) == last
 
 
-def planned(grid: dict[str, Any], **options: Any) -> tuple[sweeps.SweepConfig, list[PlannedTrial]]:
+def planned(grid: dict[str, Any], **options: Any) -> tuple[Budget, list[PlannedCell]]:
     train = {"dataset": "digits", "model": "simple_cnn", "epochs": 1, "global_batch_size": 64, "price": "3.6"}
     config = sweeps.from_mapping({"name": "s", "train": train, "grid": grid, **options})
-    return config, planner.plan(cells_of(config, planner.draw(config)))
+    cells = plan.planned(config)
+    return Budget(config, cells), cells
 
 
-def finish(trial: PlannedTrial, seconds: float) -> None:
-    assert trial.config is not None
-    trial.spent = Spent(seconds, seconds * trial.config.placement.nodes)
-    trial.state, trial.reported, trial.completed = boards.FINISHED, True, True
+def finish(cell: PlannedCell, seconds: float) -> None:
+    end(cell, spent=Spent(seconds, seconds))
 
 
-def like(trial: PlannedTrial, **changes: Any) -> PlannedTrial:
-    """A run like that of a trial, with some options of another value."""
-    assert trial.config is not None
-    made = PlannedTrial(0, trial.cell, replace(trial.config, **changes))
-    made.decided = Decided.asked(made.config)
-    return made
+def like(cell: PlannedCell, **changes: Any) -> PlannedCell:
+    """A cell like this one, with some options of another value."""
+    assert cell.config is not None
+    config = replace(cell.config, **changes)
+    return PlannedCell(0, cell.cell, config, Decided.asked(config))
 
 
-def timed(trial: PlannedTrial, batch: int, step: float, start: float = 5.0, **changes: Any) -> None:
-    """Have it finish with a global batch, whose steps take so long."""
-    assert trial.config is not None
-    trial.config = replace(trial.config, global_batch_size=batch, **changes)
-    trial.decided = Decided.asked(trial.config)
-    steps = 1437 // batch
-    finish(trial, steps * step + start)
-    parts = {"data": 0.0, "forward": step / 3, "backward": 2 * step / 3, "communication": 0.0, "optimizer": 0.0}
-    figures = {f"time/step_{part}_s": seconds for part, seconds in parts.items()}
-    figures |= {f"time/iteration_{name}_s": step for name in ("mean", "median", "p95")}
-    trial.figures = {**figures, "time/training_s": steps * step}
-
-
-def test_a_run_is_expected_to_take_what_those_like_it_have_taken_by_images() -> None:
-    _, (first, second, other) = planned({"seed": [1, 2, 3]})
-    assert other.config is not None
-    assert Expectation([]).seconds(other) is None
+def test_a_cell_is_expected_to_take_what_those_like_it_have_taken_by_images() -> None:
+    budget, (first, second, other) = planned({"seed": [1, 2, 3]})
+    assert budget.expected(other) is None
     finish(first, 10.0)
     finish(second, 14.0)
-    known = Expectation([first, second])
-    assert known.seconds(other) == Span(10.0, 12.0, 14.0)
-    longer = known.seconds(like(other, epochs=3))
+    assert budget.expected(other) == Span(10.0, 12.0, 14.0)
+    longer = budget.expected(like(other, epochs=3))
     assert longer is not None
     assert (longer.low, longer.mid, longer.high) == pytest.approx((30.0, 36.0, 42.0))
-    shorter = known.seconds(like(other, steps_per_epoch=11))  # of 22
+    shorter = budget.expected(like(other, steps_per_epoch=11))  # of 22
     assert shorter is not None
     assert shorter.mid == pytest.approx(6.0)
     for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}, {"val_share": 0.5}):
-        assert known.seconds(like(other, **different)) is None
-
-
-def test_only_what_a_run_tells_that_has_just_ended_is_expected_anew() -> None:
-    _, trials = planned({"seed": [1, 2, 3, 4]})
-    for trial in trials[2:]:
-        assert trial.config is not None
-        trial.config = replace(trial.config, model="resnet")
-    rows = boards.Board([trial.cell.name for trial in trials], 0.0).rows
-    first = trials[0]
-    for row in rows:
-        row.expected_s = 7.0
-    finish(first, 10.0)
-    expect(trials, rows, first)
-    assert [row.expected_s for row in rows] == [7.0, 10.0, 7.0, 7.0]
-    expect(trials, rows)
-    assert [row.expected_s for row in rows] == [7.0, 10.0, None, None]
+        assert budget.expected(like(other, **different)) is None
 
 
 def test_a_wide_estimate_leaves_no_run_out_that_would_fit_at_its_low_end() -> None:
-    config, (first, second, third) = planned({"seed": [1, 2, 3]}, max_time="52s")
+    budget, (first, second, third) = planned({"seed": [1, 2, 3]}, max_time="52s")
     finish(first, 10.0)
     finish(second, 30.0)
-    budget = Budget(config, [first, second, third], placed_s=40.0)
-    assert budget.refusal(third) == ""
+    budget.placed_s = 40.0
+    assert budget.refusal(third, []) == ""
     budget.placed_s = 43.0
-    assert budget.refusal(third) == "expected to take 10 s, and 9 s of the sweep's --max-time 52s are left"
+    assert budget.refusal(third, []) == "expected to take 10 s, and 9 s of the sweep's --max-time 52s are left"
 
 
 def test_a_run_is_left_out_that_would_not_end_within_the_time_of_the_sweep() -> None:
-    config, (first, second) = planned({"seed": [1, 2]}, max_time="50s")
-    budget = Budget(config, [first, second])
-    assert budget.refusal(first) == ""  # nothing is known of such runs
+    budget, (first, second) = planned({"seed": [1, 2]}, max_time="50s")
+    assert budget.refusal(first, []) == ""  # nothing is known of such runs
     finish(first, 20.0)
     budget.placed_s = 29.0
-    assert budget.refusal(second) == ""
+    assert budget.refusal(second, []) == ""
     budget.placed_s = 31.0
-    assert budget.refusal(second) == "expected to take 20 s, and 19 s of the sweep's --max-time 50s are left"
-    second.spent = Spent(5.0, 5.0)  # it goes on
-    assert budget.refusal(second) == ""
+    assert budget.refusal(second, []) == "expected to take 20 s, and 19 s of the sweep's --max-time 50s are left"
+    second.row = replace(second.row, spent=Spent(5.0, 5.0))  # it goes on
+    assert budget.refusal(second, []) == ""
     budget.placed_s = 50.0
     assert budget.reached == "max_time"
-    assert budget.refusal(second) == "the sweep's --max-time 50s is reached"
+    assert budget.refusal(second, []) == "the sweep's --max-time 50s is reached"
 
 
 def test_a_run_is_left_out_that_would_cost_more_than_is_left_with_those_that_run() -> None:
-    config, (first, second, third) = planned({"seed": [1, 2, 3]}, max_cost=0.05)  # 50 s
-    budget = Budget(config, [first, second, third])
+    budget, (first, second, third) = planned({"seed": [1, 2, 3]}, max_cost=0.05)  # 50 s
     finish(first, 20.0)
     assert budget.usd == pytest.approx(0.02)
-    assert budget.refusal(second) == ""
-    second.state, second.admitted = boards.RUNNING, True
-    second.spent = Spent(4.0, 4.0, nodes=1)
-    assert (
-        budget.refusal(third) == "expected to cost 0.0200 USD, and 0.0100 USD of the sweep's --max-cost 0.05 are left"
-    )
+    assert budget.refusal(second, []) == ""
+    end(second, boards.RUNNING, spent=Spent(4.0, 4.0, nodes=1))
+    told = "expected to cost 0.0200 USD, and 0.0100 USD of the sweep's --max-cost 0.05 are left"
+    assert budget.refusal(third, [second]) == told
     finish(second, 31.0)
     assert budget.reached == "max_cost"
 
 
 def test_the_time_of_a_sweep_counts_while_a_run_is_on_its_nodes() -> None:
-    config, (first, second) = planned({"seed": [1, 2]})
-    budget = Budget(config, [first, second], placed_s=7.0)
-    first.state = second.state = boards.RUNNING
-    budget.passed(1.0)  # they wait
-    first.spent = second.spent = Spent(nodes=1)
-    budget.passed(2.0)
-    assert budget.placed_s == 9.0
-    assert (budget.limited, budget.reached) == (False, "")
+    budget, cells = planned({"seed": [1, 2]})
+    for seconds, nodes in ((1.0, 0), (2.0, 1)):  # they wait first
+        for cell in cells:
+            end(cell, boards.RUNNING, spent=Spent(nodes=nodes))
+        budget.passed(seconds)
+    assert (budget.placed_s, budget.reached) == (2.0, "")
 
 
 def test_a_sweep_that_has_reached_its_limits_goes_on_with_larger_ones_only() -> None:
-    config, trials = planned({"seed": [1, 2]}, max_time="1m")
+    budget, _ = planned({"seed": [1, 2]}, max_time="1m")
+    budget.placed_s = 90.0
     with pytest.raises(ConfigError, match=r"^max_time must be more than the 1 min 30 s of sweep s so far, got 1m$"):
-        Budget(config, trials, 90.0).refuse_reached("s")
-    Budget(replace(config, max_time="2m"), trials, 90.0).refuse_reached("s")
-
-
-def test_ray_tune_gets_a_run_when_it_may_start_and_none_that_is_left_out() -> None:
-    answers: dict[int | None, list[bool | None]] = {
-        0: [True],
-        1: [None, False],
-        2: [True],
-        None: [None, True, True],
-        3: [True],
-        4: [False],
-    }
-    specs = [TrialSpec(index, None, None, None) for index in range(6)]  # type: ignore[arg-type]
-
-    class Proposing:
-        left = specs[3:]
-        told: list[int] = []  # noqa: RUF012
-
-        def propose(self) -> TrialSpec | None:
-            return self.left.pop(0)
-
-        def ended(self, index: int, figures: Mapping[str, float]) -> None:
-            self.told.append(index)
-
-    given = _Queue(specs[:3], Proposing(), lambda index: answers[index].pop(0))
-    shown = [given.suggest("") for _ in range(6)]
-    assert shown == [{"trial": specs[0]}, None, {"trial": specs[2]}, None, {"trial": specs[3]}, given.FINISHED]
-    assert Proposing.told == [4], "a proposal that is left out came to nothing"
-    assert Proposing.left == specs[5:], "the other samples are kept for a larger limit"
+        budget.refuse_reached("s")
+    budget, _ = planned({"seed": [1, 2]}, max_time="2m")
+    budget.placed_s = 90.0
+    budget.refuse_reached("s")

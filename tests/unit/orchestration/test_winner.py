@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from cifar_ray.orchestration.sweep.planned_trial import PlannedTrial
 
 from cifar_ray.config import command_line, flags
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.sweep import planner
 from cifar_ray.orchestration.sweep.goal import goal_of
+from cifar_ray.orchestration.sweep.plan import planned
 from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
+from tests.support import cells as of_sweeps
 
 DONE, STOPPED, FAILED = boards.FINISHED, boards.STOPPED, boards.FAILED
 UNKNOWN = " (how much of that is chance, one run of the second does not tell)"
@@ -29,20 +29,20 @@ def found(ends: list[tuple[str, dict[str, float]]], repeated: Sequence[float] = 
     rates = [round(0.1 * number, 1) for number in range(1, len(ends) + 1)]
     train = {"dataset": "digits", "model": "simple_cnn", "epochs": 3}
     sweep: SweepConfig = sweeps.from_mapping({"name": "s", "train": train, "grid": {"lr": rates}, **values})
-    trials: list[PlannedTrial] = planner.plan(cells_of(sweep, planner.draw(sweep)))
-    for trial, (state, figures) in zip(trials, ends, strict=True):
-        trial.state, trial.figures = state, figures
-    goal = goal_of(sweep, [trial.config for trial in trials if trial.config])
+    cells = planned(replace(sweep, scheduler="none", objective=None, repeat=0))  # without validation images
+    for cell, (state, figures) in zip(cells, ends, strict=True):
+        of_sweeps.end(cell, state, figures=figures)
+    goal = goal_of(sweep, [cell.config for cell in cells if cell.config])
     if goal is None:
         return None
-    again = repeats_of(goal, sweep, trials)
+    again = repeats_of(goal, sweep, cells)
     assert len(again) == sweep.repeat
-    for trial, value in zip(again, repeated, strict=True):
-        trial.state, trial.figures = DONE, {"test/accuracy": value}
-    assert repeats_of(goal, sweep, [*trials, *again]) == []
-    names = {trial.cell.name for trial in (*trials, *again)}
-    assert len(names) == len(trials) + len(again)
-    return winner_of(goal, [*trials, *again])
+    for cell, value in zip(again, repeated, strict=True):
+        of_sweeps.end(cell, figures={goal.metric: value})
+    assert repeats_of(goal, sweep, [*cells, *again]) == []
+    names = {cell.cell.name for cell in (*cells, *again)}
+    assert len(names) == len(cells) + len(again)
+    return winner_of(goal, [*cells, *again])
 
 
 def accuracies(*ends: tuple[str, float]) -> list[tuple[str, dict[str, float]]]:

@@ -18,7 +18,6 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.run import train_worker
 from cifar_ray.training import hardware
@@ -174,37 +173,6 @@ def test_a_card_that_others_use_is_told_with_how_much_they_have(
     found = hardware.gpu_in_use(0)
     assert found.startswith(told)
     assert bool(found) == bool(told)
-
-
-class Full(torch.nn.Module):
-    """A model for which a GPU has no room; on the CPU, it knows all digits."""
-
-    def to(self, *_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    def cpu(self) -> Any:
-        return self
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(images), 10)
-
-
-def evaluated(device: str, digits: Dataset) -> tuple[float, list[str]]:
-    notes: list[str] = []
-    task = tasks.build(resolved({"dataset": "digits", "model": "simple_cnn"}), digits.spec)  # makes no ones
-    return results._evaluation(digits, task, Full(), device, notes.append).images, notes
-
-
-def test_an_evaluation_leaves_a_card_that_is_full_or_unusable(machine: Machine, digits: Dataset) -> None:
-    images = len(digits.test.inputs)
-    assert evaluated("auto", digits) == (images, ["evaluating on the CPU: the GPU has too little free memory"])
-    with pytest.raises(ConfigError, match=r"^device must be cpu or auto here: the GPU has too little free memory$"):
-        evaluated("cuda", digits)
-    assert evaluated("cpu", digits) == (images, [])
-    machine.kernel_error = RuntimeError("CUDA error: no kernel image is available")
-    assert evaluated("auto", digits)[1][0].startswith("evaluating on the CPU: CUDA error: no kernel image is available")
-    machine.cards = []
-    assert evaluated("auto", digits) == (images, [])
 
 
 def test_a_run_with_gpus_takes_the_node_with_the_most_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:

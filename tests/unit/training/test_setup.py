@@ -13,7 +13,7 @@ from cifar_ray import data, strategies
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
-from cifar_ray.orchestration.sweep import shared_arithmetic
+from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import recipe, setup
 from cifar_ray.training.observer import Launch, Outcome
@@ -103,4 +103,4 @@ def test_a_worker_needs_no_folder_of_the_data(tmp_path: Path, monkeypatch: pytes
     for outcome, _ in train_on_threads(config, dataset, tmp_path / "run"):
         assert isinstance(outcome, Outcome)
     monkeypatch.setattr(data, "_known", {})
-    assert shared_arithmetic._measure(config, dataset.spec, "cpu", 1).precision == "fp32"
+    assert preparation._measure(config, dataset.spec, "cpu", 1).precision == "fp32"

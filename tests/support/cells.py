@@ -1,0 +1,118 @@
+"""Cells of sweeps as their driver has them, and a driver without Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cifar_ray import storage
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.display import sweep as boards
+from cifar_ray.display.sweep import Shown
+from cifar_ray.orchestration.sweep import plan
+from cifar_ray.orchestration.sweep.board import News, Row, Word
+from cifar_ray.orchestration.sweep.driver import _Driver
+from cifar_ray.orchestration.sweep.plan import PlannedCell
+from cifar_ray.orchestration.sweep.tuning import NAME
+from cifar_ray.tasks.choosing import Goal
+from cifar_ray.tracking.study import FOLDER_TAG, Sweep
+
+RUNNING = Row(Shown(boards.RUNNING))
+
+
+def end(cell: PlannedCell, state: str = boards.FINISHED, note: str = "", **of_row: Any) -> None:
+    """Have a cell end in this state, with other fields of its row."""
+    cell.row = replace(cell.row.ended(state, note), **of_row)
+
+
+class Driven:
+    """The driver of a sweep, whose trials are here: by their keys they ask, post rows, and get words."""
+
+    def __init__(
+        self, config: SweepConfig, folder: Path, goal: Goal | None = None, cells: list[PlannedCell] | None = None
+    ) -> None:
+        self.config, self.goal, self.home = config, goal, storage.at(str(folder))
+        self.cells = cells or (plan.open_cells if config.search == "optuna" else plan.planned)(config)
+        self.figures: list[dict[str, float]] = []
+        client: Any = SimpleNamespace(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+        self.driver = _Driver(config, self.home, client, self.cells, time.time())
+        record: Any = {
+            "child_tags": {},
+            "uri": client.tracking_uri,
+            "experiment_id": "1",
+            "figures": self.figures.append,
+        }
+        self.driver._record = SimpleNamespace(**record, cells=lambda _: None)  # type: ignore[assignment]
+        self.driver._ready.prepare = lambda cell, store: None  # type: ignore[method-assign]
+
+    def ask(self, key: str, cell: PlannedCell | None = None, **asked: Any) -> None:
+        """A trial of Ray Tune's asks for a cell: this one, or one with the values that were proposed."""
+        self.post(key, Row(), **({} if cell is None else {NAME: cell.cell.name}), **asked)
+
+    def post(self, key: str, row: Row, **asked: Any) -> None:
+        self.driver._hear(News({key: (asked, row)}))
+        self.driver._answer(self.goal)
+
+    def word(self, key: str) -> Word:
+        words, usual, _ = self.driver._words(self.goal)
+        return words.get(key, usual)
+
+    @property
+    def is_over(self) -> bool:
+        return self.driver._words(self.goal)[2]
+
+    @property
+    def ends(self) -> list[tuple[str, str]]:
+        """How far each cell is: its state and its note."""
+        return [(cell.state, cell.row.shown.note) for cell in self.cells]
+
+
+class Search(Driven):
+    """A search by Optuna whose cells need no training."""
+
+    def __init__(
+        self, config: SweepConfig, folder: Path, goal: Goal, cells: list[PlannedCell] | None = None, at: int = 0
+    ) -> None:
+        super().__init__(config, folder, goal, cells)
+        self.optuna = self.driver._search(goal, [cell for cell in self.cells if cell.is_waiting])
+        self._goal, self._at = goal, at
+
+    def goes_on(self, value: Callable[[PlannedCell], Mapping[str, float] | float | None], most: int = 1000) -> None:
+        """Train up to so many cells, one after another, with these figures or this value; without, one fails."""
+        driver, asks = self.driver, 20 * len(self.cells)
+        while most and asks and any(cell.is_open or cell.is_waiting for cell in self.cells):
+            self._at, asks, key = self._at + 1, asks - 1, f"trial {self._at}"
+            self.ask(key, **self.optuna.suggest(key))
+            if self.word(key).begin is None:
+                self.optuna.on_trial_complete(key, {"epoch": 0, **self.word(key).figures})
+                continue
+            cell, most = driver._tried[key], most - 1
+            score = value(cell)
+            figures = score if isinstance(score, Mapping) else {} if score is None else {self._goal.metric: score}
+            state = boards.FAILED if score is None else boards.FINISHED
+            self.post(key, replace(RUNNING.ended(state, ""), figures=figures, is_recorded=True))
+            self.optuna.on_trial_complete(key, {"epoch": 0, **figures})
+
+    def again(self) -> Search:
+        """The search as a later driver finds it: the cells from its folder, how they came out from MLflow."""
+        self.home.write("sweep.yaml", sweeps.to_yaml(self.config))
+        self.driver._save_cells()
+        config, cells = plan.read(Sweep("s", [], "", "", tags={FOLDER_TAG: self.home.address}))
+        for cell, before in zip(cells, self.cells, strict=True):
+            cell.row, cell.folder = replace(before.row, is_recorded=False), before.folder
+        return Search(config, Path(self.home.address), self._goal, cells, self._at)
+
+    @property
+    def told(self) -> list[tuple[object, float | None]]:
+        """What Optuna knows of every trial that has ended: its state and its value."""
+        study = self.optuna._ot_study
+        return [(trial.state, trial.value) for trial in study.trials if trial.state.is_finished()]
+
+    @property
+    def proposed(self) -> list[dict[str, object]]:
+        return [dict(cell.proposal) for cell in self.cells if cell.proposal is not None]

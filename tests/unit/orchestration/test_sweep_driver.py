@@ -1,0 +1,252 @@
+"""How a sweep's driver gives its cells to the trials of Ray Tune's, and what it shows and keeps of their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cifar_ray.config import sweep as sweeps
+from cifar_ray.config.errors import InterruptedRunError, RunFailedError
+from cifar_ray.display import sweep as boards
+from cifar_ray.display.sweep import Line, Shown
+from cifar_ray.orchestration.run.limits import Spent
+from cifar_ray.orchestration.sweep import driver
+from cifar_ray.orchestration.sweep.board import INTERRUPTED, News, Row, Word, _BoardActor
+from cifar_ray.orchestration.sweep.tuning import NAME
+from cifar_ray.tasks import USUAL
+from cifar_ray.tasks.choosing import Goal
+from tests.support.cells import RUNNING, Driven, end
+
+
+@pytest.fixture
+def driven(tmp_path: Path) -> Callable[..., Driven]:
+    def make(**options: Any) -> Driven:
+        values = {"name": "s", "train": {"dataset": "digits", "epochs": 3}, "grid": {"seed": [1, 2]}, **options}
+        return Driven(sweeps.from_mapping(values), tmp_path)
+
+    return make
+
+
+def test_a_cell_begins_once_and_is_released_while_another_waits(driven: Callable[..., Driven]) -> None:
+    sweep = driven()
+    first, second = sweep.cells
+    first.row = earlier = replace(first.row, spent=Spent(7.0, 7.0))
+    sweep.ask("a", first)
+    begin = sweep.word("a").begin
+    assert begin is not None
+    assert (begin.config, begin.row, begin.name) == (first.config, earlier, "1x1 seed1")
+    assert first.folder is not None
+    assert (sweep.home.below(first.slug).exists(), begin.folder) == (True, first.folder)
+    sweep.ask("a", first)  # it has not heard yet
+    assert (first.row, sweep.word("a").begin) == (earlier, begin)
+    sweep.post("a", RUNNING)
+    assert sweep.word("a") == Word(is_released=True), "the second is still to ask"
+    sweep.ask("b", second)
+    assert second.folder is None
+    assert sweep.word("b").begin is not None
+    assert (sweep.word("a").is_released, sweep.is_over) == (False, False)
+    sweep.post("a", replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
+    sweep.post("b", RUNNING.ended(boards.FINISHED, "better"))
+    assert (sweep.word("a").is_released, sweep.is_over) == (False, False), "Ray Tune would kill what records"
+    sweep.post("b", replace(RUNNING.ended(boards.FINISHED, "better"), is_recorded=True))
+    assert (sweep.word("a").is_released, sweep.is_over) == (True, True)
+    assert sweep.ends == [(boards.FINISHED, "good"), (boards.FINISHED, "better")]
+
+
+def test_repeats_of_the_best_run_do_not_keep_a_search_going(tmp_path: Path) -> None:
+    grid = {"name": "s", "train": {"dataset": "digits"}, "grid": {"lr": [0.1, 0.2]}, "scheduler": "asha", "repeat": 1}
+    sweep: Any = Driven(sweeps.from_mapping(grid), tmp_path)
+    sweep.cells[1].repeats = sweep.cells[0].cell.name
+    end(sweep.cells[0])
+    assert sweep.is_over is False  # this is their turn
+    sweep.goal = "one"
+    assert sweep.is_over is True
+
+
+def test_what_runs_say_and_how_they_end_is_shown(
+    driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = driven(train={"dataset": "digits", "price": "3.6"})
+    for key, cell in zip("ab", sweep.cells, strict=True):
+        sweep.ask(key, cell)
+    lines = (Line("training on this machine", of_all=True), Line("a note"))
+    for key in "ab":
+        sweep.post(key, replace(RUNNING, shown=Shown(boards.RUNNING, lines=lines)))
+    shown = Shown(boards.RUNNING, lines=lines)
+    good = Row(shown, Spent(10.0, 20.0), 3, {"test/accuracy": 0.5}, {"time/training_s": 2.0})
+    sweep.post("b", Row(shown, Spent(5.0, 5.0), times={"time/training_s": 1.5}).ended(boards.FAILED, "it died"))
+    sweep.post("a", good.ended(boards.FINISHED, "test accuracy 50.00%"))
+    assert capsys.readouterr().out.splitlines() == [
+        "1x1 seed1: begins, run 1 of 2",
+        "training on this machine",
+        "1x1 seed1: a note",
+        "1x1 seed2: begins, run 2 of 2",
+        "1x1 seed2: a note",
+        "1x1 seed2: failed, it died (1 of 2 runs)",
+        "1x1 seed1: finished, test accuracy 50.00% (2 of 2 runs)",
+    ]
+    figures = sweep.figures[-1]
+    assert (figures["sweep/training_s"], figures["cost/usd"]) == (3.5, pytest.approx(0.025))
+    assert "cost/usd" not in driven(name="free").driver._figures()
+
+
+def test_a_run_whose_process_has_died_has_failed_unless_it_had_ended(driven: Callable[..., Driven]) -> None:
+    sweep = driven(grid={"seed": [1, 2, 3]})
+    for key, cell in zip("abc", sweep.cells, strict=True):
+        sweep.ask(key, cell)
+    sweep.post("b", RUNNING.ended(boards.FINISHED, "good"))
+    sweep.driver._hear(News(dead=frozenset("ab")))
+    died = (boards.FAILED, "the process that drove it has died")
+    assert sweep.ends == [died, (boards.FINISHED, "good"), (boards.WAITING, "")]
+    assert [cell.row.is_recorded for cell in sweep.cells] == [True, True, False]
+    other = driven(name="other")
+    other.driver._hear(News({"a": ({NAME: other.cells[0].cell.name}, Row())}, frozenset("a")))
+    other.driver._answer(None)
+    assert other.word("a").begin is None  # it cannot begin any more
+
+
+def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
+    driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = driven(grid={"seed": [1, 2, 3]}, max_time="50s")
+    first, second, third = sweep.cells
+    end(first, spent=Spent(30.0, 30.0))
+    sweep.driver._budget.placed_s = 20.0
+    sweep.driver._hear(News({key: ({NAME: cell.cell.name}, Row()) for key, cell in (("c", third), ("b", second))}))
+    sweep.driver._answer(None)
+    assert list(sweep.driver._tried) == ["b", "c"]  # in the order of the cells
+    sweep = driven(name="later", max_time="50s")
+    end(sweep.cells[0], spent=Spent(30.0, 30.0))
+    sweep.driver._budget.placed_s = 30.0
+    sweep.ask("b", sweep.cells[1])
+    reason = "expected to take 30 s, and 20 s of the sweep's --max-time 50s are left"
+    assert sweep.word("b") == Word(skip=True, is_released=True)
+    assert (sweep.ends[1], sweep.driver._left, sweep.is_over) == ((boards.SKIPPED, reason), 1, True)
+    assert f"1x1 seed2: skipped, {reason}" in capsys.readouterr().out
+    described = sweep.cells[1].described(sweep.config)
+    assert (described["state"], described["reason"]) == ("SKIPPED", reason)
+
+
+def test_runs_that_a_limit_has_stopped_or_the_sweep_are_left_for_later(driven: Callable[..., Driven]) -> None:
+    sweep = driven(grid={"seed": [1, 2, 3]})
+    first, second, third = sweep.cells
+    sweep.ask("a", first)
+    sweep.driver._stop = "max_time"
+    assert (sweep.word("a").begin is None, sweep.word("a").stop) == (False, "max_time")
+    sweep.ask("b", second)
+    assert (sweep.word("b").begin, sweep.word("b").stop) == (None, "max_time")
+    sweep.post("b", Row(is_recorded=True).ended(boards.SKIPPED, ""))  # as it has heard that
+    assert (second.state, sweep.is_over) == (boards.WAITING, False)
+    halted = replace(RUNNING, stopped_by="sweep_max_time").ended(boards.STOPPED, "stopped by the sweep's --max-time")
+    sweep.post("a", replace(halted, is_recorded=True))
+    assert (first.state, third.state, sweep.driver._left, sweep.is_over) == (boards.STOPPED, boards.WAITING, 1, True)
+
+
+def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_said_once(
+    driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = driven()
+    for key, cell in zip("ab", sweep.cells, strict=True):
+        sweep.ask(key, cell)
+        lost = Row(is_lost=True, is_recorded=True).ended(boards.WAITING, "topology 2x1 needs 2 nodes")
+        sweep.post(key, lost)
+    told = "the cluster has lost nodes (topology 2x1 needs 2 nodes); runs that still fit go on\n"
+    assert capsys.readouterr().out == told
+    assert [cell.state for cell in sweep.cells] == [boards.WAITING] * 2
+    assert (sweep.word("a").begin, sweep.is_over) == (None, True)
+    with pytest.raises(RunFailedError, match=r"^the cluster has lost nodes, and 2 runs could not begin: topology 2x1"):
+        sweep.driver._close("")
+
+
+def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callable[..., Driven]) -> None:
+    sweep = driven()
+    for key, cell in zip("ab", sweep.cells, strict=True):
+        sweep.ask(key, cell)
+    sweep.post("a", replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
+    with pytest.raises(RunFailedError, match=r"^Ray Tune has failed: no disk$"):
+        sweep.driver._close("no disk")
+    assert sweep.ends == [(boards.FINISHED, "good"), (boards.FAILED, "no disk")]
+
+
+def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    values = {"train": {"dataset": "digits"}, "grid": {"lr": [0.1, 0.2]}, "scheduler": "asha", "repeat": 2}
+    sweep = Driven(sweeps.from_mapping({"name": "s", **values}), tmp_path)
+    for cell, accuracy in zip(sweep.cells, (0.5, 0.6), strict=True):
+        end(cell, figures={"val/accuracy": accuracy})
+    sweep.driver._ready.prepare = lambda cell, store: cell.refuse("no CPU")  # type: ignore[method-assign]
+    sweep.driver._add_repeats(Goal("val/accuracy", "max", USUAL))
+    assert [(cell.cell.name, cell.state, cell.reason) for cell in sweep.cells[2:]] == [
+        (f"lr0.2 1x1 seed{seed}", boards.SKIPPED, "no CPU") for seed in (1, 2)
+    ]
+
+
+class Loop:
+    """A board and a Ray Tune in this process, whose cells begin, end and are recorded at once, in one place."""
+
+    def __init__(self, *given: Any) -> None:
+        self.handle = self
+        self.actor, self.seen, self.names, self.key = _BoardActor(), 0, list[str](), ""
+
+    def tuning(self, handle: Any, names: list[str], *_: Any) -> Loop:
+        self.names, self.trouble = list(names), ""
+        return self
+
+    def exchange(self, words: Any, usual: Word, over: bool) -> News:
+        news = self.actor.exchange(words, usual, over, self.seen)
+        self.seen = news.seen
+        return news
+
+    @property
+    def running(self) -> bool:
+        return bool(self.names) and not self.actor.over()
+
+    def wait(self, _: float) -> None:
+        """One step of the first cell that has not ended."""
+        name = self.names[0]
+        word = self.actor.post(name, {NAME: name}, self.row if self.key == name else Row())
+        if word.begin is not None:
+            self.key, state = name, boards.WAITING if word.stop else boards.FINISHED
+            self.row = Row(Shown(state, "done"), is_recorded=True)
+        elif word.stop or (self.key == name and word.is_released):
+            self.names.pop(0)
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    made = Loop()
+    monkeypatch.setattr(driver, "SweepBoard", lambda: made)
+    monkeypatch.setattr(driver, "Tuning", made.tuning)
+    monkeypatch.setattr("cifar_ray.orchestration.cluster.reservations.remove_abandoned", lambda: None)
+    return made
+
+
+def test_all_cells_are_trained_and_what_is_used_is_recorded_now_and_then(
+    driven: Callable[..., Driven], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_FIGURES_EVERY_S", 0.0)
+    sweep = driven(grid={"seed": [1, 2, 3]})
+    sweep.driver._train(lambda can_stop=False: False, None)
+    assert sweep.ends == [(boards.FINISHED, "done")] * 3
+    assert len(sweep.figures) > 6
+    assert {"sweep/placed_s", "sweep/wall_s"} < sweep.figures[0].keys()
+
+
+def test_an_interrupted_sweep_waits_for_its_runs_to_stop(driven: Callable[..., Driven], loop: Loop) -> None:
+    sweep, looks = driven(grid={"seed": [1, 2, 3]}), list[bool]()
+
+    def check(can_stop: bool = False) -> bool:
+        looks.append(can_stop)
+        if can_stop:
+            return bool(sweep.driver._tried)
+        raise InterruptedRunError(2)
+
+    with pytest.raises(InterruptedRunError):
+        sweep.driver._train(check, None)
+    assert looks.pop() is False
+    assert all(looks)
+    assert sweep.driver._stop == INTERRUPTED
+    assert sweep.ends == [(boards.WAITING, "done")] + [(boards.WAITING, "")] * 2
