@@ -25,6 +25,7 @@ from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.driver import _Driver
 from cifar_ray.orchestration.sweep.plan import planned, read, write_cells
 from cifar_ray.orchestration.sweep.preparation import Preparation
+from cifar_ray.runs.folder import RunFolder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking.study import FOLDER_TAG, Sweep
 from cifar_ray.training import hardware, recipe, setup
