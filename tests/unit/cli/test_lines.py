@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
         "test loss               0.2500",
         "scans evaluated         1,200",
         "checkpoint              /there (step 8)",
-        "test rmse when written  3.0000 on 1,200 scans",
+        "test rmse when written  3.0000",
     ]
     assert board.rows[0].shown.note == "epoch 2/2, 1,500 scans/s"
     measured = {"val/rmse": 3.0, "val/near": 0.5, "val/loss": 0.75, "train/epoch_loss": 0.5, "epoch_s": 2.0}

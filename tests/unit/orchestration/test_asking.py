@@ -113,6 +113,6 @@ def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_h
 def test_a_sweep_on_a_fixed_cluster_skips_what_does_not_fit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", list)
     sweep = of_a_sweep(["2x1"])
-    with pytest.raises(ConfigError, match="0 are large enough"):
+    with pytest.raises(ConfigError, match="0 of them large enough"):
         sweep._fit_to_cluster(lambda: False)
     assert cluster.asked == []

@@ -220,7 +220,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     made = Loop()
     monkeypatch.setattr(driver, "SweepBoard", lambda: made)
     monkeypatch.setattr(driver, "Tuning", made.tuning)
-    monkeypatch.setattr("cifar_ray.orchestration.cluster.reservations.remove_abandoned", lambda: None)
+    monkeypatch.setattr("cifar_ray.orchestration.cluster.allocation.remove_abandoned", lambda: None)
     return made
 
 
