@@ -94,7 +94,7 @@ def test_storage_that_cannot_be_written(person: Person) -> None:
     for storage in (f"{person.home}/file/below", "/proc/none"):
         assert refused(person, *DIGITS, "--storage", storage).startswith("--storage must be a folder")
     assert refused(person, *DIGITS, "--storage", "s3://bucket/runs?region=x").startswith(
-        "--storage must not have a ? or #, after which there may be a secret; keys belong in AWS_ACCESS_KEY_ID "
+        "--storage must not have a user, password or token in it, nor a ? or #; keys belong in AWS_ACCESS_KEY_ID "
     )
     assert refused(person, *DIGITS, "--storage", "~nobody-at-all/runs") == (
         "--storage must begin with the home folder of somebody who has one, got '~nobody-at-all/runs'"

@@ -56,7 +56,7 @@ def test_a_relative_store_is_refused(uri: str) -> None:
     [
         ("https://me:hunter2@host:5000", "tracking_uri must not have a user, password or token in it"),
         ("http://hunter2@host", "tracking_uri must not have a user, password or token in it"),
-        ("http://host?token=hunter2", r"tracking_uri must not have a \? or #, after which there may be a secret"),
+        ("http://host?token=hunter2", "tracking_uri must not have a user, password or token in it"),
     ],
 )
 def test_a_secret_in_the_address_is_refused_and_not_repeated(
