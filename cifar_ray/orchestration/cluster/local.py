@@ -166,10 +166,9 @@ def _add_nodes(count: int, sizes: dict[str, int], stack: ExitStack) -> None:
     interpreter, flag, code, *words = imports.python("ray.scripts.scripts", *words)
     ending = "threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()"  # with this process
     words = [interpreter, flag, f"import os, threading; {ending}; {code}", *words]
-    silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-    nodes = []
+    nodes, out = [], subprocess.DEVNULL
     for _ in range(count):  # in sessions of their own, since a Ctrl-C in the terminal is for the driver
-        node = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent)
+        node = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
         nodes.append(stack.enter_context(node))
     deadline = time.monotonic() + _START_S
     while sum(node["Alive"] for node in ray.nodes()) <= count:
