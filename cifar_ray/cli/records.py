@@ -181,7 +181,7 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
         raise ConfigError("yes", "must be given where there is no terminal to ask on")
     early.check_names([name], tracking_uri)
     with early.loading("loading PyTorch and MLflow"):
-        from cifar_ray.orchestration.sweep import removal
+        from cifar_ray.runs import removal
 
     with contextlib.ExitStack() as stack:
         doomed = removal.prepare(name, tracking_uri, stack, flags.note)

@@ -24,7 +24,7 @@ BELOW = {
     "reporting": {"config", "tasks", "tracking", "training"},
     "planning": {"config", "data", "reporting", "tracking", "training"},
     "display": {"config", "data", "strategies", "tasks", "training"},
-    "runs": {*DOMAIN, "storage", "tracking"},
+    "runs": {*DOMAIN, "display", "storage", "tracking"},
     "orchestration.cluster": {*DOMAIN, "storage", "tracking"},
     "orchestration.run": {*DOMAIN, "display", "orchestration.cluster", "reporting", "runs", "storage", "tracking"},
     "orchestration.sweep": {
