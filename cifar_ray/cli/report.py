@@ -62,7 +62,7 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
     names = list(runs) if max_slowdown is None else [name.strip() for side in runs for name in side.split(",")]
     if max_slowdown is not None and (len(runs) != 2 or not all(names)):
         raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
-    early.check_names(names, uri)
+    early.check_names(names, uri, stores.no_such_run if max_slowdown is None else stores.no_such_name)
     with output.progress(json), early.loading("reading runs"):
         if max_slowdown is None:
             comparison = side_by_side.compare(*runs, **options)

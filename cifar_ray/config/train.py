@@ -19,7 +19,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
 from cifar_ray.config.model import Model, usual
 from cifar_ray.config.optimisation import Batch, Optimisation, OptimizerText, ScheduleText
-from cifar_ray.config.option import check_choices, path_of
+from cifar_ray.config.option import check_choices, is_folder, path_of
 from cifar_ray.config.schema import NO_OTHERS, Count, NotNegative, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.strategy import Strategy
@@ -73,7 +73,9 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
     @property
     def dataset_name(self) -> str:
         """The data set as a part of names; of a folder, the folder's name."""
-        name = path_of(self.dataset).rstrip("/").rpartition("/")[2]
+        name = self.dataset
+        if is_folder(name):
+            name = path_of(name).rstrip("/").rpartition("/")[2]
         return re.sub("[^A-Za-z0-9._-]", ".", name).lstrip(".") or "images"
 
     @property

@@ -21,8 +21,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.sweep import plan
-from cifar_ray.runs import removal
-from cifar_ray.runs import checkpoints
+from cifar_ray.runs import checkpoints, removal
 from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
 from cifar_ray.storage import Folder, Lock, StorageError
 from cifar_ray.storage import folder as folders

@@ -287,10 +287,10 @@ def test_a_predicted_mask_is_named_as_its_image_and_replaces_none(tmp_path: Path
     with pytest.raises(ConfigError, match=f"must have one file for each mask, and {out}/a.png is another's"):
         given.places([images[0], alone], [images[0], alone], out)
     with pytest.raises(ConfigError, match=r"must have one file for each mask, and .*, or an image"):
-        given.places(images, [folder], folder)
+        given.places(images, [folder], folder, overwrite=True)
     assert given.places([alone], [alone], None) == {alone: Path("predicted_masks/a.png")}
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="out must be a folder that can be written, and "):
+    with pytest.raises(ConfigError, match="out must be a folder that can be written; "):
         given.write(tmp_path / "file" / "a.png", b"")
 
 

@@ -418,15 +418,6 @@ def test_what_is_for_other_data_sets_is_refused(values: dict[str, object], sente
     assert refused.value.as_flag() == sentence
 
 
-@pytest.mark.parametrize("written", ["images", "./images", "{root}", "~/images"])
-def test_a_folder_without_its_prefix_is_recognised(root: Path, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(root.parent)
-    monkeypatch.setenv("HOME", str(root.parent))
-    written = written.format(root=root)
-    assert refusal(written).endswith(f"got {errors.brief(written)}; did you mean folder:{written}?")
-    assert refusal("no" + written).endswith(f"got {errors.brief('no' + written)}")
-
-
 @pytest.mark.parametrize("written", ["~nobody-here", "x" * 5000, "\0"])
 def test_what_can_be_no_folder_is_refused_as_before(written: str) -> None:
     assert refusal(written).endswith(f"got {errors.brief(written)}")

@@ -212,6 +212,6 @@ def test_a_script_that_trains_while_it_is_imported_is_refused(module: Path) -> N
         "imports.refuse_while_importing()\n"
     )
     assert refusal(model="mine:build") == (
-        "--model must be in a file that can be imported without training: put its calls below `if __name__ == "
+        "--model must be in a file that can be imported without training: put calls below `if __name__ == "
         '"__main__":` in mine'
     )

@@ -77,11 +77,11 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     ("given", "known"),
     [
         (
-            {"search": "random", "samples": 4, "scheduler": "asha", "hold": "global_batch"},
-            ("random", "asha", None, {"lr": "loguniform", "global_batch_size": "int"}),
+            {"search": "random", "samples": 4, "scheduler": "asha"},
+            ("random", "asha", None, {"lr": "loguniform", "batch_size": "int"}),
         ),
         (
-            {"search": "optuna", "samples": 4, "objective": "images_per_s:max", "hold": "batch"},
+            {"search": "optuna", "samples": 4, "objective": "images_per_s:max"},
             ("optuna", "none", "images_per_s:max", {"lr": "loguniform", "batch_size": "int"}),
         ),
     ],

@@ -69,7 +69,7 @@ def test_a_run_that_finds_too_few_gpus_says_why_it_takes_cpus(device: str, gpus:
     lines: list[str] = []
     tags: dict[str, str] = {}
     record: Any = SimpleNamespace(tags=tags.update, task=tasks.USUAL)
-    view: Any = SimpleNamespace(line=lines.append, doing=lambda _: None)
+    view: Any = SimpleNamespace(heading=lines.append, line=lines.append, doing=lambda _: None)
     folder: Any = SimpleNamespace(name="few")
     RunSession(asked, decided, None, folder, record, view, reason).announce()  # type: ignore[arg-type]
     assert [line for line in lines if "GPU" in line] == (
