@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.display.sweep import Shown
+from cifar_ray.display.sweep import WAITING, Shown
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.runs.folder import RunFolder
 
@@ -252,7 +252,7 @@ class Link(threading.Thread):
 
     def run(self) -> None:
         while True:
-            self._changed.wait(_POST_S)
+            self._changed.wait(_POST_S if self.row.state != WAITING else _LEAST_S)  # it waits for its cell
             self._changed.clear()
             row = self.row
             try:
