@@ -101,14 +101,6 @@ def test_storage_that_cannot_be_written(person: Person) -> None:
     )
 
 
-def test_a_file_that_is_no_image(person: Person, tmp_path: Path) -> None:
-    (tmp_path / "text.png").write_text("no image")
-    for name, reason in (("text.png", "it is not an image"), ("none.png", "No such file or directory")):
-        assert (
-            refused(person, "predict", "any", f"{tmp_path}/{name}") == f"cannot read image {tmp_path}/{name}: {reason}"
-        )
-
-
 def test_a_port_that_is_taken(person: Person) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -535,7 +535,7 @@ def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsy
         values |= {"peak_memory_mib": 600.0 + number, "time/other_s": 2.0 + number, "time/wall_s": 70.0 + number}
         cells.append(replace(cell, metrics=values, history={}))
     sweep(client, experiment, "s", cells, "FINISHED")
-    runs = [store.find(client, cell.name) for cell in cells]
+    runs = [reading.find_run(client, cell.name) for cell in cells]
     for run in runs:
         for name in cells[0].metrics:
             client.log_metric(run.run_id, name, 0.987, timestamp=10_000, step=8)  # late, and of an earlier step

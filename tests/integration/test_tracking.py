@@ -39,6 +39,7 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import SENT_TAG, Sink, _is_refusal
+from cifar_ray.tracking.study import Run
 from cifar_ray.training import checkpoint, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
@@ -523,7 +524,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     train_here(config, digits, Path(folder.address) / "checkpoints")
     uri, notes = f"sqlite:///{tmp_path}/lost.db", []
     for named in ("mine", folder.address):
-        known = store.KnownRun("", "mine", folder.key, folder.address, "")
+        known = Run("mine", "", "", tags={store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address})
         assert use.find_run(named, uri, notes.append) == (known, uri)
     assert notes[0] == f"MLflow at {uri} does not have run 'mine', which is in {folder.address}"
     scored = use.evaluate("mine", "last", None, uri, notes.append)
