@@ -45,6 +45,7 @@ class Sink:
         run: the run as it was when this driver took it up; None until MLflow has it.
         known_tags: its tags now, as far as this driver knows.
         sent: how far its rows have been sent: kind -> step.
+        sent_before: the same of earlier drivers, whose rows are not sent again.
         trouble: why the store cannot be written to just now; empty when it can.
         refused: why something was given up.
     """
@@ -62,7 +63,7 @@ class Sink:
         self.refused: list[str] = []
         self.known_tags: dict[str, str] = {}
         self._params: set[str] = set()
-        self._sent_before: dict[str, int] = {}  # by earlier drivers
+        self.sent_before: dict[str, int] = {}
         self.sent: dict[str, int] = {}
         self._points: set[tuple[str, int]] = set()  # that this driver has sent: name and step
         if waits:
@@ -81,8 +82,8 @@ class Sink:
         run = self._begin(client)
         self.known_tags, self._params = dict(run.data.tags), {*run.data.params}
         with suppress(ValueError, TypeError):  # of a tag that somebody has changed: MLflow drops rows that it has
-            self._sent_before = dict(json.loads(self.known_tags.get(SENT_TAG, "{}")))
-        self.sent = dict(self._sent_before)
+            self.sent_before = dict(json.loads(self.known_tags.get(SENT_TAG, "{}")))
+        self.sent = dict(self.sent_before)
         self.run = run
 
     def row(self, row: Row) -> None:
@@ -98,7 +99,7 @@ class Sink:
             step = at = row.step
             if row.kind == CLOCK:
                 step, at = max((row.timestamp_ms - self.run.info.start_time) // 1000, 0), row.timestamp_ms
-            elif step <= self._sent_before.get(row.kind, -1):
+            elif step <= self.sent_before.get(row.kind, -1):
                 continue
             else:
                 sent[row.kind] = max(step, sent.get(row.kind, step))

@@ -62,7 +62,7 @@ class Person:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "cifar_ray.cli", *words]
 
-    def runs(self, *words: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+    def runs(self, *words: str, timeout: float = 600, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the command to its end: as a copy of a warm process, unless its modules are to be found elsewhere."""
         environment = {**self.environment, **variables}
         if "PYTHONPATH" not in variables:
@@ -70,7 +70,7 @@ class Person:
         command = self.command(*words)
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=self.home)
 
-    def succeeds(self, *words: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+    def succeeds(self, *words: str, timeout: float = 600, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run the command to its end, which is a good one."""
         done = self.runs(*words, timeout=timeout, **variables)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -157,7 +157,7 @@ class Started:
     def output(self) -> str:
         return self._output.read_text()
 
-    def until(self, text: str, timeout: float = 180) -> str:
+    def until(self, text: str, timeout: float = 400) -> str:
         """Wait until the output contains ``text``."""
         end = time.monotonic() + timeout
         while text not in self.output:
