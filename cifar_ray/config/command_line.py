@@ -22,7 +22,7 @@ SUBMITTED_BY = "CIFAR_RAY_SUBMITTED_BY"
 
 
 def greet() -> None:
-    """In a job, say who is there, which tells whoever submitted it that it has begun."""
+    """In a job, print the version and the host: its client then knows that it has begun."""
     theirs = os.environ.get(SUBMITTED_WITH)
     if theirs not in (None, __version__):
         problem = f"the cluster has cifar_ray {__version__}, and the job was submitted with {theirs}; install the same"

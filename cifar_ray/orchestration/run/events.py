@@ -199,10 +199,15 @@ class Mailbox:
 
 
 def open_mailbox() -> Mailbox:
-    """Make a mailbox on the driver's node; it ends with the driver. Ray restarts it when it is killed.
+    """Make a mailbox.
 
-    What it held then is lost: the figures come again with the run's outcome. What is posted meanwhile waits.
+    What a killed one held is lost: the figures come again with the run's outcome. What is posted meanwhile waits.
     """
+    return Mailbox(beside_driver(_MailboxActor))
+
+
+def beside_driver(kind: type) -> Any:
+    """Start an actor on the driver's node, with no CPU; it ends with the driver. Ray restarts it when it is killed."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    kept = ray.remote(_MailboxActor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
-    return Mailbox(kept.remote())
+    kept = ray.remote(kind).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+    return kept.remote()

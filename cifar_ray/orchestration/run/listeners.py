@@ -13,8 +13,8 @@ class Callback:
     """Receives a run's events in the driver, in their order: override the methods you need.
 
     Training does not wait for callbacks; shutdown does. Variables, log levels and MLflow's address are after ``train``
-    what they were before, whoever has set them. An exception in a callback is reported once, and training goes on.
-    After workers were restarted from a checkpoint, rows and epochs after it come a second time.
+    what they were before, even if a callback sets them. An exception in a callback is reported once, and training goes
+    on. After workers were restarted from a checkpoint, rows and epochs after it come a second time.
     """
 
     def started(self, event: Started) -> None:

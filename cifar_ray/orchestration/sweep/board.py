@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display.sweep import WAITING, Shown
+from cifar_ray.orchestration.run.events import beside_driver
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.runs.folder import RunFolder
 
@@ -187,24 +187,23 @@ class SweepBoard:
     """
 
     def __init__(self) -> None:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
-        self.handle = BoardHandle(ray.remote(_BoardActor).options(**options).remote())
+        self.handle = BoardHandle(beside_driver(_BoardActor))
         self._asked: Any = None
         self._seen = 0
 
-    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool, timeout_s: float = _SLOW_S) -> News:
-        """Give each cell a word, or the usual one; what is new, or nothing of a board that is slow or has died.
+    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool) -> News:
+        """Give each cell a word, or the usual one; what is new, or nothing of a board that has died or is slow.
+
+        A slow one's answer comes with a later call.
 
         Args:
             words: by the cell's key, Ray Tune's id of its trial.
             usual: for all other cells.
             over: whether Ray Tune is to end.
-            timeout_s: seconds to wait for an answer, which otherwise comes with a later call.
         """
         self._asked = self._asked or self.handle.actor.exchange.remote(words, usual, over, self._seen)
         try:
-            news: News = ray.get(self._asked, timeout=timeout_s)
+            news: News = ray.get(self._asked, timeout=_SLOW_S)
         except ray.exceptions.GetTimeoutError:
             return News()
         except ray.exceptions.RayError:

@@ -16,6 +16,7 @@ from cifar_ray import storage, tracking
 from cifar_ray.config import imports
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
+from cifar_ray.config.limits import is_of_sweep
 from cifar_ray.config.sweep import Range, SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
@@ -292,7 +293,7 @@ class _Driver:
     @property
     def _left(self) -> int:
         """How many cells the limits have stopped, have not started, or have left to be proposed."""
-        stopped = sum(cell.row.stopped_by.startswith("sweep_") for cell in self._cells)
+        stopped = sum(is_of_sweep(cell.row.stopped_by) for cell in self._cells)
         refused = sum(cell.state == boards.SKIPPED and cell.config is not None for cell in self._cells)
         return stopped + refused + sum(cell.is_open for cell in self._cells)
 
@@ -321,7 +322,7 @@ class _Driver:
         board.line(f"sweep {config.name}: {left} of {len(self._cells)}, {self._at_once} at once{held}")
         for cell in self._cells:
             if cell.state == boards.SKIPPED:
-                board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+                self._show_skipped(cell)
             elif cell.state != boards.WAITING:
                 board.ended_before(cell.index, cell.row.shown, cell.row.times.get("time/wall_s", 0.0))
         notes = {cpu_note(cell.unused_gpus) for cell, _ in asked if cell.unused_gpus}
@@ -482,7 +483,7 @@ class _Driver:
         if cell.config is not None:
             self._ready.prepare(cell, self._client.tracking_uri)
         if cell.config is None:
-            self._board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+            self._show_skipped(cell)
             self._skips[key] = Word(skip=True, is_released=True)
         lists = [of for of in self._config.grid[0].values() if not isinstance(of, Range)]
         if len(lists) == len(self._config.grid[0]) and len(others) + 1 == math.prod(map(len, lists)):
@@ -490,11 +491,14 @@ class _Driver:
         self._save_cells()  # before the folder is made, so that a later driver knows whose it is
         return cell if cell.config is not None else None
 
+    def _show_skipped(self, cell: PlannedCell) -> None:
+        self._board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+
     def _drop_open(self) -> None:
         for cell in self._cells:
             if cell.is_open:
                 cell.refuse("Optuna proposes nothing that has not been tried")
-                self._board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+                self._show_skipped(cell)
 
     def _close(self, trouble: str) -> None:
         """What is left of cells that Ray Tune has ended with.
@@ -522,7 +526,7 @@ class _Driver:
             self._cells.append(cell)
             self._board.add(cell.cell.name)
             if cell.config is None:
-                self._board.show(cell.index, cell.row.ended(boards.SKIPPED, cell.reason).shown)
+                self._show_skipped(cell)
         if left := [cell for cell in self._cells if cell.repeats and cell.is_waiting]:
             again = counted(len(left), "other seed")
             self._board.line(f"the best run, {left[0].repeats}, is trained again with {again}")
@@ -559,24 +563,24 @@ class _Driver:
         if lost or any(cell.state == boards.SKIPPED and cell.config for cell in self._cells):
             self._record.cells(described)
         self._record.figures(self._figures())
-        command = f"cifar-ray sweep --resume {self._config.name}{uri.flag(self._record.uri)}"
         if status != "FINISHED":
-            self._board.line(f"`{command}` continues the sweep")
+            self._board.line(f"`{self._command}` continues the sweep")
         elif self._left:
             self._board.line(
-                f"the limits have left {counted(self._left, 'run')}; `{command}` with a larger one goes on"
+                f"the limits have left {counted(self._left, 'run')}; `{self._command}` with a larger one goes on"
             )
         if not self._record.end(status):
             self._board.line(f"MLflow at {self._record.uri} does not take all of the sweep's own record")
 
+    @property
+    def _command(self) -> str:
+        """The command that continues the sweep."""
+        return f"cifar-ray sweep --resume {self._config.name}{uri.flag(self._client.tracking_uri)}"
+
     def _stopped(self) -> str:
         ended = sum(cell.state in (boards.FINISHED, boards.FAILED, boards.STOPPED) for cell in self._cells)
         planned = sum(cell.state != boards.SKIPPED for cell in self._cells)
-        store_flag = uri.flag(self._client.tracking_uri)
-        return (
-            f"Stopped after {ended} of {planned} runs. "
-            f"Continue with: cifar-ray sweep --resume {self._config.name}{store_flag}"
-        )
+        return f"Stopped after {ended} of {planned} runs. Continue with: {self._command}"
 
     def _summarise(self, winner: Winner | None) -> None:
         """Display the means of a grid, and have the sweep's page in MLflow say what a report would say first.
