@@ -39,18 +39,14 @@ class JobRecord(Record):
 
     Attributes:
         folder: in which Ray Train keeps the job, as an earlier driver has known it; empty of a new run.
-        newest: the highest step that the run has.
+        newest: the highest step that earlier drivers have sent.
     """
 
     def __init__(self, client: MlflowClient, session: str, begin: Callable[[MlflowClient], Run]) -> None:
         super().__init__(client, session, begin)
         assert self._sink.run is not None
         self.folder = self._sink.run.data.tags.get(FOLDER_TAG, "")
-        # A report may be missing between others: a worker or a driver that was killed has taken it along.
-        histories = [client.get_metric_history(self.run_id, name) for name in self._sink.run.data.metrics]
-        self._known = {point.step for history in histories for point in history}
-        self.newest = max(self._known, default=0)
-        self._sink.sent_before.pop(_REPORT, None)
+        self.newest = self._sink.sent.get(_REPORT, 0)
         self._until_end = ExitStack()
 
     @classmethod
@@ -87,8 +83,7 @@ class JobRecord(Record):
         """Record the finite numbers among ``metrics``; a step that the run has already is left as it is."""
         flat = schema.flatten(metrics).items()
         numbers = {_NO_KEY.sub("_", name): value for name, value in flat if isinstance(value, int | float)}
-        if step not in self._known:
-            self._sink.row(Row(_REPORT, step, timestamp_ms, finite(numbers)))
+        self._sink.row(Row(_REPORT, step, timestamp_ms, finite(numbers)))
 
     def checkpoint(self, step: int, address: str) -> None:
         """Record a reference to a checkpoint."""

@@ -105,7 +105,6 @@ def assert_complete(person: Person, name: str) -> Run:
     return run
 
 
-@pytest.mark.xfail(strict=False, reason="a report that a killed worker has taken along may stay missing")
 @pytest.mark.slow
 @pytest.mark.fault
 def test_one_run_though_a_worker_and_then_the_driver_are_killed(person: Person) -> None:

@@ -146,7 +146,7 @@ class MLflowRun:
         with suppress(Exception):  # the folder is not on this machine, or has no checkpoint yet
             for checkpoint, metrics in Result.from_path(self._record.folder).best_checkpoints:
                 address = _address(checkpoint)
-                self._report(metrics, Path(address).stat().st_mtime_ns // 1_000_000, address)
+                self._report(metrics, _time_ms(address), address)
 
     def _report(self, metrics: Mapping[str, Any], timestamp_ms: int, checkpoint: str, count: int | None = None) -> None:
         """Record one report under the step that it names, or else under ``count``, if there is one."""
@@ -166,14 +166,20 @@ class _Poster(UserCallback):
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None) -> None:
         with suppress(Exception):  # it would end the job
-            now, address = time.time_ns() // 1_000_000, "" if checkpoint is None else _address(checkpoint)
+            address = "" if checkpoint is None else _address(checkpoint)
             figures = {name: _number(value) for name, value in metrics[0].items()}
-            self._mailbox.post(_Reported(now, figures, address, _folder(run_context.run_config)))
+            self._mailbox.post(_Reported(_time_ms(address), figures, address, _folder(run_context.run_config)))
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         with suppress(Exception):
             reasons = [f"rank {rank}: {_sentence(error)}" for rank, error in sorted(worker_exceptions.items())]
             self._mailbox.post("; ".join(reasons))
+
+
+def _time_ms(address: str) -> int:
+    """When a checkpoint was made, so that one recorded later keeps its place; now where that cannot be read."""
+    folder = Path(address)
+    return round(1000 * (folder.stat().st_mtime if address and folder.is_dir() else time.time()))
 
 
 def _folder(config: RunConfig) -> str:
