@@ -14,12 +14,11 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import CommandFailedError, ConfigError, RunFailedError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import connection, optional, preflight
+from cifar_ray.orchestration.cluster import connection, optional
 from cifar_ray.orchestration.cluster.connection import Held
-from cifar_ray.storage import Folder
 from cifar_ray.training import recipe
 
 _POLL_S = 1.0
@@ -65,12 +64,10 @@ class NodeAllocator:
     Attributes:
         report: called while waiting, with nodes that can hold the workers, nodes needed, seconds waited and at most.
         check: called while waiting; what it raises ends the wait.
-        tested: ids of nodes from which the run's storage can be used.
     """
 
     report: Callable[[int, int, float, float], None]
     check: Callable[[], object]
-    tested: set[str] = field(default_factory=set)
     _bundles: list[dict[str, float]] = field(default_factory=list)
     _sent: float = 0.0
     _refused: list[list[dict[str, float]]] = field(default_factory=list)
@@ -111,26 +108,6 @@ class NodeAllocator:
             self.report(*_suitable(config, asked), waited, start_timeout_s())
             self.check()
             time.sleep(_POLL_S)
-
-    def again(self, folder: Folder, config: ResolvedConfig, asked: Decided, held: Held) -> Allocation:
-        """As :meth:`allocate`, for workers of a run in ``folder`` that start again; new nodes must reach its storage.
-
-        Raises:
-            RunFailedError: when no nodes come in time, or the storage cannot be used from one of them.
-        """
-        try:
-            chosen = self.allocate(config, asked, held)
-        except ConfigError as error:
-            raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
-        try:
-            if untested := set(chosen.nodes) - self.tested:
-                preflight.try_storage(folder, config, untested)
-        except ConfigError as error:
-            raise RunFailedError(error.as_flag()) from None
-        except (OSError, CommandFailedError):  # nobody knows now: the driver cannot reach it, or the node has left
-            return chosen
-        self.tested.update(chosen.nodes)
-        return chosen
 
     def request_missing(self, config: ResolvedConfig, decided: Decided, placed: int) -> None:
         """While so many workers of a run train, ask the autoscaler for what is missing only.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import uuid
@@ -24,42 +23,28 @@ _ANSWER_S = 120.0
 
 
 def check_storage(folder: Folder, config: TrainConfig) -> None:
-    """Check the folder of a run or a sweep from all nodes, since workers may move to any of them.
+    """Have all nodes read a file that the driver has written, and write one that it can see: workers may move there.
 
     Raises:
-        ConfigError: naming a node that cannot use the folder.
+        ConfigError: naming a node that cannot use the folder of the run or the sweep.
         CommandFailedError: when a node does not answer.
     """
-    nodes = [node.node_id for node in connection.nodes()]
-    if nodes != [ray.get_runtime_context().get_node_id()]:
-        with storage.refusing(folder):
-            try_storage(folder, config, nodes)
-
-
-def try_storage(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> None:
-    """Have nodes read a file that the driver has written, and write one that it can see.
-
-    Raises:
-        ConfigError: naming a node that cannot use the folder.
-        CommandFailedError: when a node does not answer.
-        OSError: the driver itself cannot use it.
-    """
-    if config.local_nodes > 1:  # nodes started here are this machine
+    node_ids = [node.node_id for node in connection.nodes()]
+    if config.local_nodes > 1 or node_ids == [ray.get_runtime_context().get_node_id()]:  # they are this machine
         return
     mark = f".seen-{uuid.uuid4().hex}"
     wanted = "folder that all nodes share and can write" if folder.local else "bucket that all nodes can read and write"
-    try:
-        folder.write(mark, "")
-        for node_id, (host, fault) in zip(node_ids, _ask(node_ids, _use, folder, mark), strict=True):
-            if not fault:
+    with storage.refusing(folder):
+        try:
+            folder.write(mark, "")
+            for node_id, (host, fault) in zip(node_ids, _ask(node_ids, _use, folder, mark), strict=True):
                 try:
                     folder.read(f"{mark}-{node_id}")  # a listing may be a cached one
                 except FileNotFoundError:
-                    fault = f"writes to {folder.address} what is not seen here"
-            if fault:
-                raise ConfigError("storage", f"must be a {wanted}; node {host} {fault}")
-    finally:
-        with contextlib.suppress(OSError):
+                    fault = fault or f"writes to {folder.address} what is not seen here"
+                if fault:
+                    raise ConfigError("storage", f"must be a {wanted}; node {host} {fault}")
+        finally:
             for name in (mark, *(f"{mark}-{node_id}" for node_id in node_ids)):
                 folder.delete(name)
 

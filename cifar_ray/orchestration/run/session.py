@@ -37,7 +37,7 @@ from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.train_result import TrainResult
-from cifar_ray.orchestration.run.workers import gpu_tags, notes
+from cifar_ray.orchestration.run.workers import gpu_tags
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.runs import checkpoints
@@ -198,8 +198,9 @@ class RunSession:
             self.record.placed([asdict(worker) for worker in workers])
             if tags := gpu_tags(workers):
                 self.record.tags(tags)
-            for note in notes(workers):
-                self.view.line(note)
+            for worker in workers:
+                if worker.busy:
+                    self.view.line(f"note: on node {worker.host}, {worker.busy}")
 
     @_on.register
     def _(self, event: Started) -> None:

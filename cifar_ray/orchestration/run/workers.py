@@ -1,4 +1,4 @@
-"""The workers of one attempt as the driver knows them: who has started and on what, who is silent, what each raised."""
+"""The workers of one attempt: what they are given, who has started and on what, who is silent, what each raised."""
 
 from __future__ import annotations
 
@@ -15,15 +15,65 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cifar_ray.orchestration.run.events import Heartbeat, Joined, Placed, Silent, WorkerRaised
+from cifar_ray import strategies
+from cifar_ray.config.decided import Decided
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Silent, WorkerRaised
 from cifar_ray.orchestration.run.failures import DIED, Failure
-from cifar_ray.training.observer import Started
+from cifar_ray.storage import Folder
+from cifar_ray.training.observer import Launch, Started
 
 _TOLD_S = 60.0
 _STACKS_S, _ANSWER_S = 2.0, 60.0
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
 BEATS = 4
 """Heartbeats of a worker within ``--hang-timeout-s``, at least."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run's workers, as each of them gets it.
+
+    Attributes:
+        config: the run's.
+        decided: what the config leaves open.
+        nodes: Ray's node id of every worker, by rank.
+        dataset: in Ray's object store.
+        folder: the run's.
+        mailbox: for their events.
+        launch: what the driver has done so far.
+        start_s: seconds to wait for room.
+    """
+
+    config: ResolvedConfig
+    decided: Decided
+    nodes: Sequence[str]
+    dataset: ray.ObjectRef
+    folder: Folder
+    mailbox: Mailbox
+    launch: Launch
+    start_s: float
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether the workers can stop together between two steps."""
+        return strategies.of(self.config).synchronous
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What each worker takes of its node."""
+        gpus = self.decided.gpus(self.config)
+        return {"CPU": self.decided.cpus, **({"GPU": gpus} if gpus else {})}
+
+    @property
+    def selectors(self) -> list[dict[str, str]] | None:
+        """The label of each worker's node; None where any node will do that holds all workers.
+
+        Ray packs or spreads, but cannot place exactly W workers on each of N nodes.
+        """
+        if self.decided.placement.nodes == 1 and self.config.elastic is None:
+            return None
+        return [{"ray.io/node-id": node} for node in self.nodes]
 
 
 @dataclass
@@ -120,8 +170,3 @@ def gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
     known = [{"gpus": worker.device, **worker.gpu} for worker in workers if worker.gpu]
     names = known[0] if known else {}
     return {f"cifar_ray.{name}": ", ".join(sorted({each[name] for each in known})) for name in names}
-
-
-def notes(workers: Sequence[Placed]) -> list[str]:
-    """What others use of the GPUs that the workers have."""
-    return [f"note: on node {worker.host}, {worker.busy}" for worker in workers if worker.busy]
