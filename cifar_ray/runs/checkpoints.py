@@ -136,7 +136,7 @@ def load(folder: Folder, name: str) -> tuple[Predictor, str]:
 
 
 def keep_initial(folder: Folder, digest: str, weights: bytes) -> None:
-    """Keep the weights of that SHA-256, which runs start from, in the folder of a run, or of a sweep for all its runs."""
+    """Keep the weights of that SHA-256, which runs start from, in the folder of a run, or of a sweep for its runs."""
     with storage.refusing(folder), storage.scratch() as here:
         (here / _initial(digest)).write_bytes(weights)
         folder.upload(here / _initial(digest))

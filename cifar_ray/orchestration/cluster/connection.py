@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config import imports
 from cifar_ray.config.decided import Decided
@@ -91,6 +93,12 @@ def free_nodes(held: Held | None = None) -> list[Node]:
         cpus, gpus = min(node.cpus, there.get("CPU", 0.0) + cpus), min(node.gpus, there.get("GPU", 0.0) + gpus)
         found.append(replace(node, cpus=cpus, gpus=gpus))
     return found
+
+
+def on_node(kind: Callable[..., Any], node_id: str, **options: Any) -> Any:
+    """A task, or the class of an actor, on a node, where it takes no CPU."""
+    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=where, **options)(kind)
 
 
 def shares_a_machine(config: TrainConfig, decided: Decided) -> bool:

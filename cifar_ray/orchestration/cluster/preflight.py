@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
 from cifar_ray.config import errors
@@ -23,10 +22,10 @@ _ANSWER_S = 120.0
 
 
 def check_storage(folder: Folder, config: TrainConfig) -> None:
-    """Have all nodes read a file that the driver has written, and write one that it can see: workers may move there.
+    """Have all nodes read a file that the driver has written in a run's folder, and write one that it can see.
 
     Raises:
-        ConfigError: naming a node that cannot use the folder of the run or the sweep.
+        ConfigError: naming a node that cannot use the folder.
         CommandFailedError: when a node does not answer.
     """
     node_ids = [node.node_id for node in connection.nodes()]
@@ -103,9 +102,9 @@ def _ask(node_ids: Collection[str], question: Callable[..., Any], *args: Any) ->
     Raises:
         CommandFailedError: when one does not come in time.
     """
-    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(question)  # its process would keep GPU memory
-    places = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in node_ids]
+    once = {"max_retries": 0, "max_calls": 1}  # its process would keep GPU memory
+    tasks = [connection.on_node(question, node_id, **once) for node_id in node_ids]
     try:
-        return ray.get([task.options(scheduling_strategy=place).remote(*args) for place in places], timeout=_ANSWER_S)
+        return ray.get([task.remote(*args) for task in tasks], timeout=_ANSWER_S)
     except ray.exceptions.RayError as error:
         raise CommandFailedError(f"a node does not answer: {errors.first_line(error)}") from None

@@ -78,8 +78,7 @@ def run(attempt: Attempt, handle: Callable[[Any], None], check: Callable[..., bo
                     else:
                         workers.hear(event)
                         handle(event)
-                for silent in workers.silent():
-                    handle(silent)
+                workers.end_silent()
     if ended is not None:
         return ended
     allocation.remove_abandoned()  # of a controller that was killed
@@ -104,7 +103,7 @@ def ending(fitting: Future[Any], workers: Workers, mailbox: Mailbox) -> Iterator
 def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced:
     if isinstance(error, ray.train.WorkerGroupError):
         return Failed(workers.left(error.worker_failures), workers.stacks)
-    if workers.failures or workers.placed:
+    if workers.failures or workers.joined:
         return Failed(workers.failures or {0: Failure(Kind.OTHER, _sentence(error))}, workers.stacks)
     if isinstance(error, ray.train.ControllerError):
         return NotPlaced()

@@ -132,7 +132,6 @@ class Run:
     """A run that trains on the connected cluster, in its driver or in a trial's process.
 
     Attributes:
-        config: the run's.
         cpus: CPUs of each worker that are given; None where they follow from the nodes.
         dataset: in Ray's object store.
         handle: called with every event.

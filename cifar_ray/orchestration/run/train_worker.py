@@ -131,18 +131,13 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig, device: str)
 
 @dataclass
 class MailboxObserver:
-    """Posts the loop's events, most of them from rank 0 only.
-
-    Attributes:
-        traces: the folder of profiles.
-        images_per_step: over all workers.
-    """
+    """Posts the loop's events, most of them from rank 0 only; ``traces`` is the folder of profiles."""
 
     mailbox: Mailbox
     rank: int
     writer: checkpoints.Writer
     traces: Folder
-    images_per_step: int
+    images_per_step: int  # over all workers
     _step: int = 0
     _posted: tuple[float, int] = (0.0, 0)
     _unread: Any = None
