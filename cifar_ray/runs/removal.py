@@ -70,7 +70,8 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
     """
     client, known, members = _find(name, tracking_uri, note)
     registry.refuse_registered(client, members)
-    kind, doomed = ("run", members) if isinstance(known, Run) else ("sweep", [*members, known])
+    kind = "run" if isinstance(known, Run) else "sweep"
+    doomed: list[Run | Sweep] = [*members, *([known] if isinstance(known, Sweep) else [])]
     folder, is_here, lock = storage.at(known.folder), _exists(known.folder), None
     if is_here and isinstance(known, Run):  # or there is another run of the same name
         is_here = RunFolder.at(known.folder).key == known.key

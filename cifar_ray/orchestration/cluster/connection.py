@@ -32,12 +32,11 @@ def connected(
     doing: Callable[[str], object] = str,
     room: Decided | None = None,
 ) -> Iterator[Callable[[], str]]:
-    """Context manager: a connection to Ray, closed at the end unless it was there before.
+    """Context manager: a connection to the Ray that ``config`` joins or starts, closed unless it was there before.
 
     Args:
-        config: which Ray to join or start.
-        functions: import paths of the user's own. Their modules are sent to a cluster that is joined; a Ray that is
-            started here finds them where this process does.
+        config: of the run, or what the runs of a sweep share.
+        functions: import paths of the user's own, whose modules are sent to a cluster that is joined.
         doing: called with what is being done, once nothing is wrong with what was asked for.
         room: what a Ray that is started here has to hold; the topology of ``config`` when None.
 
@@ -48,7 +47,7 @@ def connected(
         ConfigError: when no cluster answers at the address.
         CommandFailedError: when Ray does not start here.
     """
-    head, room = address(config), room or Decided.asked(config)
+    head = address(config)
     if config.local_nodes > 1 and (head or ray.is_initialized()):
         which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError("local_nodes", f"is for a Ray started here, and {which}")
@@ -62,7 +61,7 @@ def connected(
             _join(head, config, imports.to_ship(functions), stack)
             yield str
         else:
-            yield stack.enter_context(local.running(config, room))
+            yield stack.enter_context(local.running(config, room or Decided.asked(config)))
 
 
 def address(config: TrainConfig) -> str | None:

@@ -69,7 +69,7 @@ def run(attempt: Attempt, handle: Callable[[Any], None], check: Callable[..., bo
             is_last = False
             while not is_last:
                 is_last = fitting.done()
-                if check(workers.training and attempt.stoppable):  # each time: a mailbox that was restarted forgot it
+                if check(workers.training and attempt.can_stop):  # each time: a mailbox that was restarted forgot it
                     mailbox.ask_to_stop()
                 wait([fitting], _POLL_S)
                 for event in mailbox.take(_LAST_TAKE_S if is_last else _TAKE_S):
@@ -103,11 +103,9 @@ def ending(fitting: Future[Any], workers: Workers, mailbox: Mailbox) -> Iterator
 def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced:
     if isinstance(error, ray.train.WorkerGroupError):
         return Failed(workers.left(error.worker_failures), workers.stacks)
-    if workers.failures or workers.joined:
-        return Failed(workers.failures or {0: Failure(Kind.OTHER, _sentence(error))}, workers.stacks)
-    if isinstance(error, ray.train.ControllerError):
+    if isinstance(error, ray.train.ControllerError) and not (workers.failures or workers.joined):
         return NotPlaced()
-    return Failed({0: Failure(Kind.OTHER, _sentence(error))}, {})
+    return Failed(workers.failures or {0: Failure(Kind.OTHER, _sentence(error))}, workers.stacks)
 
 
 def _sentence(error: BaseException | None) -> str:

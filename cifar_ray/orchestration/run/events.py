@@ -21,11 +21,10 @@ from cifar_ray.orchestration.run.failures import Failure, Verdict
 
 @dataclass(frozen=True)
 class Placed:
-    """A worker has started.
+    """A worker has started, which computes with so many CPU ``threads``.
 
     Attributes:
         address: IP address of its node.
-        threads: CPU threads that it computes with.
         device: name of its processor or GPU.
         interface: network interface of the collectives.
         gpu: versions of what its GPU is used with; None on a CPU.
