@@ -96,7 +96,9 @@ class _Images(Given):
                     raise
                 note(f"left out: {error.problem}")
                 continue
-            yield {"image": path}, samples.batch(self.facts, [image])[0], image.size
+            row, size = samples.batch(self.facts, [image])[0], image.size
+            del image  # a decoded photo takes tens of megabytes
+            yield {"image": path}, row, size
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         image = imagefiles.read(BytesIO(body))
