@@ -15,21 +15,17 @@ _ABOUT_EQUAL = 1.25
 
 def lines(dataset: Dataset, task: TaskSpec) -> Iterator[str]:
     """What is in it, ``4 classes, 960 training and 240 test images``, and cautions."""
-    facts = dataset.spec
+    facts, ignored = dataset.spec, ""
+    if any(facts.ignored):
+        sizes = (split["masks"].size for split in (dataset.train, dataset.test))
+        train, test = (f"{100 * count / size:.1f} %" for count, size in zip(facts.ignored, sizes))
+        ignored = f"{train} of training and {test} of test pixels do not count"
     learned = f"{facts.train_size:,} training" + (f", {facts.val_size:,} validation" if facts.val_size else "")
     number = f"{facts.num_classes:,} {task.names if facts.num_classes > 1 else task.names[:-1]}"
     counts = f"{number}, {learned} and {facts.test_size:,} test {task.unit}"
-    yield "; ".join(filter(None, (counts, _ignored(dataset), dataset.left_out)))
+    yield "; ".join(filter(None, (counts, ignored, dataset.left_out)))
     yield from _copies(facts, task.unit)
     yield from _imbalance(facts, task.confused)
-
-
-def _ignored(dataset: Dataset) -> str:
-    if not any(dataset.spec.ignored):
-        return ""
-    sizes = (split["masks"].size for split in (dataset.train, dataset.test))
-    train, test = (f"{100 * count / size:.1f} %" for count, size in zip(dataset.spec.ignored, sizes))
-    return f"{train} of training and {test} of test pixels do not count"
 
 
 def _copies(facts: Facts, unit: str) -> Iterator[str]:

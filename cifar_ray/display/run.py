@@ -71,11 +71,7 @@ class Console(Display, View):
     ) -> None:
         """The final table: test figures of the chosen checkpoint, or of the last epoch, times, and where everything is.
 
-        Args:
-            metrics: of the run.
-            times: of all attempts together.
-            places: label and address.
-            attempt_s: wall time of this attempt in seconds, where there were others before; None for a new run.
+        ``times`` are those of all attempts together, ``attempt_s`` the wall time of the last one, if there were others.
         """
         task, primary = self._task, self._task.primary
         results = {figure.name: figure.result(metrics) for figure in (*task.figures, LOSS)}

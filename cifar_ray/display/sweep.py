@@ -49,7 +49,6 @@ class Line:
     """A sentence of a run.
 
     Attributes:
-        text: the sentence.
         of_all: whether other runs of the sweep say the same, so that it is shown once.
         is_plain: whether it is shown only where there is no live table.
     """
@@ -106,36 +105,24 @@ class CellView(View):
 
 @dataclass
 class Row:
-    """One run on the board.
-
-    Attributes:
-        name: its name.
-        shown: what it shows of itself.
-        begun: ``time.monotonic()`` when it began; 0 before.
-        took_s: seconds that it took; None before its end.
-    """
+    """One run on the board."""
 
     name: str
     shown: Shown = field(default_factory=Shown)
-    begun: float = 0.0
-    took_s: float | None = None
+    begun: float = 0.0  # time.monotonic() when it began
+    took_s: float | None = None  # None before its end
 
 
 class Board(Display):
     """Displays a sweep on standard output."""
 
     def __init__(self, names: Sequence[str], begun: float) -> None:
-        """Show the runs of these names; the clock counts from ``begun``, a ``time.time()``, through all drivers.
-
-        ``usd`` is what all runs have cost so far; None without a price.
-        """
+        """Show the runs of these names; the clock counts from ``begun``, a ``time.time()``, through all drivers."""
         super().__init__()
         self.rows = [Row(name) for name in names]
-        self._at_once = 1
-        self._begun = begun
-        self._doing = ""
+        self.usd: float | None = None  # what all runs have cost so far, with a price
+        self._at_once, self._begun, self._doing = 1, begun, ""
         self._said: set[str] = set()
-        self.usd: float | None = None
         self.live = Live(console=self.terminal, get_renderable=self._table, refresh_per_second=4, transient=True)
 
     def show_doing(self, text: str) -> None:
@@ -174,11 +161,9 @@ class Board(Display):
             self.line(f"{row.name}: skipped, {shown.note}")
             return
         row.took_s = time.monotonic() - row.begun
-        left = self.left_s()
-        rest = f"; about {duration(left)} left" if left else ""
         is_said = shown.note.startswith(shown.state)  # stopped by --max-time
         what = shown.note if is_said else f"{shown.state}, {shown.note}"
-        self.line(f"{row.name}: {what} ({self._ended()} of {self._total()} runs{rest})")
+        self.line(f"{row.name}: {what} ({self._progress()})")
 
     def ended_before(self, index: int, shown: Shown, took_s: float) -> None:
         """A run has ended under an earlier driver."""
@@ -198,8 +183,11 @@ class Board(Display):
         left += sum(max(usual - (now - row.begun), 0.0) for row in self.rows if row.shown.state == RUNNING)
         return left / self._at_once
 
-    def _ended(self) -> int:
-        return sum(row.shown.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
+    def _progress(self) -> str:
+        """How many runs have ended, and how long the others may take."""
+        ended = sum(row.shown.state in (FINISHED, FAILED, STOPPED) and row.begun > 0 for row in self.rows)
+        left = self.left_s()
+        return f"{ended} of {self._total()} runs" + f", about {duration(left)} left" * bool(left)
 
     def _total(self) -> int:
         """The runs of this driver: not those skipped, nor those that had ended before."""
@@ -218,9 +206,7 @@ class Board(Display):
                 row.shown.note,
             )
             table.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells))
-        left = self.left_s()
-        parts = [f"{self._ended()} of {self._total()} runs", f"{duration(time.time() - self._begun)} so far"]
-        parts += [f"about {duration(left)} left"] * bool(left)
+        parts = [self._progress(), f"{duration(time.time() - self._begun)} so far"]
         parts += [] if self.usd is None else [dollars(self.usd)]
         return Group(table, Text(self._doing or ", ".join(parts)))
 

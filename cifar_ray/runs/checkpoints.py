@@ -70,20 +70,19 @@ def writing(folder: Folder) -> Iterator[Writer]:
     """Context manager: where rank 0 finds and writes the checkpoints of a run.
 
     Raises:
-        CheckpointError: when there are checkpoints and none can be used.
         ConfigError: when this node does not see the folder.
         StorageError: when the bucket cannot be read.
     """
-    if folder.local:
-        if not folder.exists():
-            host = socket.gethostname()
-            raise ConfigError("storage", f"must be a folder that all nodes share; {host} lacks {folder.address}")
-        yield Writer(folder.disk / CHECKPOINTS)
-        return
     path, bucket = folder.disk / CHECKPOINTS, folder.below(CHECKPOINTS)
-    with _copied(bucket, path):
-        yield Writer(path, bucket)
-    shutil.rmtree(path, ignore_errors=True)
+    if not folder.local:
+        with _copied(bucket, path):
+            yield Writer(path, bucket)
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    if not folder.exists():
+        rule = "must be a folder that all nodes share"
+        raise ConfigError("storage", f"{rule}; {socket.gethostname()} lacks {folder.address}")
+    yield Writer(path)
 
 
 @contextmanager
@@ -137,11 +136,7 @@ def load(folder: Folder, name: str) -> tuple[Predictor, str]:
 
 
 def keep_initial(folder: Folder, digest: str, weights: bytes) -> None:
-    """Keep the weights of that SHA-256, which runs start from, in the folder of a run, or of a sweep for all its runs.
-
-    Raises:
-        ConfigError: when the folder cannot be written.
-    """
+    """Keep the weights of that SHA-256, which runs start from, in the folder of a run, or of a sweep for its runs."""
     with storage.refusing(folder), storage.scratch() as here:
         (here / _initial(digest)).write_bytes(weights)
         folder.upload(here / _initial(digest))

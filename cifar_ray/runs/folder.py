@@ -42,16 +42,11 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        config: ResolvedConfig,
-        decided: Decided,
-        parent: Folder | None = None,
-        name: str | None = None,
+        cls, config: ResolvedConfig, decided: Decided, parent: Folder | None = None, name: str | None = None
     ) -> tuple[RunFolder, Lock]:
         """Make the folder of a new run, and lock it.
 
-        The ``parent`` folder and the name are those of the config unless they are given; a run that has no name gets a
-        new one.
+        The ``parent`` folder and the name are the config's unless they are given; a run without one gets a new name.
 
         Raises:
             ConfigError: when it exists already, or cannot be written.
@@ -102,7 +97,7 @@ class RunFolder:
             return runfile.load(path, changes), runfile.decided(path)
 
     def write_config(self, config: TrainConfig, decided: Decided) -> None:
-        """Write the config, and what is decided of the run; the file starts the same run again."""
+        """Write what starts the same run again."""
         self.folder.write(CONFIG, runfile.to_yaml(config, decided))
 
     def lock(self) -> Lock:

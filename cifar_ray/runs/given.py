@@ -32,9 +32,7 @@ Note = Callable[[str], None]
 """Called with sentences that a person should read beside the result."""
 
 Size = tuple[int, int]
-"""Width and height of an image."""
-
-_NO_SIZE = (0, 0)
+"""Width and height of an image; zeros of other samples."""
 
 One = tuple[dict[str, Any], Tensor, Size]
 """A sample by name, such as ``{"image": path}``, the same as an input of a model, and its size."""
@@ -44,9 +42,11 @@ class Given(abc.ABC):
     """What people give a model of one modality.
 
     Attributes:
-        noun: one of it, with its article.
+        facts: of the data that the model has learned from.
+        encoding: that of its checkpoint.
+        noun: one of what is given, with its article.
         has_lists: whether a request may have several.
-        example: what ``curl --data-binary`` sends of it.
+        example: what ``curl --data-binary`` sends.
         about: what a server says of what it takes.
     """
 
@@ -54,24 +54,16 @@ class Given(abc.ABC):
     has_lists: ClassVar[bool] = False
     example: str
 
-    def __init__(self, facts: Facts, encoding: str = "") -> None:
+    def __init__(self, facts: Facts, encoding: str) -> None:
         self.facts, self.encoding, self.about = facts, encoding, dict[str, Any]()
 
     @abc.abstractmethod
     def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
-        """What files have, and ``words``; ``note`` is told of what is left out.
-
-        Raises:
-            ConfigError: naming what cannot be read, or is not for such a model.
-        """
+        """What files have, and ``words``; a ConfigError names what cannot be read, or is not for such a model."""
 
     @abc.abstractmethod
     def read(self, body: bytes) -> tuple[Tensor, Size]:
-        """The body of a request as inputs of the model (N, ...), and the size of an image.
-
-        Raises:
-            ValueError: saying what is wrong with it.
-        """
+        """The body of a request as inputs (N, ...), and the size of an image; a ValueError says what is wrong."""
 
     def batches(
         self, paths: Sequence[Path], words: Sequence[str], note: Note
@@ -117,7 +109,7 @@ class _Texts(Given):
     noun = "a text"
     example = "TEXT"
 
-    def __init__(self, facts: Facts, encoding: str = "") -> None:
+    def __init__(self, facts: Facts, encoding: str) -> None:
         super().__init__(facts, encoding)
         if not encoding:  # a function of the user's own has made its tokens
             raise ConfigError("", "the model takes tokens, and its tokenizer is not known")
@@ -126,7 +118,7 @@ class _Texts(Given):
     def each(self, paths: Sequence[Path], words: Sequence[str], note: Note) -> Iterator[One]:
         every = sentences(paths, words)
         for text, row in zip(every, self._encoded(every)):
-            yield {"text": text}, row, _NO_SIZE
+            yield {"text": text}, row, (0, 0)
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         """A plain text, or the value of ``text`` in a JSON object."""
@@ -136,7 +128,7 @@ class _Texts(Given):
                 text = json.loads(text).get("text")
         if not isinstance(text, str) or not text.strip() or not tokens.is_unicode(text):
             raise ValueError('it must be plain, or {"text": "..."}, in UTF-8 and not empty')
-        return self._encoded([text]), _NO_SIZE
+        return self._encoded([text]), (0, 0)
 
     def shown(self, rows: Tensor) -> Tensor:
         return as_tensor(tokens.cut(rows.numpy()))
@@ -149,8 +141,8 @@ class _Rows(Given):
     noun = "a row"
     has_lists = True
 
-    def __init__(self, facts: Facts, encoding: str = "") -> None:
-        super().__init__(facts)
+    def __init__(self, facts: Facts, encoding: str) -> None:
+        super().__init__(facts, encoding)
         self.example = shlex.quote(json.dumps(dict.fromkeys(facts.feature_names, 0)))
         self.about = {"features": facts.feature_names}
 
@@ -164,7 +156,7 @@ class _Rows(Given):
             except ConfigError as error:
                 raise ConfigError("", f"a table {error.problem}") from None
             for number, row in enumerate(rows, 1):
-                yield {"table": path, "row": number}, row, _NO_SIZE
+                yield {"table": path, "row": number}, row, (0, 0)
 
     def read(self, body: bytes) -> tuple[Tensor, Size]:
         """A JSON object of numbers by name, or a list of such."""
@@ -182,18 +174,14 @@ class _Rows(Given):
             numbers = tables.numbers(table.fillna("").astype(str), names, Path("the body"))
         except ConfigError as error:
             raise ValueError(f"it {error.problem}") from None
-        return as_tensor(numbers), _NO_SIZE
+        return as_tensor(numbers), (0, 0)
 
 
 _KINDS: dict[Inputs, type[Given]] = {"images": _Images, "tokens": _Texts, "features": _Rows}
 
 
 def of(facts: Facts, encoding: str = "") -> Given:
-    """What a model is given that has learned of such data; ``encoding`` is that of its checkpoint.
-
-    Raises:
-        ConfigError: when people cannot give it, since its tokenizer is not known or not installed.
-    """
+    """What a model is given that has learned of such data; refused where its tokenizer is not known or installed."""
     return _KINDS[facts.inputs](facts, encoding)
 
 

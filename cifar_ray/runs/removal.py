@@ -26,15 +26,17 @@ class Removal:
 
     Attributes:
         title: ``run NAME`` or ``sweep NAME``.
+        client: of the store.
         runs: its MLflow runs, a sweep's own last; none if MLflow has lost the run.
-        folder: None when there is none here, and so is the lock on it.
+        folder: where its files are.
+        lock: on the folder; None when it is not here.
         contents: what all of this is, in words.
     """
 
     title: str
     client: Client
     runs: Sequence[Run | Sweep]
-    folder: Folder | None
+    folder: Folder
     lock: Lock | None
     contents: str
 
@@ -44,7 +46,7 @@ class Removal:
         Raises:
             ConfigError: when the storage or the store refuses.
         """
-        if self.folder is not None and self.lock is not None:
+        if self.lock is not None:
             self.lock.release()  # on NFS, a folder with an open file cannot be removed
             with storage.refusing(self.folder):
                 self.folder.remove()
@@ -66,66 +68,50 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
     Raises:
         ConfigError: when there is none of that name or several, a process trains it, or its model is registered.
     """
+    client, known, members = _find(name, tracking_uri, note)
+    registry.refuse_registered(client, members)
+    kind = "run" if isinstance(known, Run) else "sweep"
+    doomed: list[Run | Sweep] = [*members, *([known] if isinstance(known, Sweep) else [])]
+    folder, is_here, lock = storage.at(known.folder), _exists(known.folder), None
+    if is_here and isinstance(known, Run):  # or there is another run of the same name
+        is_here = RunFolder.at(known.folder).key == known.key
+    running = [run.name for run in doomed if run.status == "RUNNING"]
+    if running and not (is_here and folder.local):  # whether a process trains it cannot be seen
+        where = f"its folder {known.folder} is not on this machine"
+        raise ConfigError("", f"{running[0]!r} is RUNNING, and {where}; delete it where that is")
+    many = f"MLflow run {doomed[0].run_id}" if len(doomed) == 1 else counted(len(doomed), "MLflow run")
+    parts = [many] * bool(doomed)
+    if is_here:
+        with storage.refusing(folder):
+            busy = ConfigError("", f"{kind} {known.name!r} is being trained by another process")
+            lock = stack.enter_context(Lock(folder, busy))
+            parts.append(f"folder {tilde(folder.address)} ({decimal(folder.size())})")
+        for run in members:
+            if run is not known and _exists(run.folder):  # it may have been resumed by itself
+                RunFolder.at(run.folder, run.key).lock().release()
+    elif known.folder:
+        parts.append(f"not {tilde(known.folder)}, which is not here or another run's")
+    return Removal(f"{kind} {known.name}", client, doomed, folder, lock, ", ".join(parts))
+
+
+def _find(name: str, tracking_uri: str | None, note: Note) -> tuple[Client, Run | Sweep, list[Run]]:
+    """The store, the run or the sweep, and the MLflow runs of its trainings."""
     tracking.quieten(verbose=False)
     uri = store.resolve_uri(tracking_uri)
-    if store.exists(uri):
-        store.connect(uri)  # a run that only seems lost would keep its MLflow run
+    client = store.connect(uri) if store.exists(uri) else None  # a run that only seems lost would keep its MLflow run
+    sweep = reading.find_sweep(client, name) if client else None
     try:
         known, uri = use.find_run(name, tracking_uri, note)
     except reading.AmbiguousRunError:
         raise
     except ConfigError:
-        client = store.connect(uri) if store.exists(uri) else None
-        sweep = reading.find_sweep(client, name) if client else None
         if client is None or sweep is None:
             raise
-        return _sweep(client, sweep, stack)
-    client = store.connect(uri)
-    if known.run_id and (sweep := reading.find_sweep(client, name)):
+        return client, sweep, reading.trials(client, sweep)
+    if known.run_id and sweep:
         ids = f"{known.run_id} (run), {sweep.run_id} (sweep)"
         raise ConfigError("", f"there are a run and a sweep named {name!r}; take one of their ids: {ids}")
-    parents = [known] if known.run_id else []
-    registry.refuse_registered(client, parents)
-    folder = RunFolder.at(known.folder) if _exists(known.folder) else None
-    if folder is None or folder.key != known.key:  # there may be another run's of the same name
-        folder = None
-    if folder is None or not folder.folder.local:
-        _refuse_running(parents, known.folder)
-    lock = stack.enter_context(folder.lock()) if folder else None
-    return _removal(f"run {known.name}", client, parents, folder.folder if folder else None, lock, known.folder)
-
-
-def _sweep(client: Client, own: Sweep, stack: ExitStack) -> Removal:
-    members = reading.trials(client, own)
-    registry.refuse_registered(client, members)
-    address, name = own.folder, own.name
-    folder = storage.at(address) if _exists(address) else None
-    lock = None
-    if folder is None or not folder.local:
-        _refuse_running([*members, own], address)
-    if folder is not None:
-        with storage.refusing(folder):
-            lock = stack.enter_context(Lock(folder, _busy(name)))
-        members_here = [RunFolder.at(run.folder, run.key) for run in members if _exists(run.folder)]
-        for run in members_here:  # which may have been resumed by itself
-            run.lock().release()
-    return _removal(f"sweep {name}", client, [*members, own], folder, lock, address)
-
-
-def _removal(
-    title: str, client: Client, doomed: Sequence[Run | Sweep], folder: Folder | None, lock: Lock | None, address: str
-) -> Removal:
-    parts = []
-    if len(doomed) == 1:
-        parts.append(f"MLflow run {doomed[0].run_id}")
-    elif doomed:
-        parts.append(counted(len(doomed), "MLflow run"))
-    if folder is not None:
-        with storage.refusing(folder):
-            parts.append(f"folder {tilde(folder.address)} ({decimal(folder.size())})")
-    elif address:
-        parts.append(f"not {tilde(address)}, which is not here or another run's")
-    return Removal(title, client, doomed, folder, lock, ", ".join(parts))
+    return store.connect(uri), known, [known] if known.run_id else []
 
 
 def _exists(address: str) -> bool:
@@ -133,16 +119,3 @@ def _exists(address: str) -> bool:
     folder = storage.at(address)
     with storage.refusing(folder):
         return bool(address) and folder.exists()
-
-
-def _refuse_running(doomed: Sequence[Run | Sweep], address: str) -> None:
-    """Refuse RUNNING runs whose folder is not here: whether a process trains them cannot be seen."""
-    running = [run.name for run in doomed if run.status == "RUNNING"]
-    if running:
-        raise ConfigError(
-            "", f"{running[0]!r} is RUNNING, and its folder {address} is not on this machine; delete it where that is"
-        )
-
-
-def _busy(name: str) -> ConfigError:
-    return ConfigError("", f"sweep {name!r} is being trained by another process")

@@ -38,11 +38,9 @@ class KnownCheckpoint:
 
 @dataclass(frozen=True)
 class Scored:
-    """A checkpoint evaluated again.
+    """A checkpoint, by its address, evaluated again on so many test images.
 
     Attributes:
-        checkpoint: its address.
-        images: test images counted.
         recorded_score: the task's primary figure recorded with the checkpoint; None if its epoch was not evaluated, or
             on fewer test images (``--test-images``).
         recorded_on: the images that it was counted on.
@@ -164,9 +162,9 @@ def evaluate(
         evaluation = evaluator(model.to(place))
     except torch.OutOfMemoryError:
         raise ConfigError("device", "must be cpu here: the GPU has too little free memory") from None
-    metrics, images, measured = evaluation.metrics, evaluation.images, snapshot.spec.measured
+    measured = snapshot.spec.measured
     score = snapshot.score if measured == "val" or not config.test_images else None
-    return Scored(chosen.address, snapshot.step, metrics, images, score, snapshot.task, measured)
+    return Scored(chosen.address, snapshot.step, evaluation.metrics, evaluation.images, score, snapshot.task, measured)
 
 
 def predict(
@@ -183,14 +181,15 @@ def predict(
     """Answer with a run's model for image files and those below folders, for texts, or for the rows of CSV files.
 
     Args:
-        run: name or MLflow id of the run, or its folder.
+        run: its name, MLflow id or folder.
         images: files and folders of images; files of texts (:func:`cifar_ray.runs.given.sentences`), or of rows.
         which: checkpoint.
         tracking_uri: of the store that has the run.
         note: told of what is left out.
         top: classes to keep, the likeliest; all without.
-        out: folder of the masks, as :func:`cifar_ray.runs.given.places`, and whether to ``overwrite`` them.
+        out: folder of the masks; one that has files needs ``overwrite``.
         words: texts.
+        overwrite: whether masks may replace files.
 
     Raises:
         CheckpointError: when the run has no usable checkpoint.
@@ -201,9 +200,7 @@ def predict(
     model, names = predictor.of(chosen.address, snapshot), snapshot.spec.names
     if out is not None and not task.has_masks:
         raise ConfigError("out", f"is for models that predict masks, and that of run {run} predicts {task.answer}")
-    places: dict[Path, Path] = {}
-    if task.has_masks:
-        places = given.places(given.images(images)[0], images, out, overwrite)
+    places = given.places(given.images(images)[0], images, out, overwrite) if task.has_masks else {}
     predictions: list[Prediction] = []
     for named, inputs, sizes in given.of(snapshot.spec, snapshot.encoding).batches(images, words, note):
         with torch.inference_mode():

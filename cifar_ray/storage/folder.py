@@ -26,11 +26,6 @@ _ADDRESS = re.compile(r"(?P<scheme>s3|gs)://(?P<bucket>[a-zA-Z0-9][\w.-]*)(?P<pa
 _GCS_PATIENCE = timedelta(seconds=15)
 _PAUSES_S = (1.0, 2.0, 4.0)
 _LONGEST_REASON = 200
-# What PyArrow and the clouds' clients put around the reason.
-_NOISE = re.compile(
-    r"^.*Detail: \[errno \d+\] |\(Request ID: [^)]*\)|^When .*?: AWS Error | during \w+ operation|; Details: .*"
-    r"|google::cloud::Status\(|Permanent error, with a last message of | error_info=.*"
-)
 
 
 class StorageError(RuntimeError):
@@ -109,8 +104,7 @@ class Folder:
         """Bytes of all files in it and below."""
         from pyarrow import fs
 
-        selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
-        return sum(info.size or 0 for info in self._files.get_file_info(selector))
+        return sum(info.size or 0 for info in self._files.get_file_info(fs.FileSelector(self.path, recursive=True)))
 
     def read(self, name: str) -> str:
         """A text file; ``FileNotFoundError`` when it does not exist."""
@@ -183,9 +177,8 @@ def at(address: str | None) -> Folder:
     match = _ADDRESS.fullmatch(address)
     if match is None or ".." in match["path"].split("/"):
         shown = re.sub(r"//.*@", "//...@", address)  # a secret is not repeated
-        raise ConfigError(
-            "storage", f"must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query, got {shown!r}"
-        )
+        rule = "must be a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, without a query"
+        raise ConfigError("storage", f"{rule}, got {shown!r}")
     scheme, bucket, path = match["scheme"], match["bucket"], match["bucket"] + match["path"]
     if scheme == "gs":
         return Folder(path, scheme, os.environ.get("STORAGE_EMULATOR_HOST", ""))
@@ -244,6 +237,5 @@ def persistently(write: Callable[[], None]) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Why something failed, in a few words."""
-    text = " ".join((error.strerror or str(error)).split())
-    return _NOISE.sub("", text).strip()[:_LONGEST_REASON]
+    """Why something failed, in a few words: those of the disk, or the first of the cloud's client."""
+    return os.strerror(error.errno) if error.errno else " ".join(str(error).split())[:_LONGEST_REASON]

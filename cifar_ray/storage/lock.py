@@ -16,15 +16,9 @@ FILE = ".driver.lock"
 
 
 class Lock:
-    """A folder that belongs to this process until it ends or releases it."""
+    """A folder that belongs to this process until it ends or releases it; ``refusal`` is raised if another has it."""
 
     def __init__(self, folder: Folder, refusal: Exception) -> None:
-        """Take the folder.
-
-        Raises:
-            OSError: when the folder cannot be written.
-            Exception: ``refusal``, when another driver has the folder.
-        """
         self._file = FileLock(folder.disk / FILE, thread_local=False)  # any thread may release it
         try:
             self._file.acquire(timeout=0)
@@ -32,7 +26,6 @@ class Lock:
             raise refusal from None
 
     def release(self) -> None:
-        """Let others have the folder."""
         self._file.release()
 
     def __enter__(self) -> Lock:

@@ -41,6 +41,7 @@ print(f"here: {ray.util.get_node_ip_address()} {os.uname().nodename}")
 SHARING = """
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,6 +50,7 @@ import ray
 from cifar_ray import storage
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.run import alone, train_worker
+from cifar_ray.orchestration.run.workers import Attempt
 from cifar_ray.orchestration.sweep import driver, plan
 from cifar_ray.orchestration.sweep.preparation import Preparation
 
@@ -66,10 +68,11 @@ class Meeting:
 
 class Meets:
     # In place of the training, it waits until four workers are there at once.
-    def train(self, payload):
-        ray.get(payload.arrive.remote(train_worker.assigned_gpus()))
+    def train(self, attempt):
+        meeting = attempt.mailbox
+        ray.get(meeting.arrive.remote(train_worker.assigned_gpus()))
         end = time.monotonic() + 120
-        while len(ray.get(payload.met.remote())) < 4:
+        while len(ray.get(meeting.met.remote())) < 4:
             assert time.monotonic() < end, "fewer than four at once"
             time.sleep(0.1)
 
@@ -83,14 +86,14 @@ planned = driver._Driver(config, storage.at(str(Path.cwd() / "grid")), store, ce
 driver.preparation.check_gpus = Preparation.decide_arithmetic = lambda *_: None  # there are no such GPUs
 planned._fit_to_cluster(lambda can_stop=False: False)
 print(f"at once: {planned._at_once}")
-sizes = [(cell.decided.cpus, cell.decided.gpus(cell.config)) for cell in cells]
-print("each: {} CPU, {} GPU".format(*sizes[0]))
+attempts = [Attempt(cell.config, cell.decided, [], None, None, None, None, 120.0) for cell in cells]
+print("each: {CPU} CPU, {GPU} GPU".format(**attempts[0].bundle))
 planned._announce()
 
 alone.LoneWorker = Meets
 meeting = ray.remote(Meeting).options(num_cpus=0).remote()
 placed = [
-    threading.Thread(target=alone.fit, args=[*size, None, 120.0, meeting]) for size in sizes[:4]
+    threading.Thread(target=alone.fit, args=[replace(attempt, mailbox=meeting)]) for attempt in attempts[:4]
 ]
 for thread in placed:
     thread.start()

@@ -201,7 +201,7 @@ def test_a_worker_that_is_stopped_is_named_and_replaced(person: Person, undistur
         run.until("epoch 2/30")
         os.kill(worker_pids(person)[1], signal.SIGSTOP)
         assert run.end() == 0, run.output
-        assert "waiting for rank 1, whose process has not answered for 1" in run.output
+        assert "rank 1: its process has not answered for 20 s (--hang-timeout-s)" in run.output
         assert "restarting from the newest checkpoint, failure 1 of at most 3" in run.output
     assert digest(person, "victim") == undisturbed
     assert_complete(person)

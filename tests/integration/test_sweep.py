@@ -93,7 +93,7 @@ def test_a_cell_without_room_is_skipped_and_shown(output: str, resident: Person)
 def test_it_says_beforehand_what_it_will_do_and_how_long_it_takes(output: str) -> None:
     assert "sweep mixed: 4 runs of 6, 1 at once; the batch per worker is held" in output
     assert re.search(
-        r"^lr0.05 bs32 1x1 seed0: finished, .*\(1 of 4 runs; about \d+ (s|min)( \d+ s)? left\)$", output, flags=re.M
+        r"^lr0.05 bs32 1x1 seed0: finished, .*\(1 of 4 runs, about \d+ (s|min)( \d+ s)? left\)$", output, flags=re.M
     )
 
 

@@ -14,12 +14,11 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from cifar_ray.config import topology
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import CommandFailedError, ConfigError, RunFailedError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
-from cifar_ray.orchestration.cluster import connection, optional, preflight
+from cifar_ray.orchestration.cluster import connection, optional
 from cifar_ray.orchestration.cluster.connection import Held
-from cifar_ray.storage import Folder
 from cifar_ray.training import recipe
 
 _POLL_S = 1.0
@@ -65,12 +64,10 @@ class NodeAllocator:
     Attributes:
         report: called while waiting, with nodes that can hold the workers, nodes needed, seconds waited and at most.
         check: called while waiting; what it raises ends the wait.
-        tested: ids of nodes from which the run's storage can be used.
     """
 
     report: Callable[[int, int, float, float], None]
     check: Callable[[], object]
-    tested: set[str] = field(default_factory=set)
     _bundles: list[dict[str, float]] = field(default_factory=list)
     _sent: float = 0.0
     _refused: list[list[dict[str, float]]] = field(default_factory=list)
@@ -112,31 +109,8 @@ class NodeAllocator:
             self.check()
             time.sleep(_POLL_S)
 
-    def again(self, folder: Folder, config: ResolvedConfig, asked: Decided, held: Held) -> Allocation:
-        """As :meth:`allocate`, for workers of a run in ``folder`` that start again; new nodes must reach its storage.
-
-        Raises:
-            RunFailedError: when no nodes come in time, or the storage cannot be used from one of them.
-        """
-        try:
-            chosen = self.allocate(config, asked, held)
-        except ConfigError as error:
-            raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
-        try:
-            if untested := set(chosen.nodes) - self.tested:
-                preflight.try_storage(folder, config, untested)
-        except ConfigError as error:
-            raise RunFailedError(error.as_flag()) from None
-        except (OSError, CommandFailedError):  # nobody knows now: the driver cannot reach it, or the node has left
-            return chosen
-        self.tested.update(chosen.nodes)
-        return chosen
-
     def request_missing(self, config: ResolvedConfig, decided: Decided, placed: int) -> None:
-        """While so many workers of a run train, ask the autoscaler for what is missing only.
-
-        A node with workers is not idle anyway.
-        """
+        """While so many workers train, ask for what is missing only: a node with workers is not idle anyway."""
         least = min(placed, decided.world_size)
         larger = [wider for wider in _candidates(config, decided) if wider.world_size > least]
         with suppress(ray.exceptions.RayError):  # the head is slow to answer
@@ -144,11 +118,7 @@ class NodeAllocator:
                 self._drop()
 
     def _request(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
-        """Ask for the nodes of the first of several topologies that the autoscaler has not refused.
-
-        Returns:
-            Whether there is an autoscaler that has not refused all of them.
-        """
+        """Ask for the nodes of the first topology that an autoscaler has not refused; whether there is one."""
         if not any(node["Alive"] and node["Labels"].get(_NODE_TYPE) for node in ray.nodes()):
             return False  # each head runs a monitor, but nothing starts nodes where they were started by hand
         refused = optional.refused_bundles(_ANSWER_S)
@@ -191,42 +161,31 @@ def _bundles(config: TrainConfig, decided: Decided) -> list[dict[str, float]]:
 
 
 def choose(config: ResolvedConfig, asked: Decided, held: Held | None) -> Allocation:
-    """Choose topology, device and nodes by what the cluster has now.
-
-    An elastic run takes the most workers that fit on what is free; what it ``held`` counts as free.
+    """Choose topology, device and nodes now: an elastic run has the most workers that fit on what is free or ``held``.
 
     Raises:
         TooSmallError: naming what the cluster lacks.
         ConfigError: when the config needs another device.
     """
-    totals, free = connection.nodes(), connection.free_nodes(held)
-    nodes = totals if config.elastic is None else free
-    return _first(config, _candidates(config, asked), nodes, free, any(node.gpus for node in totals))
+    return _first(config, _candidates(config, asked), connection.nodes(), connection.free_nodes(held))
 
 
 def at_topology(config: ResolvedConfig, asked: Decided, nodes: Sequence[Node] | None = None) -> Allocation:
-    """Choose device, nodes and CPUs for one topology, among these free nodes or those of the cluster.
-
-    Raises:
-        TooSmallError: naming what the cluster lacks.
-        ConfigError: when the config needs another device.
-    """
-    free = connection.free_nodes() if nodes is None else nodes
-    nodes = connection.nodes() if nodes is None else nodes
-    return _first(config, [asked], nodes, free, any(node.gpus for node in nodes))
+    """Choose device, nodes and CPUs for one topology, among these free nodes or those of the cluster; errors alike."""
+    if nodes is None:
+        return _first(config, [asked], connection.nodes(), connection.free_nodes())
+    return _first(config, [asked], nodes, nodes)
 
 
 def _first(
-    config: ResolvedConfig, candidates: Sequence[Decided], nodes: Sequence[Node], free: Sequence[Node], has_gpus: bool
+    config: ResolvedConfig, candidates: Sequence[Decided], totals: Sequence[Node], free: Sequence[Node]
 ) -> Allocation:
-    """The first of the candidates that the nodes hold, on GPUs before CPUs; errors as of :func:`at_topology`.
-
-    ``free``: the same nodes, with what is free on each.
-    """
+    """The first of the candidates that the nodes hold, on GPUs before CPUs; ``free`` is what is free on each."""
     refusals: list[ConfigError] = []
+    nodes = totals if config.elastic is None else free  # an elastic run does not wait for what others use
     wanted = candidates[0].device
     for device in ("cuda", "cpu") if wanted == "auto" else (wanted,):
-        unused_gpus = str(refusals[0]) if refusals and has_gpus else ""
+        unused_gpus = str(refusals[0]) if refusals and any(node.gpus for node in totals) else ""
         for candidate in candidates:
             try:
                 return Allocation(*_place(config, replace(candidate, device=device), nodes, free), unused_gpus)
@@ -238,11 +197,7 @@ def _first(
 def _place(
     config: ResolvedConfig, decided: Decided, nodes: Sequence[Node], free: Sequence[Node]
 ) -> tuple[Decided, list[str]]:
-    """How many CPUs each worker has, and the node of each: those with the most free GPUs first, if it needs any.
-
-    Where no CPUs are given, they are a share of what is free. A node on which others leave too little counts as a
-    whole, since the run has to wait for it anyway.
-    """
+    """How many CPUs each worker has, and the node of each: those with the most free GPUs first, if it needs any."""
     placement, gpus = decided.placement, decided.gpus(config)
     room = {node.node_id: node for node in (*nodes, *free)}
     if gpus:
@@ -253,7 +208,7 @@ def _place(
         raise TooSmallError("topology", f"{error}{_advice(config, decided)}") from None
     recipe.check_place(config, decided)
     if decided.cpus_per_worker is None:
-        for node in nodes:
+        for node in nodes:  # a share of what is free, or of all where the run has to wait for others anyway
             if topology.capacity(room[node.node_id], 1, gpus) < placement.workers_per_node:
                 room[node.node_id] = node
         sizes = [room[node_id] for node_id in dict.fromkeys(chosen)]
@@ -290,10 +245,7 @@ def _suitable(config: ResolvedConfig, asked: Decided) -> tuple[int, int]:
 
 
 def remove_abandoned() -> None:
-    """Remove the placement groups whose creator, an actor, has died: Ray keeps them until the job ends, too.
-
-    A group that still waits for room counts as well, since it would take the next room there is.
-    """
+    """Remove placement groups whose creator has died: Ray keeps them, and gives them the next room there is."""
     for group in optional.abandoned_groups():
         remove_placement_group(PlacementGroup(group))
 

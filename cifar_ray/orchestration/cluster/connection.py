@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config import imports
 from cifar_ray.config.decided import Decided
@@ -30,12 +32,11 @@ def connected(
     doing: Callable[[str], object] = str,
     room: Decided | None = None,
 ) -> Iterator[Callable[[], str]]:
-    """Context manager: a connection to Ray, closed at the end unless it was there before.
+    """Context manager: a connection to the Ray that ``config`` joins or starts, closed unless it was there before.
 
     Args:
-        config: which Ray to join or start.
-        functions: import paths of the user's own. Their modules are sent to a cluster that is joined; a Ray that is
-            started here finds them where this process does.
+        config: of the run, or what the runs of a sweep share.
+        functions: import paths of the user's own, whose modules are sent to a cluster that is joined.
         doing: called with what is being done, once nothing is wrong with what was asked for.
         room: what a Ray that is started here has to hold; the topology of ``config`` when None.
 
@@ -46,7 +47,7 @@ def connected(
         ConfigError: when no cluster answers at the address.
         CommandFailedError: when Ray does not start here.
     """
-    head, room = address(config), room or Decided.asked(config)
+    head = address(config)
     if config.local_nodes > 1 and (head or ray.is_initialized()):
         which = f"RAY_ADDRESS names one to join ({head})" if head else "this process has one already"
         raise ConfigError("local_nodes", f"is for a Ray started here, and {which}")
@@ -60,7 +61,7 @@ def connected(
             _join(head, config, imports.to_ship(functions), stack)
             yield str
         else:
-            yield stack.enter_context(local.running(config, room))
+            yield stack.enter_context(local.running(config, room or Decided.asked(config)))
 
 
 def address(config: TrainConfig) -> str | None:
@@ -91,6 +92,12 @@ def free_nodes(held: Held | None = None) -> list[Node]:
         cpus, gpus = min(node.cpus, there.get("CPU", 0.0) + cpus), min(node.gpus, there.get("GPU", 0.0) + gpus)
         found.append(replace(node, cpus=cpus, gpus=gpus))
     return found
+
+
+def on_node(kind: Callable[..., Any], node_id: str, **options: Any) -> Any:
+    """A task, or the class of an actor, on a node, where it takes no CPU."""
+    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=where, **options)(kind)
 
 
 def shares_a_machine(config: TrainConfig, decided: Decided) -> bool:

@@ -38,12 +38,8 @@ _DAEMONS = ("gcs_server", "raylet")  # a Ray without one of them is lost
 def running(config: TrainConfig, room: Decided) -> Iterator[Callable[[], str]]:
     """Context manager: Ray on this machine for this process alone; it ends with the process, however that ends.
 
-    Yields:
-        A function that names the Ray process that has ended, or returns an empty string while all run. Ray itself
-        would wait for it.
-
-    Raises:
-        CommandFailedError: when Ray does not start.
+    Yields and raises as :func:`cifar_ray.orchestration.cluster.connection.connected`. Ray itself would wait for a
+    process of its own that has ended.
     """
     sizes = {"num_cpus": cpus_per_node(config, room), "object_store_memory": _OBJECT_STORE_BYTES}
     if config.local_nodes > 1:  # each would count all GPUs of this machine as its own
@@ -186,13 +182,12 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def cpus_per_node(config: TrainConfig, room: Decided) -> int:
-    """CPUs of each node started here: an equal share of those that this process may use; ``room`` is what is needed.
+    """CPUs of each node started here: an equal share of those that this process may use.
 
-    Of several nodes, each counts as many as its workers need, whether there are so many or not.
+    Of several nodes, each counts as many as its workers need (``room``), whether there are so many or not.
     """
     share = hardware.allowed_cpus() // config.local_nodes
-    needed = room.placement.workers_per_node * room.cpus
-    return share if config.local_nodes == 1 else max(needed, share)
+    return share if config.local_nodes == 1 else max(share, room.placement.workers_per_node * room.cpus)
 
 
 def quiet(config: TrainConfig) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import uuid
@@ -10,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import storage
 from cifar_ray.config import errors
@@ -24,42 +22,28 @@ _ANSWER_S = 120.0
 
 
 def check_storage(folder: Folder, config: TrainConfig) -> None:
-    """Check the folder of a run or a sweep from all nodes, since workers may move to any of them.
+    """Have all nodes read a file that the driver has written in a run's folder, and write one that it can see.
 
     Raises:
         ConfigError: naming a node that cannot use the folder.
         CommandFailedError: when a node does not answer.
     """
-    nodes = [node.node_id for node in connection.nodes()]
-    if nodes != [ray.get_runtime_context().get_node_id()]:
-        with storage.refusing(folder):
-            try_storage(folder, config, nodes)
-
-
-def try_storage(folder: Folder, config: TrainConfig, node_ids: Collection[str]) -> None:
-    """Have nodes read a file that the driver has written, and write one that it can see.
-
-    Raises:
-        ConfigError: naming a node that cannot use the folder.
-        CommandFailedError: when a node does not answer.
-        OSError: the driver itself cannot use it.
-    """
-    if config.local_nodes > 1:  # nodes started here are this machine
+    node_ids = [node.node_id for node in connection.nodes()]
+    if config.local_nodes > 1 or node_ids == [ray.get_runtime_context().get_node_id()]:  # they are this machine
         return
     mark = f".seen-{uuid.uuid4().hex}"
     wanted = "folder that all nodes share and can write" if folder.local else "bucket that all nodes can read and write"
-    try:
-        folder.write(mark, "")
-        for node_id, (host, fault) in zip(node_ids, _ask(node_ids, _use, folder, mark), strict=True):
-            if not fault:
+    with storage.refusing(folder):
+        try:
+            folder.write(mark, "")
+            for node_id, (host, fault) in zip(node_ids, _ask(node_ids, _use, folder, mark), strict=True):
                 try:
                     folder.read(f"{mark}-{node_id}")  # a listing may be a cached one
                 except FileNotFoundError:
-                    fault = f"writes to {folder.address} what is not seen here"
-            if fault:
-                raise ConfigError("storage", f"must be a {wanted}; node {host} {fault}")
-    finally:
-        with contextlib.suppress(OSError):
+                    fault = fault or f"writes to {folder.address} what is not seen here"
+                if fault:
+                    raise ConfigError("storage", f"must be a {wanted}; node {host} {fault}")
+        finally:
             for name in (mark, *(f"{mark}-{node_id}" for node_id in node_ids)):
                 folder.delete(name)
 
@@ -118,9 +102,9 @@ def _ask(node_ids: Collection[str], question: Callable[..., Any], *args: Any) ->
     Raises:
         CommandFailedError: when one does not come in time.
     """
-    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(question)  # its process would keep GPU memory
-    places = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in node_ids]
+    once = {"max_retries": 0, "max_calls": 1}  # its process would keep GPU memory
+    tasks = [connection.on_node(question, node_id, **once) for node_id in node_ids]
     try:
-        return ray.get([task.options(scheduling_strategy=place).remote(*args) for place in places], timeout=_ANSWER_S)
+        return ray.get([task.remote(*args) for task in tasks], timeout=_ANSWER_S)
     except ray.exceptions.RayError as error:
         raise CommandFailedError(f"a node does not answer: {errors.first_line(error)}") from None

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cifar_ray.orchestration.run.workers import Attempt
 
 
 class LoneWorker:
     """The actor: its process is fresh for each attempt, and so are its peak memory and the user's globals in it."""
 
-    def train(self, payload: dict[str, Any]) -> None:
+    def train(self, attempt: Attempt) -> None:
         """Train, as each of several workers does."""
         from cifar_ray.orchestration.run.train_worker import train_loop  # loads what the driver does without
 
-        train_loop(payload, 0, 1)
+        train_loop(attempt, 0)
 
 
-def fit(cpus: int, gpus: float, where: Mapping[str, str] | None, start_s: float, payload: dict[str, Any]) -> None:
-    """Train to the end, or until the worker fails, with so many CPUs and GPUs, on the node with these labels, if any.
+def fit(attempt: Attempt) -> None:
+    """Train to the end, or until the worker fails.
 
     Raises:
         ControllerError: as of Ray Train's trainer, when there is no room.
@@ -29,14 +28,15 @@ def fit(cpus: int, gpus: float, where: Mapping[str, str] | None, start_s: float,
     """
     from ray.train import ControllerError, WorkerGroupError  # takes seconds, which the actor's process need not spend
 
-    bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-    room = placement_group([bundle], bundle_label_selector=None if where is None else [dict(where)])
+    bundle = attempt.bundle
+    room = placement_group([bundle], bundle_label_selector=attempt.selectors)
     try:
-        if not room.wait(start_s):
+        if not room.wait(attempt.start_s):
             raise ControllerError(TimeoutError("no room"))
-        strategy = PlacementGroupSchedulingStrategy(room)
-        worker = ray.remote(LoneWorker).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy).remote()
-        ray.get(worker.train.remote(payload))
+        resources = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+        where = PlacementGroupSchedulingStrategy(room)
+        worker = ray.remote(LoneWorker).options(scheduling_strategy=where, **resources).remote()
+        ray.get(worker.train.remote(attempt))
     except ray.exceptions.RayError as error:
         raise WorkerGroupError(str(error), {0: error}) from None
     finally:

@@ -19,43 +19,19 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation
-from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.run import alone
 from cifar_ray.orchestration.run.events import Mailbox, Stopped
 from cifar_ray.orchestration.run.failures import Failure, Kind
 from cifar_ray.orchestration.run.interrupts import RAY_LOST
-from cifar_ray.orchestration.run.workers import Workers
-from cifar_ray.storage import Folder
+from cifar_ray.orchestration.run.workers import Attempt, Workers
 from cifar_ray.tracking.background import background
 from cifar_ray.tracking.variables import variables
-from cifar_ray.training.observer import Launch, Outcome
+from cifar_ray.training.observer import Outcome
 
-NODE_ID_LABEL = "ray.io/node-id"
 _POLL_S = 0.5
 _TAKE_S, _LAST_TAKE_S = 5.0, 30.0
 _FREE_S = 10.0
 _LONGEST_REASON = 200
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of a run's workers on nodes chosen for them.
-
-    Attributes:
-        config: the run's.
-        dataset: in Ray's object store.
-        launch: what the driver has done so far.
-        stoppable: whether the workers can stop between two steps.
-        start_s: seconds to wait for room.
-    """
-
-    config: ResolvedConfig
-    allocation: Allocation
-    dataset: ray.ObjectRef
-    folder: Folder
-    launch: Launch
-    stoppable: bool
-    start_s: float
 
 
 @dataclass(frozen=True)
@@ -74,27 +50,26 @@ class NotPlaced:
 Ended = Outcome | Stopped | Failed | NotPlaced
 
 
-def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check: Callable[..., bool]) -> Ended:
+def run(attempt: Attempt, handle: Callable[[Any], None], check: Callable[..., bool]) -> Ended:
     """Train on the connected cluster.
 
     Args:
         attempt: what to train, and where.
-        mailbox: carries the events.
         handle: called in this thread with every event of ``events`` and ``training.observer``.
         check: called in this thread several times a second with whether the workers could stop between two steps
             now. It returns whether they should; what it raises ends them at once.
     """
-    config = attempt.config
+    config, mailbox = attempt.config, attempt.mailbox
     workers = Workers(config.hang_timeout_s)
     ended: Outcome | Stopped | None = None
     mailbox.ask_to_stop(False)
     with variables(_settings(config, attempt.start_s)):
-        fitting = background(_fit(attempt, mailbox), "trainer-fit")
+        fitting = background(_fit(attempt), "trainer-fit")
         with ending(fitting, workers, mailbox):
             is_last = False
             while not is_last:
                 is_last = fitting.done()
-                if check(workers.training and attempt.stoppable):  # each time: a mailbox that was restarted forgot it
+                if check(workers.training and attempt.can_stop):  # each time: a mailbox that was restarted forgot it
                     mailbox.ask_to_stop()
                 wait([fitting], _POLL_S)
                 for event in mailbox.take(_LAST_TAKE_S if is_last else _TAKE_S):
@@ -103,8 +78,7 @@ def run(attempt: Attempt, mailbox: Mailbox, handle: Callable[[Any], None], check
                     else:
                         workers.hear(event)
                         handle(event)
-                for silent in workers.silent():
-                    handle(silent)
+                workers.end_silent()
     if ended is not None:
         return ended
     allocation.remove_abandoned()  # of a controller that was killed
@@ -129,11 +103,9 @@ def ending(fitting: Future[Any], workers: Workers, mailbox: Mailbox) -> Iterator
 def _failed(error: BaseException | None, workers: Workers) -> Failed | NotPlaced:
     if isinstance(error, ray.train.WorkerGroupError):
         return Failed(workers.left(error.worker_failures), workers.stacks)
-    if workers.failures or workers.placed:
-        return Failed(workers.failures or {0: Failure(Kind.OTHER, _sentence(error))}, workers.stacks)
-    if isinstance(error, ray.train.ControllerError):
+    if isinstance(error, ray.train.ControllerError) and not (workers.failures or workers.joined):
         return NotPlaced()
-    return Failed({0: Failure(Kind.OTHER, _sentence(error))}, {})
+    return Failed(workers.failures or {0: Failure(Kind.OTHER, _sentence(error))}, workers.stacks)
 
 
 def _sentence(error: BaseException | None) -> str:
@@ -146,21 +118,11 @@ def _sentence(error: BaseException | None) -> str:
     return lines[-1][:_LONGEST_REASON] if lines else type(error).__name__
 
 
-def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
+def _fit(attempt: Attempt) -> Callable[[], Any]:
     """What starts the workers, and returns when they have ended; it restarts nothing."""
-    config, decided = attempt.config, attempt.allocation.decided
-    payload = {
-        "config": config,
-        "decided": decided,
-        "dataset": attempt.dataset,
-        "folder": attempt.folder,
-        "launch": attempt.launch,
-        "mailbox": mailbox,
-        "stoppable": attempt.stoppable,
-    }
-    if decided.world_size == 1:
-        where = None if config.elastic is None else {NODE_ID_LABEL: attempt.allocation.nodes[0]}
-        return partial(alone.fit, decided.cpus, decided.gpus(config), where, attempt.start_s, payload)
+    config, world_size = attempt.config, attempt.decided.world_size
+    if world_size == 1:
+        return partial(alone.fit, attempt)
     known = [field.name for field in dataclasses.fields(ray.train.FailureConfig)]
     none = dict.fromkeys(("max_failures", "controller_failure_limit", "max_preemption_failures"), 0)
     quiet: dict[str, Any] = {}
@@ -168,9 +130,15 @@ def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
         quiet = {"logging_config": ray.train.LoggingConfig(log_level="ERROR")}
     return TorchTrainer(
         _train_loop,
-        train_loop_config=payload,
+        train_loop_config={"attempt": attempt},
         torch_config=_NoProcessGroup(timeout_s=math.ceil(2 * config.hang_timeout_s)),
-        scaling_config=_scaling(config, attempt.allocation),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=world_size,
+            use_gpu="GPU" in attempt.bundle,
+            resources_per_worker=attempt.bundle,
+            placement_strategy="PACK" if attempt.selectors else "STRICT_PACK",
+            label_selector=attempt.selectors,
+        ),
         run_config=ray.train.RunConfig(
             name=f"attempt-{time.time_ns()}",
             storage_path=str(attempt.folder.disk / "ray_train"),
@@ -178,20 +146,6 @@ def _fit(attempt: Attempt, mailbox: Mailbox) -> Callable[[], Any]:
             **quiet,
         ),
     ).fit
-
-
-def _scaling(config: ResolvedConfig, allocation: Allocation) -> ray.train.ScalingConfig:
-    decided = allocation.decided
-    anywhere = decided.placement.nodes == 1 and config.elastic is None
-    gpus = decided.gpus(config)
-    return ray.train.ScalingConfig(
-        num_workers=decided.world_size,
-        use_gpu=bool(gpus),
-        resources_per_worker={"CPU": decided.cpus, **({"GPU": gpus} if gpus else {})},
-        placement_strategy="STRICT_PACK" if anywhere else "PACK",
-        # Ray packs or spreads, but cannot place exactly W workers on each of N nodes; a selector per worker does.
-        label_selector=None if anywhere else [{NODE_ID_LABEL: node_id} for node_id in allocation.nodes],
-    )
 
 
 def _settings(config: ResolvedConfig, start_s: float) -> dict[str, str]:
@@ -205,12 +159,12 @@ def _settings(config: ResolvedConfig, start_s: float) -> dict[str, str]:
     }
 
 
-def _train_loop(payload: dict[str, Any]) -> None:
+def _train_loop(given: dict[str, Attempt]) -> None:
     # Imported in the worker only: the driver and Ray's controller do not need what it loads.
     from cifar_ray.orchestration.run.train_worker import train_loop
 
     context = ray.train.get_context()
-    train_loop(payload, context.get_world_rank(), context.get_world_size())
+    train_loop(given["attempt"], context.get_world_rank())
 
 
 class _WorkersConnect(Backend):

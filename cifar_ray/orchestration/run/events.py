@@ -13,19 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray.config.decided import Decided
+from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run.failures import Failure, Verdict
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A worker has started.
+    """A worker has started, which computes with so many CPU ``threads``.
 
     Attributes:
         address: IP address of its node.
-        threads: CPU threads that it computes with.
         device: name of its processor or GPU.
         interface: network interface of the collectives.
         gpu: versions of what its GPU is used with; None on a CPU.
@@ -79,10 +78,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's process runs Python; ``metrics``, from the first worker of a node, has the load of the node.
-
-    Their names are MLflow's without the ``system/`` prefix; ``timestamp_ms`` counts from 1970.
-    """
+    """A worker's process runs Python; the first of a node posts its load, as MLflow names it below ``system/``."""
 
     rank: int
     timestamp_ms: int
@@ -99,22 +95,11 @@ class WorkerRaised:
 
 @dataclass(frozen=True)
 class WorkersFailed:
-    """Workers raised or died, for the ``number``-th time in this run.
-
-    ``stacks`` has the Python stacks of those that did not answer, by rank.
-    """
+    """Workers raised or died, for the ``number``-th time in this run; ``stacks`` as of :class:`Workers`."""
 
     verdict: Verdict
     number: int = 1
     stacks: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Silent:
-    """A worker's process has not answered for some time."""
-
-    rank: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -165,24 +150,17 @@ class _MailboxActor:
 
 @dataclass
 class Mailbox:
-    """A mailbox, as those who post and the driver that reads both have it."""
+    """A mailbox, for those who post and the driver that reads."""
 
     actor: Any
     _taking: Any = None
 
     def post(self, event: Any) -> ray.ObjectRef:
-        """Send an event without waiting.
-
-        Returns:
-            A reference to whether the workers have been asked to stop.
-        """
+        """Send an event without waiting; return a reference to whether the workers have been asked to stop."""
         return self.actor.post.remote(event)
 
     def take(self, timeout_s: float) -> Sequence[Any]:
-        """Return all events since the last call.
-
-        Returns none when the mailbox is lost, or slower than ``timeout_s``: they come with a later call.
-        """
+        """All events since the last call; those of a mailbox slower than ``timeout_s`` come with a later call."""
         self._taking = self._taking or self.actor.take.remote()
         try:
             events = ray.get(self._taking, timeout=timeout_s)
@@ -199,15 +177,11 @@ class Mailbox:
 
 
 def open_mailbox() -> Mailbox:
-    """Make a mailbox.
-
-    What a killed one held is lost: the figures come again with the run's outcome. What is posted meanwhile waits.
-    """
+    """Make a mailbox; what a killed one held is lost, and the figures come again with the run's outcome."""
     return Mailbox(beside_driver(_MailboxActor))
 
 
 def beside_driver(kind: type) -> Any:
     """Start an actor on the driver's node, with no CPU; it ends with the driver. Ray restarts it when it is killed."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    kept = ray.remote(kind).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
-    return kept.remote()
+    here = ray.get_runtime_context().get_node_id()
+    return connection.on_node(kind, here, max_restarts=-1, max_task_retries=-1).remote()

@@ -90,13 +90,7 @@ def of(error: BaseException, step: int = 0, saved: int = 0) -> Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What has happened first among the workers.
-
-    Attributes:
-        reason: in one sentence.
-        final: whether another attempt would fail the same way.
-        first: the failure itself.
-    """
+    """The ``first`` failure among the workers, as a sentence, and whether another attempt would fail the same way."""
 
     reason: str
     final: bool
@@ -104,10 +98,7 @@ class Verdict:
 
 
 def judge(failures: Mapping[int, Failure], before: Verdict | None) -> Verdict:
-    """Tell what has happened first among the workers, by rank, and whether the run ends.
-
-    ``before`` is what was told of the run's last failure.
-    """
+    """Tell what has happened first among the workers, by rank; ``before`` is on the run's last failure."""
     causes = {rank: failure for rank, failure in failures.items() if failure.kind is not Kind.CONSEQUENCE} or failures
     first = min(causes.values(), key=lambda failure: failure.at)
     reason = "; ".join(f"rank {rank}: {each}" for rank, each in sorted(causes.items()) if each.at == first.at)

@@ -38,18 +38,12 @@ RAY_LOST = (RayLostError, InterruptedWithRayError)
 def connected(
     config: TrainConfig, display: Display, functions: Sequence[str] = (), room: Decided | None = None
 ) -> Iterator[Callable[..., bool]]:
-    """Context manager: a connection to Ray.
+    """Context manager: as :func:`cifar_ray.orchestration.cluster.connection.connected`, shown on a ``display``.
 
     Yields:
         A function to call several times a second: it raises after a signal, or when Ray is lost. (A signal
         handler must not raise inside Ray's compiled code.) Called with True, since workers can stop with a checkpoint,
         it returns True after the first signal, and raises after the second.
-
-    Args:
-        config: which Ray to join or start.
-        display: shows that Ray is joined or started, and that an interruption begins.
-        functions: import paths of the user's own that workers need: their files are sent to the cluster.
-        room: as of :func:`cifar_ray.orchestration.cluster.connection.connected`.
     """
     pending: list[int] = []
     announced = False

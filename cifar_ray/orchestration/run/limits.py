@@ -52,12 +52,11 @@ class Spent:
 
     def rows(self, price: Price | None) -> list[tuple[str, str]]:
         """As rows of a table."""
-        rows = [
-            ("on nodes, all attempts", limits.duration(self.placed_s)),
-            ("waiting", limits.duration(self.waiting_s)),
-        ]
-        paid = [] if price is None else [("cost", f"{limits.dollars(price.paid_for(self.node_s))} ({price.words})")]
-        return rows + paid
+        placed, waiting = limits.duration(self.placed_s), limits.duration(self.waiting_s)
+        rows = [("on nodes, all attempts", placed), ("waiting", waiting)]
+        if price is not None:
+            rows.append(("cost", f"{limits.dollars(price.paid_for(self.node_s))} ({price.words})"))
+        return rows
 
 
 @dataclass(frozen=True)
@@ -162,9 +161,5 @@ def refuse_exhausted(config: TrainConfig, history: Sequence[Row], name: str) -> 
     facts = data.facts(config)
     task = tasks.spec(config, facts)
     if choosing.is_exhausted(config, task, facts, epochs):
-        metric = task.primary.on(facts.measured)
-        raise ConfigError(
-            "patience",
-            f"must be more than the epochs without a better {metric} after which run {name} has ended, "
-            f"got {config.patience}",
-        )
+        rule = f"must be more than the epochs without a better {task.primary.on(facts.measured)}"
+        raise ConfigError("patience", f"{rule} after which run {name} has ended, got {config.patience}")

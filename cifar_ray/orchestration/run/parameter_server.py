@@ -12,10 +12,10 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cifar_ray import strategies
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import connection
 from cifar_ray.strategies.served_weights import ParameterServer, ServerHandle, ShardedServer
 from cifar_ray.strategies.worker import Worker
 
@@ -48,9 +48,8 @@ def start(config: TrainConfig, threads: int, worker: Worker, nodes: Sequence[str
     actors: list[Any] = [None] * count
     if worker.rank == 0:
         for number in range(count):
-            strategy = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=False)
-            options = {"num_cpus": 0, "max_concurrency": worker.world_size, "scheduling_strategy": strategy}
-            actors[number] = ray.remote(_Server).options(**options).remote(threads)
+            kind = connection.on_node(_Server, nodes[number % len(nodes)], max_concurrency=worker.world_size)
+            actors[number] = kind.remote(threads)
     if worker.world_size > 1:
         dist.broadcast_object_list(actors, src=0, device=worker.device)
     servers: list[Any] = [RayServer(actor) for actor in actors]

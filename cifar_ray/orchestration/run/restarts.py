@@ -13,13 +13,13 @@ import ray
 
 from cifar_ray import strategies
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import RunFailedError
+from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import allocation, optional
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator, TooSmallError
 from cifar_ray.orchestration.cluster.connection import Held
 from cifar_ray.orchestration.run import attempt, failures
-from cifar_ray.orchestration.run.attempt import Attempt, Ended, Failed, NotPlaced
+from cifar_ray.orchestration.run.attempt import Ended, Failed, NotPlaced
 from cifar_ray.orchestration.run.events import (
     Joined,
     Mailbox,
@@ -33,6 +33,7 @@ from cifar_ray.orchestration.run.events import (
 )
 from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.orchestration.run.limits import Limit, LimitReached, Meter
+from cifar_ray.orchestration.run.workers import Attempt
 from cifar_ray.storage import Folder
 from cifar_ray.training.observer import Launch, Outcome, Started
 
@@ -131,7 +132,6 @@ class Run:
     """A run that trains on the connected cluster, in its driver or in a trial's process.
 
     Attributes:
-        config: the run's.
         cpus: CPUs of each worker that are given; None where they follow from the nodes.
         dataset: in Ray's object store.
         handle: called with every event.
@@ -155,7 +155,9 @@ class Run:
     _decided: Decided = field(init=False)
     _nodes: dict[int, str] = field(default_factory=dict)
     _past: Past = field(default_factory=Past)
-    _watch: _Watch = field(init=False)
+    _moves: bool = False
+    _looked: float = 0.0
+    _room_since: float | None = None
 
     def train(self, chosen: Allocation, launch: Launch) -> Outcome | Halt:
         """Train to the end or to a limit, however often the workers start.
@@ -165,15 +167,14 @@ class Run:
         Raises:
             RunFailedError: when training fails, or no nodes come in time.
         """
-        self.allocator.tested.update(chosen.nodes)
         while True:
             self._decided, begun = chosen.decided, time.monotonic()
             self._nodes.clear()
-            self._watch = _Watch()
-            stoppable = strategies.of(self.config).synchronous
-            start = Attempt(self.config, chosen, self.dataset, self.folder, launch, stoppable, self._start_s())
+            self._moves, self._room_since = False, None
+            place = (self.dataset, self.folder, self.mailbox)
+            start = Attempt(self.config, chosen.decided, chosen.nodes, *place, launch, self._start_s())
             try:
-                ended = attempt.run(start, self.mailbox, self._hear, self._should_stop)
+                ended = attempt.run(start, self._hear, self._should_stop)
             except _HaltError:
                 return Halt(self._past.limit)
             finally:
@@ -198,7 +199,10 @@ class Run:
             elif decision.waited_s:
                 self.handle(NoRoom(decision.waited_s))
             launch = Launch(time.time(), 0.0)
-            chosen = self.allocator.again(self.folder, self.config, self._asked, self._held)
+            try:
+                chosen = self.allocator.allocate(self.config, self._asked, self._held)
+            except ConfigError as error:
+                raise RunFailedError(f"the cluster has lost nodes: {error.as_flag()}") from None
             if not isinstance(ended, NotPlaced) or chosen.decided.topology != self._decided.topology:
                 self.handle(Moved(chosen.decided))
 
@@ -234,20 +238,32 @@ class Run:
         if self._halts() and not strategies.of(self.config).synchronous:
             raise _HaltError
         self.allocator.request_missing(self.config, self._asked, len(self._nodes))
-        has_all = len(self._nodes) == self._decided.world_size  # else they have not all started yet
-        if possible and (why := self._watch.stop(self._held, self._wider if has_all else None)):
-            self.handle(why)
-        return self._watch.decided or (possible and self._past.limit != "")
+        if possible and not self._moves and time.monotonic() - self._looked >= _CHECK_S:
+            self._looked, why = time.monotonic(), None
+            with suppress(ray.exceptions.RayError):  # the head is slow to answer; the next look may succeed
+                why = self._leaving() or self._growing()
+            if why is not None:
+                self._moves = True
+                self.handle(why)
+        return self._moves or (possible and self._past.limit != "")
 
-    def _wider(self) -> str:
-        """The topology with more workers that an elastic run would have now; empty where there is none."""
-        if self.config.elastic is None:
-            return ""
-        try:
+    def _leaving(self) -> NodeLeaving | None:
+        """A node with workers that the cluster will lose."""
+        leaving = optional.draining_nodes()
+        return next((NodeLeaving(node, leaving[node]) for node in self._held if node in leaving), None)
+
+    def _growing(self) -> RoomToGrow | None:
+        """More workers, once there has been room for some seconds: nodes that start together come one by one."""
+        if self.config.elastic is None or len(self._nodes) < self._decided.world_size:  # not all have started yet
+            return None
+        with suppress(TooSmallError):
             wider = allocation.choose(self.config, self._asked, self._held).decided
-        except TooSmallError:
-            return ""
-        return wider.topology if wider.world_size > self._decided.world_size else ""
+            if wider.world_size > self._decided.world_size:
+                self._room_since = self._room_since or time.monotonic()
+                is_settled = time.monotonic() - self._room_since >= _SETTLED_S
+                return RoomToGrow(wider.topology) if is_settled else None
+        self._room_since = None
+        return None
 
     def _halts(self) -> bool:
         if not self._past.limit and (spent := self.meter.tick()) is not None:
@@ -256,38 +272,3 @@ class Run:
             if self._past.limit:
                 self.handle(LimitReached(self._past.limit))
         return self._past.limit != ""
-
-
-@dataclass
-class _Watch:
-    """Decides when the workers of an attempt should stop to go on elsewhere."""
-
-    decided: bool = False
-    _checked: float = 0.0
-    _room_since: float | None = None
-
-    def stop(self, held: Held, wider: Callable[[], str] | None) -> NodeLeaving | RoomToGrow | None:
-        """Why workers should stop, once; ``wider`` says for which topology there is room now."""
-        now = time.monotonic()
-        if self.decided or now - self._checked < _CHECK_S:
-            return None
-        self._checked = now
-        with suppress(ray.exceptions.RayError):  # the head is slow to answer; the next check may succeed
-            decision = self._leaving(held) or self._growing(wider, now)
-            self.decided = decision is not None
-            return decision
-        return None
-
-    def _leaving(self, held: Held) -> NodeLeaving | None:
-        leaving = optional.draining_nodes()
-        return next((NodeLeaving(node, leaving[node]) for node in held if node in leaving), None)
-
-    def _growing(self, wider: Callable[[], str] | None, now: float) -> RoomToGrow | None:
-        """More workers, once there has been room for some seconds: nodes that start together come one by one."""
-        if wider is None:
-            return None
-        topology = wider()
-        self._room_since = (self._room_since or now) if topology else None
-        if self._room_since is None or now - self._room_since < _SETTLED_S:
-            return None
-        return RoomToGrow(topology)

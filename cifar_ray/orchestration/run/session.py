@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial, singledispatchmethod
 from pathlib import Path
@@ -29,7 +29,6 @@ from cifar_ray.orchestration.run.events import (
     Placed,
     Progress,
     RoomToGrow,
-    Silent,
     Stopped,
     WorkersFailed,
 )
@@ -37,7 +36,7 @@ from cifar_ray.orchestration.run.failures import Verdict
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.train_result import TrainResult
-from cifar_ray.orchestration.run.workers import gpu_tags, notes
+from cifar_ray.orchestration.run.workers import gpu_tags
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 from cifar_ray.runs import checkpoints
@@ -58,8 +57,7 @@ class RunSession:
     """A run between its start and its end in one driver: :meth:`handle` displays and records every event.
 
     Attributes:
-        config: the resolved config.
-        decided: what it leaves open; the topology may change.
+        decided: what the config leaves open; the topology may change.
         unused_gpus: why it runs on CPUs although the cluster has GPUs and --device is auto; empty otherwise.
         verdict: on the last failure of the workers.
         spent: what the run has used so far, over all drivers.
@@ -83,10 +81,8 @@ class RunSession:
     _price: Price | None = field(init=False)
     _spent_at: float = 0.0
     _rows: list[Row] = field(default_factory=list)
-    _epochs: int = 0
     _saved: SavedCheckpoint | None = None
     _trouble_shown: bool = False
-    _had_no_room: bool = False
 
     def __post_init__(self) -> None:
         config = self.config
@@ -140,7 +136,6 @@ class RunSession:
 
     @_on.register
     def _(self, event: EpochRecord) -> None:
-        self._epochs = event.row.step
         self._rows.append(event.row)
         self.view.epoch(event.row.step, event.row.metrics)
         self.record.row(event.row)
@@ -185,34 +180,26 @@ class RunSession:
     @_on.register
     def _(self, event: NoRoom) -> None:
         self.view.no_room(event.seconds)
-        self._had_no_room = True
 
     @_on.register
     def _(self, event: Placed) -> None:
-        if self._had_no_room:
-            self._had_no_room = False
-            self.view.doing("starting the workers")
         self._placed[event.rank] = event
         if len(self._placed) == self.decided.world_size:
             workers = [self._placed[rank] for rank in sorted(self._placed)]
             self.record.placed([asdict(worker) for worker in workers])
             if tags := gpu_tags(workers):
                 self.record.tags(tags)
-            for note in notes(workers):
-                self.view.line(note)
+            for worker in workers:
+                if worker.busy:
+                    self.view.line(f"note: on node {worker.host}, {worker.busy}")
 
     @_on.register
     def _(self, event: Started) -> None:
         config, decided = self.config, event.decided
         self.decided = decided
-        self._epochs = event.step // event.steps_per_epoch
         self._rows = [row for row in event.history if row.kind == "epoch"]
-        try:
+        with suppress(OSError):  # an earlier one exists, and the checkpoints have it, too
             storage.persistently(lambda: self.folder.write_config(config, decided))
-        except OSError as error:  # an earlier one exists, and the checkpoints have it, too
-            self.view.line(
-                f"{self.folder.address}/config.yaml cannot be written: {storage.reason(error)}; training goes on"
-            )
         if config.elastic is not None:
             self.record.add_segment(f"{decided.topology} from step {event.step + 1}")
         self.record.started(event)
@@ -226,13 +213,6 @@ class RunSession:
         self.view.started(f"training on {event.hardware}, {computed}, {threads} per worker")
         self.view.training(self.record.task, config.epochs, event.steps_per_epoch, event.step)
         self._callbacks.call("started", event)
-
-    @_on.register
-    def _(self, event: Silent) -> None:
-        self.view.line(
-            f"waiting for rank {event.rank}, whose process has not answered for {event.seconds:.0f} s; the workers "
-            f"are restarted after {self.config.hang_timeout_s:g} s (--hang-timeout-s)"
-        )
 
     @_on.register
     def _(self, event: WorkersFailed) -> None:
@@ -319,16 +299,12 @@ class RunSession:
 
     @property
     def _when(self) -> str:
-        return f"after epoch {self._epochs}" if self._epochs else "within the first epoch"
+        return f"after epoch {self._rows[-1].step}" if self._rows else "within the first epoch"
 
     def halted(self, by: str) -> str:
         """The last line of a run that a limit has stopped."""
         after = f"after step {self._saved.step}" if self._saved else "before its first checkpoint"
-        evaluate = f"cifar-ray evaluate {shlex.quote(self.record.name)}{stores.flag(self.record.uri)}"
-        return (
-            f"stopped by {self._limit(by)} {after}, {self._when}; `{self.command} {errors.flag_of(by)} MORE` goes on, "
-            f"`{evaluate}` measures it"
-        )
+        return f"stopped by {self._limit(by)} {after}, {self._when}; {self._more(by)}"
 
     def exhausted(self, outcome: Outcome) -> str:
         """The last line of a run that its patience has ended, with the epoch that was the best."""
@@ -336,8 +312,10 @@ class RunSession:
         metric = self.record.task.primary.on(self.decided.facts.measured)
         since = f", {metric} was best after epoch {best}" if best else ""
         after = f"after epoch {outcome.epochs} of {self.config.epochs}"
-        more = f"`{self.command} {errors.flag_of(outcome.stopped_by)} MORE` goes on"
-        return f"stopped by {self._limit(outcome.stopped_by)} {after}{since}; {more}"
+        return f"stopped by {self._limit(outcome.stopped_by)} {after}{since}; {self._more(outcome.stopped_by)}"
+
+    def _more(self, by: str) -> str:
+        return f"`{self.command} {errors.flag_of(by)} MORE` goes on"
 
     def _limit(self, by: str) -> str:
         """A limit in words: ``--max-time 2h``, or ``the sweep's --max-time``."""
@@ -364,21 +342,19 @@ class RunSession:
                 f"the checkpoints have it, and `{self.command}` writes it when the store is back"
             )
             return
-        for refused, times in Counter(self.record.refused).items():
-            often = f" ({times} times)" if times > 1 else ""
-            self.view.line(f"MLflow at {self.record.uri} refused something: {refused}{often}")
+        for refused in dict.fromkeys(self.record.refused):
+            self.view.line(f"MLflow at {self.record.uri} refused something: {refused}")
 
     def result(self, outcome: Outcome | None, stopped_by: str = "") -> TrainResult:
         """The run as plain values; without an outcome, since a limit has stopped it, with its last whole epoch."""
-        rows, metrics, times, weights, path = self._rows, {}, {}, "", None
+        rows, times = self._rows, {}
+        metrics, weights, checkpoint = rows[-1].metrics if rows else {}, "", ""
+        if self._saved is not None:
+            weights, checkpoint = self._saved.weights_sha256, self._saved.path.name
         if outcome is not None:
             rows = [row for row in outcome.history if row.kind == "epoch"]
-            metrics, times = outcome.metrics, outcome.times
-            weights, path = outcome.weights_sha256, Path(outcome.checkpoint)
-        elif self._saved is not None:
-            weights, path = self._saved.weights_sha256, self._saved.path
-        if outcome is None and rows:
-            metrics = rows[-1].metrics
+            metrics, times, weights = outcome.metrics, outcome.times, outcome.weights_sha256
+            checkpoint = Path(outcome.checkpoint).name
         return TrainResult(
             name=self.folder.name,
             run_id=self.record.run_id,
@@ -389,7 +365,7 @@ class RunSession:
             times={**times, **self.spent.figures(None)},
             history=[{"epoch": row.step, **row.metrics} for row in rows],
             weights_sha256=weights,
-            checkpoint=self.folder.checkpoint(path.name) if path else "",
+            checkpoint=self.folder.checkpoint(checkpoint) if checkpoint else "",
             task=self.record.task,
             cost_usd=self.spent.usd(self._price),
             stopped_by=stopped_by,

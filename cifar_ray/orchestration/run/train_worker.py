@@ -29,7 +29,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.cluster import connection
 from cifar_ray.orchestration.run import failures, parameter_server
 from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, Progress, Stopped, WorkerRaised
-from cifar_ray.orchestration.run.workers import BEATS
+from cifar_ray.orchestration.run.workers import BEATS, Attempt
 from cifar_ray.runs import checkpoints
 from cifar_ray.runs.folder import CHECKPOINTS
 from cifar_ray.storage import Folder
@@ -46,25 +46,20 @@ _FIRST_SAMPLE_S = 1.0
 _DELIVERY_S = 30.0
 
 
-def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
+def train_loop(attempt: Attempt, rank: int) -> None:
     """Train as one of a run's workers; rank 0 posts the outcome, or where the run has stopped.
-
-    Args:
-        payload: ``config`` (resolved), ``decided``, ``dataset`` (object reference), ``folder``, ``launch``,
-            ``mailbox``, ``stoppable``: whether the driver may ask the run to stop between two steps.
-        rank: of this worker, among ``world_size``.
 
     Raises:
         RuntimeError: in place of any error, which is posted as text.
     """
-    config, mailbox, context = payload["config"], payload["mailbox"], ray.get_runtime_context()
-    with tempfile.TemporaryFile() as stacks, _Heart(config, mailbox, rank) as heart:
+    mailbox, context = attempt.mailbox, ray.get_runtime_context()
+    with tempfile.TemporaryFile() as stacks, _Heart(attempt.config, mailbox, rank) as heart:
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True)
         path, pid = f"/proc/{os.getpid()}/fd/{stacks.fileno()}", os.getpid()
         if ray.get(mailbox.post(Joined(rank, context.current_actor, context.get_node_id(), pid, path))):
             return  # the run was ended before its workers had started
         try:
-            ended = _train(payload, rank, world_size, heart)
+            ended = _train(attempt, rank, heart)
         except BaseException as error:
             state = heart.state
             failure = failures.of(error, state.step, state.saved) if state else failures.of(error)
@@ -76,23 +71,21 @@ def train_loop(payload: dict[str, Any], rank: int, world_size: int) -> None:
             ray.wait([mailbox.post(ended)], timeout=_DELIVERY_S)
 
 
-def _train(payload: dict[str, Any], rank: int, world_size: int, heart: _Heart) -> Outcome | Stopped:
-    config: ResolvedConfig = payload["config"]
-    decided: Decided = payload["decided"]
-    folder, mailbox, launch = payload["folder"], payload["mailbox"], payload["launch"]
+def _train(attempt: Attempt, rank: int, heart: _Heart) -> Outcome | Stopped:
+    config, decided, folder, mailbox = attempt.config, attempt.decided, attempt.folder, attempt.mailbox
     busy = _take_gpus(config) if decided.device == "cuda" else ""
     with ExitStack() as stack:
-        stack.enter_context(collectives(world_size, rank, config, decided.device))
+        stack.enter_context(collectives(decided.world_size, rank, config, decided.device))
         waiting = time.perf_counter()
-        dataset = ray.get(payload["dataset"])  # the node's shared memory, not a copy
-        launch = replace(launch, data_s=launch.data_s + time.perf_counter() - waiting)
-        worker, nodes = _context(decided, mailbox, rank, world_size, busy)
+        dataset = ray.get(attempt.dataset)  # the node's shared memory, not a copy
+        launch = replace(attempt.launch, data_s=attempt.launch.data_s + time.perf_counter() - waiting)
+        worker, nodes = _context(decided, mailbox, rank, busy)
         heart.node = nodes.index(str(worker.node)) if worker.local_rank == 0 else None
         writer = checkpoints.Writer(folder.disk / CHECKPOINTS)  # of which only rank 0 makes use
         if rank == 0:
             writer = stack.enter_context(checkpoints.writing(folder))
         observer = MailboxObserver(mailbox, rank, writer, folder.below(profiling.FOLDER), config.global_batch_size)
-        asked = observer.asked if payload["stoppable"] else None
+        asked = observer.asked if attempt.can_stop else None
         server = parameter_server.start(config, decided.cpus, worker, nodes)
         initial = partial(checkpoints.initial, folder, str(decided.weights_digest))
         try:
@@ -138,18 +131,13 @@ def collectives(world_size: int, rank: int, config: ResolvedConfig, device: str)
 
 @dataclass
 class MailboxObserver:
-    """Posts the loop's events, most of them from rank 0 only.
-
-    Attributes:
-        traces: the folder of profiles.
-        images_per_step: over all workers.
-    """
+    """Posts the loop's events, most of them from rank 0 only; ``traces`` is the folder of profiles."""
 
     mailbox: Mailbox
     rank: int
     writer: checkpoints.Writer
     traces: Folder
-    images_per_step: int
+    images_per_step: int  # over all workers
     _step: int = 0
     _posted: tuple[float, int] = (0.0, 0)
     _unread: Any = None
@@ -203,9 +191,9 @@ class MailboxObserver:
         self._unread = self._unread or answer
 
 
-def _context(decided: Decided, mailbox: Mailbox, rank: int, world_size: int, busy: str) -> tuple[Worker, list[str]]:
+def _context(decided: Decided, mailbox: Mailbox, rank: int, busy: str) -> tuple[Worker, list[str]]:
     """This worker, and the ids of all nodes, that of rank 0 first; checks that all workers are where they should be."""
-    node_id = ray.get_runtime_context().get_node_id()
+    node_id, world_size = ray.get_runtime_context().get_node_id(), decided.world_size
     node_ids: list[Any] = [node_id] * world_size
     if world_size > 1:
         dist.all_gather_object(node_ids, node_id)

@@ -1,4 +1,4 @@
-"""The workers of one attempt as the driver knows them: who has started and on what, who is silent, what each raised."""
+"""The workers of one attempt: what they are given, who has started and on what, and what each raised."""
 
 from __future__ import annotations
 
@@ -13,76 +13,107 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cifar_ray.orchestration.run.events import Heartbeat, Joined, Placed, Silent, WorkerRaised
+from cifar_ray import strategies
+from cifar_ray.config.decided import Decided
+from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.orchestration.cluster import connection
+from cifar_ray.orchestration.run.events import Heartbeat, Joined, Mailbox, Placed, WorkerRaised
 from cifar_ray.orchestration.run.failures import DIED, Failure
-from cifar_ray.training.observer import Started
+from cifar_ray.storage import Folder
+from cifar_ray.training.observer import Launch, Started
 
-_TOLD_S = 60.0
 _STACKS_S, _ANSWER_S = 2.0, 60.0
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')
 BEATS = 4
 """Heartbeats of a worker within ``--hang-timeout-s``, at least."""
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run's workers, as each of them gets it.
+
+    Attributes:
+        nodes: Ray's node id of every worker, by rank.
+        dataset: in Ray's object store.
+        launch: what the driver has done so far.
+        start_s: seconds to wait for room.
+    """
+
+    config: ResolvedConfig
+    decided: Decided
+    nodes: Sequence[str]
+    dataset: ray.ObjectRef
+    folder: Folder
+    mailbox: Mailbox
+    launch: Launch
+    start_s: float
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether the workers can stop together between two steps."""
+        return strategies.of(self.config).synchronous
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What each worker takes of its node."""
+        gpus = self.decided.gpus(self.config)
+        return {"CPU": self.decided.cpus, **({"GPU": gpus} if gpus else {})}
+
+    @property
+    def selectors(self) -> list[dict[str, str]] | None:
+        """The label of each worker's node; None where any node will do that holds all workers."""
+        if self.decided.placement.nodes == 1 and self.config.elastic is None:
+            return None
+        # Ray packs or spreads, but cannot place exactly W workers on each of N nodes.
+        return [{"ray.io/node-id": node} for node in self.nodes]
+
+
 @dataclass
 class Workers:
-    """The workers of one attempt, by rank.
+    """The workers of one attempt as the driver knows them, by rank.
 
     Attributes:
         hang_timeout_s: seconds of silence after which a worker's process is ended.
-        placed: those that have started.
+        joined: those whose process has begun.
         training: whether their first step has come.
         failures: what they have raised, or why they were ended.
         stacks: the Python stacks of those that did not answer.
     """
 
     hang_timeout_s: float
-    placed: dict[int, Placed] = field(default_factory=dict)
+    joined: dict[int, Joined] = field(default_factory=dict)
     training: bool = False
     failures: dict[int, Failure] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
-    _joined: dict[int, Joined] = field(default_factory=dict)
     _heard: dict[int, float] = field(default_factory=dict)
-    _told: set[int] = field(default_factory=set)
 
     def hear(self, event: Any) -> None:
         if isinstance(event, Joined):
-            self._joined[event.rank] = event
-        elif isinstance(event, Placed):
-            self.placed[event.rank] = event
+            self.joined[event.rank] = event
         elif isinstance(event, Started):
             self.training = True
         elif isinstance(event, WorkerRaised):
             self.failures[event.rank] = event.failure
         if isinstance(event, Joined | Heartbeat):
             self._heard[event.rank] = time.monotonic()
-            self._told.discard(event.rank)
 
-    def silent(self) -> list[Silent]:
-        """Workers that have been silent for some time, each once; those silent for too long are ended."""
-        events = []
+    def end_silent(self) -> None:
+        """End the workers that have been silent for too long."""
         for rank in sorted(self._heard.keys() - self.failures):
-            seconds = time.monotonic() - self._heard[rank]
-            if seconds >= self.hang_timeout_s:
+            if time.monotonic() - self._heard[rank] >= self.hang_timeout_s:
                 self._end(rank)
-            elif seconds >= min(_TOLD_S, self.hang_timeout_s / 2) and rank not in self._told:
-                self._told.add(rank)
-                events.append(Silent(rank, seconds))
-        return events
 
     def kill(self) -> None:
         """End all workers at once; Ray Train's controller then frees what they held."""
-        for joined in self._joined.values():
+        for joined in self.joined.values():
             with suppress(ray.exceptions.RayError):
                 ray.kill(joined.actor)
 
     def _end(self, rank: int) -> None:
         """Keep the Python stacks of a worker that does not answer, and kill its process."""
-        joined = self._joined[rank]
-        where = NodeAffinitySchedulingStrategy(joined.node_id, soft=False)
-        task = ray.remote(num_cpus=0, max_retries=0)(_end).options(scheduling_strategy=where)
+        joined = self.joined[rank]
+        task = connection.on_node(_end, joined.node_id, max_retries=0)
         with suppress(ray.exceptions.RayError, TimeoutError):  # the whole node is gone
             self.stacks[rank] = ray.get(task.remote(joined.pid, joined.stacks), timeout=_ANSWER_S)
         reason = f"its process has not answered for {self.hang_timeout_s:g} s (--hang-timeout-s)"
@@ -120,8 +151,3 @@ def gpu_tags(workers: Sequence[Placed]) -> dict[str, str]:
     known = [{"gpus": worker.device, **worker.gpu} for worker in workers if worker.gpu]
     names = known[0] if known else {}
     return {f"cifar_ray.{name}": ", ".join(sorted({each[name] for each in known})) for name in names}
-
-
-def notes(workers: Sequence[Placed]) -> list[str]:
-    """What others use of the GPUs that the workers have."""
-    return [f"note: on node {worker.host}, {worker.busy}" for worker in workers if worker.busy]

@@ -71,7 +71,7 @@ def test_while_a_run_waits_for_room_no_time_left_is_shown() -> None:
     board.show(0, Shown(FINISHED, "done"))
     board.show(1, Shown(RUNNING))
     assert board.left_s() > 25
-    assert "2 h 00 min so far, about" in table(board)  # of all drivers
+    assert " left, 2 h 00 min so far" in table(board)  # of all drivers
     board.show(1, Shown(RUNNING, "waiting for room in the cluster, 45 s so far", has_room=False))
     assert "waiting for room in the cluster, 45 s so far" in table(board)
     assert "left" not in table(board)

@@ -11,7 +11,7 @@ import pytest
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.run import workers
 from cifar_ray.orchestration.run.attempt import Failed, NotPlaced
-from cifar_ray.orchestration.run.events import Heartbeat, Joined, Silent, Stopped, WorkerRaised
+from cifar_ray.orchestration.run.events import Heartbeat, Joined, Stopped, WorkerRaised
 from cifar_ray.orchestration.run.failures import DIED, Failure, Kind
 from cifar_ray.orchestration.run.restarts import Done, GiveUp, Halt, Move, Past, Retry, decide
 from cifar_ray.orchestration.run.workers import Workers, innermost
@@ -95,36 +95,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_worker_that_does_not_answer_is_named_once_per_silence(clock: list[float]) -> None:
-    seen = Workers(hang_timeout_s=300.0)
-
-    def at(now: float, *ranks: int) -> list[Silent]:
-        clock[0] = now
-        for rank in ranks:
-            seen.hear(Heartbeat(rank, 0, {}))
-        return seen.silent()
-
-    for rank in (0, 1):
-        seen.hear(Joined(rank, None, "node", 1, ""))
-    assert at(155.0, 0) == []
-    assert at(160.0) == [Silent(1, 60.0)]
-    assert at(200.0, 0) == []
-    assert at(210.0, 0, 1) == []
-    assert at(300.0, 0) == [Silent(1, 90.0)]
-
-
-def test_a_worker_that_is_silent_for_too_long_is_ended_and_the_failure_says_where_it_was(
+def test_a_worker_that_is_silent_for_too_long_is_ended_unless_it_has_said_what_happened(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(Workers, "_end", lambda self, rank: ended.append(rank))
     seen = Workers(hang_timeout_s=300.0)
-    seen.hear(Joined(0, None, "node", 1, ""))
-    seen.hear(Joined(1, None, "node", 2, ""))
+    for rank in range(3):
+        seen.hear(Joined(rank, None, "node", rank, ""))
     seen.hear(WorkerRaised(0, WRONG))
+    clock[0] = 399.0
+    seen.hear(Heartbeat(2, 0, {}))
+    seen.end_silent()
+    assert ended == []
     clock[0] = 400.0
-    seen.silent()
-    assert ended == [1], "rank 0 has said what happened to it"
+    seen.end_silent()
+    assert ended == [1]
 
 
 STACKS = """Thread 0x00007f (most recent call first):

@@ -25,7 +25,6 @@ from cifar_ray.orchestration.run.events import (
     Placed,
     Progress,
     RoomToGrow,
-    Silent,
     Stopped,
     WorkersFailed,
 )
@@ -162,7 +161,6 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         (SAVED, None, ("checkpoint", SAVED)),
         (Heartbeat(0, 7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
         (Heartbeat(1, 7, {}), None, None),
-        (Silent(1, 60.0), "waiting for rank 1, whose process has not answered for 60 s", None),
         (
             WorkersFailed(Verdict("rank 0: so did it; rank 1: it died", False, DIED)),
             "workers failed (rank 0: so did it; rank 1: it died); restarting from the newest checkpoint, failure 1 of",
@@ -279,7 +277,8 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
 )
 def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
     made = session(name="mine")
-    made.handle(Started(Decided.asked(made.config), step, steps_per_epoch=12, resumed_from="step" if step else None))
+    history = tuple(Row("epoch", epoch, 0, {}) for epoch in range(1, step // 12 + 1))
+    made.handle(Started(Decided.asked(made.config), step, 12, "step" if step else None, history=history))
     assert made.interrupted == f"Stopped {when}. Continue with: cifar-ray resume mine"
 
 

@@ -13,16 +13,17 @@ import ray
 
 from cifar_ray import storage
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import ConfigError, RunFailedError
+from cifar_ray.config.errors import RunFailedError
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import allocation, connection, optional, preflight
+from cifar_ray.orchestration.cluster import allocation, connection, optional
 from cifar_ray.orchestration.cluster.allocation import Allocation, NodeAllocator
 from cifar_ray.orchestration.run import attempt, failures
-from cifar_ray.orchestration.run.attempt import Attempt, Failed, NotPlaced
+from cifar_ray.orchestration.run.attempt import Failed, NotPlaced
 from cifar_ray.orchestration.run.events import Mailbox, Moved, NoRoom, Placed, Stopped, WorkersFailed
 from cifar_ray.orchestration.run.limits import Meter, Spent
 from cifar_ray.orchestration.run.restarts import Run
+from cifar_ray.orchestration.run.workers import Attempt
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch, Started
 
@@ -117,7 +118,7 @@ class OneNode(NodeAllocator):
 def ended_by(course: list[Any]) -> Any:
     """In place of an attempt: what each one ends with, or raises."""
 
-    def run(one: Attempt, mailbox: Any, handle: Any, check: Any) -> Any:
+    def run(one: Attempt, handle: Any, check: Any) -> Any:
         ended = course.pop(0)
         if isinstance(ended, list):
             for event in ended[:-1]:
@@ -177,23 +178,6 @@ def test_what_an_earlier_attempt_had_counts_as_free(course: list[Any], tmp_path:
     seen = run(config("1x1", "1x1:2x1"), allocator, tmp_path)
     assert allocator.held == [{"first": (1, 0)}, {}, {}]
     assert [type(event) for event in seen] == [Placed, WorkersFailed, Moved, NoRoom, Stopped, Moved, str]
-
-
-def test_a_move_tries_the_storage_from_nodes_that_are_new(
-    monkeypatch: pytest.MonkeyPatch, course: list[Any], tmp_path: Path
-) -> None:
-    tried: list[Any] = []
-
-    def refuse(_: Any, __: Any, node_ids: set[str]) -> None:
-        tried.append(node_ids)
-        raise ConfigError("storage", "must be shared")
-
-    course += [Stopped(3), RunFailedError("the end")]
-    monkeypatch.setattr(preflight, "try_storage", refuse)
-    assert run(config("1x1"), OneNode("first"), tmp_path)[-1] == "the end"
-    course += [Stopped(3)]
-    assert run(config("1x1"), OneNode("new"), tmp_path)[-1] == "--storage must be shared"
-    assert tried == [{"new"}]
 
 
 def test_a_cluster_that_has_lost_its_nodes_ends_the_run(

@@ -17,10 +17,10 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.cluster.allocation import Allocation
 from cifar_ray.orchestration.run import attempt, limits
-from cifar_ray.orchestration.run.attempt import Attempt
 from cifar_ray.orchestration.run.events import Joined, Mailbox, Stopped
 from cifar_ray.orchestration.run.limits import LimitReached, Meter, Spent
 from cifar_ray.orchestration.run.restarts import Halt, Run
+from cifar_ray.orchestration.run.workers import Attempt
 from cifar_ray.orchestration.sweep import plan
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import PlannedCell
@@ -104,7 +104,7 @@ def run(
     """How a run of one minute's limit ends whose attempt takes two seconds between two looks, and its events."""
     seen: list[Any] = []
 
-    def attempted(_: Attempt, mailbox: Any, handle: Callable[[Any], None], check: Callable[..., bool]) -> Stopped:
+    def attempted(_: Attempt, handle: Callable[[Any], None], check: Callable[..., bool]) -> Stopped:
         handle(Joined(0, None, "node", 1, ""))
         for at in range(100):
             clock[0] += 2
@@ -113,8 +113,6 @@ def run(
         raise AssertionError("it was not asked to stop")
 
     class Allocator:
-        tested: set[str] = set()  # noqa: RUF012
-
         def request_missing(self, *_: Any) -> None:
             pass
 
@@ -132,7 +130,7 @@ def run(
         Meter(home),
         limits.of_run(config),
     )  # type: ignore[arg-type]
-    monkeypatch.setattr("cifar_ray.orchestration.run.restarts._Watch.stop", lambda *_: None)
+    monkeypatch.setattr("cifar_ray.orchestration.cluster.optional.draining_nodes", dict)
     return one.train(Allocation(Decided.asked(config), ["node"]), Launch(0.0, 0.0)), seen  # type: ignore[arg-type]
 
 
