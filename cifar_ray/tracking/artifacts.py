@@ -21,7 +21,7 @@ from PIL import Image
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.spec import IGNORED
-from cifar_ray.tracking import drawing, store
+from cifar_ray.tracking import drawing
 from cifar_ray.training import samples
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Row
@@ -59,42 +59,33 @@ def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def log_picture(client: MlflowClient, run_id: str, name: str, draw: Callable[[], Any]) -> str:
-    """Log the figure that ``draw`` makes.
-
-    Returns:
-        Why it cannot be drawn; empty when it is there.
-    """
+def log_picture(client: MlflowClient, run_id: str, name: str, draw: Callable[[], Any]) -> None:
+    """Log the figure that ``draw`` makes."""
     picture = io.BytesIO()
-    try:
-        with drawing.settings():
-            draw().savefig(picture, format="png", bbox_inches="tight")
-    except Exception as error:  # whatever matplotlib raises
-        return store.reason(error)
+    with drawing.settings():
+        draw().savefig(picture, format="png", bbox_inches="tight")
     client.log_image(run_id, Image.open(picture), name)
-    return ""
 
 
 def predicted_masks(load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> Any:
-    """A figure of images of the test with their masks, and those that a checkpoint predicts.
+    """A figure of images of the test, and below them their masks and those that a checkpoint predicts, in colours.
 
     ``load`` is as of :func:`log_model`, ``column`` the data set's column of masks.
     """
-    shown = dataset.tested_on(min(_SHOWN, len(dataset.test))).test
-    with torch.inference_mode():
-        predicted = load()[0](torch.from_numpy(np.array(shown.inputs))).numpy()
-    return masks_figure(shown.inputs, shown[column], predicted, dataset.spec.names)
-
-
-def masks_figure(images: np.ndarray, true: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> Any:
-    """Draw images (N, side, side, 3), and below them their masks (N, side, side) and the predicted ones, in colours."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    colours, count = samples.palette(), len(images)
+    shown, names, colours = (
+        dataset.tested_on(min(_SHOWN, len(dataset.test))).test,
+        dataset.spec.names,
+        samples.palette(),
+    )
+    with torch.inference_mode():
+        predicted = load()[0](torch.from_numpy(np.array(shown.inputs))).numpy()
+    count = len(predicted)
     figure = Figure(figsize=(1.2 * count + 1.5, 3.8), layout="constrained")
     axes = figure.subplots(3, count, squeeze=False)
-    rows = {"image": images, "mask": colours[true], "predicted": colours[predicted]}
+    rows = {"image": shown.inputs, "mask": colours[shown[column]], "predicted": colours[predicted]}
     for line, (title, pictures) in zip(axes, rows.items()):
         line[0].set_ylabel(title)
         for place, pixels in zip(line, pictures):

@@ -54,7 +54,6 @@ class SweepRecord(Record):
             "cifar_ray.axes": ",".join(sweep.axes),
             "cifar_ray.command": command,
             **({SEARCH_TAG: json.dumps(_search(sweep))} if sweep.is_search else {}),
-            "mlflow.source.type": "LOCAL",
             "mlflow.source.name": "cifar-ray sweep",
             store.NOTE_TAG: f"Sweep over {', '.join(sweep.axes)}\n\n    {command}".rstrip(),  # none from Python
             **origin_tags(),
@@ -96,7 +95,7 @@ class SweepRecord(Record):
             for cell in cells
             if cell["state"] != OPEN
         ]
-        self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": needed}, CELLS_FILE))
+        self.json(CELLS_FILE, {"cells": needed})
         planned = [cell for cell in cells if cell["state"] != "SKIPPED"]
         failed = sum(bool(cell["reason"]) for cell in planned)
         self._sink.tags({PLANNED_TAG: str(len(planned)), WITHOUT_RUN_TAG: str(failed)})

@@ -69,6 +69,10 @@ class Record:
         """Log a text as an artifact."""
         self._sink.call(lambda client, run_id: client.log_text(run_id, text, name))
 
+    def json(self, name: str, value: Any) -> None:
+        """Log plain values as an artifact."""
+        self._sink.call(lambda client, run_id: client.log_dict(run_id, value, name))
+
     def failed(self, reason: str) -> None:
         self.tags({store.FAILURE_TAG: reason})
 

@@ -32,17 +32,12 @@ from cifar_ray.tracking.uri import is_server as is_server
 from cifar_ray.tracking.uri import resolve_uri as resolve_uri
 from cifar_ray.tracking.uri import sqlite_path
 
-Client: TypeAlias = MlflowClient
-"""What speaks to a store."""
+Client: TypeAlias = MlflowClient  # what speaks to a store
 
-SESSION_TAG = "cifar_ray.session"
-"""Tag of the driver process that last worked on the run."""
-
-NOTE_TAG = "mlflow.note.content"
-"""Tag that MLflow shows as a run's description."""
+SESSION_TAG = "cifar_ray.session"  # the driver process that last worked on the run
+NOTE_TAG = "mlflow.note.content"  # MLflow shows it as a run's description
 
 _RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; characters that MLflow takes as a tag
-
 _REMOTE_TIMEOUT_S = 8.0
 _PAGE = 200
 
@@ -104,21 +99,17 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     Raises:
         ConfigError: when it was deleted, and so can neither be used nor created.
     """
-    experiment = active_experiment(client, name)
-    if experiment is None:
-        path = sqlite_path(client.tracking_uri)
-        # MLflow's own default for a database is a folder relative to the working folder.
-        folder = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-        location = str(path.parent / "artifacts" / folder) if path is not None else None
-        try:
-            return client.create_experiment(
-                name, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
-            )
-        except MlflowException:
-            experiment = active_experiment(client, name)  # another process was first
-            if experiment is None:
-                raise
-    return experiment.experiment_id
+    if experiment := active_experiment(client, name):
+        return experiment.experiment_id
+    path = sqlite_path(client.tracking_uri)
+    # MLflow's own default for a database is a folder relative to the working folder.
+    location = str(path.parent / "artifacts" / re.sub(r"[^A-Za-z0-9._-]", "_", name)) if path else None
+    try:
+        return client.create_experiment(name, location, {"mlflow.experimentKind": "custom_model_development"})
+    except MlflowException:
+        if experiment := active_experiment(client, name):  # another process was first
+            return experiment.experiment_id
+        raise
 
 
 def active_experiment(client: MlflowClient, name: str) -> Experiment | None:
@@ -166,12 +157,10 @@ def escaped(text: str) -> str:
 def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:
     """Begin a run's description with paragraphs in Markdown, above a rule, in place of earlier ones.
 
-    MLflow folds all but the first lines. Paragraphs that it has no room for are left out, the last first.
+    MLflow folds all but the first lines; what it has no room for is cut off.
     """
-    rest, shown = client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2], list(paragraphs)
-    while len(text := "\n\n".join(shown) + _RULE + rest) > _LONGEST_NOTE and shown:
-        shown.pop()
-    client.set_tag(run_id, NOTE_TAG, text)
+    rest = _RULE + client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2]
+    client.set_tag(run_id, NOTE_TAG, "\n\n".join(paragraphs)[: _LONGEST_NOTE - len(rest)] + rest)
 
 
 def shown(uri: str) -> str:

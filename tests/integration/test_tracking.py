@@ -146,7 +146,7 @@ def config(small: TrainConfig) -> TrainConfig:
 
 def begin(client: MlflowClient, config: TrainConfig, digits: Dataset, folder: Path) -> RunRecord:
     named = {"name": "mi.ne", "key": "k", "folder": str(folder)}
-    return RunRecord.open(client, config, decided_of(config), **named, dataset=digits, begun=time.time())
+    return RunRecord(client, config, decided_of(config), **named, dataset=digits, begun=time.time())
 
 
 def started(config: TrainConfig, step: int, *history: Row) -> Started:

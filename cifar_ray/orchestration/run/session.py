@@ -355,8 +355,6 @@ class RunSession:
         self._record_spent()
         written = self.is_recorded = self.record.end(status)
         self._callbacks.call("end", status)
-        if self.record.undrawn:
-            self.view.line(f"a picture for MLflow cannot be drawn: {self.record.undrawn}")
         if not written:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(
@@ -366,7 +364,7 @@ class RunSession:
             return
         for refused, times in Counter(self.record.refused).items():
             often = f" ({times} times)" if times > 1 else ""
-            self.view.line(f"MLflow at {self.record.uri} refused something: {refused}{often}")
+            self.view.line(f"something of the run is not in MLflow at {self.record.uri}: {refused}{often}")
 
     def result(self, outcome: Outcome | None, stopped_by: str = "") -> TrainResult:
         """The run as plain values; without an outcome, since a limit has stopped it, with its last whole epoch."""

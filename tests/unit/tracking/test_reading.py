@@ -262,5 +262,5 @@ def test_a_sweep_that_is_not_there_is_said(client: MlflowClient, tmp_path: Path)
     for uri in (client.tracking_uri, away):
         with pytest.raises(ConfigError) as caught:
             reading.study(uri, "s")
-        assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by the name it was given"
+        assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by its name or MLflow id"
     assert not store.exists(away)

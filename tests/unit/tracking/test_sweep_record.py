@@ -33,7 +33,7 @@ CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", topolo
 
 def opened(client: MlflowClient, digits: Dataset, name: str = "mine", **others: Any) -> RunRecord:
     named = {"name": name, "key": name, "folder": f"/there/{name}"}
-    return RunRecord.open(client, CONFIG, decided_of(CONFIG), **named, dataset=digits, begun=0.0, **others)
+    return RunRecord(client, CONFIG, decided_of(CONFIG), **named, dataset=digits, begun=0.0, **others)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_sweep_is_found_by_its_name_or_refused(client: MlflowClient, tmp_path:
     for name, uri in (("t", client.tracking_uri), ("s", f"sqlite:///{away}")):
         with pytest.raises(ConfigError) as caught:
             reading.open_sweep(uri, name)
-        assert str(caught.value) == f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given"
+        assert str(caught.value) == f"there is no sweep {name!r} in {uri}; a sweep is named by its name or MLflow id"
     assert not away.exists()
 
 
