@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import tempfile
 import threading
@@ -115,10 +114,10 @@ def log_model(
         run_id: the run.
         which: ``final`` or ``best``.
         load: gives what the checkpoint has learned, and the SHA-256 of its weights.
-        dataset: says what the model takes.
-        task: says what it gives.
+        dataset: what the model takes.
+        task: what it gives.
         epoch: at whose end the checkpoint was written.
-        rows: its figures.
+        rows: its figures, all finite.
     """
     import mlflow
     import pandas as pd
@@ -146,8 +145,8 @@ def log_model(
         inputs=Schema([ColSpec(kinds[type(value)], column) for column, value in example.items()]),
         outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
-    names = list(dataset.spec.names)
-    config = {"inputs": dataset.spec.inputs, "answer": task.answer, "labels": names, **taken.settings}
+    labels = list(dataset.spec.names)
+    config = {"inputs": dataset.spec.inputs, "answer": task.answer, "labels": labels, **taken.settings}
     inputs = torch.from_numpy(np.resize(dataset.test.inputs[:2], (2, *dataset.test.inputs.shape[1:])))
     inputs = inputs.double() if inputs.is_floating_point() else inputs  # as the table's model gives them
     requirements = [
@@ -170,13 +169,8 @@ def log_model(
         status = LoggedModelStatus.FAILED
         try:
             client.log_outputs(run_id, [LoggedModelOutput(model_id, epoch)])
-            metrics = [
-                Metric(name, value, row.timestamp_ms, epoch, model_id=model_id)
-                for row in rows
-                for name, value in row.metrics.items()
-                if math.isfinite(value)
-            ]
-            client.log_batch(run_id, metrics=metrics)
+            figures = [(name, value, row.timestamp_ms) for row in rows for name, value in row.metrics.items()]
+            client.log_batch(run_id, metrics=[Metric(*figure, epoch, model_id=model_id) for figure in figures])
             batch = {0: torch.export.Dim.AUTO}  # any number of samples
             program = torch.export.export(learned, (inputs,), dynamic_shapes=[batch])
             torch.export.save(program, f"{folder}/network.pt2")

@@ -21,13 +21,10 @@ from cifar_ray.tracking.study import PLANNED_TAG, WITHOUT_RUN_TAG, Sweep
 from cifar_ray.training.observer import Row
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
-CELLS_FILE, CONFIG_FILE = "cells.json", "sweep.yaml"
-OPEN = "OPEN"
-"""State of a cell whose values are still to be proposed."""
-
 PARENT_TAG = "mlflow.parentRunId"
-SEARCH_TAG = "cifar_ray.search"
-"""Tag of a sweep that searches: how, as JSON."""
+SEARCH_TAG = "cifar_ray.search"  # of a sweep that searches: how, as JSON
+CELLS_FILE = "cells.json"
+OPEN = "OPEN"  # state of a cell whose values are still to be proposed
 
 _REPORT = "report"
 
@@ -64,7 +61,7 @@ class SweepRecord(Record):
             return client.create_run(experiment, tags=tags, run_name=sweep.name)
 
         record = cls(client, session, begin)
-        record.text(CONFIG_FILE, sweeps.to_yaml(sweep))
+        record.text("sweep.yaml", sweeps.to_yaml(sweep))
         return record
 
     @classmethod
@@ -109,9 +106,8 @@ def _search(sweep: SweepConfig) -> dict[str, Any]:
     """How a sweep searches, by the fields of :class:`Sweep`."""
     drawn = {field: of.kind for grid in sweep.grid for field, of in grid.items() if isinstance(of, Range)}
     # Of a sweep that holds the global batch, an axis of batches has that name.
-    ranges = {name if name in sweep.axes else "global_batch_size": drawn[name] for name in drawn}
-    known = {"search": sweep.search, "scheduler": sweep.scheduler, "objective": sweep.objective}
-    return {**known, "ranges": ranges}
+    ranges = {field if field in sweep.axes else "global_batch_size": kind for field, kind in drawn.items()}
+    return {"search": sweep.search, "scheduler": sweep.scheduler, "objective": sweep.objective, "ranges": ranges}
 
 
 def experiment_name(sweep: SweepConfig) -> str:

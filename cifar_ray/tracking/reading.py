@@ -1,4 +1,7 @@
-"""Find, list and read runs and sweeps: the only module that makes a ``Run`` or a ``Sweep`` of what MLflow has."""
+"""Find, list and read runs and sweeps: the only module that makes a ``Run`` or a ``Sweep`` of what MLflow has.
+
+What is public here raises ConfigError when the store does not answer, or does not have what is asked for.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,6 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
 
     Raises:
         AmbiguousRunError: when there are several of that name.
-        ConfigError: when there is none, or the store does not answer.
     """
     with store.refusing(client.tracking_uri):
         experiments = store.all_experiments(client)
@@ -108,21 +110,13 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
 
 
 def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
-    """Open a run by its name or MLflow id; also return the client. A missing store is not created.
-
-    Raises:
-        ConfigError: as :func:`connect` and :func:`find_run`.
-    """
+    """Open a run by its name or MLflow id; also return the client. A missing store is not created."""
     client = _client(uri, "run", name)
     return client, find_run(client, name)
 
 
 def with_key(uri: str, key: str) -> Run | None:
-    """Find the run with this key; None when the store does not exist.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
+    """Find the run with this key; None when the store does not exist."""
     if not store.exists(uri):
         return None
     with store.refusing(uri):
@@ -132,11 +126,7 @@ def with_key(uri: str, key: str) -> Run | None:
 
 
 def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
-    """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
+    """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read."""
     with store.refusing(client.tracking_uri):
         for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
             condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
@@ -146,11 +136,7 @@ def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
 
 
 def open_sweep(uri: str, name: str) -> tuple[MlflowClient, Sweep]:
-    """Open a sweep by its name; also return the client of its store.
-
-    Raises:
-        ConfigError: when there is none, or the store does not answer.
-    """
+    """Open a sweep by its name; also return the client of its store."""
     client = _client(uri, "sweep", name)
     if (sweep := find_sweep(client, name)) is None:
         raise no_such("sweep", uri, name)
@@ -166,11 +152,7 @@ def _client(uri: str, kind: str, name: str) -> MlflowClient:
 
 
 def trials(client: MlflowClient, sweep: Sweep) -> list[Run]:
-    """The runs of a sweep, oldest first.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
+    """The runs of a sweep, oldest first."""
     with store.refusing(client.tracking_uri):
         return [run_of(client, entity) for entity in _children(client, sweep)]
 
@@ -181,11 +163,7 @@ def _children(client: MlflowClient, sweep: Sweep) -> list[Entity]:
 
 
 def everything(uri: str) -> list[Run | Sweep]:
-    """All sweeps, and all runs that belong to none, newest first; the runs of a sweep are the oldest first.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
+    """All sweeps, and all runs that belong to none, newest first; the runs of a sweep are the oldest first."""
     tracking.quieten(verbose=False)
     if not store.exists(uri):
         return []
@@ -206,20 +184,12 @@ def everything(uri: str) -> list[Run | Sweep]:
 
 
 def study(uri: str, name: str) -> Sweep:
-    """Read the newest sweep of that name, with every cell of its grid.
-
-    Raises:
-        ConfigError: when there is none, or the store does not answer.
-    """
+    """Read the newest sweep of that name, with every cell of its grid."""
     return _study(*open_sweep(uri, name))
 
 
 def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Sweep]:
-    """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id.
-
-    Raises:
-        ConfigError: when there is neither, or the store does not answer.
-    """
+    """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id."""
     kind = "sweep or run"
     client = _client(uri, kind, names[0])
     sweeps = [(name, find_sweep(client, name)) for name in names]
@@ -230,7 +200,7 @@ def runs(uri: str, names: Sequence[str]) -> Sweep:
     """Read runs of these names or MLflow ids, in the order given; one named twice counts once.
 
     Raises:
-        ConfigError: when one of them is not there or is no run of a training, or the store does not answer.
+        ConfigError: also when one of them is no run of a training.
     """
     return _named(_client(uri, "run", names[0]), names, "run")
 
@@ -319,11 +289,7 @@ def _json(client: MlflowClient, run_id: str, name: str) -> dict[str, Any] | None
 
 
 def step_times(uri: str, run: str) -> tuple[str, StepTimes]:
-    """Read the name of a run of that name or MLflow id, and the times of its steps.
-
-    Raises:
-        ConfigError: when there is no such run, it has recorded none, or the store does not answer.
-    """
+    """Read the name of a run of that name or MLflow id, and the times of its steps."""
     client, known = open_run(uri, run)
     try:
         times = store.read_json(client, known.run_id, STEP_TIMES)

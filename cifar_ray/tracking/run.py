@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,24 +20,9 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, drawing, origin, store
+from cifar_ray.tracking import artifacts, drawing, origin, store, study
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.sink import CLOCK
-from cifar_ray.tracking.study import (
-    BOUND_SHARE,
-    BOUND_TAG,
-    CHECKPOINT_TAG,
-    CHOSEN_BY_TAG,
-    EARLIER,
-    HARDWARE_TAG,
-    MEASURE_TAG,
-    MEASURED,
-    STEP_TIMES,
-    STOPPED_BY_TAG,
-    THREADS_TAG,
-    TOPOLOGY_TAG,
-    task_of,
-)
 from cifar_ray.training import bottleneck, samples
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
@@ -83,7 +68,7 @@ class RunRecord(Record):
         session, home = uuid.uuid4().hex, store.experiment_name([config.dataset])
         now = {**origin.run_tags(config, decided), **(tags or {})}
         if 0 < decided.gpus(config) < 1:  # others on the GPU may take their share of the time
-            now[MEASURE_TAG] = "accuracy"
+            now[study.MEASURE_TAG] = "accuracy"
         known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
         every = {**known, store.NOTE_TAG: origin.note(config, decided), **now}
 
@@ -94,15 +79,15 @@ class RunRecord(Record):
             return client.create_run(where, start_time=round(1000 * begun), tags=every, run_name=name)
 
         super().__init__(client, session, begin, waits=False)
-        self.config, self.name, self.task, self._folder = config, name, task_of(now), folder
+        self.config, self.name, self.task, self._folder = config, name, study.task_of(now), folder
         primary = self.task.primary  # the same in all attempts of the run
-        self._score = primary.on("val") if now[CHOSEN_BY_TAG] == "val" else primary.name
+        self._score = primary.on("val") if now[study.CHOSEN_BY_TAG] == "val" else primary.name
         self._ended: float | None = None
         self._held: list[Row] = []
         self._covered = {"iteration": 0, "epoch": 0}
         self._figures: dict[int, list[Row]] = {}  # by epoch, of a run that has ended
         self._change(now)
-        self._sink.forget(STOPPED_BY_TAG)
+        self._sink.forget(study.STOPPED_BY_TAG)
         params = runfile.params(config, decided)
         self._sink.params({name: params[name] for name in params if name not in _DECIDED})
         self._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
@@ -117,11 +102,11 @@ class RunRecord(Record):
         self._change(origin.run_tags(self.config, decided))
 
     def _change(self, now: Mapping[str, str]) -> None:
-        """Set tags; what they have been comes to tags of their names after :data:`EARLIER`."""
+        """Set tags; what they have been comes to tags of their names after :data:`study.EARLIER`."""
 
         def changed(known: Mapping[str, str]) -> dict[str, str]:
             fresh = {name: value for name, value in now.items() if known.get(name) != value}
-            before = {f"{EARLIER}{name}": known[name] for name in fresh if name in known}
+            before = {f"{study.EARLIER}{name}": known[name] for name in fresh if name in known}
             return fresh | {name: _listed(known.get(name), value) for name, value in before.items()}
 
         self._sink.tags(changed)
@@ -139,18 +124,14 @@ class RunRecord(Record):
         """Record that the cluster takes back a node."""
         self._sink.tags(lambda known: {PREEMPTIONS_TAG: str(int(known.get(PREEMPTIONS_TAG, 0)) + 1)})
 
-    def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Log the node and device of every worker as an artifact."""
-        self.json("placement.json", list(workers))
-
     def started(self, event: Started) -> None:
         """Record the start of the loop: send the rows that the store may lack, drop held rows of lost steps."""
         decided = event.decided
         self._sink.params(runfile.params(self.config, decided))  # those that it has already stay
         now = {
-            TOPOLOGY_TAG: decided.topology,
-            HARDWARE_TAG: event.hardware,
-            THREADS_TAG: str(decided.cpus),
+            study.TOPOLOGY_TAG: decided.topology,
+            study.HARDWARE_TAG: event.hardware,
+            study.THREADS_TAG: str(decided.cpus),
             **({"cifar_ray.precision": event.measured} if event.measured else {}),
         }
         self._change(now) if event.step else self._sink.tags(now)  # before, nothing that counts was trained
@@ -173,7 +154,7 @@ class RunRecord(Record):
     def _write(self, row: Row) -> None:
         metrics, primary = finite(row.metrics), self.task.primary
         if (measured := primary.on(measured_on(row.metrics))) in metrics:
-            metrics[f"{MEASURED}{primary.name}"] = metrics[measured]
+            metrics[f"{study.MEASURED}{primary.name}"] = metrics[measured]
         self._sink.row(replace(row, metrics=metrics))
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
@@ -208,10 +189,10 @@ class RunRecord(Record):
 
     def halted(self, by: str, saved: SavedCheckpoint | None) -> None:
         """Record which limit has stopped the run, and its newest checkpoint if this driver has seen one."""
-        tags = {STOPPED_BY_TAG: by}
+        tags = {study.STOPPED_BY_TAG: by}
         if saved is not None:
             tags["cifar_ray.weights_sha256"] = saved.weights_sha256
-            tags[CHECKPOINT_TAG] = self._address(saved.path)
+            tags[study.CHECKPOINT_TAG] = self._address(saved.path)
         self._sink.tags(tags)
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
@@ -224,7 +205,7 @@ class RunRecord(Record):
         for row in outcome.history:  # some may have been lost on their way here
             self._write(row)
             if row.kind == "epoch":
-                self._figures[row.step] = [row]
+                self._figures[row.step] = [replace(row, metrics=finite(row.metrics))]
         last, steps = outcome.epochs, outcome.steps
         written = {name for row in self._figures.get(last, ()) for name in row.metrics}
         final = {**outcome.times, **{name: value for name, value in outcome.metrics.items() if name not in written}}
@@ -232,13 +213,13 @@ class RunRecord(Record):
         if chosen and (epoch := int(final[CHOSEN_EPOCH])) != last:  # MLflow shows them with that checkpoint's model
             self._result(epoch, chosen)
         address = self._address(Path(outcome.checkpoint))
-        tags = {"cifar_ray.weights_sha256": outcome.weights_sha256, CHECKPOINT_TAG: address}
+        tags = {"cifar_ray.weights_sha256": outcome.weights_sha256, study.CHECKPOINT_TAG: address}
         if steps is not None:
             verdict = bottleneck.explain(steps)
             if verdict.kind != "not enough evidence":
-                final[BOUND_SHARE] = verdict.share or 0.0
-            tags[BOUND_TAG] = f"{verdict.kind}: {verdict.sentence}"
-            self.text(STEP_TIMES, to_json(steps, indent=1).decode())
+                final[study.BOUND_SHARE] = verdict.share or 0.0
+            tags[study.BOUND_TAG] = f"{verdict.kind}: {verdict.sentence}"
+            self.text(study.STEP_TIMES, to_json(steps, indent=1).decode())
         self._result(last, final)
         self._sink.tags(tags)
         names, confusion = list(dataset.spec.names), outcome.confusion

@@ -195,7 +195,7 @@ class RunSession:
         self._placed[event.rank] = event
         if len(self._placed) == self.decided.world_size:
             workers = [self._placed[rank] for rank in sorted(self._placed)]
-            self.record.placed([asdict(worker) for worker in workers])
+            self.record.json("placement.json", [asdict(worker) for worker in workers])
             if tags := gpu_tags(workers):
                 self.record.tags(tags)
             for note in notes(workers):

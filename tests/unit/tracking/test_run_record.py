@@ -160,7 +160,7 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
     started = Started(DECIDED, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
     assert (record.trouble, record.refused, record.page) == ("", [], None)
     record.started(started)
-    record.placed([{"rank": 0, "node": "a"}])
+    record.json("placement.json", [{"rank": 0, "node": "a"}])
     record.failed("no room")
     for row in (*rows("iteration", 6, 8), *rows("epoch", 1)):
         record.row(row)
