@@ -90,14 +90,12 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
     Raises:
         AmbiguousRunError: when there are several of that name.
     """
-    with store.refusing(client.tracking_uri):
-        experiments = store.all_experiments(client)
-        for key in ("attributes.run_id", "attributes.run_name", f"tags.`{store.SWEEP_TAG}`"):
-            entities = client.search_runs(experiments, f"{key} = '{store.escaped(name)}'")
-            if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
-                break
-        else:
-            raise no_such(kind, client.tracking_uri, name)
+    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{store.SWEEP_TAG}`"):
+        entities = _search(client, f"{key} = '{store.escaped(name)}'")
+        if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
+            break
+    else:
+        raise no_such(kind, client.tracking_uri, name)
     if key == f"tags.`{store.SWEEP_TAG}`":
         command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
@@ -107,6 +105,12 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
         ids = ", ".join(f"{run_id} (of sweep {sweep})" if sweep else run_id for run_id, sweep in sweeps.items())
         raise AmbiguousRunError("", f"there are {len(matches)} runs named {name!r}; take one of their ids: {ids}")
     return matches[0]
+
+
+def _search(client: MlflowClient, condition: str) -> list[Entity]:
+    """All runs that meet a condition, newest first."""
+    with store.refusing(client.tracking_uri):
+        return store.search(client, store.all_experiments(client), condition)
 
 
 def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
@@ -127,11 +131,10 @@ def with_key(uri: str, key: str) -> Run | None:
 
 def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
     """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read."""
-    with store.refusing(client.tracking_uri):
-        for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
-            condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
-            if entities := store.search(client, store.all_experiments(client), condition):
-                return sweep_of(client, entities[0])
+    for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
+        condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
+        if entities := _search(client, condition):
+            return sweep_of(client, entities[0])
     return None
 
 
@@ -153,13 +156,11 @@ def _client(uri: str, kind: str, name: str) -> MlflowClient:
 
 def trials(client: MlflowClient, sweep: Sweep) -> list[Run]:
     """The runs of a sweep, oldest first."""
-    with store.refusing(client.tracking_uri):
-        return [run_of(client, entity) for entity in _children(client, sweep)]
+    return [run_of(client, entity) for entity in _children(client, sweep)]
 
 
 def _children(client: MlflowClient, sweep: Sweep) -> list[Entity]:
-    condition = f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'"
-    return store.search(client, store.all_experiments(client), condition)[::-1]
+    return _search(client, f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'")[::-1]
 
 
 def everything(uri: str) -> list[Run | Sweep]:
@@ -168,10 +169,8 @@ def everything(uri: str) -> list[Run | Sweep]:
     if not store.exists(uri):
         return []
     client = store.connect(uri)
-    with store.refusing(uri):
-        experiments = store.all_experiments(client)
-        ours = (store.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
-        entities = [run for tag in ours for run in store.search(client, experiments, f"tags.`{tag}` LIKE '%'")]
+    ours = (store.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
+    entities = [entity for tag in ours for entity in _search(client, f"tags.`{tag}` LIKE '%'")]
     children: dict[str, list[Entity]] = {}
     for entity in sorted(entities, key=lambda entity: entity.info.start_time):
         children.setdefault(entity.data.tags.get(parent.PARENT_TAG, ""), []).append(entity)

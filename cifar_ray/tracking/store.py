@@ -143,10 +143,8 @@ def take_over(client: MlflowClient, run: Run, session: str) -> Run:
 
 def find_key(client: MlflowClient, key: str) -> Run | None:
     """The run with this key, the oldest if a repeated request made several."""
-    runs = client.search_runs(
-        all_experiments(client), f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1
-    )
-    return runs[0] if runs else None
+    runs = search(client, all_experiments(client), f"tags.`{KEY_TAG}` = '{key}'")
+    return runs[-1] if runs else None
 
 
 def escaped(text: str) -> str:
@@ -188,11 +186,7 @@ def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
 
 
 def search(client: MlflowClient, experiments: list[str], condition: str = "") -> list[Run]:
-    """All runs of some experiments that meet a condition, newest first.
-
-    Raises:
-        MlflowException: when the store does not answer.
-    """
+    """All runs of some experiments that meet a condition, newest first."""
     newest_first = ["attributes.start_time DESC"]
     return _all_pages(partial(client.search_runs, experiments, condition, order_by=newest_first, max_results=_PAGE))
 
