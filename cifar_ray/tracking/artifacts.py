@@ -40,7 +40,7 @@ def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
 
     Returns:
         For each sample ``index`` in the test set, ``true`` and ``predicted`` class, ``probability``, and ``png`` in
-        base64 of an image, or ``text``, as the model sees it and shortened.
+        base64 or ``text``, as the model sees it and shortened.
     """
     shown, every, some = samples.of(tested.spec, tested.encoding), tested.spec.test_size, len(tested.test)
     if not shown.is_readable:

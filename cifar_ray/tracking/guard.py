@@ -33,12 +33,9 @@ class Guard:
         )
 
     def conclude(self, written: bool, status: str) -> bool:
-        """Tell the guard that the run has ended; return ``written``.
+        """Tell the guard that the run has ended; return ``written``: whether the driver could write the status.
 
-        Args:
-            written: whether the driver could write the status; if not, the guard goes on trying for some minutes, and
-                never with FINISHED, since the run's record is not complete.
-            status: FINISHED, FAILED or KILLED.
+        If not, the guard goes on trying for some minutes, and never with FINISHED, since the record is not complete.
         """
         word = _DONE if written else _KILLED if status == "FINISHED" else status
         with suppress(subprocess.TimeoutExpired):  # of a guard that goes on

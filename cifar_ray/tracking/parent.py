@@ -30,15 +30,11 @@ _REPORT = "report"
 
 
 class SweepRecord(Record):
-    """Writes one driver's record of a sweep."""
+    """Writes one driver's record of a sweep. Where the store refuses to begin it, that is a ConfigError."""
 
     @classmethod
     def create(cls, client: MlflowClient, sweep: SweepConfig, folder: str, command: str) -> SweepRecord:
-        """Create the MLflow run of a new sweep.
-
-        Raises:
-            ConfigError: when the store refuses it.
-        """
+        """Create the MLflow run of a new sweep."""
         from cifar_ray.tracking.origin import origin_tags  # loads torch, which readers of sweeps do without
 
         session = uuid.uuid4().hex
@@ -66,11 +62,7 @@ class SweepRecord(Record):
 
     @classmethod
     def reopen(cls, client: MlflowClient, sweep: Sweep) -> SweepRecord:
-        """Continue the record of an earlier driver; the sweep is RUNNING again.
-
-        Raises:
-            ConfigError: when the store refuses it.
-        """
+        """Continue the record of an earlier driver; the sweep is RUNNING again."""
         session = uuid.uuid4().hex
         return cls(client, session, lambda client: store.take_over(client, client.get_run(sweep.run_id), session))
 

@@ -151,14 +151,10 @@ class Sink:
         self._writes.put(write)
 
     def close(self, status: str, patience_s: float, ended: float | None = None) -> bool:
-        """Write what is left and end the run with ``status``.
+        """Write what is left and end the run with ``status``, at ``ended`` (a ``time.time()``) or now.
 
-        A store that is slow but takes everything is waited for, up to five minutes in all.
-
-        Args:
-            status: FINISHED, FAILED or KILLED.
-            patience_s: seconds, for all that is left together, after which a store that takes nothing is given up.
-            ended: ``time.time()`` at which the run ended; when this is written, if None.
+        A store that takes nothing is given up after ``patience_s`` seconds for all that is left together; one that is
+        slow but takes everything is waited for, up to five minutes in all.
 
         Returns:
             Whether the status was written; ``refused`` tells whether all the rest was.

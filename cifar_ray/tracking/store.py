@@ -22,7 +22,7 @@ from cifar_ray import tracking
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_folder, path_of
-from cifar_ray.tracking.background import Overdue, within
+from cifar_ray.tracking.background import within
 from cifar_ray.tracking.study import FAILURE_TAG as FAILURE_TAG
 from cifar_ray.tracking.study import FOLDER_TAG as FOLDER_TAG
 from cifar_ray.tracking.study import KEY_TAG as KEY_TAG
@@ -50,7 +50,7 @@ def connect(uri: str) -> MlflowClient:
     """
     path = sqlite_path(uri)
     try:
-        if path is None:
+        if path is None:  # a server or a database driver may keep a request waiting for minutes
             return within(_REMOTE_TIMEOUT_S, _ask, uri)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes that meet a new database would both create its tables.
@@ -59,9 +59,6 @@ def connect(uri: str) -> MlflowClient:
             with closing(sqlite3.connect(path, timeout=5)) as database:
                 database.execute("PRAGMA schema_version").fetchone()
             return _ask(uri)
-    except Overdue as error:  # a server or a database driver may keep a request waiting for minutes
-        timeout = TimeoutError(f"no answer within {_REMOTE_TIMEOUT_S:g} s") if path is None else error
-        raise refusal(uri, timeout) from None
     except Exception as error:  # whatever a store's driver raises, the store is not usable
         raise refusal(uri, error) from None
 
@@ -94,11 +91,7 @@ def _ask(uri: str) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """The id of an experiment, created when it is new.
-
-    Raises:
-        ConfigError: when it was deleted, and so can neither be used nor created.
-    """
+    """The id of an :func:`active_experiment`, created when it is new."""
     if experiment := active_experiment(client, name):
         return experiment.experiment_id
     path = sqlite_path(client.tracking_uri)
@@ -116,7 +109,7 @@ def active_experiment(client: MlflowClient, name: str) -> Experiment | None:
     """The experiment of a name, or None.
 
     Raises:
-        ConfigError: when it was deleted, or the store does not answer.
+        ConfigError: when it was deleted, and so can neither be used nor created, or the store does not answer.
     """
     with refusing(client.tracking_uri):
         experiment = client.get_experiment_by_name(name)
