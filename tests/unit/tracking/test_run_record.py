@@ -361,12 +361,10 @@ def test_what_is_said_above_a_description_is_replaced_and_has_room(client: Mlflo
     record = created(client, digits)
     record.end("KILLED")
     client.set_tag(record.run_id, store.NOTE_TAG, "mine\n\n---\n\nmine, too")
-    for paragraphs, shown in (
-        (["a", "b"], "a\n\nb"),
-        (["c" * 9000], "c" * (8000 - len("\n\n- - -\n\nmine\n\n---\n\nmine, too"))),
-    ):
+    below = "\n\n- - -\n\nmine\n\n---\n\nmine, too"
+    for paragraphs, shown in ((["a", "b"], "a\n\nb"), (["c" * 9000], "c" * (8000 - len(below)))):
         store.describe(client, record.run_id, paragraphs)
-        assert only_run(client).data.tags[store.NOTE_TAG] == f"{shown}\n\n- - -\n\nmine\n\n---\n\nmine, too"
+        assert only_run(client).data.tags[store.NOTE_TAG] == shown + below
 
 
 def test_a_person_without_a_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
