@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from cifar_ray import storage
@@ -28,10 +28,8 @@ def loading(text: str, always: bool = False) -> Iterator[None]:
         yield
 
 
-def check_names(
-    names: Sequence[str], tracking_uri: str | None, absent: Callable[[str, str], ConfigError] = stores.no_such_run
-) -> None:
-    """Refuse names of runs or sweeps that neither the tracking store has nor the default storage.
+def check_names(names: Sequence[str], tracking_uri: str | None, kind: str = "run") -> None:
+    """Refuse names of runs, or of another ``kind``, that neither the tracking store has nor the default storage.
 
     Folders and exported files are not looked up.
     """
@@ -39,7 +37,7 @@ def check_names(
     for name in names:
         is_file = "/" in name or name.endswith(EXPORTED)
         if not is_file and stores.lacks(uri, name) and not storage.at(None).below(name).disk.exists():
-            raise absent(uri, name)
+            raise stores.no_such(kind, uri, name)
 
 
 def known_config(name: str) -> TrainConfig | None:

@@ -29,7 +29,7 @@ def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJ
         sweep: Sweep whose runs to list. Default: all sweeps and single runs.
     """
     if sweep is not None:
-        early.check_names([sweep], tracking_uri, stores.no_such_sweep)
+        early.check_names([sweep], tracking_uri, "sweep")
     with output.progress(json), early.loading("loading MLflow"):
         from cifar_ray.tracking import reading, store
 
@@ -120,9 +120,9 @@ def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = Fal
     early.check_names([run], tracking_uri)
     with output.progress(json):
         with early.loading("loading MLflow"):
-            from cifar_ray.tracking import step_times
+            from cifar_ray.tracking import reading
 
-        name, times = step_times.read(stores.resolve_uri(tracking_uri), run)
+        name, times = reading.step_times(stores.resolve_uri(tracking_uri), run)
     verdict = bottleneck.explain(times)
     result = {"run": name, "verdict": verdict, "times": times}
     output.show(result, json, lambda: _print_verdict(name, verdict, times))
@@ -207,7 +207,7 @@ def ui(*, tracking_uri: str | None = None, port: Port = 5000, open: bool = False
     if not stores.is_server(uri):
         early.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
     with early.loading("loading MLflow"):
-        from cifar_ray.tracking.ui import serve
+        from cifar_ray.tracking import pages
 
-    serve(uri, port, open)
+    pages.serve(uri, port, open)
     return 0

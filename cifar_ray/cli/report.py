@@ -27,7 +27,7 @@ def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options
         out: Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier
             report in it is replaced. Default: report; with --json, none.
     """
-    early.check_names(sweeps, options.get("tracking_uri"), stores.no_such_name)
+    early.check_names(sweeps, options.get("tracking_uri"), "sweep or run")
     with output.progress(json), early.loading("reading runs"):
         made = reports.report(*sweeps, out="report" if out is None and not json else out, **options)
     if json:
@@ -62,7 +62,7 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
     names = list(runs) if max_slowdown is None else [name.strip() for side in runs for name in side.split(",")]
     if max_slowdown is not None and (len(runs) != 2 or not all(names)):
         raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
-    early.check_names(names, uri, stores.no_such_run if max_slowdown is None else stores.no_such_name)
+    early.check_names(names, uri, "run" if max_slowdown is None else "sweep or run")
     with output.progress(json), early.loading("reading runs"):
         if max_slowdown is None:
             comparison = side_by_side.compare(*runs, **options)
@@ -85,7 +85,7 @@ def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = Non
         sweep: Name of the sweep or run.
         out: The file; when not given, NAME.json here.
     """
-    early.check_names([sweep], tracking_uri, stores.no_such_name)
+    early.check_names([sweep], tracking_uri, "sweep or run")
     path = out or f"{sweep}{EXPORTED}"
     if not path.endswith(EXPORTED):
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")

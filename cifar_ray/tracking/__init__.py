@@ -7,11 +7,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from cifar_ray.tracking.variables import variables
+from cifar_ray.tracking.variables import restore, variables
 
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -55,7 +54,10 @@ def _past_proxies() -> dict[str, str]:
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Context manager: :func:`settings`; variables, warning filters, loggers and MLflow's address stay the caller's."""
-    before, loggers = dict(os.environ), _loggers()
+    before = dict(os.environ)
+    # mlflow.pytorch configures even the root logger, which is named "root".
+    loggers = [logging.getLogger(name) for name in ("root", *logging.root.manager.loggerDict)]
+    configured = [(logger, logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     try:
         with same_address(), settings(), warnings.catch_warnings():
             if any(action == "error" for action, *_ in warnings.filters):
@@ -64,27 +66,11 @@ def unchanged() -> Iterator[None]:
                 os.environ.pop("PYTHONWARNINGS", None)
             yield
     finally:
-        _restore_variables(before, {*os.environ, *before})
-        for (name, attribute), value in loggers.items():
-            logger = logging.getLogger(name)
-            if getattr(logger, attribute) != value and attribute == "level":  # which every logger has cached
-                logger.setLevel(value)
-            elif getattr(logger, attribute) != value:
-                setattr(logger, attribute, value)
-
-
-def _loggers() -> dict[tuple[str, str], Any]:
-    """Every logger's level, propagation and handlers; ``mlflow.pytorch`` configures even the root, "root"."""
-    loggers = [logging.getLogger(name) for name in ("root", *logging.root.manager.loggerDict)]
-    return {
-        (logger.name, attribute): value
-        for logger in loggers
-        for attribute, value in (
-            ("level", logger.level),
-            ("propagate", logger.propagate),
-            ("handlers", list(logger.handlers)),
-        )
-    }
+        restore(before, {*os.environ, *before})
+        for logger, level, propagate, handlers in configured:
+            logger.propagate, logger.handlers = propagate, handlers
+            if logger.level != level:  # setting it clears what all loggers have cached
+                logger.setLevel(level)
 
 
 @contextmanager
@@ -99,13 +85,4 @@ def same_address() -> Iterator[None]:
         for given in (None, address):  # without one of its own, MLflow may have the same as before
             if mlflow and mlflow.get_tracking_uri() != address:
                 mlflow.set_tracking_uri(given)
-                _restore_variables(before, {"MLFLOW_TRACKING_URI"})
-
-
-def _restore_variables(before: Mapping[str, str], names: Iterable[str]) -> None:
-    """Give environment variables the values that they had ``before``."""
-    for name in names:
-        if name not in before:
-            os.environ.pop(name, None)
-        elif os.environ.get(name) != before[name]:
-            os.environ[name] = before[name]
+                restore(before, ["MLFLOW_TRACKING_URI"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import tempfile
 import threading
@@ -21,7 +20,7 @@ from PIL import Image
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.spec import IGNORED
-from cifar_ray.tracking import drawing, store
+from cifar_ray.tracking import drawing
 from cifar_ray.training import samples
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Row
@@ -41,7 +40,7 @@ def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
 
     Returns:
         For each sample ``index`` in the test set, ``true`` and ``predicted`` class, ``probability``, and ``png`` in
-        base64 of an image, or ``text``, as the model sees it and shortened.
+        base64 or ``text``, as the model sees it and shortened.
     """
     shown, every, some = samples.of(tested.spec, tested.encoding), tested.spec.test_size, len(tested.test)
     if not shown.is_readable:
@@ -59,42 +58,33 @@ def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def log_picture(client: MlflowClient, run_id: str, name: str, draw: Callable[[], Any]) -> str:
-    """Log the figure that ``draw`` makes.
-
-    Returns:
-        Why it cannot be drawn; empty when it is there.
-    """
+def log_picture(client: MlflowClient, run_id: str, name: str, draw: Callable[[], Any]) -> None:
+    """Log the figure that ``draw`` makes."""
     picture = io.BytesIO()
-    try:
-        with drawing.settings():
-            draw().savefig(picture, format="png", bbox_inches="tight")
-    except Exception as error:  # whatever matplotlib raises
-        return store.reason(error)
+    with drawing.settings():
+        draw().savefig(picture, format="png", bbox_inches="tight")
     client.log_image(run_id, Image.open(picture), name)
-    return ""
 
 
 def predicted_masks(load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> Any:
-    """A figure of images of the test with their masks, and those that a checkpoint predicts.
+    """A figure of images of the test, and below them their masks and those that a checkpoint predicts, in colours.
 
     ``load`` is as of :func:`log_model`, ``column`` the data set's column of masks.
     """
-    shown = dataset.tested_on(min(_SHOWN, len(dataset.test))).test
-    with torch.inference_mode():
-        predicted = load()[0](torch.from_numpy(np.array(shown.inputs))).numpy()
-    return masks_figure(shown.inputs, shown[column], predicted, dataset.spec.names)
-
-
-def masks_figure(images: np.ndarray, true: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> Any:
-    """Draw images (N, side, side, 3), and below them their masks (N, side, side) and the predicted ones, in colours."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    colours, count = samples.palette(), len(images)
+    shown, names, colours = (
+        dataset.tested_on(min(_SHOWN, len(dataset.test))).test,
+        dataset.spec.names,
+        samples.palette(),
+    )
+    with torch.inference_mode():
+        predicted = load()[0](torch.from_numpy(np.array(shown.inputs))).numpy()
+    count = len(predicted)
     figure = Figure(figsize=(1.2 * count + 1.5, 3.8), layout="constrained")
     axes = figure.subplots(3, count, squeeze=False)
-    rows = {"image": images, "mask": colours[true], "predicted": colours[predicted]}
+    rows = {"image": shown.inputs, "mask": colours[shown[column]], "predicted": colours[predicted]}
     for line, (title, pictures) in zip(axes, rows.items()):
         line[0].set_ylabel(title)
         for place, pixels in zip(line, pictures):
@@ -124,10 +114,10 @@ def log_model(
         run_id: the run.
         which: ``final`` or ``best``.
         load: gives what the checkpoint has learned, and the SHA-256 of its weights.
-        dataset: says what the model takes.
-        task: says what it gives.
+        dataset: what the model takes.
+        task: what it gives.
         epoch: at whose end the checkpoint was written.
-        rows: its figures.
+        rows: its figures, all finite.
     """
     import mlflow
     import pandas as pd
@@ -155,8 +145,8 @@ def log_model(
         inputs=Schema([ColSpec(kinds[type(value)], column) for column, value in example.items()]),
         outputs=Schema([ColSpec(kind, column) for column, kind in outputs.items()]),
     )
-    names = list(dataset.spec.names)
-    config = {"inputs": dataset.spec.inputs, "answer": task.answer, "labels": names, **taken.settings}
+    labels = list(dataset.spec.names)
+    config = {"inputs": dataset.spec.inputs, "answer": task.answer, "labels": labels, **taken.settings}
     inputs = torch.from_numpy(np.resize(dataset.test.inputs[:2], (2, *dataset.test.inputs.shape[1:])))
     inputs = inputs.double() if inputs.is_floating_point() else inputs  # as the table's model gives them
     requirements = [
@@ -179,13 +169,8 @@ def log_model(
         status = LoggedModelStatus.FAILED
         try:
             client.log_outputs(run_id, [LoggedModelOutput(model_id, epoch)])
-            metrics = [
-                Metric(name, value, row.timestamp_ms, epoch, model_id=model_id)
-                for row in rows
-                for name, value in row.metrics.items()
-                if math.isfinite(value)
-            ]
-            client.log_batch(run_id, metrics=metrics)
+            figures = [(name, value, row.timestamp_ms) for row in rows for name, value in row.metrics.items()]
+            client.log_batch(run_id, metrics=[Metric(*figure, epoch, model_id=model_id) for figure in figures])
             batch = {0: torch.export.Dim.AUTO}  # any number of samples
             program = torch.export.export(learned, (inputs,), dynamic_shapes=[batch])
             torch.export.save(program, f"{folder}/network.pt2")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Overdue
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-__all__ = ["Overdue", "background", "within"]
 
 
 def background(call: Callable[[], T], name: str) -> Future[T]:
@@ -28,5 +26,8 @@ def background(call: Callable[[], T], name: str) -> Future[T]:
 
 
 def within(seconds: float, call: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Return what a call without a deadline of its own returns, or raise ``Overdue`` while the call goes on."""
-    return background(partial(call, *args, **options), "within").result(seconds)
+    """Return what a call without a deadline of its own returns, or raise TimeoutError while the call goes on."""
+    future = background(partial(call, *args, **options), "within")
+    if not wait([future], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return future.result()

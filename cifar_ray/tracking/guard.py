@@ -8,18 +8,15 @@ the driver's child, since Ray kills all descendants of a job's command when it s
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import IO
 
 from cifar_ray.config import imports
 
 _DONE, _KILLED = "done", "KILLED"
-_TRIES_S = 300.0
-_PAUSE_S = 5.0
+_TRIES_S, _PAUSE_S = 300.0, 5.0
 
 
 class Guard:
@@ -36,29 +33,14 @@ class Guard:
         )
 
     def conclude(self, written: bool, status: str) -> bool:
-        """Tell the guard that the run has ended; return ``written``.
+        """Tell the guard that the run has ended; return ``written``: whether the driver could write the status.
 
-        Args:
-            written: whether the driver could write the status; if not, the guard goes on trying for some minutes, and
-                never with FINISHED, since the run's record is not complete.
-            status: FINISHED, FAILED or KILLED.
+        If not, the guard goes on trying for some minutes, and never with FINISHED, since the record is not complete.
         """
-        pipe: IO[bytes] = self._starter.stdin  # type: ignore[assignment]
         word = _DONE if written else _KILLED if status == "FINISHED" else status
-        with suppress(OSError):  # the guard was killed
-            pipe.write(word.encode())
-            pipe.close()
-        if written:
-            self.wait(10)
+        with suppress(subprocess.TimeoutExpired):  # of a guard that goes on
+            self._starter.communicate(word.encode(), timeout=10 if written else 1)
         return written
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for the guard's end; return whether it came within ``timeout_s`` seconds."""
-        output: IO[bytes] = self._starter.stdout  # type: ignore[assignment]
-        ended = bool(select.select([output], [], [], timeout_s)[0])
-        if ended:
-            self._starter.wait()
-        return ended
 
 
 def main(uri: str, session: str) -> None:

@@ -47,24 +47,24 @@ class LoggedModel(PythonModel):
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         answers: list[dict[str, Any]] = []
         for begin in range(0, len(model_input), AT_ONCE):
-            part = model_input[begin : begin + AT_ONCE]
-            images = [self.image(file) for file in part["image"]] if self.config["inputs"] == "images" else []
+            inputs, sizes = self.inputs(model_input[begin : begin + AT_ONCE])
             with torch.no_grad():
-                rows = self.network(torch.from_numpy(self.inputs(part, images)).to(self.device)).cpu()
-            sizes = [image.size for image in images] or part.index
+                rows = self.network(torch.from_numpy(inputs).to(self.device)).cpu()
             answers += map(self.answer, rows, sizes)
         return pd.DataFrame(answers)
 
-    def inputs(self, part: pd.DataFrame, images: list[Any]) -> np.ndarray:
-        """The network's input for the rows of a frame, of whose files these are the ``images``."""
+    def inputs(self, part: pd.DataFrame) -> tuple[np.ndarray, list[Any]]:
+        """The network's input for the rows of a frame, and the width and height of each image."""
+        nothing = [None] * len(part)
         if self.config["inputs"] == "images":
-            return np.stack([self.pixels(image) for image in images])
+            images = [self.image(file) for file in part["image"]]
+            return np.stack([self.pixels(image) for image in images]), [image.size for image in images]
         if self.config["inputs"] == "features":
-            return np.array(part[self.config["features"]], np.float64)
+            return np.array(part[self.config["features"]], np.float64), nothing
         rows = np.zeros((len(part), self.config["length"]), dtype=np.int32)  # the tokenizer's numbers plus 1; 0 pads
         for row, encoding in zip(rows, self.tokenizer.encode_batch(list(part["text"]))):
             row[: len(encoding.ids)] = np.array(encoding.ids, dtype=np.int32) + 1
-        return rows
+        return rows, nothing
 
     def answer(self, row: torch.Tensor, size: Any) -> dict[str, Any]:
         """The answer for a sample; ``size`` is an image's width and height."""

@@ -1,8 +1,13 @@
-"""Addresses of MLflow's pages: by themselves they open as those for chat agents, with no figure in the list of runs."""
+"""MLflow's pages: by themselves they open as those for chat agents, with no figure in the list of runs."""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import sys
+import time
+import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,10 +16,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from cifar_ray import tracking
+from cifar_ray.config import imports
 from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec
 from cifar_ray.tracking import store
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, MEASURED, task_of
-from cifar_ray.tracking.uri import flag
+from cifar_ray.tracking.uri import flag, sqlite_path
 
 TRAINING = "workflowType=machine_learning"
 """Ends an address whose page is to be the one for training."""
@@ -25,7 +32,7 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _SECTION = "Training"
 _RECENT = 200
-"""Newest runs of an experiment by which its view is made."""
+"""Newest runs by which an experiment's view is made."""
 _CARD = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
 _LINE = {
     **_CARD,
@@ -103,18 +110,49 @@ def newest(server: str, client: MlflowClient) -> str:
     ``server`` has the pages; the columns are written into the store when it has not got them.
     """
     with store.refusing(client.tracking_uri):
-        ours = f"tags.`{store.KEY_TAG}` LIKE '%'"
-        runs = client.search_runs(
-            store.all_experiments(client), ours, order_by=["attributes.start_time DESC"], max_results=1
-        )
+        ours, newest_first = f"tags.`{store.KEY_TAG}` LIKE '%'", ["attributes.start_time DESC"]
+        runs = client.search_runs(store.all_experiments(client), ours, order_by=newest_first, max_results=_RECENT)
         if not runs:
             return f"{server}/#/experiments?{TRAINING}"
         experiment = runs[0].info.experiment_id
-        task = task_of(runs[0].data.tags)
-        recent = client.search_runs([experiment], ours, max_results=_RECENT)
-        on_val = {run.data.tags.get(CHOSEN_BY_TAG) == "val" for run in recent}
-        view = json.dumps(_view(task, [subset for subset in SUBSETS if (subset == "val") in on_val]))
+        of_it = [run.data.tags for run in runs if run.info.experiment_id == experiment]
+        on_val = {tags.get(CHOSEN_BY_TAG) == "val" for tags in of_it}
+        view = json.dumps(_view(task_of(of_it[0]), [subset for subset in SUBSETS if (subset == "val") in on_val]))
         if client.get_experiment(experiment).tags.get(_VIEW_TAG) != view:
             with suppress(MlflowException):  # a store may be for reading only
                 client.set_experiment_tag(experiment, _VIEW_TAG, view)
     return f"{server}/#/experiments/{experiment}/runs?{TRAINING}&viewStateShareKey={_KEY}"
+
+
+def serve(uri: str, port: int, browse: bool) -> None:
+    """Print the address of MLflow's pages, and replace this process by its server on the loopback interface.
+
+    Of a store that is a server itself, only the address is printed. ``browse`` opens it in a browser, too.
+
+    Raises:
+        ConfigError: when the store does not answer.
+    """
+    tracking.quieten(verbose=False)
+    client = store.connect(uri)
+    if store.is_server(uri):
+        page = newest(uri.rstrip("/"), client)
+        print(f"open {page}", flush=True)
+        if browse:
+            webbrowser.open(page)
+        return
+    page, server = newest(f"http://127.0.0.1:{port}", client), os.getpid()
+    print(f"MLflow starts on {uri} within seconds; Ctrl-C ends it\nopen {page}", flush=True)
+    if browse and os.fork() == 0:
+        try:
+            while os.getppid() == server:
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    webbrowser.open(page)
+                    break
+                time.sleep(0.2)
+        finally:
+            os._exit(0)
+    args = ["server", "--backend-store-uri", uri, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    if path := sqlite_path(uri):
+        os.chdir(path.parent)  # a file in the working folder may have the name of a library
+    os.execv(sys.executable, imports.python("mlflow", *args, "--uvicorn-opts", "--log-level warning"))

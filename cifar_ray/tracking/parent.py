@@ -21,27 +21,20 @@ from cifar_ray.tracking.study import PLANNED_TAG, WITHOUT_RUN_TAG, Sweep
 from cifar_ray.training.observer import Row
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
-CELLS_FILE, CONFIG_FILE = "cells.json", "sweep.yaml"
-OPEN = "OPEN"
-"""State of a cell whose values are still to be proposed."""
-
 PARENT_TAG = "mlflow.parentRunId"
-SEARCH_TAG = "cifar_ray.search"
-"""Tag of a sweep that searches: how, as JSON."""
+SEARCH_TAG = "cifar_ray.search"  # of a sweep that searches: how, as JSON
+CELLS_FILE = "cells.json"
+OPEN = "OPEN"  # state of a cell whose values are still to be proposed
 
 _REPORT = "report"
 
 
 class SweepRecord(Record):
-    """Writes one driver's record of a sweep."""
+    """Writes one driver's record of a sweep. Where the store refuses to begin it, that is a ConfigError."""
 
     @classmethod
     def create(cls, client: MlflowClient, sweep: SweepConfig, folder: str, command: str) -> SweepRecord:
-        """Create the MLflow run of a new sweep.
-
-        Raises:
-            ConfigError: when the store refuses it.
-        """
+        """Create the MLflow run of a new sweep."""
         from cifar_ray.tracking.origin import origin_tags  # loads torch, which readers of sweeps do without
 
         session = uuid.uuid4().hex
@@ -54,7 +47,6 @@ class SweepRecord(Record):
             "cifar_ray.axes": ",".join(sweep.axes),
             "cifar_ray.command": command,
             **({SEARCH_TAG: json.dumps(_search(sweep))} if sweep.is_search else {}),
-            "mlflow.source.type": "LOCAL",
             "mlflow.source.name": "cifar-ray sweep",
             store.NOTE_TAG: f"Sweep over {', '.join(sweep.axes)}\n\n    {command}".rstrip(),  # none from Python
             **origin_tags(),
@@ -65,16 +57,12 @@ class SweepRecord(Record):
             return client.create_run(experiment, tags=tags, run_name=sweep.name)
 
         record = cls(client, session, begin)
-        record.text(CONFIG_FILE, sweeps.to_yaml(sweep))
+        record.text("sweep.yaml", sweeps.to_yaml(sweep))
         return record
 
     @classmethod
     def reopen(cls, client: MlflowClient, sweep: Sweep) -> SweepRecord:
-        """Continue the record of an earlier driver; the sweep is RUNNING again.
-
-        Raises:
-            ConfigError: when the store refuses it.
-        """
+        """Continue the record of an earlier driver; the sweep is RUNNING again."""
         session = uuid.uuid4().hex
         return cls(client, session, lambda client: store.take_over(client, client.get_run(sweep.run_id), session))
 
@@ -96,7 +84,7 @@ class SweepRecord(Record):
             for cell in cells
             if cell["state"] != OPEN
         ]
-        self._sink.call(lambda client, run_id: client.log_dict(run_id, {"cells": needed}, CELLS_FILE))
+        self.json(CELLS_FILE, {"cells": needed})
         planned = [cell for cell in cells if cell["state"] != "SKIPPED"]
         failed = sum(bool(cell["reason"]) for cell in planned)
         self._sink.tags({PLANNED_TAG: str(len(planned)), WITHOUT_RUN_TAG: str(failed)})
@@ -110,9 +98,8 @@ def _search(sweep: SweepConfig) -> dict[str, Any]:
     """How a sweep searches, by the fields of :class:`Sweep`."""
     drawn = {field: of.kind for grid in sweep.grid for field, of in grid.items() if isinstance(of, Range)}
     # Of a sweep that holds the global batch, an axis of batches has that name.
-    ranges = {name if name in sweep.axes else "global_batch_size": drawn[name] for name in drawn}
-    known = {"search": sweep.search, "scheduler": sweep.scheduler, "objective": sweep.objective}
-    return {**known, "ranges": ranges}
+    ranges = {field if field in sweep.axes else "global_batch_size": kind for field, kind in drawn.items()}
+    return {"search": sweep.search, "scheduler": sweep.scheduler, "objective": sweep.objective, "ranges": ranges}
 
 
 def experiment_name(sweep: SweepConfig) -> str:

@@ -1,9 +1,12 @@
-"""Find, list and read runs and sweeps: the only module that makes a ``Run`` or a ``Sweep`` of what MLflow has."""
+"""Find, list and read runs and sweeps: the only module that makes a ``Run`` or a ``Sweep`` of what MLflow has.
+
+What is public here raises ConfigError when the store does not answer, or does not have what is asked for.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -11,14 +14,16 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Run as Entity
 from mlflow.exceptions import MlflowException
+from pydantic import TypeAdapter
 
 from cifar_ray import tracking
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import FAILURE_TAG, LOAD, MEASURE_TAG, STOPPED_BY_TAG, Point, Run, Sweep
-from cifar_ray.tracking.uri import flag, no_such_name, no_such_run, no_such_sweep
+from cifar_ray.tracking.study import FAILURE_TAG, LOAD, MEASURE_TAG, STEP_TIMES, STOPPED_BY_TAG, Point, Run, Sweep
+from cifar_ray.tracking.uri import flag, no_such
+from cifar_ray.training.rank_times import StepTimes
 
 _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("train/epoch_loss", "epoch_s", "train/loss")
@@ -28,9 +33,6 @@ _NO_CELLS = (
     f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
     "are missing here."
 )
-
-Absent = Callable[[str, str], ConfigError]
-"""Makes the error about a name that is not there, of the store's URI and the name."""
 
 
 class AmbiguousRunError(ConfigError):
@@ -80,21 +82,20 @@ def _moment(entity: Entity) -> str:
     return datetime.fromtimestamp(entity.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds")
 
 
-def find_run(client: MlflowClient, name: str, absent: Absent = no_such_run) -> Run:
+def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
     """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
+
+    ``kind`` is what was looked for, to be named where there is none.
 
     Raises:
         AmbiguousRunError: when there are several of that name.
-        ConfigError: when there is none, or the store does not answer.
     """
-    with store.refusing(client.tracking_uri):
-        experiments = store.all_experiments(client)
-        for key in ("attributes.run_id", "attributes.run_name", f"tags.`{store.SWEEP_TAG}`"):
-            entities = client.search_runs(experiments, f"{key} = '{store.escaped(name)}'")
-            if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
-                break
-        else:
-            raise absent(client.tracking_uri, name)
+    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{store.SWEEP_TAG}`"):
+        entities = _search(client, f"{key} = '{store.escaped(name)}'")
+        if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
+            break
+    else:
+        raise no_such(kind, client.tracking_uri, name)
     if key == f"tags.`{store.SWEEP_TAG}`":
         command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
@@ -106,22 +107,20 @@ def find_run(client: MlflowClient, name: str, absent: Absent = no_such_run) -> R
     return matches[0]
 
 
-def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
-    """Open a run by its name or MLflow id; also return the client. A missing store is not created.
+def _search(client: MlflowClient, condition: str) -> list[Entity]:
+    """All runs that meet a condition, newest first."""
+    with store.refusing(client.tracking_uri):
+        return store.search(client, store.all_experiments(client), condition)
 
-    Raises:
-        ConfigError: as :func:`connect` and :func:`find_run`.
-    """
-    client = _client(uri, no_such_run(uri, name))
+
+def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
+    """Open a run by its name or MLflow id; also return the client. A missing store is not created."""
+    client = _client(uri, "run", name)
     return client, find_run(client, name)
 
 
 def with_key(uri: str, key: str) -> Run | None:
-    """Find the run with this key; None when the store does not exist.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
+    """Find the run with this key; None when the store does not exist."""
     if not store.exists(uri):
         return None
     with store.refusing(uri):
@@ -131,68 +130,47 @@ def with_key(uri: str, key: str) -> Run | None:
 
 
 def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
-    """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
-    with store.refusing(client.tracking_uri):
-        for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
-            condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
-            if entities := store.search(client, store.all_experiments(client), condition):
-                return sweep_of(client, entities[0])
+    """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read."""
+    for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
+        condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
+        if entities := _search(client, condition):
+            return sweep_of(client, entities[0])
     return None
 
 
 def open_sweep(uri: str, name: str) -> tuple[MlflowClient, Sweep]:
-    """Open a sweep by its name; also return the client of its store.
-
-    Raises:
-        ConfigError: when there is none, or the store does not answer.
-    """
-    client = _client(uri, no_such_sweep(uri, name))
+    """Open a sweep by its name; also return the client of its store."""
+    client = _client(uri, "sweep", name)
     if (sweep := find_sweep(client, name)) is None:
-        raise no_such_sweep(uri, name)
+        raise no_such("sweep", uri, name)
     return client, sweep
 
 
-def _client(uri: str, absent: ConfigError) -> MlflowClient:
-    """A client of a store, which is not made where it does not exist: then ``absent`` is raised."""
+def _client(uri: str, kind: str, name: str) -> MlflowClient:
+    """A client of a store, which is not made where it does not exist: then nothing of this ``name`` is there."""
     tracking.quieten(verbose=False)
     if not store.exists(uri):
-        raise absent
+        raise no_such(kind, uri, name)
     return store.connect(uri)
 
 
 def trials(client: MlflowClient, sweep: Sweep) -> list[Run]:
-    """The runs of a sweep, oldest first.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
-    with store.refusing(client.tracking_uri):
-        return [run_of(client, entity) for entity in _children(client, sweep)]
+    """The runs of a sweep, oldest first."""
+    return [run_of(client, entity) for entity in _children(client, sweep)]
 
 
 def _children(client: MlflowClient, sweep: Sweep) -> list[Entity]:
-    condition = f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'"
-    return store.search(client, store.all_experiments(client), condition)[::-1]
+    return _search(client, f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'")[::-1]
 
 
 def everything(uri: str) -> list[Run | Sweep]:
-    """All sweeps, and all runs that belong to none, newest first; the runs of a sweep are the oldest first.
-
-    Raises:
-        ConfigError: when the store does not answer.
-    """
+    """All sweeps, and all runs that belong to none, newest first; the runs of a sweep are the oldest first."""
     tracking.quieten(verbose=False)
     if not store.exists(uri):
         return []
     client = store.connect(uri)
-    with store.refusing(uri):
-        experiments = store.all_experiments(client)
-        ours = (store.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
-        entities = [run for tag in ours for run in store.search(client, experiments, f"tags.`{tag}` LIKE '%'")]
+    ours = (store.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
+    entities = [entity for tag in ours for entity in _search(client, f"tags.`{tag}` LIKE '%'")]
     children: dict[str, list[Entity]] = {}
     for entity in sorted(entities, key=lambda entity: entity.info.start_time):
         children.setdefault(entity.data.tags.get(parent.PARENT_TAG, ""), []).append(entity)
@@ -205,83 +183,61 @@ def everything(uri: str) -> list[Run | Sweep]:
 
 
 def study(uri: str, name: str) -> Sweep:
-    """Read the newest sweep of that name, with every cell of its grid.
-
-    Raises:
-        ConfigError: when there is none, or the store does not answer.
-    """
-    client, sweep = open_sweep(uri, name)
-    with store.refusing(uri):
-        return _measured(client, [_planned(client, sweep)])[0]
+    """Read the newest sweep of that name, with every cell of its grid."""
+    return _study(*open_sweep(uri, name))
 
 
 def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Sweep]:
-    """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id.
-
-    Raises:
-        ConfigError: when there is neither, or the store does not answer.
-    """
-    client, studies = _client(uri, no_such_name(uri, names[0])), []
-    with store.refusing(uri):
-        for name in names:
-            if (sweep := find_sweep(client, name)) is not None:
-                studies.append(_planned(client, sweep))
-            else:
-                alone = _named(client, [name], no_such_name)
-                studies.append(replace(alone, command=alone.trials[0].tags.get("cifar_ray.command", "")))
-        return _measured(client, studies)
+    """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id."""
+    kind = "sweep or run"
+    client = _client(uri, kind, names[0])
+    sweeps = [(name, find_sweep(client, name)) for name in names]
+    return [_study(client, sweep) if sweep else _named(client, [name], kind) for name, sweep in sweeps]
 
 
 def runs(uri: str, names: Sequence[str]) -> Sweep:
     """Read runs of these names or MLflow ids, in the order given; one named twice counts once.
 
     Raises:
-        ConfigError: when one of them is not there or is no run of a training, or the store does not answer.
+        ConfigError: also when one of them is no run of a training.
     """
-    client = _client(uri, no_such_run(uri, names[0]))
-    with store.refusing(uri):
-        return _measured(client, [_named(client, names)])[0]
+    return _named(_client(uri, "run", names[0]), names, "run")
 
 
-def _planned(client: MlflowClient, sweep: Sweep) -> Sweep:
-    """A sweep with its cells, without what :func:`_measured` reads."""
-    cells = (_json(client, sweep.run_id, parent.CELLS_FILE) or {}).get("cells")
-    trials = [trial for trial in _cells(client, sweep, cells or ()) if _is_placed(trial)]
+def _study(client: MlflowClient, sweep: Sweep) -> Sweep:
+    """A sweep with its cells, and what reports show of them."""
+    with store.refusing(client.tracking_uri):
+        cells = (_json(client, sweep.run_id, parent.CELLS_FILE) or {}).get("cells")
+        trials = [_read(client, trial) for trial in _cells(client, sweep, cells or ()) if _is_placed(trial)]
     return replace(sweep, trials=trials, cautions=(_NO_CELLS,) if cells is None else ())
 
 
-def _named(client: MlflowClient, names: Sequence[str], absent: Absent = no_such_run) -> Sweep:
-    """Runs named one by one, without what :func:`_measured` reads."""
-    trials = list({run.run_id: run for run in (find_run(client, name, absent) for name in names)}.values())
-    uri = client.tracking_uri
-    for trial in trials:
+def _named(client: MlflowClient, names: Sequence[str], kind: str) -> Sweep:
+    """Runs named one by one, and what reports show of them."""
+    uri, trials = client.tracking_uri, {run.run_id: run for run in (find_run(client, name, kind) for name in names)}
+    for trial in trials.values():
         if not _is_placed(trial):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
-    name = ", ".join(trial.name for trial in trials)
-    held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
-    hold = "global_batch" if held else ""
-    return Sweep(name, trials, store.shown(uri), command=f"cifar-ray compare {' '.join(names)}", hold=hold)
+    with store.refusing(uri):
+        read = [_read(client, trial) for trial in trials.values()]
+    held = len({trial.global_batch_size for trial in read}) == 1 and len({trial.batch_size for trial in read}) > 1
+    command = f"cifar-ray compare {' '.join(names)}" if len(names) > 1 else read[0].tags.get("cifar_ray.command", "")
+    name = ", ".join(trial.name for trial in read)
+    return Sweep(name, read, store.shown(uri), command, hold="global_batch" if held else "")
 
 
-def _measured(client: MlflowClient, studies: Sequence[Sweep]) -> list[Sweep]:
-    """Studies with the histories and confusion matrices of their runs: each is a request, so each is read once."""
-    begun = {trial.run_id: trial for study in studies for trial in study.trials if trial.run_id}
-    read = {run_id: _read(client, trial) for run_id, trial in begun.items()}
-    return [
-        replace(study, trials=[replace(trial, **read.get(trial.run_id, {})) for trial in study.trials])
-        for study in studies
-    ]
-
-
-def _read(client: MlflowClient, trial: Run) -> dict[str, Any]:
-    followed = [name for name in trial.metrics if _is_followed(name, trial)]
+def _read(client: MlflowClient, trial: Run) -> Run:
+    """A run with its histories and its confusion matrix, each of which is a request."""
+    if not trial.run_id:
+        return trial
     confusion = (trial.finished and _json(client, trial.run_id, _CONFUSION)) or {}
-    return {
-        "history": {name: _history(client, trial.run_id, name) for name in followed},
-        "confusion": confusion.get("counts"),
-        "class_names": tuple(confusion.get("classes", ())),
-        "mistakes": tuple(confusion.get("mistakes", ())),
-    }
+    return replace(
+        trial,
+        history={name: _history(client, trial.run_id, name) for name in trial.metrics if _is_followed(name, trial)},
+        confusion=confusion.get("counts"),
+        class_names=tuple(confusion.get("classes", ())),
+        mistakes=tuple(confusion.get("mistakes", ())),
+    )
 
 
 def _cells(client: MlflowClient, sweep: Sweep, cells: Sequence[Mapping[str, Any]]) -> list[Run]:
@@ -295,10 +251,8 @@ def _cells(client: MlflowClient, sweep: Sweep, cells: Sequence[Mapping[str, Any]
         if (entity := children.pop(name, None)) is not None:
             trial = run_of(client, entity, params, reason)
         else:
-            status = "SKIPPED" if cell["state"] == "SKIPPED" else "PENDING"
-            if status == "PENDING" and reason:
-                status = "FAILED"
-            elif status == "PENDING" and sweep.status == "FINISHED":
+            status = "SKIPPED" if cell["state"] == "SKIPPED" else "FAILED" if reason else "PENDING"
+            if status == "PENDING" and sweep.status == "FINISHED":
                 reason = "MLflow does not have it (any more)"
             trial = Run(name, "", status, reason, params=params, tags=purpose)
         trials.append(replace(trial, repeats=cell.get("repeats", "")))
@@ -331,3 +285,17 @@ def _json(client: MlflowClient, run_id: str, name: str) -> dict[str, Any] | None
     except (MlflowException, OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def step_times(uri: str, run: str) -> tuple[str, StepTimes]:
+    """Read the name of a run of that name or MLflow id, and the times of its steps."""
+    client, known = open_run(uri, run)
+    try:
+        times = store.read_json(client, known.run_id, STEP_TIMES)
+        if times is not None:
+            return known.name, TypeAdapter(StepTimes).validate_python(times)
+    except ValueError:
+        raise ConfigError("", f"the times that run {run!r} recorded of its steps ({STEP_TIMES}) are damaged") from None
+    except (MlflowException, OSError) as error:
+        raise store.refusal(uri, error) from None
+    raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")

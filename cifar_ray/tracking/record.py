@@ -13,7 +13,6 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.sink import Sink
 
 _PATIENCE_S = 30.0
-_CHECKPOINTS = "checkpoints.json"
 
 
 class Record:
@@ -69,6 +68,10 @@ class Record:
         """Log a text as an artifact."""
         self._sink.call(lambda client, run_id: client.log_text(run_id, text, name))
 
+    def json(self, name: str, value: Any) -> None:
+        """Log plain values as an artifact."""
+        self._sink.call(lambda client, run_id: client.log_dict(run_id, value, name))
+
     def failed(self, reason: str) -> None:
         self.tags({store.FAILURE_TAG: reason})
 
@@ -81,19 +84,16 @@ class Record:
         """Write what waits at once: checkpoints may come faster than a store takes a file."""
         entries = dict(self._checkpoints)
         if entries != self._listed:
-            client.log_dict(run_id, {"checkpoints": [entries[step] for step in sorted(entries)]}, _CHECKPOINTS)
+            listed = {"checkpoints": [entries[step] for step in sorted(entries)]}
+            client.log_dict(run_id, listed, "checkpoints.json")
             self._listed = entries
 
     def end(self, status: str, ended: float | None = None) -> bool:
-        """Write everything that waits, then end the run as FINISHED, FAILED or KILLED.
-
-        Args:
-            status: of the run.
-            ended: ``time.time()`` at which it ended; when this is written, if None.
+        """Write everything that waits, then end the run as FINISHED, FAILED or KILLED, at ``ended`` or now.
 
         Returns:
-            Whether that was done. If not, the store did not answer; the guard goes on trying to end the run
-            for some minutes, and never as FINISHED, since its record is not complete.
+            Whether that was done. If not, the store did not answer; the guard goes on trying for some minutes, and
+            never with FINISHED, since the record is not complete.
         """
         if status == "FINISHED":
             self._sink.forget(store.FAILURE_TAG)

@@ -37,11 +37,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
     """
     if alias is not None and (not re.fullmatch(r"[\w-]{1,255}", alias) or re.fullmatch(r"latest|v\d+", alias.lower())):
         raise ConfigError("alias", f"must be letters, digits, _ or -, other than 'latest' and 'v1', got {alias!r}")
-    if not name.strip() or set(name) & set("/:"):
-        raise ConfigError("name", f"must be a name without / and :, got {name!r}")
     client, known = reading.open_run(store.resolve_uri(tracking_uri), run)
-    if known.status == "STOPPED":
-        raise ConfigError("", f"run {known.name!r} was {known.reason}, and only a whole run has a model")
     if not known.finished:
         rule = "only a FINISHED run has a model that can be registered"
         raise ConfigError("", f"run {known.name!r} is {known.status}, and {rule}")
@@ -67,19 +63,18 @@ def _create(client: Client, name: str, model: LoggedModel, run: Run) -> ModelVer
             raise ConfigError("name", f"must be one that the registry takes, got {name!r} ({error.message})") from None
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    primary, metrics, chosen = run.task.primary, run.metrics, {}
-    score = metrics[primary.metric]
-    if model.tags[artifacts.WHICH_TAG] == "best":
-        score, chosen = metrics[primary.result(metrics)], {"chosen_by": run.chosen_by}
-        if primary.best in metrics:
-            chosen[f"val_{primary.name}"] = f"{metrics[primary.best]:.4f}"
+    primary, metrics = run.task.primary, run.metrics
     tags = {
         "run": run.name,
-        **{name: run.tags[name] for name in ("dataset", "model")},
-        f"test_{primary.name}": f"{score:.4f}",
-        **chosen,
+        "dataset": run.tags["dataset"],
+        "model": run.tags["model"],
+        f"test_{primary.name}": f"{metrics[primary.metric]:.4f}",
         artifacts.WEIGHTS_TAG: model.tags[artifacts.WEIGHTS_TAG],
     }
+    if model.tags[artifacts.WHICH_TAG] == "best":
+        tags |= {f"test_{primary.name}": f"{metrics[primary.result(metrics)]:.4f}", "chosen_by": run.chosen_by}
+        if primary.best in metrics:
+            tags[f"val_{primary.name}"] = f"{metrics[primary.best]:.4f}"
     with store.as_default(client.tracking_uri):  # the registry looks the model up by itself
         source = f"models:/{model.model_id}"
         return client.create_model_version(name, source, run_id=run.run_id, tags=tags, model_id=model.model_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,37 +12,22 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from pydantic_core import to_json
 
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
-from cifar_ray.tasks import Subset, measured_on
+from cifar_ray.tasks import measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, drawing, origin, step_times, store
+from cifar_ray.tracking import artifacts, drawing, origin, store, study
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.sink import CLOCK, changed
-from cifar_ray.tracking.study import (
-    BOUND_SHARE,
-    BOUND_TAG,
-    CHECKPOINT_TAG,
-    CHOSEN_BY_TAG,
-    HARDWARE_TAG,
-    MEASURE_TAG,
-    MEASURED,
-    STOPPED_BY_TAG,
-    THREADS_TAG,
-    TOPOLOGY_TAG,
-    task_of,
-)
+from cifar_ray.tracking.sink import CLOCK
 from cifar_ray.training import bottleneck, samples
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 
-_CONFIG_FILE = "config.yaml"
 _DECIDED = ("precision", "convolutions", "device")  # parameters that a run's start decides
-_UNKEPT_FILE = "rows_after_checkpoint.json"
-_RESULT = "result"  # kind of the rows that a run has at its end
 
 SEGMENTS_TAG, PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
 """Tags of a run: its topologies, each with its first step, and how many nodes were taken back under it."""
@@ -57,36 +42,11 @@ class RunRecord(Record):
     Attributes:
         config: the run's resolved config.
         name: the run's name.
-        undrawn: why its picture cannot be drawn; empty when it can.
         task: what the run learns.
     """
 
     def __init__(
         self,
-        client: MlflowClient,
-        session: str,
-        begin: Callable[[MlflowClient], Run],
-        config: ResolvedConfig,
-        name: str,
-        tags: Mapping[str, str],
-    ) -> None:
-        super().__init__(client, session, begin, waits=False)
-        self.config = config
-        self.name = name
-        self._folder = tags[store.FOLDER_TAG]
-        self.undrawn = ""
-        self.task = task_of(tags)
-        # The same in all its attempts.
-        measured: Subset = "val" if tags.get(CHOSEN_BY_TAG) == "val" else "test"
-        self._score = self.task.primary.name if measured == "test" else self.task.primary.on(measured)
-        self._ended: float | None = None
-        self._held: list[Row] = []
-        self._covered = {"iteration": 0, "epoch": 0}
-        self._figures: dict[int, list[Row]] = {}  # by epoch, of a run that has ended
-
-    @classmethod
-    def open(
-        cls,
         client: MlflowClient,
         config: ResolvedConfig,
         decided: Decided,
@@ -98,7 +58,7 @@ class RunRecord(Record):
         begun: float,
         tags: Mapping[str, str] | None = None,
         experiment: str | None = None,
-    ) -> RunRecord:
+    ) -> None:
         """Go on with the run of this key, or where MLflow has none, create it; that is the first write.
 
         Tags of a run that goes on are those of ``config`` and this machine from now on; what they were is kept as
@@ -108,7 +68,7 @@ class RunRecord(Record):
         session, home = uuid.uuid4().hex, store.experiment_name([config.dataset])
         now = {**origin.run_tags(config, decided), **(tags or {})}
         if 0 < decided.gpus(config) < 1:  # others on the GPU may take their share of the time
-            now[MEASURE_TAG] = "accuracy"
+            now[study.MEASURE_TAG] = "accuracy"
         known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
         every = {**known, store.NOTE_TAG: origin.note(config, decided), **now}
 
@@ -118,28 +78,42 @@ class RunRecord(Record):
             where = experiment or store.experiment_id(client, home)
             return client.create_run(where, start_time=round(1000 * begun), tags=every, run_name=name)
 
-        record = cls(client, session, begin, config, name, every)
-        record._change(now)
-        record._sink.forget(STOPPED_BY_TAG)
-        record._sink.params({k: v for k, v in runfile.params(config, decided).items() if k not in _DECIDED})
-        record._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
-        record.config_file(decided)
-        return record
+        super().__init__(client, session, begin, waits=False)
+        self.config, self.name, self.task, self._folder = config, name, study.task_of(now), folder
+        primary = self.task.primary  # the same in all attempts of the run
+        self._score = primary.on("val") if now[study.CHOSEN_BY_TAG] == "val" else primary.name
+        self._ended: float | None = None
+        self._held: list[Row] = []
+        self._covered = {"iteration": 0, "epoch": 0}
+        self._figures: dict[int, list[Row]] = {}  # by epoch, of a run that has ended
+        self._change(now)
+        self._sink.forget(study.STOPPED_BY_TAG)
+        params = runfile.params(config, decided)
+        self._sink.params({name: params[name] for name in params if name not in _DECIDED})
+        self._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
+        self._config_file(decided)
 
-    def config_file(self, decided: Decided) -> None:
+    def _config_file(self, decided: Decided) -> None:
         """Log the config as an artifact that starts the same run again, with what is ``decided`` of this one."""
-        self.text(_CONFIG_FILE, runfile.to_yaml(self.config, decided))
+        self.text("config.yaml", runfile.to_yaml(self.config, decided))
 
     def moved(self, decided: Decided) -> None:
-        """Update the tags of a run that goes on as ``decided``; earlier values are kept as by :meth:`open`."""
+        """Update the tags of a run that goes on as ``decided``, and keep their earlier values."""
         self._change(origin.run_tags(self.config, decided))
 
     def _change(self, now: Mapping[str, str]) -> None:
-        self._sink.tags(lambda known: changed(known, now))
+        """Set tags; what they have been comes to tags of their names after :data:`study.EARLIER`."""
+
+        def changed(known: Mapping[str, str]) -> dict[str, str]:
+            fresh = {name: value for name, value in now.items() if known.get(name) != value}
+            before = {f"{study.EARLIER}{name}": known[name] for name in fresh if name in known}
+            return fresh | {name: _listed(known.get(name), value) for name, value in before.items()}
+
+        self._sink.tags(changed)
 
     def add_segment(self, segment: str) -> None:
         """Record with which topology the run goes on from which step, after those before."""
-        self._sink.tags(lambda known: {SEGMENTS_TAG: ", ".join(filter(None, (known.get(SEGMENTS_TAG), segment)))})
+        self._sink.tags(lambda known: {SEGMENTS_TAG: _listed(known.get(SEGMENTS_TAG), segment)})
 
     @property
     def segments(self) -> list[str]:
@@ -150,23 +124,18 @@ class RunRecord(Record):
         """Record that the cluster takes back a node."""
         self._sink.tags(lambda known: {PREEMPTIONS_TAG: str(int(known.get(PREEMPTIONS_TAG, 0)) + 1)})
 
-    def placed(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Log the node and device of every worker as an artifact."""
-        self._sink.call(lambda client, run_id: client.log_dict(run_id, list(workers), "placement.json"))
-
     def started(self, event: Started) -> None:
         """Record the start of the loop: send the rows that the store may lack, drop held rows of lost steps."""
         decided = event.decided
-        self._sink.params({k: v for k, v in runfile.params(self.config, decided).items() if k in _DECIDED})
-        measured = {"cifar_ray.precision": event.measured} if event.measured else {}
+        self._sink.params(runfile.params(self.config, decided))  # those that it has already stay
         now = {
-            TOPOLOGY_TAG: decided.topology,
-            HARDWARE_TAG: event.hardware,
-            THREADS_TAG: str(decided.cpus),
-            **measured,
+            study.TOPOLOGY_TAG: decided.topology,
+            study.HARDWARE_TAG: event.hardware,
+            study.THREADS_TAG: str(decided.cpus),
+            **({"cifar_ray.precision": event.measured} if event.measured else {}),
         }
         self._change(now) if event.step else self._sink.tags(now)  # before, nothing that counts was trained
-        self.config_file(decided)
+        self._config_file(decided)
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}
         for row in event.history:
@@ -185,7 +154,7 @@ class RunRecord(Record):
     def _write(self, row: Row) -> None:
         metrics, primary = finite(row.metrics), self.task.primary
         if (measured := primary.on(measured_on(row.metrics))) in metrics:
-            metrics[f"{MEASURED}{primary.name}"] = metrics[measured]
+            metrics[f"{study.MEASURED}{primary.name}"] = metrics[measured]
         self._sink.row(replace(row, metrics=metrics))
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
@@ -220,10 +189,10 @@ class RunRecord(Record):
 
     def halted(self, by: str, saved: SavedCheckpoint | None) -> None:
         """Record which limit has stopped the run, and its newest checkpoint if this driver has seen one."""
-        tags = {STOPPED_BY_TAG: by}
+        tags = {study.STOPPED_BY_TAG: by}
         if saved is not None:
             tags["cifar_ray.weights_sha256"] = saved.weights_sha256
-            tags[CHECKPOINT_TAG] = self._address(saved.path)
+            tags[study.CHECKPOINT_TAG] = self._address(saved.path)
         self._sink.tags(tags)
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
@@ -236,36 +205,36 @@ class RunRecord(Record):
         for row in outcome.history:  # some may have been lost on their way here
             self._write(row)
             if row.kind == "epoch":
-                self._figures[row.step] = [row]
+                self._figures[row.step] = [replace(row, metrics=finite(row.metrics))]
         last, steps = outcome.epochs, outcome.steps
-        written = {name for row in outcome.history if (row.kind, row.step) == ("epoch", last) for name in row.metrics}
+        written = {name for row in self._figures.get(last, ()) for name in row.metrics}
         final = {**outcome.times, **{name: value for name, value in outcome.metrics.items() if name not in written}}
         chosen = {name.removeprefix(CHOSEN): final[name] for name in final if name.startswith(f"{CHOSEN}test/")}
         if chosen and (epoch := int(final[CHOSEN_EPOCH])) != last:  # MLflow shows them with that checkpoint's model
             self._result(epoch, chosen)
         address = self._address(Path(outcome.checkpoint))
-        tags = {"cifar_ray.weights_sha256": outcome.weights_sha256, CHECKPOINT_TAG: address}
+        tags = {"cifar_ray.weights_sha256": outcome.weights_sha256, study.CHECKPOINT_TAG: address}
         if steps is not None:
             verdict = bottleneck.explain(steps)
             if verdict.kind != "not enough evidence":
-                final[BOUND_SHARE] = verdict.share or 0.0
-            tags[BOUND_TAG] = f"{verdict.kind}: {verdict.sentence}"
-            self.text(step_times.FILE, step_times.text(steps))
+                final[study.BOUND_SHARE] = verdict.share or 0.0
+            tags[study.BOUND_TAG] = f"{verdict.kind}: {verdict.sentence}"
+            self.text(study.STEP_TIMES, to_json(steps, indent=1).decode())
         self._result(last, final)
         self._sink.tags(tags)
-        names, confusion = dataset.spec.names, outcome.confusion
+        names, confusion = list(dataset.spec.names), outcome.confusion
         if confusion:
             wrong = artifacts.mistakes(outcome.mistakes, dataset)
-            counts = {"classes": list(names), "counts": confusion, **({"mistakes": wrong} if wrong else {})}
-            self._sink.call(lambda client, run_id: client.log_dict(run_id, counts, "confusion_matrix.json"))
+            counts = {"classes": names, "counts": confusion, **({"mistakes": wrong} if wrong else {})}
+            self.json("confusion_matrix.json", counts)
             self._picture("confusion_matrix.png", lambda: drawing.matrix(confusion, names, self.task.confused))
         if outcome.per_class:
             kind = "class" if self.task.has_classes else "value"
-            table = {kind: list(names), **{name: list(values) for name, values in outcome.per_class.items()}}
+            table = {kind: names, **{name: list(values) for name, values in outcome.per_class.items()}}
             self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
 
     def _result(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        row = Row.now(_RESULT, epoch, finite(metrics))
+        row = Row.now("result", epoch, finite(metrics))
         self._sink.row(row)
         self._figures.setdefault(epoch, []).append(row)
 
@@ -274,10 +243,7 @@ class RunRecord(Record):
         self._picture("predicted_masks.png", lambda: artifacts.predicted_masks(load, dataset, column))
 
     def _picture(self, name: str, draw: Callable[[], Any]) -> None:
-        def log(client: MlflowClient, run_id: str) -> None:
-            self.undrawn = artifacts.log_picture(client, run_id, name, draw) or self.undrawn
-
-        self._sink.call(log)
+        self._sink.call(lambda client, run_id: artifacts.log_picture(client, run_id, name, draw))
 
     def trace(self, on_disk: Callable[[], AbstractContextManager[Path]]) -> None:
         """Log the trace of some steps of a rank; ``on_disk`` has it as a file."""
@@ -297,11 +263,15 @@ class RunRecord(Record):
     def end(self, status: str, ended: float | None = None) -> bool:
         """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""
         if self._held:
-            rows = {"rows": [asdict(row) for row in self._held]}
-            self._sink.call(lambda client, run_id: client.log_dict(run_id, rows, _UNKEPT_FILE))
+            self.json("rows_after_checkpoint.json", {"rows": [asdict(row) for row in self._held]})
         return super().end(status, ended or self._ended)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """Drop NaN and infinity, which stores would write as other values."""
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _listed(before: str | None, value: str) -> str:
+    """The list in a tag with one more value."""
+    return f"{before}, {value}" if before else value

@@ -8,22 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from cifar_ray.tracking import store
-from cifar_ray.tracking.study import EARLIER
 from cifar_ray.training.observer import Row
 
-SENT_TAG = "cifar_ray.sent"
-"""Tag of how far the rows of a run have been sent: kind -> step, as JSON."""
+SENT_TAG = "cifar_ray.sent"  # how far the rows of a run have been sent: kind -> step, as JSON
+CLOCK = "clock"  # kind of a row whose step is the second since the run began, whatever its own
 
-CLOCK = "clock"
-"""Kind of a row whose step is the second since the run began, whatever its own."""
-
-_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 5.0
 _TRIES = 3  # of a write that fails though the store takes others
 _LONGEST_S, _LOOK_S = 300.0, 0.5
 _TRY_AGAIN = (429, 499)  # too many requests, cancelled; to MLflow, a time-out is a 500
@@ -54,18 +51,17 @@ class Sink:
         """Make a run or take it over by ``begin``: at once, or where it need not wait as the first write."""
         self._client, self._begin = client, begin
         self._writes: queue.Queue[Write | None] = queue.Queue()
-        self._rows: list[Row] = []
-        self._closing, self._given_up = threading.Event(), threading.Event()
+        self._rows: list[Row] = []  # that are still to be sent
+        self._points: set[tuple[str, int]] = set()  # names and steps of all figures so far
+        self._params: set[str] = set()
         self._deadline = float("inf")
-        self._doubtful = False  # the last try has failed, and the store has not taken anything since
+        self._given_up = False
         self.run: Run | None = None
+        self.known_tags: dict[str, str] = {}
+        self.sent: dict[str, int] = {}
+        self.sent_before: dict[str, int] = {}
         self.trouble = ""
         self.refused: list[str] = []
-        self.known_tags: dict[str, str] = {}
-        self._params: set[str] = set()
-        self.sent_before: dict[str, int] = {}
-        self.sent: dict[str, int] = {}
-        self._points: set[tuple[str, int]] = set()  # that this driver has sent: name and step
         if waits:
             self._open(client, "")
         else:
@@ -86,39 +82,43 @@ class Sink:
         self.sent = dict(self.sent_before)
         self.run = run
 
+    def call(self, write: Write) -> None:
+        """Run ``write(client, run_id)`` in its turn. It may be repeated."""
+        self._writes.put(write)
+
     def row(self, row: Row) -> None:
         """Record a row of metrics: once, also if it is given again, here or by a driver that takes the run over."""
+        if row.kind != CLOCK:
+            fresh = {name: value for name, value in row.metrics.items() if (name, row.step) not in self._points}
+            self._points |= {(name, row.step) for name in fresh}
+            row = replace(row, metrics=fresh)
         self._rows.append(row)
         self._writes.put(self._send)
 
     def _send(self, client: MlflowClient, run_id: str) -> None:
         """Send the rows that wait. With the last request goes how far they come, so what is lost is sent again."""
         assert self.run is not None
-        rows, metrics, sent = self._rows[:], {}, dict(self.sent)
+        rows, metrics, sent = self._rows[:], [], dict(self.sent)
         for row in rows:
-            step = at = row.step
+            step = row.step
             if row.kind == CLOCK:
-                step, at = max((row.timestamp_ms - self.run.info.start_time) // 1000, 0), row.timestamp_ms
+                step = max((row.timestamp_ms - self.run.info.start_time) // 1000, 0)
             elif step <= self.sent_before.get(row.kind, -1):
                 continue
             else:
                 sent[row.kind] = max(step, sent.get(row.kind, step))
-            for name, value in row.metrics.items():
-                if row.kind == CLOCK or ((name, at) not in self._points and (name, at) not in metrics):
-                    metrics[name, at] = Metric(name, value, row.timestamp_ms, step)
-        points = list(metrics.values())
+            metrics += [Metric(name, value, row.timestamp_ms, step) for name, value in row.metrics.items()]
         try:
-            for begin in range(0, len(points), _AT_ONCE):
-                is_last = begin + _AT_ONCE >= len(points)
+            for begin in range(0, len(metrics), _AT_ONCE):
+                is_last = begin + _AT_ONCE >= len(metrics)
                 tags = [RunTag(SENT_TAG, json.dumps(sent))] if is_last and sent != self.sent else []
-                client.log_batch(run_id, metrics=points[begin : begin + _AT_ONCE], tags=tags)
+                client.log_batch(run_id, metrics=metrics[begin : begin + _AT_ONCE], tags=tags)
         except Exception as error:
             if _is_refusal(error):
                 del self._rows[: len(rows)]  # or they would be refused again with all that comes
             raise
         del self._rows[: len(rows)]
         self.sent = sent
-        self._points |= metrics.keys()
 
     def params(self, values: Mapping[str, str]) -> None:
         """Record parameters; MLflow refuses to change one, so a changed one is left as it was."""
@@ -128,7 +128,7 @@ class Sink:
             client.log_batch(run_id, params=fresh)
             self._params |= values.keys()
 
-        self._writes.put(write)
+        self.call(write)
 
     def tags(self, values: Mapping[str, str] | Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
         """Record tags, or what is made of those that the run has by then."""
@@ -138,7 +138,7 @@ class Sink:
             client.log_batch(run_id, tags=[RunTag(name, value[:8000]) for name, value in now.items()])
             self.known_tags |= now
 
-        self._writes.put(write)
+        self.call(write)
 
     def forget(self, tag: str) -> None:
         """Remove a tag of an earlier attempt, such as the reason of its failure."""
@@ -150,19 +150,11 @@ class Sink:
 
         self._writes.put(write)
 
-    def call(self, write: Write) -> None:
-        """Run ``write(client, run_id)`` in its turn. It may be repeated."""
-        self._writes.put(write)
-
     def close(self, status: str, patience_s: float, ended: float | None = None) -> bool:
-        """Write what is left and end the run with ``status``.
+        """Write what is left and end the run with ``status``, at ``ended`` (a ``time.time()``) or now.
 
-        A store that is slow but takes everything is waited for, up to five minutes in all.
-
-        Args:
-            status: FINISHED, FAILED or KILLED.
-            patience_s: seconds, for all that is left together, after which a store that takes nothing is given up.
-            ended: ``time.time()`` at which the run ended; when this is written, if None.
+        A store that takes nothing is given up after ``patience_s`` seconds for all that is left together; one that is
+        slow but takes everything is waited for, up to five minutes in all.
 
         Returns:
             Whether the status was written; ``refused`` tells whether all the rest was.
@@ -178,17 +170,16 @@ class Sink:
         self._writes.put(None)
         now = time.monotonic()
         self._deadline = now + patience_s
-        self._closing.set()
         self._thread.join(patience_s)
         # One request to a locked database or a silent server may take longer than there is patience.
-        while self._thread.is_alive() and not self._doubtful and time.monotonic() < now + _LONGEST_S:
+        while self._thread.is_alive() and not self.trouble and time.monotonic() < now + _LONGEST_S:
             self._thread.join(_LOOK_S)
-        self._given_up.set()
+        self._given_up = True
         return written.is_set()
 
     def _work(self) -> None:
         while (write := self._writes.get()) is not None:
-            if self._given_up.is_set() or not self._insist(write):
+            if self._given_up or not self._insist(write):
                 return
 
     def _insist(self, write: Write) -> bool:
@@ -197,23 +188,21 @@ class Sink:
         while True:
             try:
                 write(self._client, self.run_id)
-                self.trouble, self._doubtful = "", False
+                self.trouble = ""
                 return True
             except Exception as error:  # tracking must not end a run, whatever happens to it
-                self._doubtful = True
                 reason, refused = store.reason(error), self.run is not None and _is_refusal(error)
-                writable = self._takes_writes()
-            late = time.monotonic() + pause > self._deadline
+            writable = refused or self._takes_writes()
+            self.trouble = "" if writable else reason
             failed_while_there += writable
+            late = time.monotonic() + pause > self._deadline
             if refused or (writable and (late or failed_while_there >= _TRIES)):
                 self.refused.append(reason)
-                self._doubtful = False
                 return True
-            self.trouble, self._doubtful = "" if writable else reason, not writable
             if late:
                 return False
-            self._closing.wait(pause) if not self._closing.is_set() else time.sleep(pause)
-            pause = _FIRST_RETRY_S if self._closing.is_set() else min(2 * pause, _LAST_RETRY_S)
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_RETRY_S)
 
     def _takes_writes(self) -> bool:
         """Whether the store takes a write now: a locked or deleted database still answers reads."""
@@ -221,19 +210,7 @@ class Sink:
             self._client.set_tag(self.run_id, _RETRIED_TAG, str(time.time_ns() // 1_000_000))
         except Exception:  # whatever keeps it from that
             return False
-        return self.run is not None
-
-
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags that have changed, with what they have been in tags of their names after :data:`EARLIER`."""
-    changed = {}
-    for name, value in now.items():
-        if before.get(name) != value:
-            changed[name] = value
-            if name in before:
-                earlier = f"{EARLIER}{name}"
-                changed[earlier] = ", ".join(filter(None, (before.get(earlier), before[name])))
-    return changed
+        return True
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from cifar_ray import tracking
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_folder, path_of
-from cifar_ray.tracking.background import Overdue, within
+from cifar_ray.tracking.background import within
 from cifar_ray.tracking.study import FAILURE_TAG as FAILURE_TAG
 from cifar_ray.tracking.study import FOLDER_TAG as FOLDER_TAG
 from cifar_ray.tracking.study import KEY_TAG as KEY_TAG
@@ -32,17 +32,12 @@ from cifar_ray.tracking.uri import is_server as is_server
 from cifar_ray.tracking.uri import resolve_uri as resolve_uri
 from cifar_ray.tracking.uri import sqlite_path
 
-Client: TypeAlias = MlflowClient
-"""What speaks to a store."""
+Client: TypeAlias = MlflowClient  # what speaks to a store
 
-SESSION_TAG = "cifar_ray.session"
-"""Tag of the driver process that last worked on the run."""
-
-NOTE_TAG = "mlflow.note.content"
-"""Tag that MLflow shows as a run's description."""
+SESSION_TAG = "cifar_ray.session"  # the driver process that last worked on the run
+NOTE_TAG = "mlflow.note.content"  # MLflow shows it as a run's description
 
 _RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; characters that MLflow takes as a tag
-
 _REMOTE_TIMEOUT_S = 8.0
 _PAGE = 200
 
@@ -55,7 +50,7 @@ def connect(uri: str) -> MlflowClient:
     """
     path = sqlite_path(uri)
     try:
-        if path is None:
+        if path is None:  # a server or a database driver may keep a request waiting for minutes
             return within(_REMOTE_TIMEOUT_S, _ask, uri)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes that meet a new database would both create its tables.
@@ -64,9 +59,6 @@ def connect(uri: str) -> MlflowClient:
             with closing(sqlite3.connect(path, timeout=5)) as database:
                 database.execute("PRAGMA schema_version").fetchone()
             return _ask(uri)
-    except Overdue as error:  # a server or a database driver may keep a request waiting for minutes
-        timeout = TimeoutError(f"no answer within {_REMOTE_TIMEOUT_S:g} s") if path is None else error
-        raise refusal(uri, timeout) from None
     except Exception as error:  # whatever a store's driver raises, the store is not usable
         raise refusal(uri, error) from None
 
@@ -99,33 +91,25 @@ def _ask(uri: str) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """The id of an experiment, created when it is new.
-
-    Raises:
-        ConfigError: when it was deleted, and so can neither be used nor created.
-    """
-    experiment = active_experiment(client, name)
-    if experiment is None:
-        path = sqlite_path(client.tracking_uri)
-        # MLflow's own default for a database is a folder relative to the working folder.
-        folder = re.sub(r"[^A-Za-z0-9._-]", "_", name)
-        location = str(path.parent / "artifacts" / folder) if path is not None else None
-        try:
-            return client.create_experiment(
-                name, artifact_location=location, tags={"mlflow.experimentKind": "custom_model_development"}
-            )
-        except MlflowException:
-            experiment = active_experiment(client, name)  # another process was first
-            if experiment is None:
-                raise
-    return experiment.experiment_id
+    """The id of an :func:`active_experiment`, created when it is new."""
+    if experiment := active_experiment(client, name):
+        return experiment.experiment_id
+    path = sqlite_path(client.tracking_uri)
+    # MLflow's own default for a database is a folder relative to the working folder.
+    location = str(path.parent / "artifacts" / re.sub(r"[^A-Za-z0-9._-]", "_", name)) if path else None
+    try:
+        return client.create_experiment(name, location, {"mlflow.experimentKind": "custom_model_development"})
+    except MlflowException:
+        if experiment := active_experiment(client, name):  # another process was first
+            return experiment.experiment_id
+        raise
 
 
 def active_experiment(client: MlflowClient, name: str) -> Experiment | None:
     """The experiment of a name, or None.
 
     Raises:
-        ConfigError: when it was deleted, or the store does not answer.
+        ConfigError: when it was deleted, and so can neither be used nor created, or the store does not answer.
     """
     with refusing(client.tracking_uri):
         experiment = client.get_experiment_by_name(name)
@@ -152,10 +136,8 @@ def take_over(client: MlflowClient, run: Run, session: str) -> Run:
 
 def find_key(client: MlflowClient, key: str) -> Run | None:
     """The run with this key, the oldest if a repeated request made several."""
-    runs = client.search_runs(
-        all_experiments(client), f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"], max_results=1
-    )
-    return runs[0] if runs else None
+    runs = search(client, all_experiments(client), f"tags.`{KEY_TAG}` = '{key}'")
+    return runs[-1] if runs else None
 
 
 def escaped(text: str) -> str:
@@ -166,12 +148,10 @@ def escaped(text: str) -> str:
 def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:
     """Begin a run's description with paragraphs in Markdown, above a rule, in place of earlier ones.
 
-    MLflow folds all but the first lines. Paragraphs that it has no room for are left out, the last first.
+    MLflow folds all but the first lines; what it has no room for is cut off.
     """
-    rest, shown = client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2], list(paragraphs)
-    while len(text := "\n\n".join(shown) + _RULE + rest) > _LONGEST_NOTE and shown:
-        shown.pop()
-    client.set_tag(run_id, NOTE_TAG, text)
+    rest = _RULE + client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2]
+    client.set_tag(run_id, NOTE_TAG, "\n\n".join(paragraphs)[: _LONGEST_NOTE - len(rest)] + rest)
 
 
 def shown(uri: str) -> str:
@@ -199,11 +179,7 @@ def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
 
 
 def search(client: MlflowClient, experiments: list[str], condition: str = "") -> list[Run]:
-    """All runs of some experiments that meet a condition, newest first.
-
-    Raises:
-        MlflowException: when the store does not answer.
-    """
+    """All runs of some experiments that meet a condition, newest first."""
     newest_first = ["attributes.start_time DESC"]
     return _all_pages(partial(client.search_runs, experiments, condition, order_by=newest_first, max_results=_PAGE))
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from cifar_ray import tasks
 from cifar_ray.config import schema
@@ -15,55 +15,35 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Measure
 from cifar_ray.tasks import Subset, TaskSpec
 
-KEY_TAG = "cifar_ray.key"
-"""Tag that identifies a run of this program, chosen before MLflow gives it an id."""
-
-FOLDER_TAG = "cifar_ray.folder"
-"""Tag with the address of the run's folder: its config and its checkpoints; empty when that was removed."""
-
-FAILURE_TAG = "cifar_ray.failure"
-"""Tag with the reason of a run that is not FINISHED."""
-
-CHECKPOINT_TAG = "cifar_ray.checkpoint"
-"""Tag with the address of a run's last checkpoint, once it has a result or was stopped by a limit."""
-
-PLANNED_TAG, WITHOUT_RUN_TAG = "cifar_ray.runs", "cifar_ray.failed_without_run"
-"""Tags of a sweep: how many runs it is to have, and how many of them have failed before MLflow had them."""
-
-TASK_TAG = "cifar_ray.task"
-"""Tag of a run of another task than image classification: the task's facts, as JSON."""
-
+# Tags of runs and sweeps in MLflow.
+KEY_TAG = "cifar_ray.key"  # identifies a run of this program, chosen before MLflow gives it an id
+FOLDER_TAG = "cifar_ray.folder"  # address of a folder, with its config and checkpoints; empty when that was removed
+FAILURE_TAG = "cifar_ray.failure"  # why a run is not FINISHED
+CHECKPOINT_TAG = "cifar_ray.checkpoint"  # address of the last one, once a run has a result or a limit has stopped it
+PLANNED_TAG = "cifar_ray.runs"  # how many runs a sweep is to have
+WITHOUT_RUN_TAG = "cifar_ray.failed_without_run"  # how many of them have failed before MLflow had them
+TASK_TAG = "cifar_ray.task"  # facts of a task other than image classification, as JSON
 STOPPED_BY_TAG = "cifar_ray.stopped_by"
 """Tag of a FINISHED run that was stopped by a limit, such as ``max_time``: it is not whole, and can go on. One that was
 stopped by ``patience`` can go on as well, and has all that a whole run has."""
+STOPPED_TAG = "cifar_ray.stopped"  # of a run that the sweep's scheduler has stopped; it is not to go on
+MEASURE_TAG = "cifar_ray.measure"  # what a run was made for, as a sweep's ``--measure`` has it
+CHOSEN_BY_TAG = "cifar_ray.chosen_by"  # whose figure chose a run's best checkpoint: ``val``, or ``nothing``
+TOPOLOGY_TAG, HARDWARE_TAG, THREADS_TAG = "cifar_ray.topology", "cifar_ray.hardware", "cifar_ray.threads"
+BOUND_TAG, BOUND_SHARE = "cifar_ray.bound", "bound/share"
+"""Tag of what bounds a run, a kind and a sentence after a colon; and the share of its training that this costs."""
+EARLIER = "cifar_ray.earlier."  # prefix of a tag with the earlier values of the tag named after it
 
-STOPPED_TAG = "cifar_ray.stopped"
-"""Tag of a run that the sweep's scheduler has stopped; it is not to go on."""
-
-MEASURE_TAG = "cifar_ray.measure"
-"""Tag of a run: what it was made for, as a sweep's ``--measure`` has it."""
-
-CHOSEN_BY_TAG, CHOSEN_BY_NOTHING = "cifar_ray.chosen_by", "nothing"
-"""Tag of a run: whose figure chose its best checkpoint, ``val`` or ``test``; and its value where none was."""
+STEP_TIMES = "step_times.json"
+"""Artifact of a finished run: the times of its steps on every rank."""
 
 MEASURED = "measured/"
 """Prefix of a metric of every run: its primary figure after every epoch, on validation images, or where it has none,
 on the test. MLflow sorts by one metric."""
 
-EARLIER = "cifar_ray.earlier."
-"""Prefix of a tag that keeps the earlier values of the tag named after it."""
-
-TOPOLOGY_TAG, HARDWARE_TAG, THREADS_TAG = "cifar_ray.topology", "cifar_ray.hardware", "cifar_ray.threads"
-"""Tags of what a run trains on: its topology, what its workers compute on, and the CPU threads of each."""
-
-BOUND_TAG, BOUND_SHARE = "cifar_ray.bound", "bound/share"
-"""Tag of a run: what bounds it, a kind and a sentence after a colon; and the metric of the share of its training that
-this costs, 0 to 1."""
-
 LOAD = re.compile(r"system/[^/]+/(cpu|gpu)(?:_\d+)?_utilization_percentage")
 """Metrics of the load of a node's CPUs, or of one of its GPUs; the group is the device."""
 
-_T = TypeVar("_T")
 _STATES = {"KILLED": "stopped", "STOPPED": "stopped", "PENDING": "waiting"}
 _ALL, _LEARNED_ALONE, _TIMES_ALONE = get_args(Measure)
 _LEARNED = (MEASURED, "test/", "val/", "best/", "chosen/", "train/")
@@ -100,25 +80,18 @@ class Run:
     """One run as recorded in the tracking store, or a cell of a sweep that has none.
 
     Attributes:
-        name: its name, such as ``bs16 2x2 seed1``.
-        run_id: its id in the store; empty for a cell that was skipped and has no run, and where it is not in the store.
-        status: FINISHED, STOPPED (by a limit), FAILED, KILLED, RUNNING, PENDING (not begun) or SKIPPED (infeasible
-            here, or left out by the sweep's limits).
+        name: such as ``bs16 2x2 seed1``.
+        run_id: its id in the store; empty where the store does not have it.
+        status: FINISHED, STOPPED (by a limit), FAILED, KILLED, RUNNING, PENDING (not begun) or SKIPPED.
         reason: why it is STOPPED, FAILED or SKIPPED, else empty.
-        page: address of its page in MLflow, when the store is a server that has pages.
-        params: its parameters.
-        tags: its tags.
+        page: address of its page in MLflow, when the store is a server.
         metrics: metric name -> last value. What was not measured is not there.
-        history: metric name -> its values in order of step; for the loss and the task's primary figure, on the test
-            and on the validation images, ``train/epoch_loss``, ``epoch_s`` (by epoch), ``train/loss`` (by optimizer
-            step; with ``--per-rank-test`` every rank's, too), and the load of CPUs and GPUs (:data:`LOAD`). Read for
-            reports alone, as are the next three.
+        history: metric name -> its values in order of step; of some metrics, and as the next three, for reports alone.
         confusion: test images by true class (row) and predicted class (column); None when not recorded.
-        class_names: names of the classes, in the order of ``confusion``.
-        mistakes: test images that it got wrong with the highest probabilities, as
-            :data:`cifar_ray.tracking.mistakes.Record`, the worst first.
+        class_names: in the order of ``confusion``.
+        mistakes: test images that it got wrong with the highest probabilities, the worst first.
         repeats: name of the best run of a search, if it is that one with another seed.
-        started: moment of its start, ISO 8601 in UTC.
+        started: ISO 8601 in UTC.
     """
 
     name: str
@@ -211,21 +184,20 @@ class Run:
     def meant(self) -> Run:
         """Itself with the figures alone that it was made for; after a change, with what it has learned alone."""
         learned, timed = self.learned, self.timed and not self.changed
-        work = ("epoch_s", self.task.epoch_throughput)  # together they tell how much it trained on
         if learned and timed:
             return self
 
-        def kept(named: Mapping[str, _T], of_work: Sequence[str]) -> dict[str, _T]:
-            return {
-                name: value
-                for name, value in named.items()
-                if (learned if name.startswith(_LEARNED) else timed or name in of_work)
-            }
+        def counts(name: str) -> bool:
+            return learned if name.startswith(_LEARNED) else timed
 
-        confusion = self.confusion if learned else None
-        metrics, history = kept(self.metrics, work), kept(self.history, ())
-        mistakes = self.mistakes if learned else ()
-        return replace(self, metrics=metrics, history=history, confusion=confusion, mistakes=mistakes)
+        work = ("epoch_s", self.task.epoch_throughput)  # together they tell how much it trained on
+        return replace(
+            self,
+            metrics={name: value for name, value in self.metrics.items() if counts(name) or name in work},
+            history={name: points for name, points in self.history.items() if counts(name)},
+            confusion=self.confusion if learned else None,
+            mistakes=self.mistakes if learned else (),
+        )
 
     @property
     def model(self) -> str:
@@ -291,17 +263,15 @@ class Sweep:
             ``global_batch`` when the global batch stays; empty when runs compared one by one show neither.
         axes: names of the ``TrainConfig`` fields that vary.
         run_id: id of the sweep's own run, the parent of the trials; empty for runs compared one by one.
-        page: address of that run's page, when the store is a server that has pages.
-        status: of the sweep: FINISHED, FAILED, KILLED or RUNNING.
+        page: address of that run's page, when the store is a server.
+        status: FINISHED, FAILED, KILLED or RUNNING.
         metrics: the sweep's own figures: ``sweep/wall_s`` and seconds by phase, summed over the trials.
         cautions: sentences on parts that could not be read.
-        search: what chose the values of a search: ``random``, ``optuna``, or ``grid`` for every combination; None of a
-            plain grid, and of several sweeps together.
+        search: ``random``, ``optuna``, or ``grid`` for every combination of a search; None of a plain grid.
         scheduler: what stopped runs of a search early, or ``none``.
         objective: ``NAME:max`` or ``NAME:min``, what a search went by; None for the figure that chooses.
         ranges: axis -> the kind of range that its values were drawn from, such as ``loguniform``; others have lists.
-        tags: those of the sweep's own run.
-        started: moment of its start, ISO 8601 in UTC.
+        started: ISO 8601 in UTC.
     """
 
     name: str

@@ -72,19 +72,9 @@ def lacks(uri: str, run: str) -> bool:
         return False
 
 
-def no_such_run(uri: str, run: str) -> ConfigError:
-    """The error about a run that is not in the store."""
-    return ConfigError("", f"there is no run {run!r} in {uri}; a run is named by its name or MLflow id")
-
-
-def no_such_sweep(uri: str, name: str) -> ConfigError:
-    """The error about a sweep that is not in the store."""
-    return ConfigError("", f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given")
-
-
-def no_such_name(uri: str, name: str) -> ConfigError:
-    """The error about what is neither a sweep nor a run in the store."""
-    return ConfigError("", f"there is no sweep or run {name!r} in {uri}; a run is named by its name or MLflow id")
+def no_such(kind: str, uri: str, name: str) -> ConfigError:
+    """The error about a ``kind``, such as ``run`` or ``sweep``, that is not in the store."""
+    return ConfigError("", f"there is no {kind} {name!r} in {uri}; a {kind} is named by its name or MLflow id")
 
 
 def sqlite_path(uri: str) -> Path | None:

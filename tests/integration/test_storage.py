@@ -228,7 +228,7 @@ def test_a_run_of_a_bucket_that_another_machine_may_train_is_not_deleted(
     )
     held.release()
     named = {"name": run.name, "key": run.key, "folder": run.address}
-    record = RunRecord.open(store.connect(uri), small, decided_of(small), **named, dataset=digits, begun=0.0)
+    record = RunRecord(store.connect(uri), small, decided_of(small), **named, dataset=digits, begun=0.0)
     while not record.run_id:
         time.sleep(0.05)
     with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match="'mine' is RUNNING"):
@@ -279,7 +279,7 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     client = store.connect(f"sqlite:///{tmp_path}/m.db")
     gone = RunFolder(replace(folder, path="no-such-bucket/runs"), "key")
     named = {"name": "mine", "key": gone.key, "folder": gone.address}
-    record = RunRecord.open(client, small, decided_of(small), **named, dataset=digits, begun=0.0)
+    record = RunRecord(client, small, decided_of(small), **named, dataset=digits, begun=0.0)
     said = io.StringIO()
     with redirect_stdout(said), Console() as console:
         RunSession(small, decided_of(small), digits, gone, record, console).handle(Started(decided_of(small), 0, 10))

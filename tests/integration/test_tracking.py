@@ -146,7 +146,7 @@ def config(small: TrainConfig) -> TrainConfig:
 
 def begin(client: MlflowClient, config: TrainConfig, digits: Dataset, folder: Path) -> RunRecord:
     named = {"name": "mi.ne", "key": "k", "folder": str(folder)}
-    return RunRecord.open(client, config, decided_of(config), **named, dataset=digits, begun=time.time())
+    return RunRecord(client, config, decided_of(config), **named, dataset=digits, begun=time.time())
 
 
 def started(config: TrainConfig, step: int, *history: Row) -> Started:
@@ -499,19 +499,19 @@ def test_a_guard_ends_the_run_that_its_driver_could_not_end(client: MlflowClient
     moved = file.rename(file.with_suffix(".away"))
     file.mkdir()  # what answers is no database
     guard.conclude(False, "FAILED")
-    time.sleep(8)
-    assert not guard.wait(0)
+    with pytest.raises(subprocess.TimeoutExpired):
+        guard._starter.communicate(timeout=8)
     file.rmdir()
     moved.rename(file)
     wait_for_status(client, run_id, "FAILED")
-    assert guard.wait(30)
+    guard._starter.communicate(timeout=30)
 
 
 def test_a_guard_that_is_dismissed_changes_nothing(client: MlflowClient, run_id: str) -> None:
     client.set_tag(run_id, store.SESSION_TAG, "s1")
     guard = Guard(client.tracking_uri, "s1")
     assert guard.conclude(True, "FINISHED")
-    assert guard.wait(0)
+    assert guard._starter.returncode == 0
     assert client.get_run(run_id).info.status == "RUNNING"
 
 

@@ -22,7 +22,7 @@ from cifar_ray.config import addresses, command_line
 from cifar_ray.config.errors import CommandFailedError, ConfigError, first_line
 from cifar_ray.orchestration.cluster import optional, servers
 from cifar_ray.orchestration.jobs import Submission
-from cifar_ray.tracking.background import Overdue, within
+from cifar_ray.tracking.background import within
 
 _STORE = "MLFLOW_TRACKING_URI"
 _STOP_WAIT, _STOP_WAIT_S = "RAY_JOB_STOP_WAIT_TIME_S", "60"  # Ray's 3 s are too short to record an interrupted run
@@ -102,7 +102,7 @@ def _ask(url: str, request: Callable[..., Any], *args: Any, seconds: float = _RE
         return within(seconds, request, *args, **options)
     except RuntimeError as error:
         problem = f"refuses: {' '.join(str(error).split())[:300]}"
-    except (OSError, Overdue) as error:  # those of requests among them
+    except OSError as error:  # those of requests among them
         problem = f"does not answer ({type(error).__name__})"
     raise CommandFailedError(f"the job server at {url} {problem}")
 

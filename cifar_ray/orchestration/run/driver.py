@@ -282,7 +282,7 @@ class Training:
 
     def _open(self, chosen: allocation.Allocation, callbacks: Sequence[Callback]) -> RunSession:
         start, folder = self.start, self.start.folder
-        record = RunRecord.open(
+        record = RunRecord(
             store.Client(tracking_uri=start.store),
             start.config,
             chosen.decided,

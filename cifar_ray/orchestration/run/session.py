@@ -186,7 +186,7 @@ class RunSession:
         self._placed[event.rank] = event
         if len(self._placed) == self.decided.world_size:
             workers = [self._placed[rank] for rank in sorted(self._placed)]
-            self.record.placed([asdict(worker) for worker in workers])
+            self.record.json("placement.json", [asdict(worker) for worker in workers])
             if tags := gpu_tags(workers):
                 self.record.tags(tags)
             for worker in workers:
@@ -333,8 +333,6 @@ class RunSession:
         self._record_spent()
         written = self.is_recorded = self.record.end(status)
         self._callbacks.call("end", status)
-        if self.record.undrawn:
-            self.view.line(f"a picture for MLflow cannot be drawn: {self.record.undrawn}")
         if not written:
             why = self.record.trouble or next(iter(self.record.refused), "no answer in time")
             self.view.line(
@@ -343,7 +341,7 @@ class RunSession:
             )
             return
         for refused in dict.fromkeys(self.record.refused):
-            self.view.line(f"MLflow at {self.record.uri} refused something: {refused}")
+            self.view.line(f"something of the run is not in MLflow at {self.record.uri}: {refused}")
 
     def result(self, outcome: Outcome | None, stopped_by: str = "") -> TrainResult:
         """The run as plain values; without an outcome, since a limit has stopped it, with its last whole epoch."""

@@ -54,7 +54,7 @@ def test_a_keyword_of_a_function_is_in_the_help_in_yaml_in_python_and_in_mlflow(
     config = recipe.resolve(from_file)
     client, decided = mlflow_store.new_store(tmp_path), decided_of(config)
     named = {"name": "mine", "key": "key", "folder": "/there"}
-    record = RunRecord.open(client, config, decided, **named, dataset=data.read(config), begun=0.0)
+    record = RunRecord(client, config, decided, **named, dataset=data.read(config), begun=0.0)
     record.end("FINISHED")
     assert client.get_run(record.run_id).data.params["model_options.depth"] == "3"
     assert "depth: 3" in runfile.to_yaml(config, decided)

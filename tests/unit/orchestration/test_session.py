@@ -62,7 +62,6 @@ def session(callbacks: Sequence[Callback] = (), **values: Any) -> Any:
             "segments": [],
             "task": tasks.USUAL,
             "trouble": "",
-            "undrawn": "",
             "uri": uri.resolve_uri(None),
             **values,
         }

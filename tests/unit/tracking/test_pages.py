@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from cifar_ray.config import imports
 from cifar_ray.tasks import Figure, TaskSpec
-from cifar_ray.tracking import pages, store, ui
+from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.study import TASK_TAG
 from tests.support import mlflow_store
 
@@ -98,7 +98,7 @@ def test_the_server_is_for_this_machine_alone(
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
     monkeypatch.setattr(os, "execv", lambda path, words: started.append((path, words)))
     uri = client.tracking_uri
-    ui.serve(uri, 5123, browse=False)
+    pages.serve(uri, 5123, browse=False)
     words = f"server --backend-store-uri {uri} --host 127.0.0.1 --port 5123 --workers 1 --uvicorn-opts"
     words_of_all = imports.python("mlflow", *words.split(), "--log-level warning")
     assert started == [(sys.executable, words_of_all)]
@@ -115,7 +115,7 @@ def test_a_server_that_is_there_is_only_opened(
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(store, "connect", lambda uri: client)
-    ui.serve("http://there:1/", 5123, browse)
+    pages.serve("http://there:1/", 5123, browse)
     page = "http://there:1/#/experiments?workflowType=machine_learning"
     assert capsys.readouterr().out == f"open {page}\n"
     assert opened == [page] * browse

@@ -107,17 +107,6 @@ def test_a_grid_is_no_search(client: MlflowClient) -> None:
     assert reading.study(client.tracking_uri, "s").search is None
 
 
-def test_a_sweep_without_its_tags_has_none_of_what_they_say(client: MlflowClient) -> None:
-    own = client.create_run("0", tags=SWEEP).info.run_id
-    study = reading.study(client.tracking_uri, "s")
-    assert (study.command, study.hold, study.axes, list(study.trials)) == ("", "batch", (), [])
-    assert study.cautions
-    for name, value in {"hold": "seed", "axes": "topology, seed", "command": "x"}.items():
-        client.set_tag(own, f"cifar_ray.{name}", value)
-    study = reading.study(client.tracking_uri, "s")
-    assert (study.command, study.hold, study.axes) == ("x", "seed", ("topology", "seed"))
-
-
 def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
     run_id = child(client, sweep(client, []), "mine", **RESNET, **SIZES)
     client.log_metric(run_id, "test/accuracy", 0.5)
@@ -262,5 +251,5 @@ def test_a_sweep_that_is_not_there_is_said(client: MlflowClient, tmp_path: Path)
     for uri in (client.tracking_uri, away):
         with pytest.raises(ConfigError) as caught:
             reading.study(uri, "s")
-        assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by the name it was given"
+        assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by its name or MLflow id"
     assert not store.exists(away)

@@ -49,7 +49,7 @@ HISTORY = sorted([*ITERATIONS, *EPOCHS], key=lambda row: row.step * (1 if row.ki
 
 def opened(client: MlflowClient, digits: Dataset) -> RunRecord:
     named = {"name": "mine", "key": "key", "folder": "/there"}
-    return RunRecord.open(client, CONFIG, DECIDED, **named, dataset=digits, begun=0.0)
+    return RunRecord(client, CONFIG, DECIDED, **named, dataset=digits, begun=0.0)
 
 
 def trained(record: RunRecord, after: int, until: int, lost: int | None = None) -> None:

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import os
-import platform
 import subprocess
 import time
 from contextlib import nullcontext
@@ -56,7 +55,7 @@ def created(
     client: MlflowClient, digits: Dataset, *, name: str = "mine", config: ResolvedConfig = CONFIG, **tags: str
 ) -> RunRecord:
     named = {"name": name, "key": f"key of {name}", "folder": f"/there/{name}"}
-    return RunRecord.open(
+    return RunRecord(
         client,
         config,
         DECIDED if config is CONFIG else decided_of(config),
@@ -161,7 +160,7 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
     started = Started(DECIDED, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
     assert (record.trouble, record.refused, record.page) == ("", [], None)
     record.started(started)
-    record.placed([{"rank": 0, "node": "a"}])
+    record.json("placement.json", [{"rank": 0, "node": "a"}])
     record.failed("no room")
     for row in (*rows("iteration", 6, 8), *rows("epoch", 1)):
         record.row(row)
@@ -362,22 +361,15 @@ def test_what_is_said_above_a_description_is_replaced_and_has_room(client: Mlflo
     record = created(client, digits)
     record.end("KILLED")
     client.set_tag(record.run_id, store.NOTE_TAG, "mine\n\n---\n\nmine, too")
-    for paragraphs, shown in ((["a", "b"], "a\n\nb"), (["c" * 7000, "d" * 1500, "e"], "c" * 7000)):
+    below = "\n\n- - -\n\nmine\n\n---\n\nmine, too"
+    for paragraphs, shown in ((["a", "b"], "a\n\nb"), (["c" * 9000], "c" * (8000 - len(below)))):
         store.describe(client, record.run_id, paragraphs)
-        assert only_run(client).data.tags[store.NOTE_TAG] == f"{shown}\n\n- - -\n\nmine\n\n---\n\nmine, too"
+        assert only_run(client).data.tags[store.NOTE_TAG] == shown + below
 
 
-def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(origin, "git_commit", lambda: "")
+def test_a_person_without_a_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin.getpass, "getuser", lambda: {}["uid"])  # a number without a name, as in a container
-    monkeypatch.setattr(origin.metadata, "version", {"ray": "2.60"}.__getitem__)
-    monkeypatch.setattr(origin.metadata, "PackageNotFoundError", KeyError)
-    packages = ("cifar-ray", "torch", "torchvision", "torchmetrics", "ray", "mlflow")
-    assert origin.origin_tags() == {
-        "cifar_ray.machine": f"{platform.node()}, {platform.platform()}",
-        "version.python": platform.python_version(),
-        **{f"version.{name}": "2.60" if name == "ray" else "not installed" for name in packages},
-    }
+    assert "mlflow.user" not in origin.origin_tags()
 
 
 @pytest.mark.parametrize(("classes", "counts"), [(3, 9), (20, 400), (21, 0)])
@@ -392,14 +384,8 @@ def test_a_class_of_any_name_is_drawn(client: MlflowClient, name: str) -> None:
     run_id = client.create_run("0").info.run_id
     with matplotlib.rc_context({"text.usetex": True}):
         draw = partial(drawing.matrix, [[1, 2], [3, 4]], [name, "b"], "images")
-        assert artifacts.log_picture(client, run_id, "matrix.png", draw) == ""
+        artifacts.log_picture(client, run_id, "matrix.png", draw)
     assert files(client, run_id) == {"matrix.png"}
-
-
-def test_a_picture_that_cannot_be_drawn_is_no_refusal_of_mlflow(client: MlflowClient) -> None:
-    run_id = client.create_run("0").info.run_id
-    assert artifacts.log_picture(client, run_id, "a.png", lambda: 1 // 0) == "integer division or modulo by zero"
-    assert files(client, run_id) == set()
 
 
 def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from cifar_ray.cli import main
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import Dataset
-from cifar_ray.tracking import step_times
+from cifar_ray.tracking import reading
 from cifar_ray.training.rank_times import StepTimes
 from tests.support.mlflow_store import only_run
 from tests.support.step_times import run
@@ -41,7 +41,7 @@ def test_a_finished_run_has_the_times_of_every_rank_and_what_bounds_it(client: M
     data = only_run(client).data
     assert data.metrics["bound/share"] == pytest.approx(26 / 127)
     assert data.tags["cifar_ray.bound"].startswith("slow rank: rank 1 on node0 takes 118 ms")
-    assert step_times.read(client.tracking_uri, "mine") == ("mine", SLOW)
+    assert reading.step_times(client.tracking_uri, "mine") == ("mine", SLOW)
 
 
 def test_what_is_not_known_costs_no_share(client: MlflowClient, digits: Dataset) -> None:
@@ -86,6 +86,6 @@ def test_a_run_without_times_says_why(
 @pytest.mark.parametrize("text", ["[]", "{", '{"ranks": [{"rank": "first"}]}'])
 def test_damaged_times_are_refused(text: str, client: MlflowClient, digits: Dataset) -> None:
     run_id = recorded(client, digits, SLOW)
-    client.log_text(run_id, text, step_times.FILE)
+    client.log_text(run_id, text, "step_times.json")
     with pytest.raises(ConfigError, match=r"run 'mine' recorded of its steps \(step_times.json\) are damaged"):
-        step_times.read(client.tracking_uri, "mine")
+        reading.step_times(client.tracking_uri, "mine")

@@ -14,7 +14,6 @@ from typing import Any
 import mlflow
 import pytest
 from mlflow import MlflowClient
-from mlflow.exceptions import MlflowException
 
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
@@ -163,12 +162,6 @@ def test_an_experiment_that_another_process_has_just_made_is_taken(
 
     monkeypatch.setattr(client, "get_experiment_by_name", too_early)
     assert [store.experiment_id(client, "mine")] == made
-
-
-def test_an_experiment_that_cannot_be_made_is_an_error(client: MlflowClient) -> None:
-    mlflow_store.refuse(client, "INSERT ON experiments")
-    with pytest.raises(MlflowException, match="no room"):
-        store.experiment_id(client, "mine")
 
 
 def refused(run: str, client: MlflowClient) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
-from cifar_ray.tracking import pages, parent, reading, store
+from cifar_ray.tracking import pages, reading, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
@@ -33,7 +32,7 @@ CONFIG = recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", topolo
 
 def opened(client: MlflowClient, digits: Dataset, name: str = "mine", **others: Any) -> RunRecord:
     named = {"name": name, "key": name, "folder": f"/there/{name}"}
-    return RunRecord.open(client, CONFIG, decided_of(CONFIG), **named, dataset=digits, begun=0.0, **others)
+    return RunRecord(client, CONFIG, decided_of(CONFIG), **named, dataset=digits, begun=0.0, **others)
 
 
 @pytest.fixture
@@ -140,18 +139,6 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     assert [run.score for run in runs] == [None, None, 3.21]
 
 
-def test_a_sweep_is_found_by_its_name_or_refused(client: MlflowClient, tmp_path: Path) -> None:
-    run_id = client.create_run("0", tags={parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "s"}).info.run_id
-    found, known = reading.open_sweep(client.tracking_uri, "s")
-    assert (found.tracking_uri, known.run_id, known.folder) == (client.tracking_uri, run_id, "")
-    away = tmp_path / "away.db"
-    for name, uri in (("t", client.tracking_uri), ("s", f"sqlite:///{away}")):
-        with pytest.raises(ConfigError) as caught:
-            reading.open_sweep(uri, name)
-        assert str(caught.value) == f"there is no sweep {name!r} in {uri}; a sweep is named by the name it was given"
-    assert not away.exists()
-
-
 def test_a_request_whose_answer_was_lost_makes_no_second_run(
     client: MlflowClient, guarded: list[tuple[Any, ...]], digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,14 +208,9 @@ def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
 
 
 @pytest.mark.usefixtures("guarded")
-def test_runs_of_any_experiment_are_found(
+def test_a_run_comes_to_the_experiment_that_a_person_names(
     client: MlflowClient, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = client.create_run(store.experiment_id(client, "cifar_ray"), tags={store.KEY_TAG: "old"}, run_name="old")
-    opened(client, digits, "new").end("FINISHED")
-    assert {reading.find_run(client, name).key for name in ("old", "new", old.info.run_id)} == {"old", "new"}
-    assert {one.name for one in reading.everything(client.tracking_uri)} == {"old", "new"}
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    given = opened(client, digits, "given")
-    given.end("FINISHED")
-    assert client.get_experiment(client.get_run(given.run_id).info.experiment_id).name == "mine"
+    opened(client, digits).end("FINISHED")
+    assert client.get_experiment(only_run(client).info.experiment_id).name == "mine"
