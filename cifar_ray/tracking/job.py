@@ -44,9 +44,9 @@ class JobRecord(Record):
 
     def __init__(self, client: MlflowClient, session: str, begin: Callable[[MlflowClient], Run]) -> None:
         super().__init__(client, session, begin)
-        assert self._sink.run is not None
-        self.folder = self._sink.run.data.tags.get(FOLDER_TAG, "")
-        self.newest = self._sink.sent.get(_REPORT, 0)
+        assert self.run is not None
+        self.folder = self.run.data.tags.get(FOLDER_TAG, "")
+        self.newest = self.sent.get(_REPORT, 0)
         self._until_end = ExitStack()
 
     @classmethod
@@ -76,19 +76,19 @@ class JobRecord(Record):
             stack.enter_context(tracking.settings())  # so that an absent store does not make the end of the job wait
             record = cls(store.connect(uri), session, begin)
             record._until_end = stack.pop_all()
-        record._sink.params(flat)
+        record.params(flat)
         return record
 
     def report(self, step: int, timestamp_ms: int, metrics: Mapping[str, Any]) -> None:
         """Record the finite numbers among ``metrics``; a step that the run has already is left as it is."""
         flat = schema.flatten(metrics).items()
         numbers = {_NO_KEY.sub("_", name): value for name, value in flat if isinstance(value, int | float)}
-        self._sink.row(Row(_REPORT, step, timestamp_ms, finite(numbers)))
+        self.write_row(Row(_REPORT, step, timestamp_ms, finite(numbers)))
 
     def checkpoint(self, step: int, address: str) -> None:
         """Record a reference to a checkpoint."""
         self.list_checkpoint({"step": step, "path": address})
-        self._sink.tags({"cifar_ray.checkpoint": address})
+        self.tags({"cifar_ray.checkpoint": address})
 
     def kept_in(self, folder: str) -> None:
         """Record where Ray Train keeps the job."""

@@ -69,8 +69,8 @@ class SweepRecord(Record):
     @property
     def experiment_id(self) -> str:
         """Id of the experiment that has all of its runs."""
-        assert self._sink.run is not None
-        return str(self._sink.run.info.experiment_id)
+        assert self.run is not None
+        return str(self.run.info.experiment_id)
 
     @property
     def child_tags(self) -> dict[str, str]:
@@ -87,11 +87,11 @@ class SweepRecord(Record):
         self.json(CELLS_FILE, {"cells": needed})
         planned = [cell for cell in cells if cell["state"] != "SKIPPED"]
         failed = sum(bool(cell["reason"]) for cell in planned)
-        self._sink.tags({PLANNED_TAG: str(len(planned)), WITHOUT_RUN_TAG: str(failed)})
+        self.tags({PLANNED_TAG: str(len(planned)), WITHOUT_RUN_TAG: str(failed)})
 
     def figures(self, metrics: Mapping[str, float]) -> None:
         """Record the sweep's metrics so far."""
-        self._sink.row(Row.now(CLOCK, 0, metrics))
+        self.write_row(Row.now(CLOCK, 0, metrics))
 
 
 def _search(sweep: SweepConfig) -> dict[str, Any]:

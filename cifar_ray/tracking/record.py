@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlflow import MlflowClient
@@ -15,7 +15,7 @@ from cifar_ray.tracking.sink import Sink
 _PATIENCE_S = 30.0
 
 
-class Record:
+class Record(Sink):
     """Writes one driver's record of an MLflow run. Only its end waits, and its beginning if it ``waits``.
 
     Attributes:
@@ -31,46 +31,28 @@ class Record:
             ConfigError: when it ``waits``, and the store refuses it.
         """
         self.uri = client.tracking_uri
+        self._checkpoints: dict[int, Mapping[str, Any]] = {}
+        self._listed: dict[int, Mapping[str, Any]] = {}
         self._guard = Guard(self.uri, session)  # first, so that no run stays RUNNING whatever happens from now on
         try:
             with store.refusing(self.uri):
-                self._sink = Sink(client, begin, waits)
+                super().__init__(client, begin, waits)
         except BaseException:
             self._guard.conclude(True, "")
             raise
-        self._checkpoints: dict[int, Mapping[str, Any]] = {}
-        self._listed: dict[int, Mapping[str, Any]] = {}
-
-    @property
-    def run_id(self) -> str:
-        """MLflow's id of the run; empty until MLflow has it."""
-        return self._sink.run_id
 
     @property
     def page(self) -> str | None:
         """Address of the run's page, when the store is a server that has pages, and has the run."""
-        return pages.run(self.uri, self._sink.run) if self._sink.run else None
-
-    @property
-    def trouble(self) -> str:
-        """Why MLflow cannot be written to now; empty when it can."""
-        return self._sink.trouble
-
-    @property
-    def refused(self) -> Sequence[str]:
-        """The reasons of writes that MLflow refused."""
-        return self._sink.refused
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        self._sink.tags(values)
+        return pages.run(self.uri, self.run) if self.run else None
 
     def text(self, name: str, text: str) -> None:
         """Log a text as an artifact."""
-        self._sink.call(lambda client, run_id: client.log_text(run_id, text, name))
+        self.call(lambda client, run_id: client.log_text(run_id, text, name))
 
     def json(self, name: str, value: Any) -> None:
         """Log plain values as an artifact."""
-        self._sink.call(lambda client, run_id: client.log_dict(run_id, value, name))
+        self.call(lambda client, run_id: client.log_dict(run_id, value, name))
 
     def failed(self, reason: str) -> None:
         self.tags({store.FAILURE_TAG: reason})
@@ -78,7 +60,7 @@ class Record:
     def list_checkpoint(self, entry: Mapping[str, Any]) -> None:
         """Add a checkpoint to ``checkpoints.json``, the list of those that this driver knows, by their ``step``."""
         self._checkpoints[entry["step"]] = entry
-        self._sink.call(self._write_checkpoints)
+        self.call(self._write_checkpoints)
 
     def _write_checkpoints(self, client: MlflowClient, run_id: str) -> None:
         """Write what waits at once: checkpoints may come faster than a store takes a file."""
@@ -96,5 +78,5 @@ class Record:
             never with FINISHED, since the record is not complete.
         """
         if status == "FINISHED":
-            self._sink.forget(store.FAILURE_TAG)
-        return self._guard.conclude(self._sink.close(status, _PATIENCE_S, ended), status)
+            self.forget(store.FAILURE_TAG)
+        return self._guard.conclude(self.close(status, _PATIENCE_S, ended), status)

@@ -87,10 +87,10 @@ class RunRecord(Record):
         self._covered = {"iteration": 0, "epoch": 0}
         self._figures: dict[int, list[Row]] = {}  # by epoch, of a run that has ended
         self._change(now)
-        self._sink.forget(study.STOPPED_BY_TAG)
+        self.forget(study.STOPPED_BY_TAG)
         params = runfile.params(config, decided)
-        self._sink.params({name: params[name] for name in params if name not in _DECIDED})
-        self._sink.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
+        self.params({name: params[name] for name in params if name not in _DECIDED})
+        self.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
         self._config_file(decided)
 
     def _config_file(self, decided: Decided) -> None:
@@ -109,32 +109,32 @@ class RunRecord(Record):
             before = {f"{study.EARLIER}{name}": known[name] for name in fresh if name in known}
             return fresh | {name: _listed(known.get(name), value) for name, value in before.items()}
 
-        self._sink.tags(changed)
+        self.tags(changed)
 
     def add_segment(self, segment: str) -> None:
         """Record with which topology the run goes on from which step, after those before."""
-        self._sink.tags(lambda known: {SEGMENTS_TAG: _listed(known.get(SEGMENTS_TAG), segment)})
+        self.tags(lambda known: {SEGMENTS_TAG: _listed(known.get(SEGMENTS_TAG), segment)})
 
     @property
     def segments(self) -> list[str]:
         """All topologies so far that MLflow has."""
-        return [segment for segment in self._sink.known_tags.get(SEGMENTS_TAG, "").split(", ") if segment]
+        return [segment for segment in self.known_tags.get(SEGMENTS_TAG, "").split(", ") if segment]
 
     def count_preemption(self) -> None:
         """Record that the cluster takes back a node."""
-        self._sink.tags(lambda known: {PREEMPTIONS_TAG: str(int(known.get(PREEMPTIONS_TAG, 0)) + 1)})
+        self.tags(lambda known: {PREEMPTIONS_TAG: str(int(known.get(PREEMPTIONS_TAG, 0)) + 1)})
 
     def started(self, event: Started) -> None:
         """Record the start of the loop: send the rows that the store may lack, drop held rows of lost steps."""
         decided = event.decided
-        self._sink.params(runfile.params(self.config, decided))  # those that it has already stay
+        self.params(runfile.params(self.config, decided))  # those that it has already stay
         now = {
             study.TOPOLOGY_TAG: decided.topology,
             study.HARDWARE_TAG: event.hardware,
             study.THREADS_TAG: str(decided.cpus),
             **({"cifar_ray.precision": event.measured} if event.measured else {}),
         }
-        self._change(now) if event.step else self._sink.tags(now)  # before, nothing that counts was trained
+        self._change(now) if event.step else self.tags(now)  # before, nothing that counts was trained
         self._config_file(decided)
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}
@@ -155,7 +155,7 @@ class RunRecord(Record):
         metrics, primary = finite(row.metrics), self.task.primary
         if (measured := primary.on(measured_on(row.metrics))) in metrics:
             metrics[f"{study.MEASURED}{primary.name}"] = metrics[measured]
-        self._sink.row(replace(row, metrics=metrics))
+        self.write_row(replace(row, metrics=metrics))
 
     def checkpoint(self, saved: SavedCheckpoint) -> None:
         """Record a reference to a checkpoint, and write the rows that it covers."""
@@ -173,7 +173,7 @@ class RunRecord(Record):
             }
         )
         if saved.best:
-            self._sink.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
+            self.tags({"cifar_ray.best_checkpoint": self._address(saved.path)})
 
     def _address(self, checkpoint: Path) -> str:
         """A checkpoint's final address; it may have been written to another disk first."""
@@ -181,11 +181,11 @@ class RunRecord(Record):
 
     def system(self, timestamp_ms: int, metrics: Mapping[str, float]) -> None:
         """Record the load of one node; MLflow shows names with ``system/`` on a page of their own."""
-        self._sink.row(Row(CLOCK, 0, timestamp_ms, {f"system/{n}": v for n, v in metrics.items()}))
+        self.write_row(Row(CLOCK, 0, timestamp_ms, {f"system/{n}": v for n, v in metrics.items()}))
 
     def spent(self, metrics: Mapping[str, float]) -> None:
         """Record what the run has used so far."""
-        self._sink.row(Row.now(CLOCK, 0, metrics))
+        self.write_row(Row.now(CLOCK, 0, metrics))
 
     def halted(self, by: str, saved: SavedCheckpoint | None) -> None:
         """Record which limit has stopped the run, and its newest checkpoint if this driver has seen one."""
@@ -193,7 +193,7 @@ class RunRecord(Record):
         if saved is not None:
             tags["cifar_ray.weights_sha256"] = saved.weights_sha256
             tags[study.CHECKPOINT_TAG] = self._address(saved.path)
-        self._sink.tags(tags)
+        self.tags(tags)
 
     def result(self, outcome: Outcome, dataset: Dataset) -> None:
         """Record the outcome: final metrics, and of a task with classes the confusion matrix and per-class table.
@@ -221,7 +221,7 @@ class RunRecord(Record):
             tags[study.BOUND_TAG] = f"{verdict.kind}: {verdict.sentence}"
             self.text(study.STEP_TIMES, to_json(steps, indent=1).decode())
         self._result(last, final)
-        self._sink.tags(tags)
+        self.tags(tags)
         names, confusion = list(dataset.spec.names), outcome.confusion
         if confusion:
             wrong = artifacts.mistakes(outcome.mistakes, dataset)
@@ -231,11 +231,11 @@ class RunRecord(Record):
         if outcome.per_class:
             kind = "class" if self.task.has_classes else "value"
             table = {kind: names, **{name: list(values) for name, values in outcome.per_class.items()}}
-            self._sink.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
+            self.call(lambda client, run_id: client.log_table(run_id, table, "per_class.json"))
 
     def _result(self, epoch: int, metrics: Mapping[str, float]) -> None:
         row = Row.now("result", epoch, finite(metrics))
-        self._sink.row(row)
+        self.write_row(row)
         self._figures.setdefault(epoch, []).append(row)
 
     def masks(self, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> None:
@@ -243,7 +243,7 @@ class RunRecord(Record):
         self._picture("predicted_masks.png", lambda: artifacts.predicted_masks(load, dataset, column))
 
     def _picture(self, name: str, draw: Callable[[], Any]) -> None:
-        self._sink.call(lambda client, run_id: artifacts.log_picture(client, run_id, name, draw))
+        self.call(lambda client, run_id: artifacts.log_picture(client, run_id, name, draw))
 
     def trace(self, on_disk: Callable[[], AbstractContextManager[Path]]) -> None:
         """Log the trace of some steps of a rank; ``on_disk`` has it as a file."""
@@ -252,13 +252,13 @@ class RunRecord(Record):
             with on_disk() as path:
                 client.log_artifact(run_id, str(path), PROFILE)
 
-        self._sink.call(log)
+        self.call(log)
 
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
         """Log the checkpoint of an epoch as a model of the run; arguments as of :func:`artifacts.log_model`."""
         if samples.of(dataset.spec, dataset.encoding).is_readable:
             of = (which, load, dataset, self.task, epoch, self._figures.get(epoch, []))
-            self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
+            self.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""

@@ -86,7 +86,7 @@ class Sink:
         """Run ``write(client, run_id)`` in its turn. It may be repeated."""
         self._writes.put(write)
 
-    def row(self, row: Row) -> None:
+    def write_row(self, row: Row) -> None:
         """Record a row of metrics: once, also if it is given again, here or by a driver that takes the run over."""
         if row.kind != CLOCK:
             fresh = {name: value for name, value in row.metrics.items() if (name, row.step) not in self._points}

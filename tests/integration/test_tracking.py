@@ -91,11 +91,11 @@ def row(step: int, timestamp_ms: int, **metrics: float) -> Row:
 def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClient, run_id: str) -> None:
     first = Sink(client, lambda client: client.get_run(run_id))
     for step in (1, 2, 3, 3):
-        first.row(row(step, 1000 + step, loss=step / 10))
+        first.write_row(row(step, 1000 + step, loss=step / 10))
     assert first.close("KILLED", patience_s=20)
     second = Sink(client, lambda client: client.get_run(run_id))
     for step in (2, 3, 4):
-        second.row(row(step, 9000 + step, loss=step / 10))
+        second.write_row(row(step, 9000 + step, loss=step / 10))
     assert second.close("FINISHED", patience_s=20)
     assert history(client, run_id, "loss") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     assert client.get_run(run_id).info.status == "FINISHED"
@@ -120,7 +120,7 @@ def test_nothing_is_lost_of_many_figures_of_which_a_part_arrived(
 
     monkeypatch.setattr(flaky, "log_batch", fail_once)
     sink = Sink(flaky, lambda _: client.get_run(run_id))
-    sink.row(row(1, 1, **{f"m{index}": 1.0 for index in range(1200)}))
+    sink.write_row(row(1, 1, **{f"m{index}": 1.0 for index in range(1200)}))
     assert sink.close("FINISHED", patience_s=60)
     assert sent == [(999, 0), (999, 0), (201, 1)]
     assert history(client, run_id, "m0") == [(1, 1.0)]
@@ -347,12 +347,12 @@ def test_a_parameter_keeps_its_first_value(client: MlflowClient, run_id: str) ->
 
 def test_what_the_store_refuses_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
     sink = Sink(client, lambda client: client.get_run(run_id))
-    sink.row(row(1, 1, **{"a" * 300: 1.0}))  # longer than MLflow takes
+    sink.write_row(row(1, 1, **{"a" * 300: 1.0}))  # longer than MLflow takes
     sink.tags({"later": "yes"})
     while not sink.refused:
         time.sleep(0.05)
         assert sink._thread.is_alive()
-    sink.row(row(2, 2, loss=0.5))
+    sink.write_row(row(2, 2, loss=0.5))
     assert sink.close("FINISHED", patience_s=20)
     assert len(sink.refused) == 1
     assert history(client, run_id, "loss") == [(2, 0.5)]
@@ -418,7 +418,7 @@ def test_what_fails_though_the_store_answers_does_not_hold_up_the_rest(client: M
 
     sink = Sink(client, lambda client: client.get_run(run_id))
     sink.call(job)
-    sink.row(row(1, 1, loss=0.5))
+    sink.write_row(row(1, 1, loss=0.5))
     assert sink.close("FINISHED", patience_s=20)
     assert (len(calls), sink.refused) == (3, ["no space left on device"])
     assert history(client, run_id, "loss") == [(1, 0.5)]
