@@ -88,7 +88,6 @@ def proposed_by_optuna(runs: Trained, folder: Path) -> list[Any]:
     grid = {"lr": [*RATES], "weight_decay": "uniform:0:0.1"}
     sweep = searching(search="optuna", samples=20, grid=grid)
     goal = goal_of(sweep, configs_of(sweep))
-    assert goal is not None
     folder.mkdir()
     search = Search(sweep, folder, goal)
     search.goes_on(lambda cell: runs[cell.config.lr][1] if cell.config else {})
