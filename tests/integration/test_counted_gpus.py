@@ -82,7 +82,7 @@ cells = plan.planned(config)
 store = SimpleNamespace(tracking_uri="sqlite:///x")
 folder, budget = storage.at(str(Path.cwd() / "grid")), Budget(config, cells)
 planned = session.SweepSession(config, folder, store, cells, [], budget, 0.0)
-session.preparation.check_gpus = Preparation.decide_arithmetic = lambda *_: None  # there are no such GPUs
+Preparation.decide_arithmetic = lambda *_: None  # there is no such GPU
 planned._fit_to_cluster(lambda can_stop=False: False)
 print(f"at once: {planned._at_once}")
 sizes = [(cell.decided.cpus, cell.decided.gpus(cell.config)) for cell in cells]

@@ -158,15 +158,17 @@ class BoardHandle:
 
     def stopped(self, key: str) -> bool:
         """A cell's scheduler has ended it; whether that and all others are recorded."""
-        with suppress(ray.exceptions.RayError, TimeoutError):
-            return bool(ray.get(self.actor.stopped.remote(key), timeout=_ANSWER_S))
-        return False
+        return _answer(self.actor.stopped.remote(key))
 
     def over(self) -> bool:
         """Whether Ray Tune is to end; a board that does not answer lets it go on."""
-        with suppress(ray.exceptions.RayError, TimeoutError):
-            return bool(ray.get(self.actor.over.remote(), timeout=_ANSWER_S))
-        return False
+        return _answer(self.actor.over.remote())
+
+
+def _answer(asked: Any) -> bool:
+    with suppress(ray.exceptions.RayError, TimeoutError):
+        return bool(ray.get(asked, timeout=_ANSWER_S))
+    return False
 
 
 class SweepBoard:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from cifar_ray import storage, tracking
@@ -17,8 +16,8 @@ from cifar_ray.orchestration.sweep import plan, proposals
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
-from cifar_ray.orchestration.sweep.session import SweepResult, SweepSession
-from cifar_ray.orchestration.sweep.winner import repeats_of
+from cifar_ray.orchestration.sweep.result import SweepResult, repeats_of
+from cifar_ray.orchestration.sweep.session import SweepSession
 from cifar_ray.runs.folder import discard
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.parent import SweepRecord
@@ -122,8 +121,8 @@ def resume(
     imports.refuse_while_importing()
     tracking.quieten(verbose=False)
     client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
-    config, cells = plan.read(known)
-    config, folder = replace(config, **limits or {}), storage.at(known.folder)
+    config, cells = plan.read(known, limits)
+    folder = storage.at(known.folder)
     with signals(), plan.lock(folder):
         plan.find_again(client, known, cells, retry_failed)
         goal = goal_of(config, [run for _, run in configured(cells)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,19 +23,12 @@ from cifar_ray.tracking import reading, store
 
 @dataclass(frozen=True)
 class DryRow:
-    """One run of the sweep.
-
-    Attributes:
-        name: its name.
-        topology: NODESxWORKERS; empty where its values are still to be proposed.
-        state: ``waiting``, ``skipped``, or how an earlier driver has left it.
-        reason: why it is skipped, or not known yet; else empty.
-    """
+    """One run of the sweep: its name, topology (empty before its values are proposed), state, and the reason for it."""
 
     name: str
     topology: str
     state: str
-    reason: str = ""
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,7 @@ def of_begun(
     """
     tracking.quieten(verbose=False)
     client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
-    config, cells = plan.read(known)
-    config = dataclasses.replace(config, **limits or {})
+    config, cells = plan.read(known, limits)
     plan.find_again(client, known, cells, retry_failed)
     if any(cell.state == boards.WAITING for cell in cells):
         Budget(config, cells, known.metrics.get("sweep/placed_s", 0.0)).refuse_reached(name)

@@ -31,9 +31,8 @@ from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, reading, uri
 from cifar_ray.tracking.store import Client
-from cifar_ray.tracking.study import CHECKPOINT_TAG, STOPPED_TAG, Run, Sweep, placement
+from cifar_ray.tracking.study import STOPPED_TAG, Run, Sweep, placement
 from cifar_ray.training import recipe
-from cifar_ray.training.observer import step_of
 
 _CONFIG, _CELLS = runs.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
@@ -50,7 +49,6 @@ class PlannedCell:
         decided: what it leaves open, as far as that is decided.
         row: how far it is; of one that cannot run, why.
         folder: of its run; None before it has one.
-        unused_gpus: why it runs on CPUs although the cluster has GPUs; empty otherwise.
         proposal: the values that were proposed, by axis.
         repeats: name of the best run, if it is that one with another seed.
     """
@@ -61,7 +59,6 @@ class PlannedCell:
     decided: Decided = field(default_factory=lambda: Decided("1x1"))
     row: Row = field(default_factory=Row)
     folder: RunFolder | None = None
-    unused_gpus: str = ""
     proposal: Mapping[str, Any] | None = None
     repeats: str = ""
 
@@ -141,15 +138,12 @@ class PlannedCell:
             return
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
         halted = known.status == "STOPPED" and not limits.is_of_sweep(known.stopped_by)
-        state, note, epoch = boards.STOPPED if STOPPED_TAG in known.tags or halted else ended, known.reason, 0
-        if state == boards.FINISHED:
-            kept = known.tags.get(CHECKPOINT_TAG, "").rpartition("/")[2]
-            epoch = max(step_of(kept), 0) // data.steps_per_epoch(self.config)
-            if known.score is not None:
-                task = tasks.spec(self.config, data.facts(self.config))
-                note = boards.result(task, known.score, known.times)
-        shown, times = Shown(state, note), known.times
-        self.row = replace(self.row, shown=shown, figures=known.metrics, times=times, epoch=epoch, has_run=True)
+        state, note = boards.STOPPED if STOPPED_TAG in known.tags or halted else ended, known.reason
+        if state == boards.FINISHED and known.score is not None:
+            task = tasks.spec(self.config, data.facts(self.config))
+            note = boards.result(task, known.score, known.times)
+        shown = Shown(state, note)
+        self.row = replace(self.row, shown=shown, figures=known.metrics, times=known.times, has_run=True)
 
 
 def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
@@ -310,8 +304,8 @@ def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
         folder.write(_CELLS, json.dumps(cells))
 
 
-def read(known: Sweep) -> tuple[SweepConfig, list[PlannedCell]]:
-    """Read a sweep as its first driver planned it.
+def read(known: Sweep, given: Mapping[str, Any] | None = None) -> tuple[SweepConfig, list[PlannedCell]]:
+    """Read a sweep as its first driver planned it, with the limits that are ``given`` now.
 
     Raises:
         ConfigError: when its folder is gone or damaged, or the file of a function of the user's own has changed.
@@ -327,7 +321,7 @@ def read(known: Sweep) -> tuple[SweepConfig, list[PlannedCell]]:
         for key in FUNCTIONS:
             if is_function(getattr(run, key)):
                 imports.check_source(run, key)
-    return config, cells
+    return replace(config, **given or {}), cells
 
 
 def _read(index: int, described: Mapping[str, Any]) -> PlannedCell:

@@ -21,8 +21,9 @@ from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.dataset import lines as dataset_lines
+from cifar_ray.display.run import cpu_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.cluster import allocation, connection, preflight
+from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep.cell import dataset_key
 from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
@@ -100,7 +101,9 @@ class Preparation:
             try:
                 chosen = allocation.at_topology(asked, cell.decided, self._nodes)
                 cost.check_device(cost.checked(asked.price), chosen.decided.device)
-                cell.decided, cell.unused_gpus = chosen.decided, chosen.unused_gpus
+                cell.decided = chosen.decided
+                if chosen.unused_gpus:
+                    self._board.line_once(cpu_note(chosen.unused_gpus))
             except ConfigError as error:
                 cell.skip(error)
 
@@ -113,19 +116,18 @@ class Preparation:
             copies = min(copies, hardware.allowed_cpus() // (largest.world_size * largest.cpus))
         return max(min(copies, most), 1)
 
-    def divide_cpus(self, cells: Sequence[PlannedCell], at_once: int, before: int | None = None) -> None:
+    def divide_cpus(self, cells: Sequence[PlannedCell], at_once: int) -> None:
         """Decide how many CPUs a worker gets where none are given: as many as ``at_once`` cells leave, in all alike.
 
         More runs at once come first, since many runs of one thread each are done earlier than one run after another.
-        With the same number in every run, their times tell what the workers do, and not what the threads do. The
-        sweep's folder keeps it: a sweep that is continued goes on with it, ``before``.
+        With the same number in every run, their times tell what the workers do, and not what the threads do. Cells
+        of an earlier driver are among them, so a sweep that is continued goes on with their number.
         """
         sharing = [(cell.decided, config) for cell, config in configured(cells) if config.cpus_per_worker is None]
-        cpus, nodes = before or min((decided.cpus for decided, _ in sharing), default=1), self._all_nodes()
-        while before is None and cpus > 1:
-            copies = (topology.copies(of.placement, nodes, cpus, of.gpus(config)) for of, config in sharing)
-            if min(copies) >= at_once:
-                break
+        cpus, nodes = min((decided.cpus for decided, _ in sharing), default=1), self._all_nodes()
+        while cpus > 1 and any(
+            topology.copies(of.placement, nodes, cpus, of.gpus(config)) < at_once for of, config in sharing
+        ):
             cpus -= 1
         self._cpus = cpus
         self.share_cpus(cells)
@@ -228,14 +230,3 @@ def bring_nodes(allocator: NodeAllocator, cells: Sequence[PlannedCell]) -> None:
         with suppress(ConfigError):  # that topology is skipped, as place() says
             allocator.allocate(config, asked)
             return
-
-
-def check_gpus(cells: Sequence[PlannedCell]) -> None:
-    """Refuse GPUs that PyTorch cannot use, before each run would meet them.
-
-    Raises:
-        ConfigError: naming what is wrong with them.
-    """
-    used = any(cell.decided.device == "cuda" for cell, _ in configured(cells))
-    if problems := preflight.gpu_problems(connection.nodes()) if used else []:
-        raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")

@@ -7,15 +7,16 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import wait
+from dataclasses import replace
 from typing import Any
 
 from cifar_ray.config import imports
-from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted
+from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError, counted, first_line
 from cifar_ray.config.limits import is_of_sweep
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.display.run import cpu_note, made_up_note, shared_note
+from cifar_ray.display.run import made_up_note, shared_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
@@ -27,8 +28,8 @@ from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
 from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import Proposals
-from cifar_ray.orchestration.sweep.tuning import CELL, Tuning
-from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
+from cifar_ray.orchestration.sweep.result import SweepResult, Winner, repeats_of, winner_of
+from cifar_ray.orchestration.sweep.tuning import CELL
 from cifar_ray.reporting import report as reports
 from cifar_ray.runs import checkpoints
 from cifar_ray.runs import folder as runs
@@ -45,36 +46,6 @@ from cifar_ray.training.rank_times import PHASES
 _POLL_S, _LOOK_S, _CANCEL_S, _FIGURES_EVERY_S = 0.1, 1.0, 20.0, 60.0
 _OF_STORES = re.compile(r"(MLFLOW|AWS|AZURE|GOOGLE|GCS|S3)_|(https?|no)_proxy$|(SSL_CERT|REQUESTS_CA|CURL_CA)_", re.I)
 """Variables of the driver that a store or a bucket may need."""
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """A finished sweep.
-
-    Attributes:
-        name: its name.
-        run_id: MLflow's id of its own run, the parent of the others.
-        tracking_uri: the store that has them.
-        folder: address of its folder.
-        page: address of that run's page, when the store is a server that has pages.
-        states: name of every run -> ``finished``, ``failed``, ``stopped`` or ``skipped``.
-        figures: seconds by phase over all runs, wall time, and the share of it outside training.
-        winner: the best run of a search; None of other sweeps, or when no run has the figure.
-    """
-
-    name: str
-    run_id: str
-    tracking_uri: str
-    folder: str
-    page: str | None
-    states: dict[str, str]
-    figures: dict[str, float]
-    winner: Winner | None = None
-
-    @property
-    def failed(self) -> list[str]:
-        """Names of the runs that have failed."""
-        return [name for name, state in self.states.items() if state == boards.FAILED]
 
 
 class SweepSession:
@@ -160,27 +131,23 @@ class SweepSession:
 
     def _fit_to_cluster(self, check: Callable[..., bool]) -> None:
         """Decide what all runs share: devices, how many train at once, CPUs, and how they compute."""
-        config, ready, asked = self._config, self._ready, configured(self._asked())
-        before = [cell.decided.cpus_per_worker for cell, run in configured(self._cells) if run.cpus_per_worker is None]
-        if asked:
-            preflight.check_storage(self._folder, asked[0][1])
+        config, ready = self._config, self._ready
+        for _, run in configured(self._asked())[:1]:
+            preflight.check_storage(self._folder, run)
         with NodeAllocator(self._board.waiting, check) as allocator:
             preparation.bring_nodes(allocator, self._asked())
             ready.place(self._asked())
             plan.refuse(config, self._planned)
             left = sum(cell.state == boards.WAITING for cell in self._cells)
             self._at_once = ready.at_once(self._asked(), min(left, config.max_concurrent or left))
-            ready.divide_cpus(self._asked(), self._at_once, next(filter(None, before), None))
-            preparation.check_gpus(self._asked())
+            ready.divide_cpus(self._planned, self._at_once)
         ready.decide_arithmetic(self._planned)
 
     def _announce(self) -> None:
-        board, config, asked = self._board, self._config, configured(self._asked())
-        held = ""
+        board, config, asked, held = self._board, self._config, configured(self._asked()), ""
         if len({run.world_size for _, run in asked}) > 1:
-            held = "; the batch per worker is held, so the global batch grows with the workers"
-            if config.held == "global_batch":
-                held = "; the batch over all workers is held"
+            what = {"batch": "per worker is held, so the global batch grows with the workers"}
+            held = f"; the batch {what.get(config.held, 'over all workers is held')}"
         left = counted(sum(cell.state == boards.WAITING for cell in self._cells), "run")
         board.line(f"sweep {config.name}: {left} of {len(self._cells)}, {self._at_once} at once{held}")
         for cell in self._cells:
@@ -188,16 +155,13 @@ class SweepSession:
                 board.show(cell.index, cell.row.shown)
             elif cell.state != boards.WAITING:
                 board.ended_before(cell.index, cell.row.shown, cell.row.times.get("time/wall_s", 0.0))
-        notes = {cpu_note(cell.unused_gpus) for cell, _ in asked if cell.unused_gpus}
         for cell, run in asked:
             if connection.shares_a_machine(run, cell.decided):
-                notes.add(made_up_note(run.local_nodes))
+                board.line_once(made_up_note(run.local_nodes))
             if 0 < (gpus := cell.decided.gpus(run)) < 1:
-                notes.add(shared_note(gpus))
-            if cell.cell.config is not None:
-                notes.update(recipe.notes(run, cell.cell.config))
-        for note in sorted(notes):
-            board.line(note)
+                board.line_once(shared_note(gpus))
+            for note in recipe.notes(run, cell.cell.config or run):
+                board.line_once(note)
 
     def _train(self, check: Callable[..., bool], turn: Sequence[PlannedCell], goal: Goal | None) -> None:
         """Train the cells of a turn in Ray Tune; ``goal`` is None where no scheduler is to stop them."""
@@ -212,15 +176,15 @@ class SweepSession:
                 self._proposals = Proposals(self._config, goal, self._cells)
         board, notes = SweepBoard(), self._folder.disk / "ray_tune"
         numbers = [cell.index for cell in turn]
-        running = Tuning(board.handle, numbers, self._ready.datasets, notes, self._at_once, scheduler)
+        fitting = tuning.start(board.handle, numbers, self._ready.datasets, notes, self._at_once, scheduler)
         self._board.start(self._at_once)
         looked = noted = time.monotonic()
         try:
-            while running.running:
+            while not fitting.done():
                 self._stop = INTERRUPTED if check(True) else self._stop
                 self._hear(board.exchange(*self._words()))
                 self._answer()
-                running.wait(_POLL_S)
+                wait([fitting], _POLL_S)
                 now = time.monotonic()
                 if now - looked >= _LOOK_S:
                     self._look(now - looked)
@@ -233,11 +197,11 @@ class SweepSession:
             raise
         except BaseException:
             board.exchange({}, Word(stop=INTERRUPTED, is_released=True), True)
-            running.wait(_CANCEL_S)
+            wait([fitting], _CANCEL_S)
             allocation.remove_abandoned()
             raise
         check()
-        self._close(running.trouble)
+        self._close(fitting.exception())
 
     def _look(self, seconds: float) -> None:
         """What has happened without a word in the seconds since the last look."""
@@ -318,12 +282,13 @@ class SweepSession:
                 self._skip(cell, cell.row.shown.note)
         self._save_cells()  # before the folder is made, so that a later driver knows whose it is
 
-    def _close(self, trouble: str) -> None:
+    def _close(self, error: BaseException | None) -> None:
         """What is left of cells that Ray Tune has ended with.
 
         Raises:
             RunFailedError: when it has failed, or cells have no room any more.
         """
+        trouble = first_line(error) if isinstance(error, Exception) else ""
         for cell in self._tried.values():
             if not cell.row.is_recorded:
                 row = cell.row.ended(boards.FAILED, trouble or "Ray Tune has ended without it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from cifar_ray.tracking.variables import variables
 CELL = "cell"
 """What Ray Tune gives a trial: the number of its cell."""
 
-_LONGEST_REASON = 200
 _LOOK_S, _END_S = 0.2, 600.0
 _SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the table of trials in the newer style, which verbose=0 does not silence
@@ -70,8 +69,15 @@ class _UntilOver(ray.tune.Stopper):
         return self._board.over()
 
 
-class Tuning:
-    """``tuner.fit()`` in the background.
+def start(
+    board: BoardHandle,
+    cells: Sequence[int],
+    datasets: Mapping[str, Dataset],
+    folder: Path,
+    at_once: int,
+    scheduler: TrialScheduler | None,
+) -> Future[Any]:
+    """Start ``tuner.fit()`` in the background; what it raises is that of the future.
 
     Args:
         board: carries words to the cells, and their rows back.
@@ -81,49 +87,26 @@ class Tuning:
         at_once: trials at a time.
         scheduler: stops the cells that fall behind; None when all run to their end.
     """
-
-    def __init__(
-        self,
-        board: BoardHandle,
-        cells: Sequence[int],
-        datasets: Mapping[str, Dataset],
-        folder: Path,
-        at_once: int,
-        scheduler: TrialScheduler | None,
-    ) -> None:
-        references = {name: ray.put(dataset) for name, dataset in datasets.items()}
-        trainable = ray.tune.with_parameters(CellTrainable, datasets=references, board=board)
-        tuner = ray.tune.Tuner(
-            ray.tune.with_resources(trainable, _here()),
-            param_space={CELL: ray.tune.grid_search(list(cells))},
-            tune_config=ray.tune.TuneConfig(
-                max_concurrent_trials=at_once,
-                reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
-                scheduler=scheduler,
-            ),
-            run_config=ray.tune.RunConfig(
-                name=f"attempt-{time.time_ns()}",
-                storage_path=str(folder),
-                callbacks=[_Ends(board)],
-                stop=_UntilOver(board),
-                checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
-                verbose=0,
-            ),
-        )
-        self._fitting = background(_quiet()(tuner.fit), "tuner-fit")
-
-    @property
-    def running(self) -> bool:
-        return not self._fitting.done()
-
-    @property
-    def trouble(self) -> str:
-        """Why the loop has failed, once it has ended, or an empty string."""
-        error = self._fitting.exception()
-        return "" if error is None else " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-
-    def wait(self, timeout_s: float) -> None:
-        wait([self._fitting], timeout_s)
+    references = {name: ray.put(dataset) for name, dataset in datasets.items()}
+    trainable = ray.tune.with_parameters(CellTrainable, datasets=references, board=board)
+    tuner = ray.tune.Tuner(
+        ray.tune.with_resources(trainable, _here()),
+        param_space={CELL: ray.tune.grid_search(list(cells))},
+        tune_config=ray.tune.TuneConfig(
+            max_concurrent_trials=at_once,
+            reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
+            scheduler=scheduler,
+        ),
+        run_config=ray.tune.RunConfig(
+            name=f"attempt-{time.time_ns()}",
+            storage_path=str(folder),
+            callbacks=[_Ends(board)],
+            stop=_UntilOver(board),
+            checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
+            verbose=0,
+        ),
+    )
+    return background(_quiet()(tuner.fit), "tuner-fit")
 
 
 def _here() -> dict[str, float]:

@@ -16,7 +16,6 @@ from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import allocation, connection, optional
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import planned
 from cifar_ray.orchestration.sweep.preparation import Preparation
@@ -102,7 +101,6 @@ def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_h
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, most: int, nodes: int, runs: int
 ) -> None:
     monkeypatch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
-    monkeypatch.setattr(preparation, "check_gpus", lambda _: None)
     monkeypatch.setattr(Preparation, "decide_arithmetic", lambda *_: None)
     cluster.most = most
     sweep = of_a_sweep(["1x1", "2x1", "4x1"], "cuda")

@@ -26,7 +26,7 @@ from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import planned
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.session import SweepSession
-from cifar_ray.tracking.study import CHECKPOINT_TAG, FOLDER_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
+from cifar_ray.tracking.study import FOLDER_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 from tests.support.images import folder_of_digits
 
 
@@ -168,21 +168,6 @@ def test_what_an_earlier_driver_has_made_of_a_run(known: Run | None, state: str,
     cell.find_again(storage.at(str(tmp_path)), {"k": known} if known else {})
     assert cell.state == state
     assert cell.folder is not None
-
-
-def test_a_run_of_an_earlier_driver_counts_the_epochs_that_it_has_trained(tmp_path: Path) -> None:
-    """And not those that its patience has left out."""
-    sweep = made(grid={"seed": [1, 2], "epochs": [9], "global_batch_size": [64]})
-    first, second = planned(sweep)
-    begin(first, tmp_path)
-    (tmp_path / first.slug / "spent.json").write_text('{"placed_s": 30.0, "node_s": 30.0}')
-    assert first.config is not None
-    assert second.config is not None
-    steps = 3 * data.steps_per_epoch(first.config)
-    first.find_again(
-        storage.at(str(tmp_path)), {"k": Run("r", "id", "FINISHED", tags={CHECKPOINT_TAG: f"/r/step-{steps:08}"})}
-    )
-    assert Budget(sweep, [first, second])._left_s(second) == pytest.approx(90.0)
 
 
 def test_a_run_whose_folder_is_gone_is_not_trained_anew_beside_its_record(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.sweep import plan, tuning
 from cifar_ray.orchestration.sweep.goal import goal_of
-from cifar_ray.orchestration.sweep.winner import winner_of
+from cifar_ray.orchestration.sweep.result import winner_of
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks import LOSS, USUAL
 from tests.support import studies

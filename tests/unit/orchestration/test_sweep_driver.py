@@ -154,7 +154,7 @@ def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_
     assert [cell.state for cell in sweep.cells] == [boards.WAITING] * 2
     assert (sweep.word("a").begin, sweep.is_over) == (None, True)
     with pytest.raises(RunFailedError, match=r"^the cluster has lost nodes, and 2 runs could not begin: topology 2x1"):
-        sweep.driver._close("")
+        sweep.driver._close(None)
 
 
 def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callable[..., Driven]) -> None:
@@ -163,7 +163,7 @@ def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callab
         sweep.ask(key, cell)
     sweep.post("a", replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
     with pytest.raises(RunFailedError, match=r"^Ray Tune has failed: no disk$"):
-        sweep.driver._close("no disk")
+        sweep.driver._close(OSError("no disk"))
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FAILED, "no disk")]
 
 
@@ -174,18 +174,20 @@ class Loop:
         self.handle = self
         self.actor, self.cells, self.key = _BoardActor(), list[int](), ""
 
-    def tuning(self, handle: Any, cells: list[int], *_: Any) -> Loop:
-        self.cells, self.trouble = list(cells), ""
+    def start(self, handle: Any, cells: list[int], *_: Any) -> Loop:
+        self.cells = list(cells)
         return self
+
+    def exception(self) -> None:
+        pass
 
     def exchange(self, words: Any, usual: Word, over: bool) -> News:
         return self.actor.exchange(words, usual, over)
 
-    @property
-    def running(self) -> bool:
-        return bool(self.cells) and not self.actor.over()
+    def done(self) -> bool:
+        return not self.cells or self.actor.over()
 
-    def wait(self, _: float) -> None:
+    def wait(self, *_: Any) -> None:
         """One step of the first cell that has not ended."""
         key = str(self.cells[0])
         word = self.actor.post(key, {CELL: self.cells[0]}, self.row if self.key == key else Row())
@@ -200,7 +202,8 @@ class Loop:
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     made = Loop()
     monkeypatch.setattr(session, "SweepBoard", lambda: made)
-    monkeypatch.setattr(session, "Tuning", made.tuning)
+    monkeypatch.setattr(session.tuning, "start", made.start)
+    monkeypatch.setattr(session, "wait", made.wait)
     monkeypatch.setattr("cifar_ray.orchestration.cluster.allocation.remove_abandoned", lambda: None)
     return made
 

@@ -14,7 +14,7 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import planned
-from cifar_ray.orchestration.sweep.winner import Winner, repeats_of, winner_of
+from cifar_ray.orchestration.sweep.result import Winner, repeats_of, winner_of
 from tests.support import cells as of_sweeps
 
 DONE, STOPPED, FAILED = boards.FINISHED, boards.STOPPED, boards.FAILED

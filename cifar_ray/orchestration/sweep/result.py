@@ -1,4 +1,4 @@
-"""The winner of a search: the best of its whole runs, how far it is ahead, and how to train it longer."""
+"""What a sweep has come to; of a search, the best of its whole runs, which may be trained again with other seeds."""
 
 from __future__ import annotations
 
@@ -32,6 +32,36 @@ class Winner:
     value: float
     sentence: str
     command: str
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A finished sweep.
+
+    Attributes:
+        name: its name.
+        run_id: MLflow's id of its own run, the parent of the others.
+        tracking_uri: the store that has them.
+        folder: address of its folder.
+        page: address of that run's page, when the store is a server that has pages.
+        states: name of every run -> ``finished``, ``failed``, ``stopped`` or ``skipped``.
+        figures: seconds by phase over all runs, wall time, and the share of it outside training.
+        winner: the best run of a search; None of other sweeps, or when no run has the figure.
+    """
+
+    name: str
+    run_id: str
+    tracking_uri: str
+    folder: str
+    page: str | None
+    states: dict[str, str]
+    figures: dict[str, float]
+    winner: Winner | None = None
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the runs that have failed."""
+        return [name for name, state in self.states.items() if state == boards.FAILED]
 
 
 def _ranked(goal: Goal, cells: Sequence[PlannedCell]) -> list[tuple[float, PlannedCell]]:
