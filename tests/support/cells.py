@@ -12,6 +12,7 @@ from typing import Any
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Shown
 from cifar_ray.orchestration.sweep import plan
@@ -32,6 +33,12 @@ def end(cell: PlannedCell, state: str = boards.FINISHED, note: str = "", **of_ro
     cell.row = replace(cell.row.ended(state, note), **of_row)
 
 
+def configs_of(config: SweepConfig) -> list[ResolvedConfig]:
+    """The configs of a sweep's cells and probes, as far as they can run."""
+    cells = plan.planned(config)
+    return [run for _, run in plan.configured([*cells, *plan.probes(config, cells)])]
+
+
 class Driven:
     """The driver of a sweep, whose trials are here: by their keys they ask, post rows, and get words."""
 
@@ -39,11 +46,10 @@ class Driven:
         self, config: SweepConfig, folder: Path, goal: Goal | None = None, cells: list[PlannedCell] | None = None
     ) -> None:
         self.config, self.goal, self.home = config, goal, storage.at(str(folder))
-        self.cells = cells or (plan.open_cells if config.search == "optuna" else plan.planned)(config)
+        self.cells = cells or plan.planned(config)
         self.figures: list[dict[str, float]] = []
         client: Any = SimpleNamespace(tracking_uri=f"sqlite:///{folder}/mlflow.db")
-        probes = plan.planned(config) if config.search == "optuna" else []
-        budget = Budget(config, self.cells)
+        probes, budget = plan.probes(config, self.cells), Budget(config, self.cells)
         self.driver = SweepSession(config, self.home, client, self.cells, probes, budget, time.time())
         record: Any = {
             "child_tags": {},

@@ -32,11 +32,9 @@ class Budget:
 
     def __init__(self, config: SweepConfig, cells: Sequence[PlannedCell], placed_s: float = 0.0) -> None:
         self.placed_s = placed_s
-        self._cells = cells
+        self._config, self._cells = config, cells
         self._price: Price | None = cost.checked(config.base.price)
         self._max_s = None if config.max_time is None else limits.seconds(config.max_time)
-        self._max_usd = config.max_cost
-        self._given = {"max_time": config.max_time, "max_cost": config.max_cost}
 
     @property
     def usd(self) -> float | None:
@@ -47,7 +45,7 @@ class Budget:
 
     def words(self, key: str) -> str:
         """A limit as it was given: ``the sweep's --max-time 2h``."""
-        return f"{limits.named(limits.of_sweep(key))} {self._given[key]}"
+        return f"{limits.named(limits.of_sweep(key))} {getattr(self._config, key)}"
 
     def passed(self, seconds: float) -> None:
         """So much time has passed since the last call."""
@@ -59,7 +57,8 @@ class Budget:
         """Which limit is reached, ``max_time`` or ``max_cost``; empty while none is."""
         if self._max_s is not None and self.placed_s >= self._max_s:
             return "max_time"
-        return "max_cost" if self._max_usd is not None and (self.usd or 0.0) >= self._max_usd else ""
+        most = self._config.max_cost
+        return "max_cost" if most is not None and (self.usd or 0.0) >= most else ""
 
     def refusal(self, cell: PlannedCell, running: Sequence[PlannedCell]) -> str:
         """Why a cell is not started: what it is expected to take is more than is left. Empty when it may start.
@@ -72,9 +71,9 @@ class Budget:
         if self._max_s is not None and self.placed_s + left > self._max_s:
             rest = limits.duration(self._max_s - self.placed_s)
             return f"expected to take {limits.duration(left)}, and {rest} of {self.words('max_time')} are left"
-        if self._max_usd is not None and left:
+        if self._config.max_cost is not None and left:
             wanted = self._paid(cell)
-            rest_usd = self._max_usd - (self.usd or 0.0) - sum(map(self._paid, running))
+            rest_usd = self._config.max_cost - (self.usd or 0.0) - sum(map(self._paid, running))
             if wanted > rest_usd:
                 rest = limits.dollars(max(rest_usd, 0.0))
                 return f"expected to cost {limits.dollars(wanted)}, and {rest} of {self.words('max_cost')} are left"
@@ -109,7 +108,9 @@ class Budget:
         """
         if key := self.reached:
             used = limits.duration(self.placed_s) if key == "max_time" else limits.dollars(self.usd or 0.0)
-            raise ConfigError(key, f"must be more than the {used} of sweep {name} so far, got {self._given[key]}")
+            raise ConfigError(
+                key, f"must be more than the {used} of sweep {name} so far, got {getattr(self._config, key)}"
+            )
 
 
 def _value(cell: PlannedCell, name: str) -> object:

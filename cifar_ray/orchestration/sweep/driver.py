@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cifar_ray import storage, tracking
@@ -12,7 +12,7 @@ from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.run.interrupts import signals
-from cifar_ray.orchestration.sweep import plan, proposals
+from cifar_ray.orchestration.sweep import plan
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
@@ -66,28 +66,16 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
 
 
 def planned(config: SweepConfig) -> tuple[SweepConfig, list[PlannedCell], list[PlannedCell]]:
-    """A new sweep that means the same from any folder, its cells, and its probes, as of :func:`probes`.
+    """A new sweep that means the same from any folder, its cells, and its probes, as of :func:`plan.probes`.
 
     Raises:
         ConfigError: when it has cells that cannot run, or that cannot be compared.
     """
     config = plan.absolute(config)
-    cells = plan.open_cells(config) if config.search == "optuna" else plan.planned(config)
-    found = probes(config, cells)
-    plan.refuse(config, [*cells, *found])
-    return config, cells, found
-
-
-def probes(config: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:
-    """Cells that tell what the open ones may need.
-
-    Raises:
-        ConfigError: when Optuna is to propose them and is not installed.
-    """
-    if not any(cell.is_open for cell in cells):
-        return []
-    proposals.check_installed()
-    return plan.planned(config)
+    cells = plan.planned(config)
+    probes = plan.probes(config, cells)
+    plan.refuse(config, [*cells, *probes])
+    return config, cells, probes
 
 
 @tracking.unchanged()
@@ -137,5 +125,5 @@ def resume(
         budget = Budget(config, cells, known.metrics.get("sweep/placed_s", 0.0))
         budget.refuse_reached(name)
         begun -= known.metrics.get("sweep/wall_s", 0.0)
-        session = SweepSession(config, folder, client, cells, probes(config, cells), budget, begun)
+        session = SweepSession(config, folder, client, cells, plan.probes(config, cells), budget, begun)
         return session.run(lambda: SweepRecord.reopen(client, known))

@@ -66,7 +66,7 @@ def of_begun(
     plan.find_again(client, known, cells, retry_failed)
     if any(cell.state == boards.WAITING for cell in cells):
         Budget(config, cells, known.metrics.get("sweep/placed_s", 0.0)).refuse_reached(name)
-    return _of(config, cells, driver.probes(config, cells))
+    return _of(config, cells, plan.probes(config, cells))
 
 
 def _of(config: SweepConfig, cells: list[PlannedCell], probes: list[PlannedCell]) -> DryRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
@@ -161,9 +162,11 @@ def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
 
 
 def planned(config: SweepConfig) -> list[PlannedCell]:
-    """The cells of a grid or of random draws; of a search that proposes them, a few that tell what it may need."""
-    draw = {"random": _drawn, "optuna": _probes}
-    return _plan(config, draw[config.search](config) if config.search in draw else config.combinations)
+    """The cells of a sweep: open ones, where their values are proposed one after another."""
+    if config.search == "optuna":
+        assert config.samples is not None
+        return [PlannedCell(number, Cell(f"sample {number + 1}", {})) for number in range(config.samples)]
+    return _plan(config, _drawn(config) if config.search == "random" else config.combinations)
 
 
 def _plan(config: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[PlannedCell]:
@@ -173,10 +176,33 @@ def _plan(config: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Plan
     return plan
 
 
-def open_cells(config: SweepConfig) -> list[PlannedCell]:
-    """The cells of a search whose values are proposed one after another."""
-    assert config.samples is not None
-    return [PlannedCell(number, Cell(f"sample {number + 1}", {})) for number in range(config.samples)]
+def probes(config: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:
+    """Cells that tell what the open ones among these may come to need.
+
+    They have every data set, and every value of the other axes, where it can run.
+
+    Raises:
+        ConfigError: when Optuna is to propose values, and is not installed.
+    """
+    if not any(cell.is_open for cell in cells):
+        return []
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("search", "must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it")
+    (axes,) = config.grid
+    values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
+    of_data = {name: several for name, several in values.items() if name in runfile.OF_DATA}
+    needed = [dict(zip(of_data, chosen, strict=True)) for chosen in itertools.product(*of_data.values())]
+    needed += [{name: value} for name in values if name not in of_data for value in values[name]]
+    state, found = random.Random(config.name), list[dict[str, Any]]()
+    for some in needed:
+        probe = {name: some.get(name, several[0]) for name, several in values.items()}
+        for _ in range(_MOST_DRAWS):
+            if _plan(config, [probe])[0].config is not None:
+                break
+            probe = {name: some.get(name, state.choice(several)) for name, several in values.items()}
+        if probe not in found:
+            found.append(probe)
+    return _plan(config, found)
 
 
 def _drawn(config: SweepConfig) -> list[dict[str, Any]]:
@@ -200,25 +226,6 @@ def _draw(state: random.Random, values: Any) -> Any:
     if values.kind == "loguniform":
         return min(math.exp(state.uniform(math.log(values.low), math.log(values.high))), values.high)
     return state.uniform(values.low, values.high)
-
-
-def _probes(config: SweepConfig) -> list[dict[str, Any]]:
-    """What a search may come to need: every data set, and every value of the other axes, where it can run."""
-    (axes,) = config.grid
-    values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
-    of_data = {name: several for name, several in values.items() if name in runfile.OF_DATA}
-    needed = [dict(zip(of_data, chosen, strict=True)) for chosen in itertools.product(*of_data.values())]
-    needed += [{name: value} for name in values if name not in of_data for value in values[name]]
-    state, probes = random.Random(config.name), list[dict[str, Any]]()
-    for some in needed:
-        probe = {name: some.get(name, several[0]) for name, several in values.items()}
-        for _ in range(_MOST_DRAWS):
-            if _plan(config, [probe])[0].config is not None:
-                break
-            probe = {name: some.get(name, state.choice(several)) for name, several in values.items()}
-        if probe not in probes:
-            probes.append(probe)
-    return probes
 
 
 def absolute(config: SweepConfig) -> SweepConfig:

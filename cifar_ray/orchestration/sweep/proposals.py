@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.tasks.choosing import Goal
 
 _MOST_ASKS = 100  # for one cell, before giving up on a combination that is new
-
-
-def check_installed() -> None:
-    """Refuse a search by Optuna where it is not installed.
-
-    Raises:
-        ConfigError: naming the extra.
-    """
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError("search", "must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it")
 
 
 class Proposals:

@@ -172,7 +172,7 @@ class SweepSession:
         scheduler = None
         if goal is not None:  # by the epochs of all runs: after a resume, the same
             scheduler = tuning.scheduler_of(self._config, goal, [run for _, run in configured(self._planned)])
-            if self._config.search == "optuna":
+            if any(cell.is_open for cell in turn):
                 self._proposals = Proposals(self._config, goal, self._cells)
         board, notes = SweepBoard(), self._folder.disk / "ray_tune"
         numbers = [cell.index for cell in turn]

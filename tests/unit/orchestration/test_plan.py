@@ -27,6 +27,7 @@ from cifar_ray.orchestration.sweep.plan import planned
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.session import SweepSession
 from cifar_ray.tracking.study import FOLDER_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
+from tests.support.cells import configs_of
 from tests.support.images import folder_of_digits
 
 
@@ -291,7 +292,7 @@ def test_asha_goes_by_the_primary_figure_and_its_direction(
 )
 def test_no_search_goes_by_the_test(values: dict[str, object], figure: str, share: float | None) -> None:
     sweep = made(**{"grid": {"lr": [0.1, 0.2]}, **values})
-    configs = [cell.config for cell in planned(sweep) if cell.config]
+    configs = configs_of(sweep)
     goal = goal_of(sweep, configs)
     assert goal is not None
     assert (goal.metric, configs[0].val_share) == (figure, share)

@@ -11,15 +11,15 @@ import pytest
 
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.sweep import driver, plan, proposals, tuning
+from cifar_ray.orchestration.sweep import driver, plan, tuning
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.tasks import USUAL
 from cifar_ray.tasks.choosing import Goal
-from tests.support.cells import Search, end
+from tests.support.cells import Search, configs_of, end
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
 GOAL = Goal("test/accuracy", "max", USUAL)
@@ -86,8 +86,11 @@ def test_a_later_driver_knows_how_all_came_out_trains_none_twice_and_proposes_ot
 
 
 def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
+    def probed(cell: PlannedCell) -> dict[str, object]:
+        return {name: value for name, value in cell.cell.values.items() if name != "seed"}
+
     sweep = made(4, lr="uniform:0.1:0.9", topology=["1x1", "1x2", "2x2"], dataset=["digits", "mnist"])
-    assert plan._probes(sweep) == [
+    assert [probed(cell) for cell in plan.probes(sweep, plan.planned(sweep))] == [
         {"lr": 0.1, "topology": "1x1", "dataset": "digits"},
         {"lr": 0.1, "topology": "1x1", "dataset": "mnist"},
         {"lr": 0.9, "topology": "1x1", "dataset": "digits"},
@@ -99,11 +102,11 @@ def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
 def test_a_search_prepares_for_data_sets_and_values_whose_first_combination_cannot_run() -> None:
     axes = {"dataset": ["mnist", "digits"], "val_share": [0.1, 0.2], "batch_size": [2000, 16]}
     sweep = made(4, **axes, topology=["1x1", "1x2"], lr="uniform:0.1:0.9")
-    ready = [cell.config for cell in plan.planned(sweep) if cell.config]
+    ready = configs_of(sweep)
     keys = {(config.dataset, config.val_share) for config in ready}
     assert keys == {(name, share) for name in axes["dataset"] for share in axes["val_share"]}
     only = made(4, batch_size=[2000, 16], topology=["1x1", "1x2"], lr="uniform:0.1:0.9")
-    ready = [cell.config for cell in plan.planned(only) if cell.config]
+    ready = configs_of(only)
     assert {config.topology for config in ready} == {"1x1", "1x2"}
     assert {config.lr for config in ready} == {0.1, 0.9}
 
@@ -136,6 +139,6 @@ def test_what_is_proposed_after_a_resume_computes_as_before(tmp_path: Path) -> N
 def test_without_optuna_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError) as caught:
-        proposals.check_installed()
+        plan.probes(made(1, lr="uniform:0.1:0.9"), [PlannedCell(0, Cell("one", {}))])
     told = "--search must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it"
     assert caught.value.as_flag() == told
