@@ -96,7 +96,7 @@ class Word:
     Attributes:
         begin: what to train, until it has begun.
         skip: whether it is not to train at all, if it has not begun.
-        figures: with ``skip``, those of a cell that has the same values.
+        figures: with ``skip``, what Ray Tune gets as its result.
         stop: why it is to stop, a limit of the sweep or :data:`INTERRUPTED`; empty while it may go on.
         is_released: whether Ray Tune may know that it has ended.
         is_behind: whether Ray Tune's scheduler has ended it.
