@@ -51,7 +51,8 @@ from cifar_ray import storage
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.run import alone, train_worker
 from cifar_ray.orchestration.run.workers import Attempt
-from cifar_ray.orchestration.sweep import driver, plan
+from cifar_ray.orchestration.sweep import plan, session
+from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.preparation import Preparation
 
 
@@ -82,8 +83,9 @@ run = {"dataset": "digits", "model": "simple_cnn", "device": "cuda", "gpus_per_w
 config = SweepConfig("grid", ({"batch_size": [8, 16, 32, 64, 128]},), train=run)
 cells = plan.planned(config)
 store = SimpleNamespace(tracking_uri="sqlite:///x")
-planned = driver._Driver(config, storage.at(str(Path.cwd() / "grid")), store, cells, 0.0)
-driver.preparation.check_gpus = Preparation.decide_arithmetic = lambda *_: None  # there are no such GPUs
+folder, budget = storage.at(str(Path.cwd() / "grid")), Budget(config, cells)
+planned = session.SweepSession(config, folder, store, cells, [], budget, 0.0)
+Preparation.decide_arithmetic = lambda *_: None  # there is no such GPU
 planned._fit_to_cluster(lambda can_stop=False: False)
 print(f"at once: {planned._at_once}")
 attempts = [Attempt(cell.config, cell.decided, [], None, None, None, None, 120.0) for cell in cells]

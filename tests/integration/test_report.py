@@ -402,7 +402,8 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
     grid = {"global_batch_size": [32], "topology": ["1x2"], "accumulate": [2]}
     held = sweeps.from_mapping({"name": "s", "grid": grid, "train": {"momentum": None}})
     (cell,) = cells_of(held, held.combinations)
-    hopeless = PlannedCell(0, replace(cell, config=None, reason="x"), reason="x")
+    hopeless = PlannedCell(0, cell)
+    hopeless.skip("x")
     known = hopeless.described(held)["params"]
     assert (known["global_batch_size"], known["batch_size"], known["topology"]) == ("32", "8", "1x2")
     assert "None" not in known.values()
@@ -410,7 +411,8 @@ def test_what_is_known_of_a_cell_that_cannot_be() -> None:
         {"name": "s", "grid": {"global_batch_size": [64], "topology": ["1x2"]}, "train": {"batch_size": 16}}
     )
     (cell,) = cells_of(of_all, of_all.combinations)
-    hopeless = PlannedCell(0, replace(cell, config=None, reason="x"), reason="x")
+    hopeless = PlannedCell(0, cell)
+    hopeless.skip("x")
     known = hopeless.described(of_all)["params"]
     assert (known["global_batch_size"], known["batch_size"]) == ("64", "32")
 

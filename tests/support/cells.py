@@ -12,13 +12,16 @@ from typing import Any
 from cifar_ray import storage
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Shown
 from cifar_ray.orchestration.sweep import plan
-from cifar_ray.orchestration.sweep.board import News, Row, Word
-from cifar_ray.orchestration.sweep.driver import _Driver
+from cifar_ray.orchestration.sweep.board import Row, Word
+from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import PlannedCell
-from cifar_ray.orchestration.sweep.tuning import NAME
+from cifar_ray.orchestration.sweep.proposals import Proposals
+from cifar_ray.orchestration.sweep.session import SweepSession
+from cifar_ray.orchestration.sweep.tuning import CELL
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.study import FOLDER_TAG, Sweep
 
@@ -30,6 +33,12 @@ def end(cell: PlannedCell, state: str = boards.FINISHED, note: str = "", **of_ro
     cell.row = replace(cell.row.ended(state, note), **of_row)
 
 
+def configs_of(config: SweepConfig) -> list[ResolvedConfig]:
+    """The configs of a sweep's cells and probes, as far as they can run."""
+    cells = plan.planned(config)
+    return [run for _, run in plan.configured([*cells, *plan.probes(config, cells)])]
+
+
 class Driven:
     """The driver of a sweep, whose trials are here: by their keys they ask, post rows, and get words."""
 
@@ -37,10 +46,11 @@ class Driven:
         self, config: SweepConfig, folder: Path, goal: Goal | None = None, cells: list[PlannedCell] | None = None
     ) -> None:
         self.config, self.goal, self.home = config, goal, storage.at(str(folder))
-        self.cells = cells or (plan.open_cells if config.search == "optuna" else plan.planned)(config)
+        self.cells = cells or plan.planned(config)
         self.figures: list[dict[str, float]] = []
         client: Any = SimpleNamespace(tracking_uri=f"sqlite:///{folder}/mlflow.db")
-        self.driver = _Driver(config, self.home, client, self.cells, time.time())
+        probes, budget = plan.probes(config, self.cells), Budget(config, self.cells)
+        self.driver = SweepSession(config, self.home, client, self.cells, probes, budget, time.time())
         record: Any = {
             "child_tags": {},
             "uri": client.tracking_uri,
@@ -49,22 +59,26 @@ class Driven:
         }
         self.driver._record = SimpleNamespace(**record, cells=lambda _: None)  # type: ignore[assignment]
         self.driver._ready.prepare = lambda cell, store: None  # type: ignore[method-assign]
+        self.driver._turn = self.cells
+        if goal is not None and config.search == "optuna":
+            self.driver._proposals = Proposals(config, goal, self.cells)
 
-    def ask(self, key: str, cell: PlannedCell | None = None, **asked: Any) -> None:
-        """A trial of Ray Tune's asks for a cell: this one, or one with the values that were proposed."""
-        self.post(key, Row(), **({} if cell is None else {NAME: cell.cell.name}), **asked)
+    def ask(self, key: str, cell: PlannedCell) -> None:
+        """A trial of Ray Tune's asks for its cell."""
+        self.post(key, Row(), cell)
 
-    def post(self, key: str, row: Row, **asked: Any) -> None:
-        self.driver._hear(News({key: (asked, row)}))
-        self.driver._answer(self.goal)
+    def post(self, key: str, row: Row, cell: PlannedCell | None = None) -> None:
+        cell = cell or self.driver._tried[key]
+        self.driver._hear({key: ({CELL: cell.index}, row)})
+        self.driver._answer()
 
     def word(self, key: str) -> Word:
-        words, usual, _ = self.driver._words(self.goal)
+        words, usual, _ = self.driver._words()
         return words.get(key, usual)
 
     @property
     def is_over(self) -> bool:
-        return self.driver._words(self.goal)[2]
+        return self.driver._words()[2]
 
     @property
     def ends(self) -> list[tuple[str, str]]:
@@ -75,28 +89,21 @@ class Driven:
 class Search(Driven):
     """A search by Optuna whose cells need no training."""
 
-    def __init__(
-        self, config: SweepConfig, folder: Path, goal: Goal, cells: list[PlannedCell] | None = None, at: int = 0
-    ) -> None:
-        super().__init__(config, folder, goal, cells)
-        self.optuna = self.driver._search(goal, [cell for cell in self.cells if cell.is_waiting])
-        self._goal, self._at = goal, at
-
     def goes_on(self, value: Callable[[PlannedCell], Mapping[str, float] | float | None], most: int = 1000) -> None:
         """Train up to so many cells, one after another, with these figures or this value; without, one fails."""
-        driver, asks = self.driver, 20 * len(self.cells)
-        while most and asks and any(cell.is_open or cell.is_waiting for cell in self.cells):
-            self._at, asks, key = self._at + 1, asks - 1, f"trial {self._at}"
-            self.ask(key, **self.optuna.suggest(key))
+        assert self.goal is not None
+        waiting = [cell for cell in self.cells if cell.is_open or cell.is_waiting]
+        for cell in waiting:
+            key = f"trial {cell.index}"
+            self.ask(key, cell)
             if self.word(key).begin is None:
-                self.optuna.on_trial_complete(key, {"epoch": 0, **self.word(key).figures})
                 continue
-            cell, most = driver._tried[key], most - 1
-            score = value(cell)
-            figures = score if isinstance(score, Mapping) else {} if score is None else {self._goal.metric: score}
+            most, score = most - 1, value(cell)
+            figures = score if isinstance(score, Mapping) else {} if score is None else {self.goal.metric: score}
             state = boards.FAILED if score is None else boards.FINISHED
             self.post(key, replace(RUNNING.ended(state, ""), figures=figures, is_recorded=True))
-            self.optuna.on_trial_complete(key, {"epoch": 0, **figures})
+            if not most:
+                return
 
     def again(self) -> Search:
         """The search as a later driver finds it: the cells from its folder, how they came out from MLflow."""
@@ -105,13 +112,14 @@ class Search(Driven):
         config, cells = plan.read(Sweep("s", [], "", "", tags={FOLDER_TAG: self.home.address}))
         for cell, before in zip(cells, self.cells, strict=True):
             cell.row, cell.folder = replace(before.row, is_recorded=False), before.folder
-        return Search(config, Path(self.home.address), self._goal, cells, self._at)
+        return Search(config, Path(self.home.address), self.goal, cells)
 
     @property
-    def told(self) -> list[tuple[object, float | None]]:
-        """What Optuna knows of every trial that has ended: its state and its value."""
-        study = self.optuna._ot_study
-        return [(trial.state, trial.value) for trial in study.trials if trial.state.is_finished()]
+    def told(self) -> list[float | None]:
+        """What Optuna knows: the value of every cell that has ended with one."""
+        assert self.driver._proposals is not None
+        trials = self.driver._proposals._study.trials
+        return [trial.value for trial in trials if trial.state.is_finished()]
 
     @property
     def proposed(self) -> list[dict[str, object]]:

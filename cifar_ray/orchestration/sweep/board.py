@@ -17,7 +17,7 @@ import ray
 
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.display.sweep import WAITING, Shown
+from cifar_ray.display.sweep import FAILED, RUNNING, WAITING, Shown
 from cifar_ray.orchestration.run.events import beside_driver
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.runs.folder import RunFolder
@@ -96,7 +96,7 @@ class Word:
     Attributes:
         begin: what to train, until it has begun.
         skip: whether it is not to train at all, if it has not begun.
-        figures: with ``skip``, those of a cell that has the same values.
+        figures: with ``skip``, what Ray Tune gets as its result.
         stop: why it is to stop, a limit of the sweep or :data:`INTERRUPTED`; empty while it may go on.
         is_released: whether Ray Tune may know that it has ended.
         is_behind: whether Ray Tune's scheduler has ended it.
@@ -110,50 +110,40 @@ class Word:
     is_behind: bool = False
 
 
+News = Mapping[str, tuple[Mapping[str, Any], Row]]
+"""Key of a trial -> what it has of Ray Tune, and its row, where that is new."""
+
+
 class _BoardActor:
     def __init__(self) -> None:
-        self._rows: dict[str, tuple[int, Mapping[str, Any], Row]] = {}
+        self._rows: dict[str, tuple[Mapping[str, Any], Row]] = {}
+        self._changed: set[str] = set()
         self._words: Mapping[str, Word] = {}
         self._usual, self._over = Word(), False
-        self._posts = 0
-        self._dead: set[str] = set()
         self._behind: set[str] = set()
 
     def post(self, key: str, asked: Mapping[str, Any], row: Row) -> Word:
-        self._posts += 1
-        self._rows[key] = self._posts, asked, row
+        self._rows[key] = asked, row
+        self._changed.add(key)
         return replace(self._words.get(key, self._usual), is_behind=key in self._behind)
 
-    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool, seen: int) -> News:
+    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool) -> News:
         self._words, self._usual, self._over = words, usual, over
-        after = seen if seen <= self._posts else 0  # the driver has seen an earlier process
-        rows = {key: (asked, row) for key, (post, asked, row) in self._rows.items() if post > after}
-        return News(rows, frozenset(self._dead), self._posts)
+        changed, self._changed = self._changed, set()
+        return {key: self._rows[key] for key in changed}
 
-    def died(self, key: str) -> None:
-        self._dead.add(key)
+    def died(self, key: str, asked: Mapping[str, Any]) -> None:
+        _, row = self._rows.get(key, (asked, Row()))
+        if row.state in (WAITING, RUNNING):
+            row = row.ended(FAILED, "the process that drove it has died")
+        self.post(key, asked, replace(row, is_recorded=True))
 
     def stopped(self, key: str) -> bool:
         self._behind.add(key)
-        return all(row.is_recorded or other in self._dead for other, (_, _, row) in self._rows.items())
+        return all(row.is_recorded for _, row in self._rows.values())
 
     def over(self) -> bool:
         return self._over
-
-
-@dataclass(frozen=True)
-class News:
-    """What is new on the board.
-
-    Attributes:
-        rows: key of a cell -> what its trial has of Ray Tune, and its row.
-        dead: keys of cells whose process has died.
-        seen: how many posts of cells there were.
-    """
-
-    rows: Mapping[str, tuple[Mapping[str, Any], Row]] = field(default_factory=dict)
-    dead: frozenset[str] = frozenset()
-    seen: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,21 +152,23 @@ class BoardHandle:
 
     actor: Any
 
-    def died(self, key: str) -> None:
-        """A cell's process has died."""
-        self.actor.died.remote(key)
+    def died(self, key: str, asked: Mapping[str, Any]) -> None:
+        """The process of a trial, which has ``asked`` of Ray Tune, has died."""
+        self.actor.died.remote(key, asked)
 
     def stopped(self, key: str) -> bool:
         """A cell's scheduler has ended it; whether that and all others are recorded."""
-        with suppress(ray.exceptions.RayError, TimeoutError):
-            return bool(ray.get(self.actor.stopped.remote(key), timeout=_ANSWER_S))
-        return False
+        return _answer(self.actor.stopped.remote(key))
 
     def over(self) -> bool:
         """Whether Ray Tune is to end; a board that does not answer lets it go on."""
-        with suppress(ray.exceptions.RayError, TimeoutError):
-            return bool(ray.get(self.actor.over.remote(), timeout=_ANSWER_S))
-        return False
+        return _answer(self.actor.over.remote())
+
+
+def _answer(asked: Any) -> bool:
+    with suppress(ray.exceptions.RayError, TimeoutError):
+        return bool(ray.get(asked, timeout=_ANSWER_S))
+    return False
 
 
 class SweepBoard:
@@ -189,7 +181,6 @@ class SweepBoard:
     def __init__(self) -> None:
         self.handle = BoardHandle(beside_driver(_BoardActor))
         self._asked: Any = None
-        self._seen = 0
 
     def exchange(self, words: Mapping[str, Word], usual: Word, over: bool) -> News:
         """Give each cell a word, or the usual one; what is new, or nothing of a board that has died or is slow.
@@ -197,18 +188,19 @@ class SweepBoard:
         A slow one's answer comes with a later call.
 
         Args:
-            words: by the cell's key, Ray Tune's id of its trial.
-            usual: for all other cells.
+            words: by Ray Tune's id of the cell's trial.
+            usual: for all others.
             over: whether Ray Tune is to end.
         """
-        self._asked = self._asked or self.handle.actor.exchange.remote(words, usual, over, self._seen)
+        self._asked = self._asked or self.handle.actor.exchange.remote(words, usual, over)
+        news: News = {}
         try:
-            news: News = ray.get(self._asked, timeout=_SLOW_S)
+            news = ray.get(self._asked, timeout=_SLOW_S)
         except ray.exceptions.GetTimeoutError:
-            return News()
+            return news
         except ray.exceptions.RayError:
-            news = News()
-        self._asked, self._seen = None, news.seen
+            pass
+        self._asked = None
         return news
 
 

@@ -1,4 +1,4 @@
-"""The budget of a sweep: which cells it does not start, when those that run are to stop, and what each will take."""
+"""The budget of a sweep: which cells it does not start, and when those that run are to stop."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.planning.measured import KIND
-from cifar_ray.planning.span import Span
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 
-_SEEDS = 3  # finished runs of the same work that count, the newest: enough for a range
-_OF_PACE = (*KIND, "model_options", "topology", "cpus_per_worker")
-"""What tells the seconds of an image apart, as far as another batch is no matter."""
-_OF_WORK = (
-    *(*_OF_PACE, "strategy", "strategy_options", "bucket_cap_mb", "sync_batchnorm"),
-    *("batch_size", "global_batch_size", "accumulate", "epochs", "steps_per_epoch"),
+_OF_PACE = (
+    *(*KIND, "model_options", "topology", "cpus_per_worker", "global_batch_size", "accumulate"),
+    *("strategy", "strategy_options", "bucket_cap_mb", "sync_batchnorm"),
 )
-"""What tells runs of a sweep apart in time."""
+"""What tells the seconds of an image apart."""
 
 
 class Budget:
@@ -36,11 +32,9 @@ class Budget:
 
     def __init__(self, config: SweepConfig, cells: Sequence[PlannedCell], placed_s: float = 0.0) -> None:
         self.placed_s = placed_s
-        self._cells = cells
+        self._config, self._cells = config, cells
         self._price: Price | None = cost.checked(config.base.price)
         self._max_s = None if config.max_time is None else limits.seconds(config.max_time)
-        self._max_usd = config.max_cost
-        self._given = {"max_time": config.max_time, "max_cost": config.max_cost}
 
     @property
     def usd(self) -> float | None:
@@ -51,7 +45,7 @@ class Budget:
 
     def words(self, key: str) -> str:
         """A limit as it was given: ``the sweep's --max-time 2h``."""
-        return f"{limits.named(limits.of_sweep(key))} {self._given[key]}"
+        return f"{limits.named(limits.of_sweep(key))} {getattr(self._config, key)}"
 
     def passed(self, seconds: float) -> None:
         """So much time has passed since the last call."""
@@ -63,61 +57,48 @@ class Budget:
         """Which limit is reached, ``max_time`` or ``max_cost``; empty while none is."""
         if self._max_s is not None and self.placed_s >= self._max_s:
             return "max_time"
-        return "max_cost" if self._max_usd is not None and (self.usd or 0.0) >= self._max_usd else ""
+        most = self._config.max_cost
+        return "max_cost" if most is not None and (self.usd or 0.0) >= most else ""
 
     def refusal(self, cell: PlannedCell, running: Sequence[PlannedCell]) -> str:
         """Why a cell is not started: what it is expected to take is more than is left. Empty when it may start.
 
-        What those that are ``running`` are expected to cost yet is set aside. Only what does not fit at the low end
-        of what is expected is refused.
+        What those that are ``running`` are expected to cost yet is set aside.
         """
-        assert cell.config is not None
         if reached := self.reached:
             return f"{self.words(reached)} is reached"
-        if (left := self._left_s(cell)) is None:
-            return ""
+        left = self._left_s(cell)
         if self._max_s is not None and self.placed_s + left > self._max_s:
             rest = limits.duration(self._max_s - self.placed_s)
             return f"expected to take {limits.duration(left)}, and {rest} of {self.words('max_time')} are left"
-        if self._max_usd is not None and self._price is not None:
-            wanted, promised = self._paid(cell), sum(map(self._paid, running))
-            rest_usd = self._max_usd - (self.usd or 0.0) - promised
+        if self._config.max_cost is not None and left:
+            wanted = self._paid(cell)
+            rest_usd = self._config.max_cost - (self.usd or 0.0) - sum(map(self._paid, running))
             if wanted > rest_usd:
                 rest = limits.dollars(max(rest_usd, 0.0))
                 return f"expected to cost {limits.dollars(wanted)}, and {rest} of {self.words('max_cost')} are left"
         return ""
 
-    def _left_s(self, cell: PlannedCell) -> float | None:
-        """Seconds that a cell is expected to take yet, at least; an earlier driver may have done a part of it."""
-        whole = self.expected(cell)
-        return None if whole is None else max(whole.low - cell.row.spent.placed_s, 0.0)
-
     def _paid(self, cell: PlannedCell) -> float:
         """US dollars that a cell is expected to cost yet, at least; 0 when unknown."""
         assert cell.config is not None
         assert self._price is not None
-        return self._price.paid_for(cell.config.placement.nodes * (self._left_s(cell) or 0.0))
+        return self._price.paid_for(cell.config.placement.nodes * self._left_s(cell))
 
-    def expected(self, cell: PlannedCell) -> Span | None:
-        """Seconds of a cell: those of finished ones of the same work; without any, of the same kind and topology, by
-        their images; None when there is no such.
+    def _left_s(self, cell: PlannedCell) -> float:
+        """Seconds that a cell is expected to take yet, at least; 0 when unknown.
+
+        The fastest finished run of the same kind counts, by the images that it has trained on.
         """
-        finished = [(one, one.config) for one in self._cells if one.config and one.state == boards.FINISHED]
-        finished = [(one, config) for one, config in finished if one.row.spent.placed_s]
         assert cell.config is not None
-        same = [
-            one.row.spent.placed_s
-            for one, config in finished
-            if _alike(cell, one, _OF_WORK) and one.row.epoch in (0, config.epochs)  # its patience may have ended it
-        ]
-        if same:
-            return Span.of(same[-_SEEDS:])
         paces = [
-            one.row.spent.placed_s / _images(config, one.row.epoch)
-            for one, config in finished
-            if _alike(cell, one, _OF_PACE)
+            other.row.spent.placed_s / _images(other.config, other.row.epoch)
+            for other in self._cells
+            if other.config is not None and other.state == boards.FINISHED and other.row.spent.placed_s
+            if all(_value(cell, name) in ("auto", _value(other, name)) for name in _OF_PACE)
         ]
-        return Span.of(paces).times(_images(cell.config, cell.config.epochs)) if paces else None
+        whole = min(paces, default=0.0) * _images(cell.config, cell.config.epochs)
+        return max(whole - cell.row.spent.placed_s, 0.0)
 
     def refuse_reached(self, name: str) -> None:
         """Refuse to go on with a sweep that has reached its limits.
@@ -127,19 +108,17 @@ class Budget:
         """
         if key := self.reached:
             used = limits.duration(self.placed_s) if key == "max_time" else limits.dollars(self.usd or 0.0)
-            raise ConfigError(key, f"must be more than the {used} of sweep {name} so far, got {self._given[key]}")
-
-
-def _alike(cell: PlannedCell, other: PlannedCell, names: Sequence[str]) -> bool:
-    """Whether a finished cell has the same values of these options, as far as they are decided."""
-    return all(_value(cell, name) in ("auto", _value(other, name)) for name in names)
+            raise ConfigError(
+                key, f"must be more than the {used} of sweep {name} so far, got {getattr(self._config, key)}"
+            )
 
 
 def _value(cell: PlannedCell, name: str) -> object:
+    """An option's value, as far as it is decided."""
     decided = vars(cell.decided)
     return decided[name] if name in decided else value_of(cell.config, name)
 
 
 def _images(config: ResolvedConfig, epochs: int) -> int:
-    """Images that a run trains on in so many epochs; in all of them when 0."""
+    """Images that a run trains on in so many epochs; in all of them when 0, as where its patience has not ended it."""
     return (epochs or config.epochs) * data.steps_per_epoch(config) * config.global_batch_size

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from cifar_ray import storage, tracking
+from cifar_ray import tracking
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.display import sweep as boards
@@ -24,19 +23,12 @@ from cifar_ray.tracking import reading, store
 
 @dataclass(frozen=True)
 class DryRow:
-    """One run of the sweep.
-
-    Attributes:
-        name: its name.
-        topology: NODESxWORKERS; empty where its values are still to be proposed.
-        state: ``waiting``, ``skipped``, or how an earlier driver has left it.
-        reason: why it is skipped, or not known yet; else empty.
-    """
+    """One run of the sweep: its name, topology (empty before its values are proposed), state, and the reason for it."""
 
     name: str
     topology: str
     state: str
-    reason: str = ""
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -56,9 +48,7 @@ def of_new(config: SweepConfig) -> DryRun:
     Raises:
         ConfigError: as the sweep itself would on a user's mistake.
     """
-    config, cells, address = driver.planned(config)
-    plan.refuse_taken(config, address)
-    return _of(config, cells)
+    return _of(*driver.planned(config))
 
 
 @tracking.unchanged()
@@ -72,16 +62,14 @@ def of_begun(
     """
     tracking.quieten(verbose=False)
     client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
-    config, cells = plan.read(known)
-    config = dataclasses.replace(config, **limits or {})
-    driver.find_again(client, known, storage.at(known.folder), cells, retry_failed, read_only=True)
+    config, cells = plan.read(known, limits)
+    plan.find_again(client, known, cells, retry_failed)
     if any(cell.state == boards.WAITING for cell in cells):
         Budget(config, cells, known.metrics.get("sweep/placed_s", 0.0)).refuse_reached(name)
-    return _of(config, cells)
+    return _of(config, cells, plan.probes(config, cells))
 
 
-def _of(config: SweepConfig, cells: list[PlannedCell]) -> DryRun:
-    probes = driver.probes(config, cells)
+def _of(config: SweepConfig, cells: list[PlannedCell], probes: list[PlannedCell]) -> DryRun:
     waiting, at_once, notes = [cell for cell in (*cells, *probes) if cell.is_waiting], None, []
     head = connection.address(config.base)
     if waiting and head is not None:
@@ -94,7 +82,7 @@ def _of(config: SweepConfig, cells: list[PlannedCell]) -> DryRun:
         ready.place(waiting)
         plan.refuse(config, [*cells, *probes])
         left = sum(cell.state == boards.WAITING for cell in cells)
-        at_once = ready.at_once(config, storage.at(config.base.storage), waiting, left)
+        at_once = ready.at_once(waiting, min(left, config.max_concurrent or left))
     if config.scheduler != "none":
         notes.append(f"--scheduler {config.scheduler} stops some earlier.")
     if config.repeat:
@@ -104,7 +92,5 @@ def _of(config: SweepConfig, cells: list[PlannedCell]) -> DryRun:
 
 def _row(cell: PlannedCell) -> DryRow:
     config = cell.config or cell.cell.config
-    reason = cell.reason if cell.state in (boards.WAITING, boards.SKIPPED) else cell.row.shown.note
-    if cell.is_open:
-        reason = "Optuna proposes its values as the sweep goes on"
+    reason = "Optuna proposes its values as the sweep goes on" if cell.is_open else cell.row.shown.note
     return DryRow(cell.cell.name, config.topology if config else "", cell.state, reason)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import importlib.util
 import itertools
 import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from cifar_ray import data, models, storage, tasks
@@ -32,10 +31,9 @@ from cifar_ray.runs import folder as runs
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import parent, reading, uri
-from cifar_ray.tracking.store import Client, connect
-from cifar_ray.tracking.study import CHECKPOINT_TAG, STOPPED_TAG, Run, Sweep, placement
+from cifar_ray.tracking.store import Client
+from cifar_ray.tracking.study import STOPPED_TAG, Run, Sweep, placement
 from cifar_ray.training import recipe
-from cifar_ray.training.observer import step_of
 
 _CONFIG, _CELLS = runs.SWEEP, "cells.json"
 _LONGEST_SLUG = 100
@@ -48,13 +46,10 @@ class PlannedCell:
 
     Attributes:
         cell: its name and values.
-        config: the resolved config; None when it cannot run.
+        config: the resolved config; None when it cannot run, and before its values are proposed.
         decided: what it leaves open, as far as that is decided.
-        reason: why it cannot run; empty when it can.
-        row: how far it is.
+        row: how far it is; of one that cannot run, why.
         folder: of its run; None before it has one.
-        unused_gpus: why it runs on CPUs although the cluster has GPUs; empty otherwise.
-        is_open: whether its values are still to be proposed.
         proposal: the values that were proposed, by axis.
         repeats: name of the best run, if it is that one with another seed.
     """
@@ -63,22 +58,24 @@ class PlannedCell:
     cell: Cell
     config: ResolvedConfig | None = None
     decided: Decided = field(default_factory=lambda: Decided("1x1"))
-    reason: str = ""
     row: Row = field(default_factory=Row)
     folder: RunFolder | None = None
-    unused_gpus: str = ""
-    is_open: bool = False
     proposal: Mapping[str, Any] | None = None
     repeats: str = ""
 
     @property
     def state(self) -> str:
-        return self.row.state if self.config is not None or self.is_open else boards.SKIPPED
+        return self.row.state
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its values are still to be proposed."""
+        return self.config is None and self.state == boards.WAITING
 
     @property
     def is_waiting(self) -> bool:
         """Whether it is to be trained, and its values are known."""
-        return self.config is not None and self.row.state == boards.WAITING
+        return self.config is not None and self.state == boards.WAITING
 
     @property
     def slug(self) -> str:
@@ -89,70 +86,65 @@ class PlannedCell:
         return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
 
     def assign(self, cell: Cell, chooser: str) -> None:
-        """Give it a cell's values; those that do not fit together are a reason, and no config.
+        """Give it a cell's values; it is skipped where they do not fit together.
 
         ``chooser``: what is to choose between the cells (:func:`cifar_ray.orchestration.sweep.goal.chooser_of`).
         """
-        self.cell, self.reason, self.is_open = cell, cell.reason, False
-        if cell.config is not None:
-            try:
-                self.config = recipe.resolve(cell.config, chooser)
-                self.decided = Decided.asked(self.config)
-            except ConfigError as error:
-                self.refuse(error)
+        self.cell = cell
+        if cell.config is None:
+            self.skip(cell.reason)
+            return
+        try:
+            self.config = recipe.resolve(cell.config, chooser)
+            self.decided = Decided.asked(self.config)
+        except ConfigError as error:
+            self.skip(error)
 
-    def refuse(self, reason: object) -> None:
+    def skip(self, reason: object) -> None:
         """It cannot run."""
-        self.config, self.reason, self.is_open = None, str(reason), False
+        self.config, self.row = None, self.row.ended(boards.SKIPPED, str(reason))
 
     def described(self, sweep: SweepConfig) -> dict[str, Any]:
-        """The cell as it is to run, or why it is skipped, for JSON: the sweep's folder and its MLflow run have it."""
-        is_skipped = self.state == boards.SKIPPED
+        """The cell as it is to run, or why it does not, for JSON: the sweep's folder and its MLflow run have it."""
+        states = {boards.SKIPPED: "SKIPPED", boards.WAITING: parent.OPEN if self.is_open else "RUN"}
+        has_reason = self.state == boards.SKIPPED or (self.state == boards.FAILED and not self.row.has_run)
         return {
             "name": self.cell.name,
             "values": self.cell.values,
             "config": runfile.to_mapping(self.config) if self.config else None,
             "decided": self.decided.to_mapping(),
             "params": runfile.params(self.config, self.decided) if self.config else _wished(sweep, self.cell),
-            "state": "SKIPPED" if is_skipped else parent.OPEN if self.is_open else "RUN",
-            "reason": self.reason or (self.row.shown.note if is_skipped else ""),
+            "state": states.get(self.state, "RUN"),
+            "reason": self.row.shown.note if has_reason else "",
             "proposal": self.proposal,
             "repeats": self.repeats,
         }
 
-    def find_again(self, folder: Folder, earlier: Mapping[str, Run], read_only: bool = False) -> None:
+    def find_again(self, folder: Folder, earlier: Mapping[str, Run]) -> None:
         """Read from its folder and from MLflow, which knows runs by their keys, what an earlier driver has done.
 
-        A folder that was left half-made stays only if ``read_only``.
-
         Raises:
-            ConfigError: when its folder is damaged, cannot be read, or is gone although MLflow has the run; nothing
-                of it is removed.
+            ConfigError: when its folder is damaged, cannot be read, or is gone although MLflow has the run.
         """
         if self.config is None:
             return
         home = folder.below(self.slug)
-        if runs.is_half_made(home):  # its driver was killed before the run was recorded anywhere else
+        if runs.is_half_made(home):
             if any(known.name == self.cell.name for known in earlier.values()):
                 problem = "which is gone: start another sweep"
                 raise ConfigError("resume", f"needs the folder of the run {self.cell.name}, {home.address}, {problem}")
-            if not read_only:
-                home.remove()
             return
         self.folder, self.row = RunFolder.at(home.address), replace(self.row, spent=recorded(home))
         if (known := earlier.get(self.folder.key)) is None:
             return
         ended = {"FINISHED": boards.FINISHED, "FAILED": boards.FAILED}.get(known.status, boards.WAITING)
         halted = known.status == "STOPPED" and not limits.is_of_sweep(known.stopped_by)
-        state, note, epoch = boards.STOPPED if STOPPED_TAG in known.tags or halted else ended, known.reason, 0
-        if state == boards.FINISHED:
-            kept = known.tags.get(CHECKPOINT_TAG, "").rpartition("/")[2]
-            epoch = max(step_of(kept), 0) // data.steps_per_epoch(self.config)
-            if known.score is not None:
-                task = tasks.spec(self.config, data.facts(self.config))
-                note = boards.result(task, known.score, known.times)
-        shown, times = Shown(state, note), known.times
-        self.row = replace(self.row, shown=shown, figures=known.metrics, times=times, epoch=epoch, has_run=True)
+        state, note = boards.STOPPED if STOPPED_TAG in known.tags or halted else ended, known.reason
+        if state == boards.FINISHED and known.score is not None:
+            task = tasks.spec(self.config, data.facts(self.config))
+            note = boards.result(task, known.score, known.times)
+        shown = Shown(state, note)
+        self.row = replace(self.row, shown=shown, figures=known.metrics, times=known.times, has_run=True)
 
 
 def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
@@ -170,24 +162,47 @@ def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
 
 
 def planned(config: SweepConfig) -> list[PlannedCell]:
-    """The cells of a grid or of random draws; of a search that proposes them, a few that tell what it may need."""
-    draw = {"random": _drawn, "optuna": _probes}
-    chosen = draw[config.search](config) if config.search in draw else config.combinations
-    return _plan(config, sweeps.cells(config, chosen))
+    """The cells of a sweep: open ones, where their values are proposed one after another."""
+    if config.search == "optuna":
+        assert config.samples is not None
+        return [PlannedCell(number, Cell(f"sample {number + 1}", {})) for number in range(config.samples)]
+    return _plan(config, _drawn(config) if config.search == "random" else config.combinations)
 
 
-def _plan(config: SweepConfig, cells: Sequence[Cell]) -> list[PlannedCell]:
-    plan = [PlannedCell(index, cell) for index, cell in enumerate(cells)]
+def _plan(config: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[PlannedCell]:
+    plan = [PlannedCell(index, cell) for index, cell in enumerate(sweeps.cells(config, chosen))]
     for one in plan:
         one.assign(one.cell, chooser_of(config))
     return plan
 
 
-def open_cells(config: SweepConfig) -> list[PlannedCell]:
-    """The cells of a search whose values are proposed one after another."""
-    assert config.samples is not None
-    named = (Cell(f"sample {number}", {}) for number in range(1, config.samples + 1))
-    return [PlannedCell(index, cell, is_open=True) for index, cell in enumerate(named)]
+def probes(config: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:
+    """Cells that tell what the open ones among these may come to need.
+
+    They have every data set, and every value of the other axes, where it can run.
+
+    Raises:
+        ConfigError: when Optuna is to propose values, and is not installed.
+    """
+    if not any(cell.is_open for cell in cells):
+        return []
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError("search", "must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it")
+    (axes,) = config.grid
+    values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
+    of_data = {name: several for name, several in values.items() if name in runfile.OF_DATA}
+    needed = [dict(zip(of_data, chosen, strict=True)) for chosen in itertools.product(*of_data.values())]
+    needed += [{name: value} for name in values if name not in of_data for value in values[name]]
+    state, found = random.Random(config.name), list[dict[str, Any]]()
+    for some in needed:
+        probe = {name: some.get(name, several[0]) for name, several in values.items()}
+        for _ in range(_MOST_DRAWS):
+            if _plan(config, [probe])[0].config is not None:
+                break
+            probe = {name: some.get(name, state.choice(several)) for name, several in values.items()}
+        if probe not in found:
+            found.append(probe)
+    return _plan(config, found)
 
 
 def _drawn(config: SweepConfig) -> list[dict[str, Any]]:
@@ -213,57 +228,23 @@ def _draw(state: random.Random, values: Any) -> Any:
     return state.uniform(values.low, values.high)
 
 
-def _probes(config: SweepConfig) -> list[dict[str, Any]]:
-    """What a search may come to need: every data set, and every value of the other axes, where it can run."""
-    (axes,) = config.grid
-    values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
-    of_data = {name: several for name, several in values.items() if name in runfile.OF_DATA}
-    needed = [*_products(of_data), *({name: value} for name in values if name not in of_data for value in values[name])]
-    probes: list[dict[str, Any]] = []
-    for some in needed:
-        first = {name: some.get(name, several[0]) for name, several in values.items()}
-        changed = ({**first, name: value} for name in values if name not in some for value in values[name])
-        all_others = _products({name: [some[name]] if name in some else values[name] for name in values})
-        tried = itertools.chain([first], changed, itertools.islice(all_others, _MOST_DRAWS))
-        probe = next(filter(partial(_can_run, config), tried), first)
-        if probe not in probes:
-            probes.append(probe)
-    return probes
-
-
-def _products(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    return (dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
-
-
-def _can_run(config: SweepConfig, values: Mapping[str, Any]) -> bool:
-    cell = sweeps.proposed(config, values, [])
-    return cell is not None and _plan(config, [cell])[0].config is not None
-
-
 def absolute(config: SweepConfig) -> SweepConfig:
-    """The sweep, whose folders of images, price file and (in a search) weights do not depend on the working folder.
+    """The sweep, whose data sets, price and (in a search) weights do not depend on the working folder.
 
     Raises:
         ConfigError: when ``~`` stands for nobody's home folder, or the price is not known.
     """
-    price = cost.word(config.base.price)
-    paths: dict[str, Callable[[str], str]] = {"dataset": data.absolute}
+    ways: dict[str, Callable[[str], str | None]] = {"dataset": data.absolute, "price": cost.word}
     if config.search == "optuna":  # runs are planned later, perhaps from another folder; other sweeps keep short names
-        paths["weights"] = lambda weights: str(files.existing("weights", weights) or weights)
+        ways["weights"] = lambda weights: str(files.existing("weights", weights) or weights)
 
-    def of(values: Mapping[str, Any]) -> dict[str, Any]:
-        changed = dict(values)
-        for name in paths.keys() & values.keys():
-            named = values[name]
-            each = [one if one is None else paths[name](str(one)) for one in (named if is_list(named) else [named])]
-            changed[name] = each if is_list(named) else each[0]
-        return changed
+    def of(name: str, value: Any) -> Any:
+        if value is None or name not in ways:
+            return value
+        return [of(name, one) for one in value] if isinstance(value, list | tuple) else ways[name](str(value))
 
-    def is_list(named: Any) -> bool:
-        return isinstance(named, list | tuple)
-
-    train = of(config.train) if price is None else {**of(config.train), "price": price}
-    return dataclasses.replace(config, train=train, grid=tuple(of(axes) for axes in config.grid))
+    train, *grid = ({name: of(name, value) for name, value in each.items()} for each in (config.train, *config.grid))
+    return replace(config, train=train, grid=tuple(grid))
 
 
 def refuse(config: SweepConfig, cells: Sequence[PlannedCell]) -> None:
@@ -276,7 +257,7 @@ def refuse(config: SweepConfig, cells: Sequence[PlannedCell]) -> None:
     reasons: dict[str, list[str]] = {}
     for cell in cells:
         if cell.config is None and not cell.is_open:
-            reasons.setdefault(cell.reason, []).append(cell.cell.name)
+            reasons.setdefault(cell.row.shown.note, []).append(cell.cell.name)
     named = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     if reasons and not any(cell.config for cell in cells):
         raise ConfigError("grid", f"must have a cell that can run here; {named}")
@@ -286,15 +267,11 @@ def refuse(config: SweepConfig, cells: Sequence[PlannedCell]) -> None:
 
 def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> None:
     learned = {tasks.spec(run, data.facts(run)) for run in runs}
-    comparing = {
-        "objective": "must not be given" * (config.objective is not None),
-        "scheduler": "must be none" * (config.scheduler != "none"),
-        "search": "must be grid or random" * (config.search == "optuna"),
-    }
-    for key, problem in comparing.items():
-        if problem and len(learned) > 1:
-            names = ", ".join(sorted(task.name for task in learned))
-            raise ConfigError(key, f"{problem} where runs learn different tasks, here {names}")
+    usual = {"objective": (None,), "scheduler": ("none",), "search": ("grid", "random")}
+    comparing = [key for key, values in usual.items() if getattr(config, key) not in values]
+    if comparing and len(learned) > 1:
+        names = ", ".join(sorted(task.name for task in learned))
+        raise ConfigError(comparing[0], f"must be left out where runs learn different tasks, here {names}")
     if goal := goal_of(config, runs):
         has_optional = any(tasks.has_optional(goal.task, data.facts(run).num_classes) for run in runs)
         check_goal(goal, config, data.facts(runs[0]).measured, has_optional)
@@ -311,34 +288,17 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
     """
     above = storage.at(config.base.storage)
     folder = above.below(config.name)
+
+    def taken(where: str = above.address) -> ConfigError:
+        is_run = folder.exists() and _CONFIG not in folder.names()
+        command = f"cifar-ray {'resume' if is_run else 'sweep --resume'} {config.name}{uri.flag(client.tracking_uri)}"
+        return ConfigError("name", f"must be new, and {config.name!r} is in {where}; `{command}` continues it")
+
     known = reading.find_sweep(client, config.name)
     with storage.refusing(above):
         if known is not None and not folder.exists():
-            raise _taken(folder, config.name, client.tracking_uri, client.tracking_uri)
-        contents = {_CONFIG: sweeps.to_yaml(config)}
-        taken = partial(_taken, folder, config.name, client.tracking_uri, above.address)
-        return folder, storage.claim(folder, contents, taken, _busy(config.name))
-
-
-def refuse_taken(config: SweepConfig, address: str) -> None:
-    """Refuse the name of a new sweep as :func:`create` does, and write nothing; ``address`` is the tracking store.
-
-    Raises:
-        ConfigError: when there is a sweep of that name, or the store or the folder cannot be read.
-    """
-    above = storage.at(config.base.storage)
-    folder = above.below(config.name)
-    with storage.refusing(above):
-        if folder.exists():
-            raise _taken(folder, config.name, address, above.address)
-    if uri.exists(address) and reading.find_sweep(connect(address), config.name) is not None:
-        raise _taken(folder, config.name, address, address)
-
-
-def _taken(folder: Folder, name: str, store: str, where: str) -> ConfigError:
-    is_run = folder.exists() and _CONFIG not in folder.names()
-    command = f"cifar-ray {'resume' if is_run else 'sweep --resume'} {name}{uri.flag(store)}"
-    return ConfigError("name", f"must be new, and {name!r} is in {where}; `{command}` continues it")
+            raise taken(client.tracking_uri)
+        return folder, storage.claim(folder, {_CONFIG: sweeps.to_yaml(config)}, taken, _busy(config.name))
 
 
 def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
@@ -351,8 +311,8 @@ def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
         folder.write(_CELLS, json.dumps(cells))
 
 
-def read(known: Sweep) -> tuple[SweepConfig, list[PlannedCell]]:
-    """Read a sweep as its first driver planned it.
+def read(known: Sweep, given: Mapping[str, Any] | None = None) -> tuple[SweepConfig, list[PlannedCell]]:
+    """Read a sweep as its first driver planned it, with the limits that are ``given`` now.
 
     Raises:
         ConfigError: when its folder is gone or damaged, or the file of a function of the user's own has changed.
@@ -362,17 +322,13 @@ def read(known: Sweep) -> tuple[SweepConfig, list[PlannedCell]]:
         with folder.on_disk(_CONFIG) as path:
             config = sweeps.from_mapping(runfile.read(path))
         cells = [_read(index, cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
-    except (KeyError, TypeError):
-        raise ConfigError(
-            "resume", f"must be a sweep of this version, and {folder.name} was planned by an earlier one: start another"
-        ) from None
-    except (OSError, ValueError) as error:
+    except (KeyError, TypeError, OSError, ValueError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
-    for cell in cells:
+    for _, run in configured(cells):
         for key in FUNCTIONS:
-            if cell.config is not None and is_function(getattr(cell.config, key)):
-                imports.check_source(cell.config, key)
-    return config, cells
+            if is_function(getattr(run, key)):
+                imports.check_source(run, key)
+    return replace(config, **given or {}), cells
 
 
 def _read(index: int, described: Mapping[str, Any]) -> PlannedCell:
@@ -380,12 +336,21 @@ def _read(index: int, described: Mapping[str, Any]) -> PlannedCell:
         return {key: schema.field(TrainConfig, key, value) for key, value in values.items()}
 
     config = described["config"] and runfile.resolved_from_mapping(described["config"])
-    found = PlannedCell(index, Cell(described["name"], typed(described["values"]), config, described["reason"]), config)
-    found.reason = "" if config else described["reason"]
-    found.is_open = described["state"] == parent.OPEN
-    found.proposal = described["proposal"] and typed(described["proposal"])
-    found.decided, found.repeats = Decided.from_mapping(described["decided"]), described["repeats"]
-    return found
+    cell = Cell(described["name"], typed(described["values"]), config)
+    planned = PlannedCell(index, cell, config, Decided.from_mapping(described["decided"]))
+    if config is None and described["state"] == "SKIPPED":
+        planned.skip(described["reason"])
+    planned.proposal, planned.repeats = described["proposal"] and typed(described["proposal"]), described["repeats"]
+    return planned
+
+
+def find_again(client: Client, known: Sweep, cells: Sequence[PlannedCell], retry_failed: bool) -> None:
+    """Read how far earlier drivers have come with the cells of a sweep; those that wait are to be trained."""
+    earlier = {run.key: run for run in reading.trials(client, known)}
+    for cell in cells:
+        cell.find_again(storage.at(known.folder), earlier)
+        if retry_failed and cell.state == boards.FAILED:
+            cell.row = cell.row.ended(boards.WAITING, "")
 
 
 def lock(folder: Folder) -> Lock:
@@ -400,3 +365,8 @@ def lock(folder: Folder) -> Lock:
 
 def _busy(name: str) -> ConfigError:
     return ConfigError("resume", f"must be no sweep that another process works on, got {name!r}")
+
+
+def configured(cells: Iterable[PlannedCell]) -> list[tuple[PlannedCell, ResolvedConfig]]:
+    """Cells that can run as far as is known, with their configs."""
+    return [(cell, cell.config) for cell in cells if cell.config is not None]

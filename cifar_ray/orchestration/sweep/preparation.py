@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,19 +17,18 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.option import is_own, value_of
-from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.dataset import lines as dataset_lines
+from cifar_ray.display.run import cpu_note
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.cluster import allocation, connection, preflight
+from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.sweep.cell import dataset_key
-from cifar_ray.orchestration.sweep.plan import PlannedCell
+from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
 from cifar_ray.reporting import cost
 from cifar_ray.runs.weights import find_weights
-from cifar_ray.storage import Folder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import arithmetic, hardware, recipe
 
@@ -71,73 +69,74 @@ class Preparation:
             self.datasets[dataset_key(config, cell.decided.facts.digest)] = self._read[which]
 
     def read_weights(self, cells: Sequence[PlannedCell], store: str) -> None:
-        """Read the weights that cells start from, each once; those without weights keep no config."""
+        """Read the weights that cells start from, each once; cells without theirs are skipped."""
         for cell, config in configured(cells):
             if config.weights is None or cell.folder is not None:  # it has begun, and its checkpoints have them
                 continue
             key = dataset_key(config, cell.decided.facts.digest)
             which = (config.weights, key, *config.model_key)
             if which not in self._weights:
-                self._weights[which] = self._find_weights(config, key, store)
-            found = self._weights[which]
-            if isinstance(found, ConfigError):
-                cell.refuse(found)
+                try:
+                    self._weights[which] = self._find_weights(config, key, store)
+                except ConfigError as error:
+                    self._weights[which] = error
+            digest = self._weights[which]
+            if isinstance(digest, ConfigError):
+                cell.skip(digest)
             else:
-                cell.decided = dataclasses.replace(cell.decided, weights_digest=found)
+                cell.decided = replace(cell.decided, weights_digest=digest)
 
-    def _find_weights(self, config: ResolvedConfig, key: str, store: str) -> str | ConfigError:
-        """The digest of the weights, or why there are none; ``key`` is that of the data set."""
-        try:
-            content, digest, encoding = find_weights(config, store, self._board.line)
-            if encoding and encoding != self.datasets[key].encoding:
-                rule = "must be of a run with the same training texts in a sweep, whose runs share a tokenizer"
-                raise ConfigError("weights", f"{rule}; {config.weights} has others")
-        except ConfigError as error:
-            return error
+    def _find_weights(self, config: ResolvedConfig, key: str, store: str) -> str:
+        """The digest of the weights; ``key`` is that of the data set."""
+        content, digest, encoding = find_weights(config, store, self._board.line)
+        if encoding and encoding != self.datasets[key].encoding:
+            rule = "must be of a run with the same training texts in a sweep, whose runs share a tokenizer"
+            raise ConfigError("weights", f"{rule}; {config.weights} has others")
         self.weights[digest] = content
         return digest
 
     def place(self, cells: Sequence[PlannedCell]) -> None:
-        """Decide the device of cells; those that the cluster has no room for lose their config and get a reason."""
+        """Decide the device of cells; those that the cluster has no room for are skipped."""
         for cell, asked in configured(cells):
             try:
                 chosen = allocation.at_topology(asked, cell.decided, self._nodes)
                 cost.check_device(cost.checked(asked.price), chosen.decided.device)
-                cell.decided, cell.unused_gpus = chosen.decided, chosen.unused_gpus
+                cell.decided = chosen.decided
+                if chosen.unused_gpus:
+                    self._board.line_once(cpu_note(chosen.unused_gpus))
             except ConfigError as error:
-                cell.refuse(error)
+                cell.skip(error)
 
-    def at_once(self, sweep: SweepConfig, folder: Folder, cells: Sequence[PlannedCell], left: int) -> int:
-        """How many of the ``left`` cells train at once: as many as would fit if all were as large as the largest."""
-        configs = [config for _, config in configured(cells)]
-        if not configs:  # what an earlier driver left cannot run here
-            return 1
-        if self._nodes is None:
-            preflight.check_storage(folder, configs[0])
-        gpus = max(cell.decided.gpus(config) for cell, config in configured(cells))
+    def at_once(self, cells: Sequence[PlannedCell], most: int) -> int:
+        """How many cells train at once: as many as would fit if all were as large as the largest, ``most`` at most."""
+        gpus = max((cell.decided.gpus(config) for cell, config in configured(cells)), default=0.0)
         largest = room(cells)
         copies = topology.copies(largest.placement, self._all_nodes(), largest.cpus, gpus)
         if self._base.local_nodes > 1:  # more at once than there are CPUs would only slow each other down
-            needed = largest.world_size * largest.cpus
-            copies = min(copies, hardware.allowed_cpus() // needed)
-        most = max(min(max(copies, 1), sweep.max_concurrent or copies or 1), 1)
-        return min(most, left)
+            copies = min(copies, hardware.allowed_cpus() // (largest.world_size * largest.cpus))
+        return max(min(copies, most), 1)
 
-    def divide_cpus(self, cells: Sequence[PlannedCell], at_once: int, before: int | None = None) -> None:
+    def divide_cpus(self, cells: Sequence[PlannedCell], at_once: int) -> None:
         """Decide how many CPUs a worker gets where none are given: as many as ``at_once`` cells leave, in all alike.
 
         More runs at once come first, since many runs of one thread each are done earlier than one run after another.
-        With the same number in every run, their times tell what the workers do, and not what the threads do. The
-        sweep's folder keeps it: a sweep that is continued goes on with it, ``before``.
+        With the same number in every run, their times tell what the workers do, and not what the threads do. Cells
+        of an earlier driver are among them, so a sweep that is continued goes on with their number.
         """
-        self._cpus = before or _fair_share(cells, at_once, self._all_nodes())
+        sharing = [(cell.decided, config) for cell, config in configured(cells) if config.cpus_per_worker is None]
+        cpus, nodes = min((decided.cpus for decided, _ in sharing), default=1), self._all_nodes()
+        while cpus > 1 and any(
+            topology.copies(of.placement, nodes, cpus, of.gpus(config)) < at_once for of, config in sharing
+        ):
+            cpus -= 1
+        self._cpus = cpus
         self.share_cpus(cells)
 
     def share_cpus(self, cells: Sequence[PlannedCell]) -> None:
         """Give each worker the CPUs that were decided."""
         for cell, config in configured(cells):
             if config.cpus_per_worker is None:
-                cell.decided = dataclasses.replace(cell.decided, cpus_per_worker=self._cpus)
+                cell.decided = replace(cell.decided, cpus_per_worker=self._cpus)
 
     def _all_nodes(self) -> Sequence[Node]:
         return connection.nodes() if self._nodes is None else self._nodes
@@ -168,12 +167,10 @@ class Preparation:
                 self._computing[kind] = chosen
             made = self._computing[kind]
             for cell, _ in alike:
-                cell.decided = dataclasses.replace(
-                    cell.decided, precision=made.precision, convolutions=made.convolutions
-                )
+                cell.decided = replace(cell.decided, precision=made.precision, convolutions=made.convolutions)
 
     def prepare(self, cell: PlannedCell, store: str) -> None:
-        """Prepare one that is proposed while others train; where it cannot run, it gets a reason and no config."""
+        """Prepare one that is proposed while others train; where it cannot run, it is skipped."""
         try:
             self.load_data([cell])
             self.read_weights([cell], store)
@@ -181,41 +178,16 @@ class Preparation:
             self.share_cpus([cell])
             self.decide_arithmetic([cell])
         except ConfigError as error:
-            cell.refuse(error)
-
-
-def check_installed() -> None:
-    """Refuse a search by Optuna where it is not installed.
-
-    Raises:
-        ConfigError: naming the extra.
-    """
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError("search", "must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it")
-
-
-def configured(cells: Sequence[PlannedCell]) -> list[tuple[PlannedCell, ResolvedConfig]]:
-    """Trials that can run as far as is known, with their configs."""
-    return [(cell, cell.config) for cell in cells if cell.config is not None]
+            cell.skip(error)
 
 
 def room(cells: Sequence[PlannedCell]) -> Decided:
     """What the Ray that all runs share has to hold at least, when it is started here."""
     configs = [config for _, config in configured(cells)]
-    nodes = max(config.placement.nodes for config in configs)
-    workers = max(config.placement.workers_per_node for config in configs)
-    return Decided(f"{nodes}x{workers}", cpus_per_worker=max(config.cpus_per_worker or 1 for config in configs))
-
-
-def _fair_share(cells: Sequence[PlannedCell], at_once: int, nodes: Sequence[Node]) -> int:
-    """The most CPUs that every worker can have while ``at_once`` cells train."""
-    sharing = [(cell.decided, config) for cell, config in configured(cells) if config.cpus_per_worker is None]
-    cpus = min((decided.cpus for decided, _ in sharing), default=1)
-    while cpus > 1 and any(
-        topology.copies(decided.placement, nodes, cpus, decided.gpus(config)) < at_once for decided, config in sharing
-    ):
-        cpus -= 1
-    return cpus
+    nodes = max((config.placement.nodes for config in configs), default=1)
+    workers = max((config.placement.workers_per_node for config in configs), default=1)
+    cpus = max((config.cpus_per_worker or 1 for config in configs), default=1)
+    return Decided(f"{nodes}x{workers}", cpus_per_worker=cpus)
 
 
 def _kind(config: ResolvedConfig, device: str) -> Any:
@@ -258,14 +230,3 @@ def bring_nodes(allocator: NodeAllocator, cells: Sequence[PlannedCell]) -> None:
         with suppress(ConfigError):  # that topology is skipped, as place() says
             allocator.allocate(config, asked)
             return
-
-
-def check_gpus(cells: Sequence[PlannedCell]) -> None:
-    """Refuse GPUs that PyTorch cannot use, before each run would meet them.
-
-    Raises:
-        ConfigError: naming what is wrong with them.
-    """
-    used = any(cell.decided.device == "cuda" for cell, _ in configured(cells))
-    if problems := preflight.gpu_problems(connection.nodes()) if used else []:
-        raise ConfigError("device", f"must be cpu here: {'; '.join(problems)}")

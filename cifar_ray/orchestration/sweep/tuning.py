@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from cifar_ray.config.sweep import Range, SweepConfig
+from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
@@ -25,14 +24,9 @@ from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.background import background
 from cifar_ray.tracking.variables import variables
 
-if TYPE_CHECKING:
-    from ray.tune.search.optuna import OptunaSearch
+CELL = "cell"
+"""What Ray Tune gives a trial: the number of its cell."""
 
-NAME = "cell"
-"""What Ray Tune gives a trial of a cell that was planned: its name."""
-
-_MOST_ASKS = 20  # of Optuna for one cell, before giving up on a combination that is new
-_LONGEST_REASON = 200
 _LOOK_S, _END_S = 0.2, 600.0
 _SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the table of trials in the newer style, which verbose=0 does not silence
@@ -59,7 +53,7 @@ class _Ends(TrialProgressCallback):
             time.sleep(_LOOK_S)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.died(trial.trial_id)
+        self._board.died(trial.trial_id, trial.config)
 
 
 class _UntilOver(ray.tune.Stopper):
@@ -75,65 +69,44 @@ class _UntilOver(ray.tune.Stopper):
         return self._board.over()
 
 
-class Tuning:
-    """``tuner.fit()`` in the background.
+def start(
+    board: BoardHandle,
+    cells: Sequence[int],
+    datasets: Mapping[str, Dataset],
+    folder: Path,
+    at_once: int,
+    scheduler: TrialScheduler | None,
+) -> Future[Any]:
+    """Start ``tuner.fit()`` in the background; what it raises is that of the future.
 
     Args:
-        cells: names of the cells that are planned, in their order; without any, those of ``search``.
-        search: proposes cells, each by its values; None where all are planned.
-        samples: how many ``search`` may propose.
+        board: carries words to the cells, and their rows back.
+        cells: their numbers, in the order in which they begin.
         datasets: by their keys.
         folder: for Ray Tune's files, on this machine.
         at_once: trials at a time.
         scheduler: stops the cells that fall behind; None when all run to their end.
     """
-
-    def __init__(
-        self,
-        board: BoardHandle,
-        cells: Sequence[str],
-        search: OptunaSearch | None,
-        samples: int,
-        datasets: Mapping[str, Dataset],
-        folder: Path,
-        at_once: int,
-        scheduler: TrialScheduler | None,
-    ) -> None:
-        references = {name: ray.put(dataset) for name, dataset in datasets.items()}
-        trainable = ray.tune.with_parameters(CellTrainable, datasets=references, board=board)
-        tuner = ray.tune.Tuner(
-            ray.tune.with_resources(trainable, _here()),
-            param_space=None if search else {NAME: ray.tune.grid_search(list(cells))},
-            tune_config=ray.tune.TuneConfig(
-                search_alg=search,
-                num_samples=_MOST_ASKS * samples if search else 1,
-                max_concurrent_trials=at_once,
-                reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
-                scheduler=scheduler,
-            ),
-            run_config=ray.tune.RunConfig(
-                name=f"attempt-{time.time_ns()}",
-                storage_path=str(folder),
-                callbacks=[_Ends(board)],
-                stop=_UntilOver(board),
-                checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
-                verbose=0,
-            ),
-        )
-        self._fitting = background(_quiet()(tuner.fit), "tuner-fit")
-
-    @property
-    def running(self) -> bool:
-        return not self._fitting.done()
-
-    @property
-    def trouble(self) -> str:
-        """Why the loop has failed, once it has ended, or an empty string."""
-        error = self._fitting.exception()
-        return "" if error is None else " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-
-    def wait(self, timeout_s: float) -> None:
-        wait([self._fitting], timeout_s)
+    references = {name: ray.put(dataset) for name, dataset in datasets.items()}
+    trainable = ray.tune.with_parameters(CellTrainable, datasets=references, board=board)
+    tuner = ray.tune.Tuner(
+        ray.tune.with_resources(trainable, _here()),
+        param_space={CELL: ray.tune.grid_search(list(cells))},
+        tune_config=ray.tune.TuneConfig(
+            max_concurrent_trials=at_once,
+            reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
+            scheduler=scheduler,
+        ),
+        run_config=ray.tune.RunConfig(
+            name=f"attempt-{time.time_ns()}",
+            storage_path=str(folder),
+            callbacks=[_Ends(board)],
+            stop=_UntilOver(board),
+            checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
+            verbose=0,
+        ),
+    )
+    return background(_quiet()(tuner.fit), "tuner-fit")
 
 
 def _here() -> dict[str, float]:
@@ -169,53 +142,3 @@ def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig])
     return ASHAScheduler(
         "epoch", goal.metric, goal.better, max_t=longest, grace_period=grace, reduction_factor=sweep.asha.reduction
     )
-
-
-Point = Mapping[str, Any]
-"""Values by axis, as they were proposed."""
-
-
-def search_of(
-    sweep: SweepConfig, goal: Goal, known: Sequence[tuple[Point, float | None]], waiting: Sequence[Point]
-) -> OptunaSearch:
-    """TPE (Bergstra et al., 2011), by Optuna.
-
-    Args:
-        sweep: whose axes they are.
-        goal: what it is after.
-        known: what earlier drivers have found, None where a cell has failed.
-        waiting: what they have proposed, and is to be tried first.
-    """
-    import optuna
-    from ray.tune.search.optuna import OptunaSearch
-
-    lists = {name: of for name, of in sweep.grid[0].items() if not isinstance(of, Range)}
-    space: dict[str, optuna.distributions.BaseDistribution] = {}
-    for name, of in sweep.grid[0].items():
-        if not isinstance(of, Range):  # the numbers of its values, which may be of any type
-            space[name] = optuna.distributions.CategoricalDistribution(range(len(of)))
-        elif of.kind == "int":
-            space[name] = optuna.distributions.IntDistribution(int(of.low), int(of.high))
-        else:
-            space[name] = optuna.distributions.FloatDistribution(of.low, of.high, log=of.kind == "loguniform")
-
-    def numbered(point: Point) -> dict[str, Any]:
-        return {name: lists[name].index(value) if name in lists else value for name, value in point.items()}
-
-    # Another seed after a resume: the same one would propose the first cells again.
-    seed = random.Random(f"{sweep.name} {len(known) + len(waiting)}").randrange(2**31)
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it says that it has made a study
-    try:
-        first = [numbered(point) for point in waiting]
-        search = OptunaSearch(space, metric=goal.metric, mode=goal.better, seed=seed, points_to_evaluate=first or None)
-        for point, value in known:
-            search.add_evaluated_point(numbered(point), value, error=value is None)
-        return search
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
-def proposal_of(sweep: SweepConfig, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by axis that a trial has of :func:`search_of`."""
-    return {name: asked[name] if isinstance(of, Range) else of[asked[name]] for name, of in sweep.grid[0].items()}

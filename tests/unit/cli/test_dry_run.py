@@ -76,14 +76,3 @@ def test_mistakes_are_told(words: str, sentence: str, home: Path, capsys: pytest
     out, err = shown(words, capsys, status=2)
     assert out == ""
     assert err.startswith(f"error: {sentence}")
-
-
-def test_a_name_that_is_taken_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = home / ".cifar_ray" / "runs" / "s"
-    folder.mkdir(parents=True)
-    (folder / "sweep.yaml").write_text("name: s\n")
-    _, err = shown(f"{WORDS} --name s --grid lr=0.1,0.2", capsys, status=2)
-    assert err == (
-        f"error: --name must be new, and 's' is in {folder.parent}; `cifar-ray sweep --resume s` continues it\n"
-    )
-    assert [path.name for path in folder.iterdir()] == ["sweep.yaml"]

@@ -16,10 +16,10 @@ from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.orchestration.cluster import allocation, connection, optional
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
-from cifar_ray.orchestration.sweep import preparation
-from cifar_ray.orchestration.sweep.driver import _Driver
+from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import planned
 from cifar_ray.orchestration.sweep.preparation import Preparation
+from cifar_ray.orchestration.sweep.session import SweepSession
 from cifar_ray.training import recipe
 
 WITH_GPU, WITHOUT = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}
@@ -88,11 +88,12 @@ def test_nodes_that_do_not_come_are_named_with_where_to_look(cluster: Cluster, m
         NodeAllocator(lambda *_: None, lambda: None).allocate(config(), Decided.asked(config()))
 
 
-def of_a_sweep(topologies: list[str], device: str = "auto") -> _Driver:
+def of_a_sweep(topologies: list[str], device: str = "auto") -> SweepSession:
     train = {"dataset": "digits", "model": "simple_cnn", "device": device}
     sweep = SweepConfig("s", ({"topology": topologies},), train=train, skip_infeasible=True)
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
-    return _Driver(sweep, folder, None, planned(sweep), 0.0)  # type: ignore[arg-type]
+    cells = planned(sweep)
+    return SweepSession(sweep, folder, None, cells, [], Budget(sweep, cells), 0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("most", "nodes", "runs"), [(9, 4, 3), (3, 2, 2)])
@@ -100,7 +101,6 @@ def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_h
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, most: int, nodes: int, runs: int
 ) -> None:
     monkeypatch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
-    monkeypatch.setattr(preparation, "check_gpus", lambda _: None)
     monkeypatch.setattr(Preparation, "decide_arithmetic", lambda *_: None)
     cluster.most = most
     sweep = of_a_sweep(["1x1", "2x1", "4x1"], "cuda")
@@ -112,6 +112,7 @@ def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_h
 
 def test_a_sweep_on_a_fixed_cluster_skips_what_does_not_fit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
     sweep = of_a_sweep(["2x1"])
     with pytest.raises(ConfigError, match="0 of them large enough"):
         sweep._fit_to_cluster(lambda: False)

@@ -35,18 +35,20 @@ EPOCH = EpochRecord(Figures("epoch", 2, 0, {"test/accuracy": 0.4, "epoch_s": 1.5
 
 def test_the_board_gives_each_cell_its_word_and_the_driver_what_is_new() -> None:
     board, stop = _BoardActor(), Word(stop=INTERRUPTED)
-    assert board.post("a", {"cell": "one"}, Row()) == Word()
-    news = board.exchange({"a": Word(skip=True)}, stop, False, 0)
-    assert (news.rows, news.dead, board.over()) == ({"a": ({"cell": "one"}, Row())}, frozenset(), False)
+    assert board.post("a", {"cell": 1}, Row()) == Word()
+    assert board.exchange({"a": Word(skip=True)}, stop, False) == {"a": ({"cell": 1}, Row())}
+    assert not board.over()
     assert [board.post(key, {}, RUNNING) for key in "ab"] == [Word(skip=True), stop]
-    news = board.exchange({}, stop, True, news.seen)
-    assert news.rows == {"a": ({}, RUNNING), "b": ({}, RUNNING)}
-    board.died("b")
-    news = board.exchange({}, stop, True, news.seen)
-    assert (news.rows, news.dead, board.over()) == ({}, {"b"}, True)
-    again = _BoardActor()  # its process was killed
-    again.post("a", {}, RUNNING)
-    assert again.exchange({}, stop, False, news.seen).rows == {"a": ({}, RUNNING)}
+    assert board.exchange({}, stop, True) == {"a": ({}, RUNNING), "b": ({}, RUNNING)}
+    board.post("c", {}, RUNNING.ended(boards.FINISHED, "good"))
+    for key in "bcd":
+        board.died(key, {"cell": 2})
+    assert not board.stopped("b")
+    died = "the process that drove it has died"
+    ended = {key: (row.state, row.shown.note) for key, (_, row) in board.exchange({}, stop, True).items()}
+    assert ended == {"b": (boards.FAILED, died), "c": (boards.FINISHED, "good"), "d": (boards.FAILED, died)}
+    board.post("a", {}, replace(RUNNING, is_recorded=True))
+    assert (board.stopped("b"), board.over()) == (True, True)
 
 
 class Here:
@@ -64,7 +66,7 @@ class Here:
         return self.actor.post(*asked)
 
     def say(self, **words: Word) -> None:
-        self.actor.exchange(words, Word(), False, 0)
+        self.actor.exchange(words, Word(), False)
 
 
 def test_a_cell_posts_its_row_and_hears_its_word_until_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +76,7 @@ def test_a_cell_posts_its_row_and_hears_its_word_until_it_is_released(monkeypatc
     assert link.wait_for(lambda word: word.skip).skip
     link.change(epoch=3)
     link.end(boards.FINISHED, "good")  # and the board has it
-    ((asked, row),) = here.actor.exchange({}, Word(), False, 0).rows.values()
+    ((asked, row),) = here.actor.exchange({}, Word(), False).values()
     assert (asked, row) == ({"cell": "one"}, Row(Shown(boards.FINISHED, "good"), epoch=3, is_recorded=True))
     assert link.is_alive()
     here.say(a=Word(is_released=True))
@@ -95,7 +97,7 @@ def test_a_trial_without_a_cell_ends_with_what_is_known_and_its_process_takes_an
     assert trial.step()["done"]
     trial.cleanup()
     assert all(future.done() for future in trial._ending)
-    ((asked, row),) = here.actor.exchange({}, Word(), False, 0).rows.values()
+    ((asked, row),) = here.actor.exchange({}, Word(), False).values()
     assert (asked, row.state, row.is_recorded) == ({"cell": "two"}, boards.SKIPPED, True)
 
 

@@ -15,16 +15,16 @@ from cifar_ray import storage
 from cifar_ray.config import runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import allocation, connection, local
 from cifar_ray.orchestration.sweep import preparation
-from cifar_ray.orchestration.sweep.driver import _Driver
+from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import planned, read, write_cells
 from cifar_ray.orchestration.sweep.preparation import Preparation
+from cifar_ray.orchestration.sweep.session import SweepSession
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tracking.study import FOLDER_TAG, Sweep
@@ -204,7 +204,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
     sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, **values)
     cells = planned(sweep)
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
-    made = _Driver(sweep, folder, None, cells, 0.0)  # type: ignore[arg-type]
+    made = SweepSession(sweep, folder, None, cells, [], Budget(sweep, cells), 0.0)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
         patch.setattr(preparation, "bring_nodes", lambda *_: None)
@@ -219,15 +219,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         for cell in again[:-1]:
             end(cell)
         cluster([node(64, name=str(index)) for index, _ in enumerate(nodes)])
-        later = _Driver(sweep, folder, None, again, 0.0)  # type: ignore[arg-type]
+        later = SweepSession(sweep, folder, None, again, [], Budget(sweep, again), 0.0)  # type: ignore[arg-type]
         later._fit_to_cluster(lambda: False)
         assert later._at_once == 1
         assert again[-1].decided.cpus_per_worker == shares[-1]
-
-
-def test_a_sweep_that_an_earlier_version_has_planned_is_refused_and_said_to_be_one(tmp_path: Path) -> None:
-    sweep = SweepConfig("s", ({"batch_size": [16, 64]},), train={"dataset": "digits", "model": "simple_cnn"})
-    (tmp_path / "sweep.yaml").write_text(sweeps.to_yaml(sweep))
-    (tmp_path / "cells.json").write_text('[{"values": {"batch_size": 16}, "skipped": "", "precision": "fp32"}]')
-    with pytest.raises(ConfigError, match="was planned by an earlier one: start another"):
-        read(Sweep("s", [], "", "", tags={FOLDER_TAG: str(tmp_path)}))

@@ -75,10 +75,10 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
     ready.datasets = {dataset_key(config, cell.decided.facts.digest): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
     ready.read_weights([cell], "store")
     if tokenizer == "theirs":
-        assert (ready.weights, cell.decided.weights_digest, cell.reason) == ({"digest": b"weights"}, "digest", "")
+        assert (ready.weights, cell.decided.weights_digest, cell.state) == ({"digest": b"weights"}, "digest", "waiting")
     else:
         assert (ready.weights, cell.config) == ({}, None)
-        assert cell.reason == (
+        assert cell.row.shown.note == (
             "weights must be of a run with the same training texts in a sweep, whose runs share a tokenizer; first has "
             "others"
         )

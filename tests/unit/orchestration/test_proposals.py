@@ -11,18 +11,17 @@ import pytest
 
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sweep import SweepConfig
+from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Board
-from cifar_ray.orchestration.sweep import plan, preparation, tuning
+from cifar_ray.orchestration.sweep import driver, plan, tuning
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.tasks import USUAL
 from cifar_ray.tasks.choosing import Goal
-from tests.support.cells import Driven, Search, end
+from tests.support.cells import Search, configs_of, end
 
 optuna = pytest.importorskip("optuna", reason="needs the extra `optuna`")
-COMPLETE, FAIL = optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL
 GOAL = Goal("test/accuracy", "max", USUAL)
 
 
@@ -41,7 +40,7 @@ def test_proposals_learn_from_the_cells_before(tmp_path: Path) -> None:
     scores = [score(cell) for cell in search.cells]
     assert sum(scores[10:]) / 30 > -1.1  # random ones have -1.3 on average: the distance to 0.01 in powers of ten
     assert all(1e-5 <= cell.config.lr <= 1 and 1 <= cell.config.epochs <= 20 for cell in search.cells if cell.config)
-    assert search.told == [(COMPLETE, value) for value in scores]
+    assert search.told == scores
 
 
 def test_every_cell_is_another_and_the_search_ends_when_all_have_been_tried(
@@ -52,40 +51,19 @@ def test_every_cell_is_another_and_the_search_ends_when_all_have_been_tried(
     assert len(search.proposed) == len({str(proposal) for proposal in search.proposed}) == 6
     assert len({cell.slug for cell in search.cells}) == 9
     assert [cell.state for cell in search.cells] == [boards.FINISHED] * 6 + [boards.SKIPPED] * 3
-    assert search.cells[-1].reason == "Optuna proposes nothing that has not been tried"
+    assert search.cells[-1].row.shown.note == "Optuna proposes nothing that has not been tried"
     assert search.is_over
     assert "sample 9: skipped, Optuna proposes nothing that has not been tried" in capsys.readouterr().out
-
-
-def test_a_proposal_that_was_tried_ends_with_what_is_known_and_one_without_an_open_cell_when_all_have_ended(
-    tmp_path: Path,
-) -> None:
-    search = Driven(made(2, lr="uniform:0.1:0.9"), tmp_path, GOAL)
-    search.ask("a", lr=0.2)
-    search.ask("twin", lr=0.2)
-    assert (search.word("twin").skip, search.word("twin").figures) == (True, {})  # the first has no figure yet
-    first, second = search.cells
-    end(first, figures={"test/accuracy": 0.75}, is_recorded=True)
-    search.ask("late twin", lr=0.2)
-    assert search.word("late twin").figures == {"test/accuracy": 0.75}
-    for key, lr in (("b", 0.3), ("c", 0.4)):
-        search.ask(key, lr=lr)
-    assert (search.word("b").begin is None, search.word("c").skip) == (False, False)
-    end(second, is_recorded=True)
-    assert (search.is_over, search.word("c").skip) == (True, True)
 
 
 def test_what_cannot_run_is_skipped_and_no_cell_of_later_drivers(tmp_path: Path) -> None:
     search = Search(made(12, batch_size=[16, 2000, 3000], lr="uniform:0.1:0.9"), tmp_path, GOAL)
     search.goes_on(lambda cell: None if cell.cell.values["lr"] > 0.6 else 0.25)
-    ends = {boards.FINISHED: (COMPLETE, 0.25), boards.FAILED: (FAIL, None), boards.SKIPPED: (FAIL, None)}
-    assert {cell.state for cell in search.cells} == set(ends)
-    assert [value for _, value in search.told if value] == [0.25] * sum(
-        c.state == boards.FINISHED for c in search.cells
-    )
-    assert search.again().told == [ends[cell.state] for cell in search.cells]
+    states = [cell.state for cell in search.cells]
+    assert set(states) == {boards.FINISHED, boards.FAILED, boards.SKIPPED}
+    assert search.told == search.again().told == [0.25] * states.count(boards.FINISHED)
     hopeless = next(cell for cell in search.cells if cell.state == boards.SKIPPED)
-    assert hopeless.reason.startswith("batch_size must leave at least one step per epoch")
+    assert hopeless.row.shown.note.startswith("batch_size must leave at least one step per epoch")
     assert hopeless.described(search.config)["params"]["batch_size"] == str(hopeless.cell.values["batch_size"])
 
 
@@ -96,20 +74,23 @@ def test_a_later_driver_knows_how_all_came_out_trains_none_twice_and_proposes_ot
     end(first.cells[2], boards.STOPPED)  # early, which counts with its last figure
     end(first.cells[3], boards.WAITING)  # it was killed, and is trained on under its name
     again = first.again()
-    assert again.told == [(COMPLETE, 0.0), (FAIL, None), (COMPLETE, 0.2)]
+    assert again.told == [0.0, 0.2]
     assert [cell.is_open for cell in again.cells] == [False] * 4 + [True] * 4
     assert again.proposed == first.proposed
     again.goes_on(lambda _: 0.75, most=1)
     assert again.cells[3].state == boards.FINISHED
-    assert again.optuna._ot_study.best_trial.params["lr"] == first.proposed[3]["lr"]
+    assert again.told == [0.0, 0.2, 0.75]
     again.goes_on(lambda _: 0.5)
     assert len({str(proposal) for proposal in again.proposed}) == 8
     assert len({cell.slug for cell in again.cells}) == 8
 
 
 def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
+    def probed(cell: PlannedCell) -> dict[str, object]:
+        return {name: value for name, value in cell.cell.values.items() if name != "seed"}
+
     sweep = made(4, lr="uniform:0.1:0.9", topology=["1x1", "1x2", "2x2"], dataset=["digits", "mnist"])
-    assert plan._probes(sweep) == [
+    assert [probed(cell) for cell in plan.probes(sweep, plan.planned(sweep))] == [
         {"lr": 0.1, "topology": "1x1", "dataset": "digits"},
         {"lr": 0.1, "topology": "1x1", "dataset": "mnist"},
         {"lr": 0.9, "topology": "1x1", "dataset": "digits"},
@@ -121,21 +102,21 @@ def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
 def test_a_search_prepares_for_data_sets_and_values_whose_first_combination_cannot_run() -> None:
     axes = {"dataset": ["mnist", "digits"], "val_share": [0.1, 0.2], "batch_size": [2000, 16]}
     sweep = made(4, **axes, topology=["1x1", "1x2"], lr="uniform:0.1:0.9")
-    ready = [cell.config for cell in plan.planned(sweep) if cell.config]
+    ready = configs_of(sweep)
     keys = {(config.dataset, config.val_share) for config in ready}
     assert keys == {(name, share) for name in axes["dataset"] for share in axes["val_share"]}
     only = made(4, batch_size=[2000, 16], topology=["1x1", "1x2"], lr="uniform:0.1:0.9")
-    ready = [cell.config for cell in plan.planned(only) if cell.config]
+    ready = configs_of(only)
     assert {config.topology for config in ready} == {"1x1", "1x2"}
     assert {config.lr for config in ready} == {0.1, 0.9}
 
 
-def test_a_later_driver_of_which_nothing_new_can_run_has_a_scheduler_or_says_why_not(tmp_path: Path) -> None:
+def test_a_later_driver_of_which_nothing_new_can_run_has_a_scheduler_or_says_why_not() -> None:
     """As where a data set has shrunk, or the cluster has."""
     with pytest.raises(ConfigError, match=r"^grid must have a cell that can run here; .*at least one step per epoch"):
-        Driven(made(3, batch_size=[2000, 3000]), tmp_path)
+        driver.planned(made(3, batch_size=[2000, 3000]))
     sweep = replace(made(2, epochs="int:3:9"), scheduler="asha")
-    probes = Driven(sweep, tmp_path).driver._probes
+    _, _, probes = driver.planned(sweep)
     assert tuning.scheduler_of(sweep, GOAL, [probe.config for probe in probes if probe.config])._max_t == 9
 
 
@@ -149,8 +130,8 @@ def test_what_is_proposed_after_a_resume_computes_as_before(tmp_path: Path) -> N
         assert (cell.config.precision, cell.config.convolutions) == ("auto", None)
         cell.decided = replace(cell.decided, precision="bf16", convolutions="contiguous")
     again = search.again()
-    again.ask("new", **again.optuna.suggest("new"))
-    new = again.driver._tried["new"]
+    new = again.cells[2]
+    again.ask("new", new)
     Preparation(config.base, Board([], 0.0)).decide_arithmetic(again.cells)
     assert (new.decided.precision, new.decided.convolutions) == ("bf16", "contiguous")
 
@@ -158,6 +139,6 @@ def test_what_is_proposed_after_a_resume_computes_as_before(tmp_path: Path) -> N
 def test_without_optuna_the_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError) as caught:
-        preparation.check_installed()
+        plan.probes(made(1, lr="uniform:0.1:0.9"), [PlannedCell(0, Cell("one", {}))])
     told = "--search must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it"
     assert caught.value.as_flag() == told

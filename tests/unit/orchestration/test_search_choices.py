@@ -18,14 +18,13 @@ from cifar_ray import data
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
-from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.orchestration.sweep import plan, tuning
 from cifar_ray.orchestration.sweep.goal import goal_of
-from cifar_ray.orchestration.sweep.winner import winner_of
+from cifar_ray.orchestration.sweep.result import winner_of
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks import LOSS, USUAL
 from tests.support import studies
-from tests.support.cells import Search, end
+from tests.support.cells import Search, configs_of, end
 from tests.support.helpers import Recorder, train_here
 
 RATES = (0.05, 1e-9)
@@ -34,10 +33,6 @@ TRAIN = {"dataset": "digits", "model": "simple_cnn", "epochs": 5, "steps_per_epo
 
 def searching(**values: Any) -> SweepConfig:
     return sweeps.from_mapping({"name": "s", "train": TRAIN, "grid": {"lr": [*RATES]}, **values})
-
-
-def configs_of(sweep: SweepConfig) -> list[ResolvedConfig]:
-    return [trial.config for trial in plan.planned(sweep) if trial.config]
 
 
 Trained = dict[float, tuple[list[dict[str, float]], dict[str, float]]]
@@ -88,7 +83,6 @@ def proposed_by_optuna(runs: Trained, folder: Path) -> list[Any]:
     grid = {"lr": [*RATES], "weight_decay": "uniform:0:0.1"}
     sweep = searching(search="optuna", samples=20, grid=grid)
     goal = goal_of(sweep, configs_of(sweep))
-    assert goal is not None
     folder.mkdir()
     search = Search(sweep, folder, goal)
     search.goes_on(lambda cell: runs[cell.config.lr][1] if cell.config else {})
@@ -120,6 +114,7 @@ def test_every_search_takes_every_figure_of_the_validation_and_none_of_the_test(
     assert len(figures) > 4
     sweep = searching(**values, objective="val/accuracy:max")
     runs = plan.planned(sweep)
+    runs += plan.probes(sweep, runs)
     for name in figures:
         for better in ("min", "max"):
             sweep = searching(**values, objective=f"val/{name}:{better}")

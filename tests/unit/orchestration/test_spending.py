@@ -24,7 +24,6 @@ from cifar_ray.orchestration.run.workers import Attempt
 from cifar_ray.orchestration.sweep import plan
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import PlannedCell
-from cifar_ray.planning.span import Span
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import Launch
 from tests.support.cells import end
@@ -166,20 +165,16 @@ def like(cell: PlannedCell, **changes: Any) -> PlannedCell:
     return PlannedCell(0, cell.cell, config, Decided.asked(config))
 
 
-def test_a_cell_is_expected_to_take_what_those_like_it_have_taken_by_images() -> None:
+def test_a_cell_is_expected_to_take_what_the_fastest_like_it_has_taken_by_images() -> None:
     budget, (first, second, other) = planned({"seed": [1, 2, 3]})
-    assert budget.expected(other) is None
+    assert budget._left_s(other) == 0.0
     finish(first, 10.0)
     finish(second, 14.0)
-    assert budget.expected(other) == Span(10.0, 12.0, 14.0)
-    longer = budget.expected(like(other, epochs=3))
-    assert longer is not None
-    assert (longer.low, longer.mid, longer.high) == pytest.approx((30.0, 36.0, 42.0))
-    shorter = budget.expected(like(other, steps_per_epoch=11))  # of 22
-    assert shorter is not None
-    assert shorter.mid == pytest.approx(6.0)
+    assert budget._left_s(other) == pytest.approx(10.0)
+    assert budget._left_s(like(other, epochs=3)) == pytest.approx(30.0)
+    assert budget._left_s(like(other, steps_per_epoch=11)) == pytest.approx(5.0)  # of 22
     for different in ({"model": "resnet"}, {"topology": "1x2"}, {"device": "cuda"}, {"val_share": 0.5}):
-        assert budget.expected(like(other, **different)) is None
+        assert budget._left_s(like(other, **different)) == 0.0
 
 
 def test_a_wide_estimate_leaves_no_run_out_that_would_fit_at_its_low_end() -> None:

@@ -14,11 +14,9 @@ from cifar_ray.config.errors import InterruptedRunError, RunFailedError
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Line, Shown
 from cifar_ray.orchestration.run.limits import Spent
-from cifar_ray.orchestration.sweep import driver
+from cifar_ray.orchestration.sweep import session
 from cifar_ray.orchestration.sweep.board import INTERRUPTED, News, Row, Word, _BoardActor
-from cifar_ray.orchestration.sweep.tuning import NAME
-from cifar_ray.tasks import USUAL
-from cifar_ray.tasks.choosing import Goal
+from cifar_ray.orchestration.sweep.tuning import CELL
 from tests.support.cells import RUNNING, Driven, end
 
 
@@ -59,12 +57,11 @@ def test_a_cell_begins_once_and_is_released_while_another_waits(driven: Callable
 
 def test_repeats_of_the_best_run_do_not_keep_a_search_going(tmp_path: Path) -> None:
     grid = {"name": "s", "train": {"dataset": "digits"}, "grid": {"lr": [0.1, 0.2]}, "scheduler": "asha", "repeat": 1}
-    sweep: Any = Driven(sweeps.from_mapping(grid), tmp_path)
-    sweep.cells[1].repeats = sweep.cells[0].cell.name
+    sweep = Driven(sweeps.from_mapping(grid), tmp_path)
+    sweep.driver._turn = sweep.cells[:1]
+    assert not sweep.is_over
     end(sweep.cells[0])
-    assert sweep.is_over is False  # this is their turn
-    sweep.goal = "one"
-    assert sweep.is_over is True
+    assert sweep.is_over
 
 
 def test_what_runs_say_and_how_they_end_is_shown(
@@ -99,14 +96,12 @@ def test_a_run_whose_process_has_died_has_failed_unless_it_had_ended(driven: Cal
     for key, cell in zip("abc", sweep.cells, strict=True):
         sweep.ask(key, cell)
     sweep.post("b", RUNNING.ended(boards.FINISHED, "good"))
-    sweep.driver._hear(News(dead=frozenset("ab")))
-    died = (boards.FAILED, "the process that drove it has died")
-    assert sweep.ends == [died, (boards.FINISHED, "good"), (boards.WAITING, "")]
-    assert [cell.row.is_recorded for cell in sweep.cells] == [True, True, False]
+    died = replace(Row(is_recorded=True).ended(boards.FAILED, "it died"))
+    sweep.post("a", died)
+    assert sweep.ends == [(boards.FAILED, "it died"), (boards.FINISHED, "good"), (boards.WAITING, "")]
     other = driven(name="other")
-    other.driver._hear(News({"a": ({NAME: other.cells[0].cell.name}, Row())}, frozenset("a")))
-    other.driver._answer(None)
-    assert other.word("a").begin is None  # it cannot begin any more
+    other.post("a", died, other.cells[0])  # before it could ask
+    assert other.ends == [(boards.FAILED, "it died"), (boards.WAITING, "")]
 
 
 def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
@@ -116,8 +111,8 @@ def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
     first, second, third = sweep.cells
     end(first, spent=Spent(30.0, 30.0))
     sweep.driver._budget.placed_s = 20.0
-    sweep.driver._hear(News({key: ({NAME: cell.cell.name}, Row()) for key, cell in (("c", third), ("b", second))}))
-    sweep.driver._answer(None)
+    sweep.driver._hear({key: ({CELL: cell.index}, Row()) for key, cell in (("c", third), ("b", second))})
+    sweep.driver._answer()
     assert list(sweep.driver._tried) == ["b", "c"]  # in the order of the cells
     sweep = driven(name="later", max_time="50s")
     end(sweep.cells[0], spent=Spent(30.0, 30.0))
@@ -139,7 +134,7 @@ def test_runs_that_a_limit_has_stopped_or_the_sweep_are_left_for_later(driven: C
     assert (sweep.word("a").begin is None, sweep.word("a").stop) == (False, "max_time")
     sweep.ask("b", second)
     assert (sweep.word("b").begin, sweep.word("b").stop) == (None, "max_time")
-    sweep.post("b", Row(is_recorded=True).ended(boards.SKIPPED, ""))  # as it has heard that
+    sweep.post("b", Row(is_recorded=True).ended(boards.SKIPPED, ""), second)  # as it has heard that
     assert (second.state, sweep.is_over) == (boards.WAITING, False)
     halted = replace(RUNNING, stopped_by="sweep_max_time").ended(boards.STOPPED, "stopped by the sweep's --max-time")
     sweep.post("a", replace(halted, is_recorded=True))
@@ -159,7 +154,7 @@ def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_
     assert [cell.state for cell in sweep.cells] == [boards.WAITING] * 2
     assert (sweep.word("a").begin, sweep.is_over) == (None, True)
     with pytest.raises(RunFailedError, match=r"^the cluster has lost nodes, and 2 runs could not begin: topology 2x1"):
-        sweep.driver._close("")
+        sweep.driver._close(None)
 
 
 def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callable[..., Driven]) -> None:
@@ -168,20 +163,8 @@ def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callab
         sweep.ask(key, cell)
     sweep.post("a", replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
     with pytest.raises(RunFailedError, match=r"^Ray Tune has failed: no disk$"):
-        sweep.driver._close("no disk")
+        sweep.driver._close(OSError("no disk"))
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FAILED, "no disk")]
-
-
-def test_a_repeat_that_cannot_be_prepared_is_skipped_with_its_reason(tmp_path: Path) -> None:
-    values = {"train": {"dataset": "digits"}, "grid": {"lr": [0.1, 0.2]}, "scheduler": "asha", "repeat": 2}
-    sweep = Driven(sweeps.from_mapping({"name": "s", **values}), tmp_path)
-    for cell, accuracy in zip(sweep.cells, (0.5, 0.6), strict=True):
-        end(cell, figures={"val/accuracy": accuracy})
-    sweep.driver._ready.prepare = lambda cell, store: cell.refuse("no CPU")  # type: ignore[method-assign]
-    sweep.driver._add_repeats(Goal("val/accuracy", "max", USUAL))
-    assert [(cell.cell.name, cell.state, cell.reason) for cell in sweep.cells[2:]] == [
-        (f"lr0.2 1x1 seed{seed}", boards.SKIPPED, "no CPU") for seed in (1, 2)
-    ]
 
 
 class Loop:
@@ -189,37 +172,38 @@ class Loop:
 
     def __init__(self, *given: Any) -> None:
         self.handle = self
-        self.actor, self.seen, self.names, self.key = _BoardActor(), 0, list[str](), ""
+        self.actor, self.cells, self.key = _BoardActor(), list[int](), ""
 
-    def tuning(self, handle: Any, names: list[str], *_: Any) -> Loop:
-        self.names, self.trouble = list(names), ""
+    def start(self, handle: Any, cells: list[int], *_: Any) -> Loop:
+        self.cells = list(cells)
         return self
 
+    def exception(self) -> None:
+        pass
+
     def exchange(self, words: Any, usual: Word, over: bool) -> News:
-        news = self.actor.exchange(words, usual, over, self.seen)
-        self.seen = news.seen
-        return news
+        return self.actor.exchange(words, usual, over)
 
-    @property
-    def running(self) -> bool:
-        return bool(self.names) and not self.actor.over()
+    def done(self) -> bool:
+        return not self.cells or self.actor.over()
 
-    def wait(self, _: float) -> None:
+    def wait(self, *_: Any) -> None:
         """One step of the first cell that has not ended."""
-        name = self.names[0]
-        word = self.actor.post(name, {NAME: name}, self.row if self.key == name else Row())
+        key = str(self.cells[0])
+        word = self.actor.post(key, {CELL: self.cells[0]}, self.row if self.key == key else Row())
         if word.begin is not None:
-            self.key, state = name, boards.WAITING if word.stop else boards.FINISHED
+            self.key, state = key, boards.WAITING if word.stop else boards.FINISHED
             self.row = Row(Shown(state, "done"), is_recorded=True)
-        elif word.stop or (self.key == name and word.is_released):
-            self.names.pop(0)
+        elif word.stop or (self.key == key and word.is_released):
+            self.cells.pop(0)
 
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     made = Loop()
-    monkeypatch.setattr(driver, "SweepBoard", lambda: made)
-    monkeypatch.setattr(driver, "Tuning", made.tuning)
+    monkeypatch.setattr(session, "SweepBoard", lambda: made)
+    monkeypatch.setattr(session.tuning, "start", made.start)
+    monkeypatch.setattr(session, "wait", made.wait)
     monkeypatch.setattr("cifar_ray.orchestration.cluster.allocation.remove_abandoned", lambda: None)
     return made
 
@@ -227,9 +211,9 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 def test_all_cells_are_trained_and_what_is_used_is_recorded_now_and_then(
     driven: Callable[..., Driven], loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_FIGURES_EVERY_S", 0.0)
+    monkeypatch.setattr(session, "_FIGURES_EVERY_S", 0.0)
     sweep = driven(grid={"seed": [1, 2, 3]})
-    sweep.driver._train(lambda can_stop=False: False, None)
+    sweep.driver._train(lambda can_stop=False: False, sweep.cells, None)
     assert sweep.ends == [(boards.FINISHED, "done")] * 3
     assert len(sweep.figures) > 6
     assert {"sweep/placed_s", "sweep/wall_s"} < sweep.figures[0].keys()
@@ -245,7 +229,7 @@ def test_an_interrupted_sweep_waits_for_its_runs_to_stop(driven: Callable[..., D
         raise InterruptedRunError(2)
 
     with pytest.raises(InterruptedRunError):
-        sweep.driver._train(check, None)
+        sweep.driver._train(check, sweep.cells, None)
     assert looks.pop() is False
     assert all(looks)
     assert sweep.driver._stop == INTERRUPTED

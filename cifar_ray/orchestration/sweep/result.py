@@ -1,4 +1,4 @@
-"""The winner of a search: the best of its whole runs, how far it is ahead, and how to train it longer."""
+"""What a sweep has come to; of a search, the best of its whole runs, which may be trained again with other seeds."""
 
 from __future__ import annotations
 
@@ -23,22 +23,45 @@ class Winner:
 
     Attributes:
         name: its name.
-        metric: the figure that the search was after.
-        value: its value.
-        ahead: how far it is ahead of the second, in the figure's unit, less than 0 if it is behind; by the mean of
-            ``repeated`` where it was trained again. None when no other run finished.
-        repeated: values of the same run with other seeds, by which it was not chosen.
-        sentence: all that, as people read it.
+        value: its value of the figure that the search was after.
+        sentence: how far it is ahead of the second, as people read it; by the mean of its other seeds if it has any.
         command: trains it again from the start, twice as long.
     """
 
     name: str
-    metric: str
     value: float
-    ahead: float | None
-    repeated: tuple[float, ...]
     sentence: str
     command: str
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A finished sweep.
+
+    Attributes:
+        name: its name.
+        run_id: MLflow's id of its own run, the parent of the others.
+        tracking_uri: the store that has them.
+        folder: address of its folder.
+        page: address of that run's page, when the store is a server that has pages.
+        states: name of every run -> ``finished``, ``failed``, ``stopped`` or ``skipped``.
+        figures: seconds by phase over all runs, wall time, and the share of it outside training.
+        winner: the best run of a search; None of other sweeps, or when no run has the figure.
+    """
+
+    name: str
+    run_id: str
+    tracking_uri: str
+    folder: str
+    page: str | None
+    states: dict[str, str]
+    figures: dict[str, float]
+    winner: Winner | None = None
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the runs that have failed."""
+        return [name for name, state in self.states.items() if state == boards.FAILED]
 
 
 def _ranked(goal: Goal, cells: Sequence[PlannedCell]) -> list[tuple[float, PlannedCell]]:
@@ -58,14 +81,13 @@ def winner_of(goal: Goal, cells: Sequence[PlannedCell]) -> Winner | None:
         return None
     (value, best), *others = ranked
     again = [cell for cell in cells if cell.repeats == best.cell.name and cell.state == boards.FINISHED]
-    repeated = tuple(one for cell in again if (one := goal.value(cell.row.figures)) is not None)
+    repeated = [one for cell in again if (one := goal.value(cell.row.figures)) is not None]
     second = (others[0][1].cell.name, others[0][0]) if others else None
-    ahead = None if second is None else words.lead(goal.figure, words.level(value, repeated), second[1])
     images = goal.images(cell.row.figures for _, cell in ranked)
     sentence = words.sentence(goal.figure, best.cell.name, value, repeated, second, len(ranked), images)
     assert best.config is not None
     command = recipe.command(best.config, epochs=_LONGER * best.config.epochs)
-    return Winner(best.cell.name, goal.metric, value, ahead, repeated, sentence, command)
+    return Winner(best.cell.name, value, sentence, command)
 
 
 def repeats_of(goal: Goal, sweep: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:
@@ -75,15 +97,11 @@ def repeats_of(goal: Goal, sweep: SweepConfig, cells: Sequence[PlannedCell]) -> 
         return []
     best = ranked[0][1]
     assert best.config is not None
-    taken = {cell.cell.name for cell in cells}
-    made: list[PlannedCell] = []
-    for seed in itertools.count(best.config.seed + 1):
-        if len(made) == sweep.repeat:
-            return made
-        name = f"{best.cell.name.rpartition('seed')[0]}seed{seed}"
-        if name not in taken:
-            values = {**best.cell.values, "seed": seed}
-            config = runfile.resolved_from_mapping({**runfile.to_mapping(best.config), "seed": seed})
-            of = (len(cells) + len(made), Cell(name, values), config, best.decided)
-            made.append(PlannedCell(*of, repeats=best.cell.name))
-    raise AssertionError
+    label, taken = best.cell.name.rpartition("seed")[0], {cell.cell.name for cell in cells}
+    seeds = (seed for seed in itertools.count(best.config.seed + 1) if f"{label}seed{seed}" not in taken)
+    made = []
+    for index, seed in enumerate(itertools.islice(seeds, sweep.repeat), len(cells)):
+        cell = Cell(f"{label}seed{seed}", {**best.cell.values, "seed": seed})
+        config = runfile.resolved_from_mapping({**runfile.to_mapping(best.config), "seed": seed})
+        made.append(PlannedCell(index, cell, config, best.decided, repeats=best.cell.name))
+    return made
