@@ -121,12 +121,11 @@ def checked(function: F) -> F:
     def call(*args: Any, **options: Any) -> Any:
         bound = inspect.signature(function).bind(*args, **options)
         for keyword in signature(function) or ():
-            if keyword.is_many and keyword.name not in bound.arguments:
-                raise ConfigError(keyword.name, "must be given")
             if keyword.name in bound.arguments:
-                value = bound.arguments[keyword.name]
-                value = tuple(map(schema.plain, value)) if isinstance(value, tuple) else schema.plain(value)
+                value = schema.plain(bound.arguments[keyword.name])
                 bound.arguments[keyword.name] = schema.build(keyword.kind, value, keyword.name)
+            elif keyword.is_many:
+                raise ConfigError(keyword.name, "must be given")
         return function(*bound.args, **bound.kwargs)
 
     return cast(F, call)

@@ -117,7 +117,7 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a run, whose names may be dotted, as nested mappings."""
-    return schema.nest(schema.flatten(values, is_leaf=lambda group: not group))
+    return schema.nest(schema.flatten(values))
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
@@ -155,4 +155,4 @@ def params(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
     flat["nodes"] = decided.placement.nodes
     flat["workers_per_node"] = decided.placement.workers_per_node
     flat["batch_size"] = config.share(decided.world_size)
-    return {name: str(value) for name, value in flat.items() if value not in (None, [])}
+    return {name: str(value) for name, value in flat.items() if value not in (None, [], {})}
