@@ -37,8 +37,7 @@ class Keyword:
         default: ``inspect.Parameter.empty`` where it must be given.
         description: what the help says of it.
         title: the section of the help that it belongs to; empty for that of the command itself.
-        passed: as which kind of a function's arguments (``inspect.Parameter.kind``), of which those before the ``*``
-            are words of a command; None of an option of a config.
+        passed: as which kind of a function's arguments (``inspect.Parameter.kind``); None of an option of a config.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Keyword:
 
     @property
     def is_word(self) -> bool:
-        """Whether it can be given without its name."""
+        """Whether a command takes it without its name: it comes before the ``*``."""
         return self.passed in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
 
     @property

@@ -68,13 +68,6 @@ def _value(value: Any) -> Any:
     raise ValueError(f"must be a number, true, false or a text, got {brief(value)}")
 
 
-def _keywords(values: dict[str, Any]) -> dict[str, Any]:
-    for name in values:
-        if not name.isidentifier():
-            raise ValueError(f"must have names as Python's arguments have them, got {brief(name)}")
-    return values
-
-
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -83,7 +76,7 @@ NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Part = Annotated[Number, Field(gt=0, le=1)]
 Value = Annotated[Any, BeforeValidator(_value)]
-Options = Annotated[dict[str, Value], AfterValidator(_keywords)]
+Options = dict[str, Value]
 """Keywords of a function, by name."""
 
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]

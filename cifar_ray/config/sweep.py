@@ -55,6 +55,9 @@ Axes = Mapping[str, Any]
 """Dotted field name -> a list of values, or a :class:`Range`."""
 
 
+_ONE_OR_SEVERAL = BeforeValidator(lambda grid: [grid] if isinstance(grid, Mapping) else grid)
+
+
 def parse_objective(text: str) -> tuple[str, Any]:
     """The figure of ``NAME:min`` or ``NAME:max``, and ``min`` or ``max``.
 
@@ -65,11 +68,6 @@ def parse_objective(text: str) -> tuple[str, Any]:
     if match is None:
         raise ValueError(f"must be NAME:min or NAME:max, such as images_per_s:max, got {errors.brief(text)}")
     return match[1], match[2]
-
-
-def _as_list(grid: Any) -> Any:
-    """One grid as a list of grids."""
-    return [grid] if isinstance(grid, Mapping) else grid
 
 
 def _typed(grids: Sequence[Axes]) -> tuple[Axes, ...]:
@@ -86,8 +84,8 @@ def _values(name: str, values: Any) -> Range | list[Any]:
         if len(ends) != 2:
             raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(text)}")
         return Range(kind, *(schema.build(Whole if kind == "int" else Number, end, name) for end in ends))
-    is_one = schema.is_list(schema.type_of(TrainConfig, name)) and not any(isinstance(v, list | tuple) for v in values)
-    if is_one or not isinstance(values, list):
+    is_list = schema.is_list(schema.type_of(TrainConfig, name))  # whose one value is a list, too
+    if not isinstance(values, list) or (is_list and not any(isinstance(item, list | tuple) for item in values)):
         values = [values]
     return [schema.field(TrainConfig, name, item) for item in values]
 
@@ -120,26 +118,13 @@ def _fields(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 @plainly
 @dataclass(frozen=True, config=NO_OTHERS)
-class Asha:
-    """Only with ``--scheduler asha``."""
-
-    grace: Count = 1
-    """Epochs that every run trains before it may be stopped."""
-
-    reduction: Annotated[Count, Field(ge=2)] = 4
-    """Of the runs that come to a rung, about one in so many goes on; rungs are at the grace times its powers, in
-    epochs."""
-
-
-@plainly
-@dataclass(frozen=True, config=NO_OTHERS)
 class SweepConfig:
     """Train every combination of values, and record all runs under one parent."""
 
     name: Name = field(default_factory=functools.partial(time.strftime, "sweep-%Y%m%d-%H%M%S"))
     """Name of the sweep, new in its storage folder. Default: one made from the time."""
 
-    grid: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_as_list), AfterValidator(_typed)] = ()
+    grid: Annotated[tuple[dict[str, Any], ...], _ONE_OR_SEVERAL, AfterValidator(_typed)] = ()
     """One or several grids; each maps fields of a run to the values they take."""
 
     train: Annotated[dict[str, Any], BeforeValidator(_differing), AfterValidator(_shared)] = field(default_factory=dict)
@@ -163,8 +148,12 @@ class SweepConfig:
     """Stop runs early: 'asha' those whose validation figure, such as the accuracy, falls behind the best at some
     epochs."""
 
-    asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
-    """Options of ASHA."""
+    asha_grace: Count = option(1, weights=False, only={"scheduler": ("asha",)})
+    """Epochs that every run trains before ASHA may stop it."""
+
+    asha_reduction: Annotated[Count, Field(ge=2)] = option(4, weights=False, only={"scheduler": ("asha",)})
+    """Of the runs that come to a rung of ASHA, about one in so many goes on; rungs are at the grace times its powers,
+    in epochs."""
 
     objective: Annotated[str, fits(parse_objective)] | None = None
     """NAME:min or NAME:max, the figure that a scheduler and Optuna go by and that names the best run, such as

@@ -112,7 +112,7 @@ class PlannedCell:
             "name": self.cell.name,
             "values": self.cell.values,
             "config": runfile.to_mapping(self.config) if self.config else None,
-            "decided": self.decided.to_mapping(),
+            "decided": schema.to_plain(self.decided),
             "params": runfile.params(self.config, self.decided) if self.config else _wished(sweep, self.cell),
             "state": "SKIPPED" if is_skipped else parent.OPEN if self.is_open else "RUN",
             "reason": self.reason or (self.row.shown.note if is_skipped else ""),
@@ -299,8 +299,8 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
         has_optional = any(tasks.has_optional(goal.task, data.facts(run).num_classes) for run in runs)
         check_goal(goal, config, data.facts(runs[0]).measured, has_optional)
     longest = max((run.epochs for run in runs), default=math.inf)
-    if config.scheduler != "none" and config.asha.grace > longest:
-        raise ConfigError("asha.grace", f"must be at most the {longest} epochs of a run, got {config.asha.grace}")
+    if config.scheduler != "none" and config.asha_grace > longest:
+        raise ConfigError("asha_grace", f"must be at most the {longest} epochs of a run, got {config.asha_grace}")
 
 
 def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
@@ -384,7 +384,7 @@ def _read(index: int, described: Mapping[str, Any]) -> PlannedCell:
     found.reason = "" if config else described["reason"]
     found.is_open = described["state"] == parent.OPEN
     found.proposal = described["proposal"] and typed(described["proposal"])
-    found.decided, found.repeats = Decided.from_mapping(described["decided"]), described["repeats"]
+    found.decided, found.repeats = schema.build(Decided, described["decided"]), described["repeats"]
     return found
 
 

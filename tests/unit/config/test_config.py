@@ -242,8 +242,8 @@ TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, suc
         ({"gpus_per_worker": 0}, "gpus_per_worker must be more than 0, got 0"),
         ({"gpus_per_worker": 2}, "gpus_per_worker must be 1 or less, or a whole number for data_parallel, got 2"),
         ({"gpus_per_worker": 1.5, "strategy": "data_parallel"}, "gpus_per_worker must be 1 or less, or a whole number for data_parallel, got 1.5"),
-        ({"gpus_per_worker": 0.5, "topology": "1x2"}, "gpus_per_worker must be 1 where runs have several workers, got 1x2"),
-        ({"gpus_per_worker": 0.5, "device": "cpu"}, "gpus_per_worker is for GPUs and cannot go with --device cpu"),
+        ({"gpus_per_worker": 0.5, "topology": "1x2"}, "gpus_per_worker must be 1 with several workers and on CPUs, got 0.5"),
+        ({"gpus_per_worker": 0.5, "device": "cpu"}, "gpus_per_worker must be 1 with several workers and on CPUs, got 0.5"),
     ],
 )  # fmt: skip
 def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:

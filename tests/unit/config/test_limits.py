@@ -54,7 +54,7 @@ def test_a_limit_on_the_cost_needs_a_price() -> None:
 
 
 def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
-    for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.from_mapping({"price": 2.49})):  # type: ignore[arg-type]
+    for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.load(None, {"price": 2.49})):  # type: ignore[arg-type]
         assert config.price == "2.49"
 
 

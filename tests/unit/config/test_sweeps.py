@@ -212,8 +212,8 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
             "--grid must not have hang_timeout_s, which is the same for all runs of a sweep",
         ),
         (
-            {"grid": {"profile.steps": [1, 2]}},
-            "--grid must not have profile.steps, which is the same for all runs of a sweep",
+            {"grid": {"profile_steps": [1, 2]}},
+            "--grid must not have profile_steps, which is the same for all runs of a sweep",
         ),
         ({"grid": {"batch_size": [8], "global_batch_size": [8]}}, "--grid must have batch_size or global_batch_size, not both"),
         ({"grid": {"epochs": "uniform:1:5"}, "search": "random", "samples": 1}, "--grid must list the values of epochs, or have a range of their kind: int:LOW:HIGH is for whole numbers, uniform and loguniform for others"),
@@ -235,8 +235,8 @@ def test_what_is_the_same_for_all_runs(names: tuple[str, ...]) -> None:
         ({"grid": {"lr": [0.1]}, "objective": "test/loss:low"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got 'test/loss:low'"),
         ({"grid": {"lr": [0.1]}, "objective": ":max"}, "--objective must be NAME:min or NAME:max, such as images_per_s:max, got ':max'"),
         ({"grid": {"lr": [0.1]}, "repeat": 3}, "--repeat is for a search: --search random or optuna, a --scheduler or an --objective"),
-        ({"grid": {"lr": [0.1]}, "asha": {"grace": 2}}, "--asha.grace is for --scheduler asha only, and the scheduler is none"),
-        ({"grid": {"lr": [0.1]}, "scheduler": "asha", "asha": {"reduction": 1}}, "--asha.reduction must be at least 2, got 1"),
+        ({"grid": {"lr": [0.1]}, "asha_grace": 2}, "--asha-grace is for --scheduler asha only, and the scheduler is none"),
+        ({"grid": {"lr": [0.1]}, "scheduler": "asha", "asha_reduction": 1}, "--asha-reduction must be at least 2, got 1"),
         ({"grid": {"model_options": {"dropout": "uniform:0.1"}}}, "--grid must have two numbers for the range of model_options.dropout, got 'uniform:0.1'"),
         ({"grid": {"lr": "uniform:0.1:x"}}, "--lr must be a finite number, got 'x'"),
         ({"grid": {"lr": {"gauss": [0.1, 1]}}}, "--grid has 'lr.gauss', which is no field of a run"),
@@ -346,12 +346,12 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
             "search": "random",
             "samples": 3,
             "scheduler": "asha",
-            "asha": {"grace": 2},
+            "asha_grace": 2,
         }
     )
     assert sweep.grid[0]["lr"] == Range("loguniform", 0.01, 0.1)
     assert sweep.grid[1] == {"epochs": Range("int", 2, 5), "momentum": Range("uniform", 0.0, 0.9)}
-    assert (sweep.asha.grace, sweep.asha.reduction) == (2, 4)
+    assert (sweep.asha_grace, sweep.asha_reduction) == (2, 4)
     assert sweep.grid[0]["model_options.blocks"] == [(1, 1), (2, 2)]
     (tmp_path / "s.yaml").write_text(sweeps.to_yaml(sweep))
     assert sweeps.from_mapping(runfile.read(tmp_path / "s.yaml")) == sweep
@@ -419,10 +419,10 @@ OF_SWEEP = {
         ),
         ({"train": {"global_batch_size": 9}}, {"batch_size": "3"}, None, {"train": {"batch_size": "3"}}),
         (
-            {"scheduler": "asha", "asha": {"grace": 2}},
-            {"asha": {"reduction": "3"}},
+            {"scheduler": "asha", "asha_grace": 2},
+            {"asha_reduction": "3"},
             None,
-            {"scheduler": "asha", "asha": {"grace": 2, "reduction": "3"}, "train": {}},
+            {"scheduler": "asha", "asha_grace": 2, "asha_reduction": "3", "train": {}},
         ),
         (
             {"train": {"strategy_options": {"servers": 2, "push_every": 2}}},
