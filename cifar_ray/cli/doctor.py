@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from cifar_ray import data, storage
+from cifar_ray import storage
 from cifar_ray._version import __version__
 from cifar_ray.cli import output
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS
 from cifar_ray.display.run import Console
 
 
@@ -31,14 +30,13 @@ class Check:
 
 def doctor(
     *,
-    data_dir: str | None = None,
     storage: str | None = None,
     tracking_uri: str | None = None,
     address: str | None = None,
     json: AsJson = False,
 ) -> int:
     """Check what this machine offers to a run, and what would stop one."""
-    config = TrainConfig(data_dir=data_dir, storage=storage, tracking_uri=tracking_uri, address=address)
+    config = TrainConfig(storage=storage, tracking_uri=tracking_uri, address=address)
     with output.progress(json):
         console, checks = Console(), []
         for check in examine(config):
@@ -56,7 +54,6 @@ def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
     looks: dict[str, Callable[[TrainConfig], str]] = {
         "cifar_ray": _packages,
-        "data sets": _data,
         "processor": _processor,
         "GPUs": _gpus,
         "storage": _storage,
@@ -73,11 +70,6 @@ def examine(config: TrainConfig) -> Iterator[Check]:
 def _packages(config: TrainConfig) -> str:
     packages = [f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "ray", "mlflow")]
     return f"{__version__}, Python {platform.python_version()}, {', '.join(packages)}"
-
-
-def _data(config: TrainConfig) -> str:
-    here = [name for name in SPECS if data.present(name, config.data_dir)]
-    return f"{', '.join(here)} in {data.folder(config.data_dir)}; others are downloaded at first use"
 
 
 def _processor(config: TrainConfig) -> str:

@@ -1,10 +1,7 @@
 """The words of a command as plain values, and its help: both from the signature and docstring of one function.
 
-A command is a function. Its arguments before the ``*`` are words, its keywords flags; the docstring, with its section
-``Args:``, is the help. A keyword that the docstring does not describe is described as the field of that name of a run
-or of a sweep. A parameter with the mark :class:`Of` takes the options of a config that are given.
-
-Words stay text here: :mod:`cifar_ray.config.schema` converts and checks them, as it does the values of a file.
+Its arguments before the ``*`` are words, its keywords flags. A keyword that the section ``Args:`` does not describe is
+described as the field of that name of a run. Words stay text here: :mod:`cifar_ray.config.schema` checks them.
 """
 
 from __future__ import annotations
@@ -89,11 +86,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
-    """Call a command with its words.
-
-    Raises:
-        ConfigError: on words or values that it does not take, and what it raises.
-    """
+    """Call a command with its words; a mistake in one of them is a ConfigError."""
     listed = keywords.signature(command) or []
     try:
         given = read(command, words, name)
@@ -107,11 +100,7 @@ def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
 
 
 def read(command: Callable[..., Any], words: Sequence[str], name: str) -> dict[str, Any]:
-    """The arguments of a command as its words give them.
-
-    Raises:
-        ConfigError: on words or values that it does not take.
-    """
+    """The arguments of a command as its words give them; a mistake in one of them is a ConfigError."""
     given = parse(command, words, f"cifar-ray {name}")
     arguments: dict[str, Any] = {}
     for keyword in keywords.signature(command) or ():
@@ -124,12 +113,9 @@ def read(command: Callable[..., Any], words: Sequence[str], name: str) -> dict[s
 
 
 def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
-    """What the words give, as nested values by name: text, lists of text and booleans. ``--help`` ends the process.
+    """What the words after a command, typed as ``program``, give: nested values by name, as text, lists and booleans.
 
-    Args:
-        command: a function, or a config, whose options the words give.
-        words: what follows the command; after ``--``, everything is a word.
-        program: the command as it is typed.
+    ``--help`` ends the process. A config in place of a command has its options.
     """
     end = [*words, "--"].index("--")
     words, last = words[:end], list(words[end + 1 :])
@@ -208,13 +194,9 @@ def _docs(command: Any) -> dict[str, str]:
 
 
 def parser(command: Any, program: str, described: bool = True, usual: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """A parser with a flag for every option of a command.
+    """A parser with a flag for every option of a command, or for the ``usual`` ones, in no sections.
 
-    Args:
-        command: the function, or the config whose options are given.
-        program: the command as it is typed.
-        described: whether its help says what the options do, which takes a while to read.
-        usual: the only options to show, in no sections, below the command's examples.
+    What the options do is ``described`` for a help alone: it takes a while to read.
     """
     flags, docs = of(command), _docs(command) if described else {}
     text, *parts = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(command) or "")

@@ -29,23 +29,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Keyword:
-    """One keyword of a function, or option of a config; a word or flag of a command.
+    """One keyword of a function, or option of a config; a word or flag of a command."""
 
-    Attributes:
-        name: dotted, of an option of a group.
-        kind: the annotation.
-        default: ``inspect.Parameter.empty`` where it must be given.
-        description: what the help says of it.
-        title: the section of the help that it belongs to; empty for that of the command itself.
-        passed: as which kind of a function's arguments (``inspect.Parameter.kind``); None of an option of a config.
-    """
-
-    name: str
-    kind: Any
-    default: Any
+    name: str  # dotted, of an option of a group
+    kind: Any  # the annotation
+    default: Any  # ``inspect.Parameter.empty`` where it must be given
     description: str = ""
-    title: str = ""
-    passed: Any = None
+    title: str = ""  # the section of the help that it belongs to; empty for that of the command itself
+    passed: Any = None  # as which kind of a function's arguments; None of an option of a config
 
     @property
     def is_word(self) -> bool:
@@ -135,9 +126,7 @@ def complete(
 ) -> dict[str, Any]:
     """The keywords ``given``, checked, and the defaults of the others; as they are where the function takes any.
 
-    Args:
-        key: the option that has them, such as ``model_options``.
-        owner: whose they are, such as ``vit``.
+    In a sentence they are the options ``key``, such as ``model_options``, of ``owner``, such as ``vit``.
     """
     listed = of(function, taken)
     if listed is None:

@@ -59,11 +59,7 @@ _ONE_OR_SEVERAL = BeforeValidator(lambda grid: [grid] if isinstance(grid, Mappin
 
 
 def parse_objective(text: str) -> tuple[str, Any]:
-    """The figure of ``NAME:min`` or ``NAME:max``, and ``min`` or ``max``.
-
-    Raises:
-        ValueError: when it is neither.
-    """
+    """The figure of ``NAME:min`` or ``NAME:max``, and ``min`` or ``max``; a ValueError says what may stand there."""
     match = re.fullmatch("(.+):(max|min)", text)
     if match is None:
         raise ValueError(f"must be NAME:min or NAME:max, such as images_per_s:max, got {errors.brief(text)}")
@@ -253,10 +249,6 @@ def _check(sweep: SweepConfig) -> None:
 
 
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
-    if set(_BATCHES) <= {name for each in sweep.grid for name in each}:
-        raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
-    if "seed" in axes and sweep.seeds > 1:
-        raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
         if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")

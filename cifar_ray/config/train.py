@@ -123,10 +123,9 @@ def _check(config: TrainConfig) -> None:
     epochs, unfreeze, gpus = config.epochs, config.unfreeze_epoch, config.gpus_per_worker
     if config.warmup_epochs is not None and config.warmup_epochs > epochs:
         raise ConfigError("warmup_epochs", f"must be at most epochs ({epochs}), got {config.warmup_epochs:g}")
-    if unfreeze is not None and not config.freeze:
-        raise ConfigError("unfreeze_epoch", "is for --freeze, and nothing is frozen")
-    if unfreeze is not None and not 2 <= unfreeze <= epochs:
-        raise ConfigError("unfreeze_epoch", f"must be 2 or more, and at most epochs ({epochs}), got {unfreeze}")
+    if unfreeze is not None and not (config.freeze and 2 <= unfreeze <= epochs):
+        rule = f"must be 2 or more, at most epochs ({epochs}), and given with --freeze"
+        raise ConfigError("unfreeze_epoch", f"{rule}, got {unfreeze}")
     for key in addresses.KEYS:
         addresses.check(key, getattr(config, key))
     if config.local_nodes > 1 and config.address is not None:
