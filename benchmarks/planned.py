@@ -55,7 +55,7 @@ def training(trial: Run) -> ResolvedConfig:
     words = shlex.split(trial.tags["cifar_ray.command"])[2:]
     asked = schema.to_plain(flags.call(command_line.train, words, "train"))
     changes = {"topology": "1x1", "batch_size": None, "global_batch_size": trial.global_batch_size}
-    return recipe.resolve(runfile.from_mapping({**asked, **changes, "steps_per_epoch": None}))
+    return recipe.resolve(runfile.load(None, {**asked, **changes, "steps_per_epoch": None}))
 
 
 def works(trials: list[Run]) -> dict[tuple[str, ...], tuple[Work, list[Run]]]:

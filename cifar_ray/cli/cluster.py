@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
 import sys
 import time
@@ -29,12 +28,7 @@ def check_cluster(*files: Path) -> int:
 
     if not files:
         raise ConfigError("files", "must be given")
-    problems = []
-    for file in files:
-        try:
-            problems += [f"{file}: {fault}" for fault in clusterfile.check(file)]
-        except ConfigError as error:
-            problems.append(error.problem)
+    problems = [f"{file}: {fault}" for file in files for fault in clusterfile.check(file)]
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if not problems:
@@ -85,7 +79,7 @@ def read(words: Sequence[str], name: str | None) -> Submission:
     given = flags.read(commands[command], rest, command)
     options, earlier = given["options"], given.get("run") or given.get("resume")
     new = {key: given[key] for key in ("config", "file", "grid") if key in given}
-    own, flag = None, {"train": "--run-name", "sweep": "--name"}.get(command)
+    own, flag = None, "--run-name"
     if earlier:
         if command == "sweep":
             new_limits(**new, options=options)
@@ -95,13 +89,12 @@ def read(words: Sequence[str], name: str | None) -> Submission:
         own = config.run_name
     else:
         asked = command_line.sweep(**new, options=options)
-        config, own = asked.base, asked.name if "file" in new or "name" in options else None
+        config, own, flag = asked.base, asked.name if "file" in new or "name" in options else None, "--name"
     for key, path in (("storage", config.storage), ("data_dir", config.data_dir)):
         if path is not None and "://" not in path and not path.startswith(("/", "~")):
             raise ConfigError(key, f"must begin with / or ~ in a job, which runs in a temporary folder, got {path!r}")
     job = name or own or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
     if earlier and not name:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", earlier)  # MLflow takes any name, a job does not
-        job = f"resume-{plain}-{time.strftime('%Y%m%d-%H%M%S')}"  # a run can be continued more than once
-    words = [*words, *([flag, job] if flag and not own and not earlier else [])]
+        job = f"resume-{time.strftime('%Y%m%d-%H%M%S')}"  # a run can be continued more than once
+    words = [*words, *([flag, job] if not own and not earlier else [])]
     return Submission(job, words, config.tracking_uri, new.get("config") or new.get("file"))

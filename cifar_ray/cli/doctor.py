@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from cifar_ray import data, storage
+from cifar_ray import storage
 from cifar_ray._version import __version__
 from cifar_ray.cli import output
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS
 from cifar_ray.display.run import Console
 
 
@@ -31,14 +30,13 @@ class Check:
 
 def doctor(
     *,
-    data_dir: str | None = None,
     storage: str | None = None,
     tracking_uri: str | None = None,
     address: str | None = None,
     json: AsJson = False,
 ) -> int:
     """Check what this machine offers to a run, and what would stop one."""
-    config = TrainConfig(data_dir=data_dir, storage=storage, tracking_uri=tracking_uri, address=address)
+    config = TrainConfig(storage=storage, tracking_uri=tracking_uri, address=address)
     with output.progress(json):
         console, checks = Console(), []
         for check in examine(config):
@@ -54,11 +52,8 @@ def doctor(
 
 def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
-    packages = [f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "ray", "mlflow")]
-    yield Check("cifar_ray", f"{__version__}, Python {platform.python_version()}, {', '.join(packages)}")
-    here = [name for name in SPECS if data.present(name, config.data_dir)]
-    yield Check("data sets", f"{', '.join(here)} in {data.folder(config.data_dir)}; others are downloaded at first use")
     looks: dict[str, Callable[[TrainConfig], str]] = {
+        "cifar_ray": _packages,
         "processor": _processor,
         "GPUs": _gpus,
         "storage": _storage,
@@ -68,10 +63,13 @@ def examine(config: TrainConfig) -> Iterator[Check]:
     for subject, look in looks.items():
         try:
             yield Check(subject, look(config))
-        except ConfigError as error:
-            yield Check(subject, "not usable", error.as_flag())
-        except (ImportError, OSError) as error:
-            yield Check(subject, "not usable", str(error))
+        except (ConfigError, ImportError, OSError) as error:
+            yield Check(subject, "not usable", error.as_flag() if isinstance(error, ConfigError) else str(error))
+
+
+def _packages(config: TrainConfig) -> str:
+    packages = [f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "ray", "mlflow")]
+    return f"{__version__}, Python {platform.python_version()}, {', '.join(packages)}"
 
 
 def _processor(config: TrainConfig) -> str:
@@ -80,8 +78,7 @@ def _processor(config: TrainConfig) -> str:
 
     from cifar_ray.training import hardware
 
-    allowed, count = hardware.allowed_cpus(), os.cpu_count()
-    cpus = f"{count} CPUs" if allowed == count else f"{allowed} of {count} CPUs may be used"
+    cpus = f"{hardware.allowed_cpus()} of {os.cpu_count()} CPUs may be used"
     memory = f"{psutil.virtual_memory().available / 1e9:.1f} GB of memory free"
     return f"{hardware.describe(torch.device('cpu'))}, {cpus}, {memory}"
 
@@ -91,16 +88,15 @@ def _gpus(config: TrainConfig) -> str:
 
     from cifar_ray.training import hardware
 
-    cards, visible = hardware.nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "":
+    cards = hardware.nvml()
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return f"{cards}, hidden by CUDA_VISIBLE_DEVICES" if cards.names else "none"
     if cards.names or cards.error:
-        seen = torch.cuda.device_count() if visible else len(cards.names)
-        if why := hardware.gpu_problem(range(max(seen, 1))):
+        if why := hardware.gpu_problem(range(max(torch.cuda.device_count(), 1))):
             raise ConfigError("", f"{cards}: {why}")
-    elif torch.cuda.is_available():  # those of another maker
-        return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-    return str(cards)
+        return str(cards)
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]  # of another maker
+    return ", ".join(names) or "none"
 
 
 def _storage(config: TrainConfig) -> str:

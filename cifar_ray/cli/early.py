@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -56,5 +55,4 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
-        key = "port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else "host"
-        raise ConfigError(key, f"must be a free port of this machine, got {port} at {host!r} ({error})") from None
+        raise ConfigError("port", f"must be a free port of this machine, got {port} at {host!r} ({error})") from None

@@ -45,6 +45,9 @@ COMMANDS = {
 
 def function(name: str) -> Callable[..., Any]:
     """The function of a command."""
+    if name not in COMMANDS:
+        near = errors.suggestion(name, COMMANDS) or f"; it may be {errors.one_of(COMMANDS)}"
+        raise ConfigError("", f"unknown command {errors.brief(name)}{near}")
     module, _, of_module = COMMANDS[name][0].partition(":")
     found: Callable[..., Any] = getattr(import_module(f"cifar_ray.cli.{module}"), of_module)
     return found
@@ -70,7 +73,15 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"cifar-ray {__version__}")
         return 0
     try:
-        return _run(words[0], words[1:])
+        from cifar_ray import tracking  # here, so that --help imports next to nothing
+        from cifar_ray.config import command_line, flags
+        from cifar_ray.orchestration.cluster import servers
+        from cifar_ray.tracking.variables import variables
+
+        command_line.greet()
+        with variables(servers.token_mode()), tracking.settings():
+            status: int = flags.call(function(words[0]), words[1:], words[0])
+            return status
     except BrokenPipeError:  # the reader, such as `head`, is gone: drop the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -84,21 +95,6 @@ def main(words: Sequence[str] | None = None) -> int:
         sentence = error.as_flag() if isinstance(error, ConfigError) else str(error)
         print(f"error: {printable(sentence)}", file=sys.stderr)
         return 1 if isinstance(error, CommandFailedError) else 2
-
-
-def _run(name: str, words: Sequence[str]) -> int:
-    if name not in COMMANDS:
-        near = errors.suggestion(name, COMMANDS) or f"; it may be {errors.one_of(COMMANDS)}"
-        raise ConfigError("", f"unknown command {errors.brief(name)}{near}")
-    from cifar_ray import tracking
-    from cifar_ray.config import command_line, flags
-    from cifar_ray.orchestration.cluster import servers
-    from cifar_ray.tracking.variables import variables
-
-    command_line.greet()
-    with variables(servers.token_mode()), tracking.settings():
-        status: int = flags.call(function(name), words, name)
-        return status
 
 
 def program() -> NoReturn:
@@ -121,9 +117,8 @@ def program() -> NoReturn:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except BrokenPipeError:  # nobody reads the output any more
-            status = status or 1
         except OSError as error:
-            sys.excepthook(type(error), error, None)
+            if not isinstance(error, BrokenPipeError):  # which says that nobody reads the output any more
+                sys.excepthook(type(error), error, None)
             status = status or 1
     os._exit(status)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from cifar_ray.cli import early, output
 from cifar_ray.config import flags, option
@@ -14,7 +14,7 @@ from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson, Port, RunName
 from cifar_ray.config.limits import dollars
 from cifar_ray.display.run import Console
-from cifar_ray.tasks import USUAL, TaskSpec
+from cifar_ray.tasks import USUAL
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Run, Sweep
 from cifar_ray.training import bottleneck
@@ -35,79 +35,54 @@ def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJ
 
     uri = store.resolve_uri(tracking_uri)
     listed = reading.everything(uri) if sweep is None else reading.trials(*reading.open_sweep(uri, sweep))[::-1]
-    rows = [_Row.of(run) for run in listed]
+    rows = [row(run) for run in listed]
     output.show(rows, json, lambda: _print_runs(rows, store.shown(uri)))
     return 0
 
 
-@dataclass(frozen=True)
-class _Row:
+def row(run: Run | Sweep) -> dict[str, Any]:
     """What ``cifar-ray runs`` says of a run, or of a sweep, which has the values of all of its runs.
 
     ``runs``, ``planned`` and ``failed`` count the runs of a sweep: those so far, all, and those that have failed.
     """
-
-    name: str
-    run_id: str
-    kind: str
-    state: str
-    dataset: str
-    model: str
-    topology: str
-    score: float | None
-    images_per_s: float | None
-    started: str
-    runs: int | None
-    planned: int | None
-    failed: int | None
-    task: TaskSpec
-    cost_usd: float | None
-
-    @classmethod
-    def of(cls, run: Run | Sweep) -> _Row:
-        """The row of a run or a sweep; of several values, the oldest run's comes first."""
-        sweep = run if isinstance(run, Sweep) else None
-        members = [run] if isinstance(run, Run) else run.trials
-        values = {
-            name: ", ".join(dict.fromkeys(member.params[name] for member in members if name in member.params))
-            for name in ("dataset", "model", "topology")
-        }
-        task = members[-1].task if members else USUAL
-        return cls(
-            name=run.name,
-            run_id=run.run_id,
-            kind="run" if sweep is None else "sweep",
-            state=run.state,
-            **values,
-            score=run.score if isinstance(run, Run) else None,
-            images_per_s=run.metrics.get(task.throughput) if sweep is None else None,
-            started=run.started,
-            runs=None if sweep is None else len(members),
-            planned=None if sweep is None else sweep.planned,
-            failed=None if sweep is None else sweep.failed,
-            task=task,
-            cost_usd=run.metrics.get("cost/usd"),
-        )
+    sweep = run if isinstance(run, Sweep) else None
+    members = run.trials if isinstance(run, Sweep) else [run]
+    task = members[-1].task if members else USUAL
+    values = {
+        name: ", ".join(dict.fromkeys(member.params[name] for member in members if name in member.params))
+        for name in ("dataset", "model", "topology")
+    }
+    return {
+        **{"name": run.name, "run_id": run.run_id, "kind": "sweep" if sweep else "run", "state": run.state},
+        **values,
+        "score": run.score if isinstance(run, Run) else None,
+        "images_per_s": None if sweep else run.metrics.get(task.throughput),
+        "started": run.started,
+        "runs": len(members) if sweep else None,
+        "planned": sweep.planned if sweep else None,
+        "failed": sweep.failed if sweep else None,
+        "task": task,
+        "cost_usd": run.metrics.get("cost/usd"),
+    }
 
 
-def _print_runs(listed: Sequence[_Row], store: str) -> None:
+def _print_runs(listed: Sequence[dict[str, Any]], store: str) -> None:
     """Print a line for each run and sweep; its name comes last, whole and ready to be copied."""
     if not listed:
         print(f"no runs in {store}")
         return
     rows = []
     for run in listed:
-        name, state = run.name, run.state
-        if run.planned is not None:
-            begun = "" if run.runs == run.planned else f"{run.runs} of "
-            name = f"{name} (sweep of {begun}{counted(run.planned, 'run')})"
-            state = f"{run.failed} of {run.planned} failed" if run.failed and state == "failed" else state
-        started = f"{datetime.fromisoformat(run.started).astimezone():%Y-%m-%d %H:%M}"
-        dataset = ", ".join(map(option.short, run.dataset.split(", ")))
-        score = "" if run.score is None else run.task.primary.named(run.score)
-        speed = "" if run.images_per_s is None else run.task.speed(run.images_per_s)
-        cost = "" if run.cost_usd is None else dollars(run.cost_usd)
-        rows.append((started, state, dataset, run.model, run.topology, score, speed, cost, name))
+        name, state, planned, task = run["name"], run["state"], run["planned"], run["task"]
+        if planned is not None:
+            begun = "" if run["runs"] == planned else f"{run['runs']} of "
+            name = f"{name} (sweep of {begun}{counted(planned, 'run')})"
+            state = f"{run['failed']} of {planned} failed" if run["failed"] and state == "failed" else state
+        started = f"{datetime.fromisoformat(run['started']).astimezone():%Y-%m-%d %H:%M}"
+        dataset = ", ".join(map(option.short, run["dataset"].split(", ")))
+        figures = [(run["score"], task.primary.named), (run["images_per_s"], task.speed), (run["cost_usd"], dollars)]
+        shown = ["" if figure is None else in_words(figure) for figure, in_words in figures]
+        rows.append((started, state, dataset, run["model"], run["topology"], *shown, name))
     header = ("started", "state", "data set", "model", "topology", "test result", "throughput", "cost", "name")
     Console().columns(header, rows)
 
@@ -124,8 +99,8 @@ def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = Fal
 
         name, times = reading.step_times(stores.resolve_uri(tracking_uri), run)
     verdict = bottleneck.explain(times)
-    result = {"run": name, "verdict": verdict, "times": times}
-    output.show(result, json, lambda: _print_verdict(name, verdict, times))
+    document = {"run": name, "verdict": verdict, "times": times}
+    output.show(document, json, lambda: _print_verdict(name, verdict, times))
     return 0
 
 

@@ -59,23 +59,22 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
         max_slowdown: Percent by which B's mean step, in steady state, may take longer than A's.
     """
     uri = options.get("tracking_uri")
-    names = list(runs) if max_slowdown is None else [name.strip() for side in runs for name in side.split(",")]
-    if max_slowdown is not None and (len(runs) != 2 or not all(names)):
-        raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
-    early.check_names(names, uri, "run" if max_slowdown is None else "sweep or run")
-    with output.progress(json), early.loading("reading runs"):
-        if max_slowdown is None:
+    if max_slowdown is None:
+        early.check_names(runs, uri)
+        with output.progress(json), early.loading("reading runs"):
             comparison = side_by_side.compare(*runs, **options)
-        else:
-            from cifar_ray.reporting.slowdown import slowdown
+        output.show(data.whole(comparison), json, lambda: print(comparison))
+        return 0
+    sides = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
+    if len(sides) != 2 or any("" in names for _, names in sides):
+        raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
+    early.check_names([name for _, names in sides for name in names], uri, "sweep or run")
+    with output.progress(json), early.loading("reading runs"):
+        from cifar_ray.reporting.slowdown import slowdown
 
-            sides = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
-            told = slowdown(sides, max_slowdown, uri)
-    if max_slowdown is not None:
-        output.show(told, json, lambda: print(told))
-        return told.status
-    output.show(data.whole(comparison), json, lambda: print(comparison))
-    return 0
+        verdict = slowdown(sides, max_slowdown, uri)
+    output.show(verdict, json, lambda: print(verdict))
+    return verdict.status
 
 
 def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = None, overwrite: Overwrite = False) -> int:

@@ -86,29 +86,25 @@ def predict(
             line (.txt); for a model of table:PATH, CSV files with its features.
         text: Texts, for a model of texts.
         csv: File for the answers as CSV: a row for each image with its path, or for each text, and the likeliest
-            classes with their probabilities or, of a task that answers values, each value by name. '-' prints it.
+            classes with their probabilities or, of a task that answers values, each value by name.
         top: Classes to show per image or text, most likely first.
         out: Folder for predicted masks, of a model that predicts them: PNG files with the number of each pixel's class,
             named as the images and as large. It must be new or empty, without --overwrite. Default: predicted_masks.
     """
-    if csv and json:
-        raise ConfigError("csv", "is another form than --json; give one of the two")
-    table = None if csv in (None, "-") else files.output("csv", csv, overwrite)
+    table = None if csv is None else files.output("csv", csv, overwrite)
     masks = None if out is None else files.folder("out", out)
     if not images and not text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
     early.check_names([run], tracking_uri)
 
-    with output.progress(json or csv == "-"), early.loading("loading PyTorch and MLflow"):
+    with output.progress(json), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.runs import use
 
     task, predictions = use.predict(run, images, checkpoint, tracking_uri, flags.note, top, masks, text, overwrite)
-    if csv == "-":
-        print(as_csv(task, predictions), end="")
-    elif table is not None:
+    if table is not None:
         files.write_whole(table, as_csv(task, predictions))
-        print(f"{table}: {counted(len(predictions), [*predictions[0].sample][-1])}")
-    else:
+        flags.note(f"{table} has the answers for {counted(len(predictions), [*predictions[0].sample][-1])}")
+    if table is None or json:
         documents = [{**_sample(each), task.names: each.answers} for each in predictions]
         output.show(documents, json, lambda: _print_answers(task, predictions))
     return 0

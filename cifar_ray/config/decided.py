@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from cifar_ray.config import schema, topology
+from cifar_ray.config import topology
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import TrainConfig
@@ -30,20 +29,8 @@ class Decided:
         more = () if before is None else (before.data, before.weights_digest)
         return cls(config.topology, config.device, config.cpus_per_worker, config.precision, config.convolutions, *more)
 
-    @classmethod
-    def from_mapping(cls, values: Any) -> Decided:
-        """What :meth:`to_mapping` made."""
-        decided: Decided = schema.build(cls, values)
-        return decided
-
-    def to_mapping(self) -> dict[str, Any]:
-        """As plain values."""
-        values: dict[str, Any] = schema.plain(asdict(self))
-        return values
-
     @property
     def placement(self) -> Topology:
-        """The parsed topology."""
         return topology.parse(self.topology)
 
     @property

@@ -1,10 +1,7 @@
 """The words of a command as plain values, and its help: both from the signature and docstring of one function.
 
-A command is a function. Its arguments before the ``*`` are words, its keywords flags; the docstring, with its section
-``Args:``, is the help. A keyword that the docstring does not describe is described as the field of that name of a run
-or of a sweep. A parameter with the mark :class:`Of` takes the options of a config that are given.
-
-Words stay text here: :mod:`cifar_ray.config.schema` converts and checks them, as it does the values of a file.
+Its arguments before the ``*`` are words, its keywords flags. A keyword that the section ``Args:`` does not describe is
+described as the field of that name of a run. Words stay text here: :mod:`cifar_ray.config.schema` checks them.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from pydantic import Field
 from cifar_ray.config import keywords, schema
 from cifar_ray.config.errors import ConfigError, flag_of, one_of, printable, suggestion
 from cifar_ray.config.keywords import Keyword
-from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,11 +86,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
-    """Call a command with its words.
-
-    Raises:
-        ConfigError: on words or values that it does not take, and what it raises.
-    """
+    """Call a command with its words; a mistake in one of them is a ConfigError."""
     listed = keywords.signature(command) or []
     try:
         given = read(command, words, name)
@@ -108,11 +100,7 @@ def call(command: Callable[..., Any], words: Sequence[str], name: str) -> Any:
 
 
 def read(command: Callable[..., Any], words: Sequence[str], name: str) -> dict[str, Any]:
-    """The arguments of a command as its words give them.
-
-    Raises:
-        ConfigError: on words or values that it does not take.
-    """
+    """The arguments of a command as its words give them; a mistake in one of them is a ConfigError."""
     given = parse(command, words, f"cifar-ray {name}")
     arguments: dict[str, Any] = {}
     for keyword in keywords.signature(command) or ():
@@ -125,12 +113,9 @@ def read(command: Callable[..., Any], words: Sequence[str], name: str) -> dict[s
 
 
 def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
-    """What the words give, as nested values by name: text, lists of text and booleans. ``--help`` ends the process.
+    """What the words after a command, typed as ``program``, give: nested values by name, as text, lists and booleans.
 
-    Args:
-        command: a function, or a config, whose options the words give.
-        words: what follows the command; after ``--``, everything is a word.
-        program: the command as it is typed.
+    ``--help`` ends the process. A config in place of a command has its options.
     """
     end = [*words, "--"].index("--")
     words, last = words[:end], list(words[end + 1 :])
@@ -139,61 +124,39 @@ def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
         parser(command, program, usual=shown).print_help()
         sys.exit(0)
     flags = of(command)
-    mine, named = _without_named(flags, words)
-    values, rest = parser(command, program, described=False).parse_known_intermixed_args(mine)
+    reader = parser(command, program, described=False)
+    groups = tuple(f"{flag_of(flag.name)}." for flag in flags if schema.is_mapping(flag.kind))
+    for flag in {word.partition("=")[0] for word in words if word.startswith(groups)}:  # options of a model: any name
+        reader.add_argument(flag, dest=flag.removeprefix("--").replace("-", "_"))
+    values, rest = reader.parse_known_intermixed_args(words)
     if rest and rest[0].startswith("--"):
-        flag = rest[0].partition("=")[0]
-        known = [flag_of(each.name) for each in flags if not each.is_word]
-        raise ConfigError("", f"unknown flag {flag}{suggestion(flag, known)}".replace("'", ""))
-    found = vars(values) | named
+        unknown = rest[0].partition("=")[0]
+        near = suggestion(unknown, [flag_of(each.name) for each in flags if not each.is_word])
+        raise ConfigError("", f"unknown flag {unknown}{near}".replace("'", ""))
+    given = vars(values)
     many = next((flag.name for flag in flags if flag.is_many), None)
     if last and many is not None:
-        found[many], last = [*found.pop(many, ()), *last], []
+        given[many], last = [*given.get(many, ()), *last], []
     if others := [*rest, *last]:
         raise ConfigError("", f"unexpected word '{others[0]}'")
-    return schema.nest(found)
+    return schema.nest(given)
 
 
-def _without_named(flags: Sequence[Keyword], words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The words, flags with hyphens, and beside them flags such as ``--model-options.depth 4``, which take any name."""
-    open_ones = {flag.name for flag in flags if schema.is_mapping(flag.kind)}
-    others, named, left = [], {}, iter(words)
-    for word in left:
-        flag, equals, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        field, dot, _ = name.partition(".")
-        if not word.startswith("--"):
-            others.append(word)
-        elif not dot or field not in open_ones:
-            others.append(flag.replace("_", "-") + equals + value)
-        else:
-            named[name] = value if equals else next(left, "--")
-            if named[name].startswith("--"):
-                raise ConfigError("", f"{flag} must have a value")
-    return others, named
+def of(command: Any) -> list[Keyword]:
+    """The flags of a function, or of a config whose options the words give."""
+    own = [] if isinstance(command, type) else keywords.signature(command) or []
+    flags = {keyword.name: keyword for keyword in own if not _configs(keyword)}
+    for config in _all_configs(command):
+        for flag in _of_config(config):
+            flags.setdefault(flag.name, flag)
+    return [*flags.values()]
 
 
-def of(command: Any, described: bool = False) -> list[Keyword]:
-    """The flags of a function, or of a config whose options the words give; descriptions take a while to read."""
-    own: list[Keyword] = []
-    configs, docs = [Of(command)], {}
-    if not isinstance(command, type):
-        own = keywords.signature(command) or []
-        configs = [config for keyword in own for config in _configs(keyword)]
-        if described:
-            docs = {**schema.docstrings(TrainConfig), **schema.docstrings(SweepConfig)}
-            docs |= keywords.descriptions(command)
-    flags = [
-        dataclasses.replace(keyword, description=keyword.description or docs.get(keyword.name, ""))
-        for keyword in own
-        if not _configs(keyword)
-    ]
-    known = {keyword.name for keyword in own}
-    for config in configs:
-        more = [flag for flag in _of_config(config, described) if flag.name.partition(".")[0] not in known]
-        flags += more
-        known |= {flag.name.partition(".")[0] for flag in more}
-    return flags
+def _all_configs(command: Any) -> list[Of]:
+    """The configs whose options a command takes; of a config, itself."""
+    if isinstance(command, type):
+        return [Of(command)]
+    return [config for keyword in keywords.signature(command) or () for config in _configs(keyword)]
 
 
 def _configs(keyword: Keyword) -> list[Of]:
@@ -206,31 +169,36 @@ def _fields(options: Of) -> list[dataclasses.Field[Any]]:
     return [each for each in known if each.name in (options.only or {each.name} - {*options.without})]
 
 
-def _of_config(options: Of, described: bool) -> Iterator[Keyword]:
-    config = options.config
-    hints, docs = schema.field_types(config), schema.docstrings(config) if described else {}
+def _of_config(options: Of) -> Iterator[Keyword]:
+    """The options of a config; their description says only for which choice they are."""
+    config, hints = options.config, schema.field_types(options.config)
     for field in _fields(options):
-        hint, belongs = hints[field.name], _belongs(field, config) if described else ""
+        hint, only = hints[field.name], field.metadata.get("only", {})
+        belongs = " ".join(f"Only with --{kind} {one_of(owners)}." for kind, owners in only.items())
+        if dataclasses.is_dataclass(hint):
+            for name, inner in schema.field_types(typing.cast(type, hint)).items():
+                yield Keyword(f"{field.name}.{name}", inner, getattr(hint, name), belongs, f"{field.name} options")
+            continue
         section = next(cls for cls in reversed(config.__mro__) if field.name in vars(cls).get("__annotations__", ()))
         title = "" if section is config else (section.__doc__ or "").removesuffix(".")
-        known = {field.name: (hint, None if field.default is dataclasses.MISSING else field.default)}
-        if dataclasses.is_dataclass(hint):
-            inner, title = schema.field_types(typing.cast(type, hint)), f"{field.name} options"
-            known = {f"{field.name}.{name}": (kind, getattr(hint, name)) for name, kind in inner.items()}
-        for name, (kind, default) in known.items():
-            yield Keyword(name, kind, default, " ".join(filter(None, (docs.get(name, ""), belongs))), title)
+        default = None if field.default is dataclasses.MISSING else field.default
+        yield Keyword(field.name, hint, default, belongs, title)
+
+
+def _docs(command: Any) -> dict[str, str]:
+    """Option -> what its docstring says: in the command's, else below the field of that name of a config."""
+    docs = dict(schema.docstrings(TrainConfig))
+    for options in reversed(_all_configs(command)):
+        docs |= schema.docstrings(options.config)
+    return docs if isinstance(command, type) else docs | keywords.descriptions(command)
 
 
 def parser(command: Any, program: str, described: bool = True, usual: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """A parser with a flag for every option of a command.
+    """A parser with a flag for every option of a command, or for the ``usual`` ones, in no sections.
 
-    Args:
-        command: the function, or the config whose options are given.
-        program: the command as it is typed.
-        described: whether it has a help, with sections.
-        usual: the only options to show, in no sections, below the command's examples.
+    What the options do is ``described`` for a help alone: it takes a while to read.
     """
-    flags = of(command, described)
+    flags, docs = of(command), _docs(command) if described else {}
     text, *parts = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(command) or "")
     examples = [textwrap.dedent(part.partition("\n")[2]) for part in parts if part.startswith("Examples:")]
     words = [f"{flag.name.upper()}{' ...' * flag.is_many}" for flag in flags if flag.is_word]
@@ -241,6 +209,7 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
         formatter_class=_Help,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        conflict_handler="resolve",  # a model's option may be called as the metavariable of all of them
     )
     if hasattr(command, "usual"):
         result.add_argument("--help-all", action="help", help="Describe all options.")
@@ -250,7 +219,7 @@ def parser(command: Any, program: str, described: bool = True, usual: Sequence[s
         title = "" if usual else flag.title
         if title not in sections:
             sections[title] = result.add_argument_group(title)
-        _add(sections[title], flag)
+        _add(sections[title], flag, docs.get(flag.name, ""))
     return result
 
 
@@ -261,16 +230,6 @@ def listed(key: str, owner: str, options: Sequence[Keyword]) -> str:
     for each in options:
         _add(group, Keyword(f"{key}.{each.name}", each.kind, each.default, f"{each.description}."))
     return result.format_help().strip() or f"{owner} has no options of its own"
-
-
-def _belongs(field: dataclasses.Field[Any], config: type) -> str:
-    """For which choice a field of a config is, as a sentence; for which it is not, if they are fewer."""
-    for kind, owners in field.metadata.get("only", {}).items():
-        others = [name for name in _choices(schema.field_types(config)[kind]) if name not in owners]
-        if len(others) < len(owners):
-            return f"Not with --{kind} {one_of(others)}."
-        return f"Only with --{kind} {one_of(owners)}."
-    return ""
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
@@ -285,16 +244,16 @@ def _metadata(hint: Any) -> tuple[Any, ...]:
     return next((marks for kind in every if (marks := getattr(kind, "__metadata__", ()))), ())
 
 
-def _add(group: Any, flag: Keyword) -> None:
+def _add(group: Any, flag: Keyword, doc: str = "") -> None:
     """Add one flag to a parser or to a section of it."""
     key, kind, default = flag.name, schema.bare(flag.kind), flag.default
-    is_list = typing.get_origin(kind) is tuple
+    is_list = schema.is_list(kind)
     item = typing.get_args(kind)[0] if is_list else flag.kind
     takes_any_name, is_required = schema.is_mapping(flag.kind), default is Parameter.empty
     # A file may turn an option of a run on, and --no- off again; nothing else turns on what a command itself has.
     is_switch = kind is bool and default is False and flag.passed is Parameter.KEYWORD_ONLY
     choices = _choices(item)
-    sentences = [flag.description, f"One of {one_of(choices)}." if choices else ""]
+    sentences = [doc, flag.description, f"One of {one_of(choices)}." if choices else ""]
     if not is_required and not takes_any_name and default not in (None, ()) and not is_switch:
         sentences.append(f"(default: {_in_words(default)})")
     options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}

@@ -77,7 +77,10 @@ def calling(path: str, key: str, rule: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(key, f"{rule}, and {path} fails: {told(error)}") from None
+        places = frames(traceback.extract_tb(error.__traceback__))
+        is_placed = places and not isinstance(error, SyntaxError)  # which has its place in its text
+        where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if is_placed else ""
+        raise ConfigError(key, f"{rule}, and {path} fails: {described(error)}{where}") from None
 
 
 def path_of(function: Callable[..., Any]) -> str:
@@ -143,13 +146,6 @@ def _name_of_script() -> str | None:
     if spec is not None:  # by `python -m`
         return str(spec.name)
     return Path(file).stem if file else None
-
-
-def told(error: BaseException) -> str:
-    """What has failed in the user's code, and the last place there."""
-    places = frames(traceback.extract_tb(error.__traceback__))
-    where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
-    return described(error) + where * (not isinstance(error, SyntaxError))
 
 
 def described(error: BaseException) -> str:

@@ -29,28 +29,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Keyword:
-    """One keyword of a function, or option of a config; a word or flag of a command.
+    """One keyword of a function, or option of a config; a word or flag of a command."""
 
-    Attributes:
-        name: dotted, of an option of a group.
-        kind: the annotation.
-        default: ``inspect.Parameter.empty`` where it must be given.
-        description: what the help says of it.
-        title: the section of the help that it belongs to; empty for that of the command itself.
-        passed: as which kind of a function's arguments (``inspect.Parameter.kind``), of which those before the ``*``
-            are words of a command; None of an option of a config.
-    """
-
-    name: str
-    kind: Any
-    default: Any
+    name: str  # dotted, of an option of a group
+    kind: Any  # the annotation
+    default: Any  # ``inspect.Parameter.empty`` where it must be given
     description: str = ""
-    title: str = ""
-    passed: Any = None
+    title: str = ""  # the section of the help that it belongs to; empty for that of the command itself
+    passed: Any = None  # as which kind of a function's arguments; None of an option of a config
 
     @property
     def is_word(self) -> bool:
-        """Whether it can be given without its name."""
+        """Whether a command takes it without its name: it comes before the ``*``."""
         return self.passed in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
 
     @property
@@ -121,12 +111,11 @@ def checked(function: F) -> F:
     def call(*args: Any, **options: Any) -> Any:
         bound = inspect.signature(function).bind(*args, **options)
         for keyword in signature(function) or ():
-            if keyword.is_many and keyword.name not in bound.arguments:
-                raise ConfigError(keyword.name, "must be given")
             if keyword.name in bound.arguments:
-                value = bound.arguments[keyword.name]
-                value = tuple(map(schema.plain, value)) if isinstance(value, tuple) else schema.plain(value)
+                value = schema.plain(bound.arguments[keyword.name])
                 bound.arguments[keyword.name] = schema.build(keyword.kind, value, keyword.name)
+            elif keyword.is_many:
+                raise ConfigError(keyword.name, "must be given")
         return function(*bound.args, **bound.kwargs)
 
     return cast(F, call)
@@ -137,9 +126,7 @@ def complete(
 ) -> dict[str, Any]:
     """The keywords ``given``, checked, and the defaults of the others; as they are where the function takes any.
 
-    Args:
-        key: the option that has them, such as ``model_options``.
-        owner: whose they are, such as ``vit``.
+    In a sentence they are the options ``key``, such as ``model_options``, of ``owner``, such as ``vit``.
     """
     listed = of(function, taken)
     if listed is None:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from cifar_ray.config import errors
 from cifar_ray.config.option import option
-from cifar_ray.config.schema import Count, Positive
+from cifar_ray.config.schema import Count, Positive, fits
 
 _DURATION = TypeAdapter(timedelta)
 _OF_SWEEP = "sweep_"
@@ -45,15 +45,10 @@ def dollars(usd: float) -> str:
     return f"{usd:,.2f} USD" if usd >= 1 else f"{usd:.4f} USD"
 
 
-def _duration(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    seconds(text)
-    return text
-
-
-DurationText = Annotated[str, BeforeValidator(_duration)]
-PriceText = Annotated[str, BeforeValidator(lambda value: repr(value) if type(value) in (int, float) else value)]
-"""A price in numbers is text, as a type of machine, or a file, is already."""
+_AS_TEXT = BeforeValidator(lambda value: repr(value) if isinstance(value, int | float) else value)
+DurationText = Annotated[str, _AS_TEXT, fits(seconds)]
+PriceText = Annotated[str, _AS_TEXT]
+"""USD per hour, a type of machine, or a file."""
 
 
 @dataclasses.dataclass(frozen=True)

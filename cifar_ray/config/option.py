@@ -1,7 +1,6 @@
 """What an option says of itself: whether it decides the weights, and for which choice it is.
 
-The owners of options (a strategy, a model, the optimizer) declare them with :func:`option`; ``TrainConfig`` composes
-them, and every rule about them reads these marks.
+The sections of a config declare options with :func:`option`, and every rule about them reads these marks.
 """
 
 from __future__ import annotations
@@ -59,12 +58,10 @@ def option(
     only: Mapping[str, tuple[str, ...]] | None = None,
     recorded: bool = False,
 ) -> Any:
-    """A field of a config, with its default or, for a group of options, the group's class.
+    """A field of a config, with its default or a class that makes it.
 
     Args:
-        default: the value, or a class that makes it.
-        weights: whether it decides the weights, so that a run keeps it from its first step to its last; None for a
-            group whose fields have marks of their own.
+        weights: whether it decides the weights, so that a run keeps it to its last step; None for a group of options.
         only: the choice that it is for: a field of ``TrainConfig`` and the values it may have.
         recorded: whether the program fills it in, and no person does.
     """

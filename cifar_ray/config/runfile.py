@@ -21,7 +21,7 @@ WHERE = ("run_name", "tracking_uri", "storage", "data_dir", "address", "verbose"
 """Where a run is, and not what it is."""
 
 _IN_TIME_AND_MONEY = tuple(key for key in limits.KEYS if key != limits.PATIENCE)
-KEPT = ("version", *WHERE, *_IN_TIME_AND_MONEY, "hang_timeout_s", "profile")
+KEPT = ("version", *WHERE, *_IN_TIME_AND_MONEY, "hang_timeout_s", "profile_steps")
 """Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it.
 
 ``--patience`` is a parameter: it decides how many epochs a run has. It stays the one that the run began with, as MLflow
@@ -91,12 +91,7 @@ def decided(path: Path) -> Decided | None:
     from cifar_ray.config import yaml
 
     values = yaml.read(path).get(_DECIDED)
-    return None if values is None else Decided.from_mapping(values)
-
-
-def from_mapping(values: Mapping[str, Any]) -> TrainConfig:
-    """A config from what :func:`to_mapping` made, or a part of it."""
-    return schema.build(TrainConfig, _nested(_of_this_version(values)))
+    return None if values is None else schema.build(Decided, values)
 
 
 def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
@@ -117,7 +112,7 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a run, whose names may be dotted, as nested mappings."""
-    return schema.nest(schema.flatten(values, is_leaf=lambda group: not group))
+    return schema.nest(schema.flatten(values))
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
@@ -139,7 +134,7 @@ def to_yaml(config: TrainConfig, decided: Decided | None = None) -> str:
     from cifar_ray.config import yaml
 
     values = {name: value for name, value in _own(config).items() if name != "run_name"}
-    return yaml.dump(values if decided is None else {**values, _DECIDED: decided.to_mapping()})
+    return yaml.dump(values if decided is None else {**values, _DECIDED: schema.to_plain(decided)})
 
 
 def params(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
@@ -155,4 +150,4 @@ def params(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
     flat["nodes"] = decided.placement.nodes
     flat["workers_per_node"] = decided.placement.workers_per_node
     flat["batch_size"] = config.share(decided.world_size)
-    return {name: str(value) for name, value in flat.items() if value not in (None, [])}
+    return {name: str(value) for name, value in flat.items() if value not in (None, [], {})}

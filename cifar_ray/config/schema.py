@@ -16,29 +16,17 @@ import os
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
 
-from cifar_ray.config.errors import LONGEST, ConfigError, brief, suggestion
+from cifar_ray.config.errors import ConfigError, brief, suggestion
 
 T = TypeVar("T")
 
 NO_OTHERS = ConfigDict(extra="forbid")
 """How a dataclass is checked: unknown keys are refused."""
-
-
-def _no_bool(complaint: Any) -> BeforeValidator:
-    """Refuse True and False, which are numbers to Python."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, bool):
-            raise PydanticCustomError(complaint, "")
-        return value
-
-    return BeforeValidator(check)
 
 
 def fits(parse: Callable[[str], Any]) -> AfterValidator:
@@ -60,43 +48,35 @@ def listed(value: Any) -> Any:
     return tuple(word for item in value for word in (listed(item) if isinstance(item, str) else [item]))
 
 
-def _scalar(value: Any) -> Any:
-    """A number, true, false or a text; the text of one of the former is that one."""
-    if isinstance(value, str):
-        try:
-            read = {"True": True, "False": False}[value] if value in ("True", "False") else json.loads(value)
-        except ValueError:
-            return value
-        return read if isinstance(read, bool | int) or (isinstance(read, float) and math.isfinite(read)) else value
-    if not isinstance(value, bool | int) and not (isinstance(value, float) and math.isfinite(value)):
-        raise ValueError(f"must be a number, true, false or a text, got {brief(value)}")
-    return value
+def _spelled(text: str) -> Any:
+    """The number, true or false that a text spells, else the text."""
+    with suppress(ValueError):
+        read = json.loads(text.lower() if text in ("True", "False") else text)
+        if isinstance(read, bool | int) or (isinstance(read, float) and math.isfinite(read)):
+            return read
+    return text
 
 
 def _value(value: Any) -> Any:
-    """What a keyword of a function may be in a file: a scalar, None, or several scalars."""
+    """What a keyword of a function may be in a file: a number, true, false, a text, None, or several of them."""
     if isinstance(value, tuple | list):
-        return tuple(map(_scalar, value))
-    return None if value is None else _scalar(value)
+        return tuple(map(_value, value))
+    if isinstance(value, str):
+        return _spelled(value)
+    if isinstance(value, bool | int | None) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ValueError(f"must be a number, true, false or a text, got {brief(value)}")
 
 
-def _keywords(values: dict[str, Any]) -> dict[str, Any]:
-    for name in values:
-        if not name.isidentifier():
-            raise ValueError(f"must have names as Python's arguments have them, got {brief(name)}")
-    return values
-
-
-_WHOLE, _NUMBER = _no_bool("int_type"), _no_bool("float_type")
-Count = Annotated[int, _WHOLE, Field(ge=1, lt=2**63)]
-Whole = Annotated[int, _WHOLE, Field(ge=0, lt=2**63)]
-Number = Annotated[float, _NUMBER, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
 Part = Annotated[Number, Field(gt=0, le=1)]
 Value = Annotated[Any, BeforeValidator(_value)]
-Options = Annotated[dict[str, Value], AfterValidator(_keywords)]
+Options = dict[str, Value]
 """Keywords of a function, by name."""
 
 Numbers = Annotated[tuple[Number, ...], BeforeValidator(listed)]
@@ -190,12 +170,7 @@ _KINDS = {
     "dict": "a mapping",
     "dataclass": "a mapping of its options",
 }
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("more than", "gt"),
-    "less_than": ("below", "lt"),
-    "less_than_equal": ("at most", "le"),
-}
+_BOUNDS = {"ge": "at least", "gt": "more than", "lt": "below", "le": "at most"}
 
 
 def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
@@ -216,13 +191,11 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
         return ConfigError(where, "must be given")
     if code == "value_error":
         return ConfigError(where, str(context["error"]))
-    if code in _BOUNDS:
-        words, name = _BOUNDS[code]
-        bound = "2**63" if context[name] >= 2**63 else f"{context[name]:g}"
-        shown = value[:LONGEST] if isinstance(value, str) else brief(value)  # a number as text, without quotes
-        return ConfigError(where, f"must be {words} {bound}, got {shown}")
-    other = context.get("expected", details["msg"].removeprefix("Input should be ")).replace("'", "")
-    wanted = _KINDS.get(code.split("_")[0], other)
+    wanted = context.get("expected", details["msg"].removeprefix("Input should be ")).replace("'", "")
+    wanted = _KINDS.get(code.split("_")[0], wanted)
+    if bound := next((name for name in _BOUNDS if name in context), None):
+        shown = brief(value).strip("'")  # a number as text, without quotes
+        return ConfigError(where, f"must be {_BOUNDS[bound]} {context[bound]:g}, got {shown}")
     return ConfigError(where, f"must be {wanted}, got {brief(value)}")
 
 
@@ -262,6 +235,11 @@ def is_mapping(kind: Any) -> bool:
     return typing.get_origin(bare(kind)) is dict
 
 
+def is_list(kind: Any) -> bool:
+    """Whether a field takes several values."""
+    return typing.get_origin(bare(kind)) is tuple
+
+
 def bare(kind: Any) -> Any:
     """An annotation without its bounds and without None: ``int`` of ``Count | None``."""
     if typing.get_origin(kind) is Annotated:
@@ -296,23 +274,12 @@ def overlay(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def flatten(
-    values: Mapping[str, Any], prefix: str = "", is_leaf: Callable[[Mapping[str, Any]], bool] = lambda _: False
-) -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; those that ``is_leaf`` picks stay as they are.
-
-    Raises:
-        ConfigError: when a key is there twice, as ``resnet.width`` and as ``width`` within ``resnet``.
-    """
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots; empty ones stay."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
-        inner = (
-            flatten(value, f"{key}.", is_leaf) if isinstance(value, Mapping) and not is_leaf(value) else {key: value}
-        )
-        if twice := sorted(flat.keys() & inner.keys()):
-            raise ConfigError(twice[0], "must be given once, and is given twice")
-        flat |= inner
+        flat |= flatten(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
     return flat
 
 
@@ -326,11 +293,9 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in flat.items():
         *outer, last = key.split(".")
         inner = values
-        for depth, name in enumerate(outer, 1):
+        for name in outer:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise ConfigError(".".join(outer[:depth]), f"must be a mapping of its options, got {brief(inner)}")
-        if last in inner:
-            raise ConfigError(key, f"must be a mapping of its options, got {brief(value)}")
+                raise ConfigError(".".join(outer), f"must be a mapping of its options, got {brief(inner)}")
         inner[last] = value
     return values

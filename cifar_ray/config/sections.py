@@ -163,16 +163,6 @@ class Placement:
     Workers wait for each other twice as long."""
 
 
-@plainly
-@dataclass(frozen=True, config=NO_OTHERS)
-class ProfileOptions:
-    """Profile some steps."""
-
-    steps: Annotated[Count, Field(le=100)] | None = option(None, weights=False)
-    """Steps to profile on every rank, 100 at most, once the run has warmed up: a trace per rank for ui.perfetto.dev,
-    and a table of operators. Figures of times leave these steps out."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Tracking:
     """Tracking."""
@@ -208,7 +198,9 @@ class Tracking:
     """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
     Default: ~/.cifar_ray/runs."""
 
-    profile: ProfileOptions = option(ProfileOptions, weights=None)
+    profile_steps: Annotated[Count, Field(le=100)] | None = option(None, weights=False)
+    """Steps to profile on every rank, 100 at most, once the run has warmed up: a trace per rank for ui.perfetto.dev,
+    and a table of operators. Figures of times leave these steps out. Default: none."""
 
     verbose: bool = option(False, weights=False)
     """Also show messages of Ray and MLflow."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import math
+import re
 import time
-import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors, limits, runfile, schema
@@ -56,27 +55,19 @@ Axes = Mapping[str, Any]
 """Dotted field name -> a list of values, or a :class:`Range`."""
 
 
-def parse_objective(text: str) -> tuple[str, Literal["max", "min"]]:
-    """``NAME:min`` or ``NAME:max`` as the figure's name, and which value is the best.
+_ONE_OR_SEVERAL = BeforeValidator(lambda grid: [grid] if isinstance(grid, Mapping) else grid)
 
-    Raises:
-        ValueError: when it is neither.
-    """
-    name, _, better = text.rpartition(":")
-    if not name or better not in ("min", "max"):
+
+def parse_objective(text: str) -> tuple[str, Any]:
+    """The figure of ``NAME:min`` or ``NAME:max``, and ``min`` or ``max``; a ValueError says what may stand there."""
+    match = re.fullmatch("(.+):(max|min)", text)
+    if match is None:
         raise ValueError(f"must be NAME:min or NAME:max, such as images_per_s:max, got {errors.brief(text)}")
-    return name, typing.cast(Literal["max", "min"], better)
+    return match[1], match[2]
 
 
-def _grids(value: Any) -> tuple[Axes, ...]:
-    """One or several grids, with the fields' own types.
-
-    A single value is a list of one, ``uniform:0:1`` is a range, and fields may be nested.
-    """
-    grids = [value] if isinstance(value, Mapping) else value
-    if not isinstance(grids, list | tuple) or not all(isinstance(axes, Mapping) for axes in grids):
-        rule = "must be a mapping of fields to lists of values, or a list of such"
-        raise ConfigError("grid", f"{rule}, got {errors.brief(value)}")
+def _typed(grids: Sequence[Axes]) -> tuple[Axes, ...]:
+    """Grids with the fields' own types: a single value is a list of one, ``uniform:0:1`` is a range."""
     return tuple({name: _values(name, values) for name, values in _fields("grid", axes).items()} for axes in grids)
 
 
@@ -89,57 +80,36 @@ def _values(name: str, values: Any) -> Range | list[Any]:
         if len(ends) != 2:
             raise ConfigError("grid", f"must have two numbers for the range of {name}, got {errors.brief(text)}")
         return Range(kind, *(schema.build(Whole if kind == "int" else Number, end, name) for end in ends))
-    if not isinstance(values, list) or (_is_list(name) and not any(isinstance(item, list | tuple) for item in values)):
+    is_list = schema.is_list(schema.type_of(TrainConfig, name))  # whose one value is a list, too
+    if not isinstance(values, list) or (is_list and not any(isinstance(item, list | tuple) for item in values)):
         values = [values]
     return [schema.field(TrainConfig, name, item) for item in values]
 
 
-def _is_list(name: str) -> bool:
-    """Whether a field of a run takes several words."""
-    return typing.get_origin(schema.bare(schema.type_of(TrainConfig, name))) is tuple
+def _differing(value: Any) -> Any:
+    """The options of a ``TrainConfig`` that differ from the defaults; any other value as it is."""
+    if not isinstance(value, TrainConfig):
+        return value
+    usual, given = schema.to_plain(TrainConfig()), schema.to_plain(value)
+    if value.batch_size is not None:  # from which the other follows
+        del given["global_batch_size"]
+    return {name: item for name, item in given.items() if item != usual[name]}
 
 
-def _shared(value: Any) -> dict[str, Any]:
-    """What all runs share, as :func:`_options` takes it, with the fields' own types."""
-    flat = _fields("train", _options(value))
+def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What all runs share, with the fields' own types."""
+    flat = _fields("train", values)
     return schema.nest({name: schema.field(TrainConfig, name, item) for name, item in flat.items()})
-
-
-def _options(value: Any) -> Mapping[str, Any]:
-    """Options of a run as a mapping: of a ``TrainConfig``, those that differ from the defaults; of None, nothing."""
-    if isinstance(value, TrainConfig):
-        usual, given = schema.to_plain(TrainConfig()), schema.to_plain(value)
-        if value.batch_size is not None:  # from which the other follows
-            del given["global_batch_size"]
-        return {name: item for name, item in given.items() if item != usual[name]}
-    if not isinstance(value, Mapping | None):
-        raise ConfigError("train", f"must be a mapping of fields to values, got {errors.brief(value)}")
-    return value or {}
 
 
 def _fields(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the dotted names of a run's fields; what is no such field is refused, naming ``key``."""
     flat = schema.flatten(values)
     for name in flat:
-        if name in schema.field_types(SweepConfig) and schema.type_of(TrainConfig, name) is None:
-            raise ConfigError(key, f"must not have {name}, which is an option of the sweep: give it beside {key}")
         if schema.type_of(TrainConfig, name) is None:
             near = errors.suggestion(name, schema.flat_types(TrainConfig))
             raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
     return flat
-
-
-@plainly
-@dataclass(frozen=True, config=NO_OTHERS)
-class Asha:
-    """Only with ``--scheduler asha``."""
-
-    grace: Count = 1
-    """Epochs that every run trains before it may be stopped."""
-
-    reduction: Annotated[Count, Field(ge=2)] = 4
-    """Of the runs that come to a rung, about one in so many goes on; rungs are at the grace times its powers, in
-    epochs."""
 
 
 @plainly
@@ -150,10 +120,10 @@ class SweepConfig:
     name: Name = field(default_factory=functools.partial(time.strftime, "sweep-%Y%m%d-%H%M%S"))
     """Name of the sweep, new in its storage folder. Default: one made from the time."""
 
-    grid: Annotated[tuple[Axes, ...], BeforeValidator(_grids)] = ()
+    grid: Annotated[tuple[dict[str, Any], ...], _ONE_OR_SEVERAL, AfterValidator(_typed)] = ()
     """One or several grids; each maps fields of a run to the values they take."""
 
-    train: Annotated[Mapping[str, Any], BeforeValidator(_shared)] = field(default_factory=dict)
+    train: Annotated[dict[str, Any], BeforeValidator(_differing), AfterValidator(_shared)] = field(default_factory=dict)
     """Fields of a run that all runs share, or a TrainConfig, of which fields that differ from their default count."""
 
     seeds: Count = 1
@@ -174,8 +144,12 @@ class SweepConfig:
     """Stop runs early: 'asha' those whose validation figure, such as the accuracy, falls behind the best at some
     epochs."""
 
-    asha: Asha = option(Asha, weights=None, only={"scheduler": ("asha",)})
-    """Options of ASHA."""
+    asha_grace: Count = option(1, weights=False, only={"scheduler": ("asha",)})
+    """Epochs that every run trains before ASHA may stop it."""
+
+    asha_reduction: Annotated[Count, Field(ge=2)] = option(4, weights=False, only={"scheduler": ("asha",)})
+    """Of the runs that come to a rung of ASHA, about one in so many goes on; rungs are at the grace times its powers,
+    in epochs."""
 
     objective: Annotated[str, fits(parse_objective)] | None = None
     """NAME:min or NAME:max, the figure that a scheduler and Optuna go by and that names the best run, such as
@@ -203,18 +177,13 @@ class SweepConfig:
         _check(self)
 
     @cached_property
-    def named(self) -> set[str]:
-        """The fields that a grid or all runs name."""
-        return {name for axes in (*self.grid, self.train) for name in axes}
-
-    @cached_property
     def held(self) -> Literal["batch", "global_batch"]:
         """What stays when the number of workers changes: the batch per worker where that alone is named.
 
         Else it is the global batch. What the grids name replaces what all runs share.
         """
-        of_grids = {name for axes in self.grid for name in axes}.intersection(_BATCHES)
-        return "batch" if (of_grids or {*self.train}.intersection(_BATCHES)) == {"batch_size"} else "global_batch"
+        of_grids = set(_BATCHES).intersection(name for axes in self.grid for name in axes)
+        return "batch" if (of_grids or self.train.keys() & set(_BATCHES)) == {"batch_size"} else "global_batch"
 
     @property
     def is_search(self) -> bool:
@@ -256,8 +225,9 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("repeat", "is for a search: --search random or optuna, a --scheduler or an --objective")
     if not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
-    if single := sweep.named & {"run_name", "elastic"}:
-        raise ConfigError(min(single), "is for cifar-ray train alone, and not for the runs of a sweep")
+    for name in ("run_name", "elastic"):
+        if any(name in values for values in (*sweep.grid, sweep.train)):
+            raise ConfigError(name, "is for cifar-ray train alone, and not for the runs of a sweep")
     for axes in sweep.grid:
         _check_axes(sweep, axes)
     sizes = [sweep.samples or math.prod(map(len, axes.values())) for axes in sweep.grid]
@@ -275,16 +245,10 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
     if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
         raise ConfigError("grid", "must have batch_size in every grid, or global_batch_size in its place")
-    if sweep.measure == "times" and sweep.train.get("gpus_per_worker", 1) < 1:
-        raise ConfigError("measure", "must be all or accuracy where runs share a GPU: their times are each other's")
     limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
-    if set(_BATCHES) <= {name for each in sweep.grid for name in each}:
-        raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
-    if "seed" in axes and sweep.seeds > 1:
-        raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
         if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
@@ -294,11 +258,9 @@ def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
             continue
         if sweep.search == "grid":
             raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
-        wanted = schema.bare(schema.type_of(TrainConfig, name))
-        if wanted not in (_DRAWN[values.kind], Any):
-            ways = [f"{kind}:LOW:HIGH" for kind, of in _DRAWN.items() if of is wanted]
-            form = f" or have a range of the form {errors.one_of(ways)}" if ways else "; only numbers have ranges"
-            raise ConfigError("grid", f"must list the values of {name}{form}")
+        if schema.bare(schema.type_of(TrainConfig, name)) not in (_DRAWN[values.kind], Any):
+            rule = "int:LOW:HIGH is for whole numbers, uniform and loguniform for others"
+            raise ConfigError("grid", f"must list the values of {name}, or have a range of their kind: {rule}")
         for end in (values.low, values.high):
             schema.field(TrainConfig, name, end)
         if not values.low < values.high or (values.kind == "loguniform" and values.low <= 0):
@@ -323,26 +285,20 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
     So the runs of a cell lie apart in time, and a slow hour affects all cells alike.
 
     Raises:
-        ConfigError: when two cells are the same, or a value that all runs share is impossible.
+        ConfigError: when two cells are the same.
     """
     settings = [_with_seed(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
-    made = [_cell(sweep, *named) for named in zip(_names(sweep, settings), settings, strict=True)]
-    plain = (cell.values if cell.config is None else schema.to_plain(cell.config) for cell in made)
-    first: dict[str, str] = {}
-    for cell, values in zip(made, plain, strict=True):
-        if first.setdefault(json.dumps(values, sort_keys=True), cell.name) is not cell.name:
-            raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
-    return made
+    names = _names(sweep, settings)
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            raise ConfigError("grid", f"must not have the same cell twice; it has {name!r} twice")
+    return [_cell(sweep, name, values) for name, values in zip(names, settings, strict=True)]
 
 
 def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cell]) -> Cell | None:
     """One more run of a search, with the chosen combination of values; None when one of the others is the same."""
-    values = _with_seed(sweep, chosen)
-    if any(values == other.values for other in others):
-        return None
-    taken = {other.name for other in others}
-    names = (_names(sweep, [values], whole)[0] for whole in (False, True))
-    return _cell(sweep, next(name for name in names if name not in taken), values)
+    values, settings = _with_seed(sweep, chosen), [other.values for other in others]
+    return None if values in settings else _cell(sweep, _names(sweep, [*settings, values])[-1], values)
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -394,56 +350,9 @@ def _label(name: str, value: Any, whole: bool) -> str:
     return _SHORT.get(name, name.rsplit(".", 1)[-1].replace("_", "-") + mark) + text.replace("e+", "e")
 
 
-def merge(base: Mapping[str, Any], flags: Mapping[str, Any], file: str | None) -> dict[str, Any]:
-    """The values of a file with flags on top: options of the sweep by their names, all others shared by its runs.
-
-    Args:
-        base: what :func:`cifar_ray.config.runfile.read` has read.
-        flags: option -> its words; ``grid`` has the words of :func:`read_axes`.
-        file: where ``base`` was read; the sweep is named after it when it has no name.
-
-    Raises:
-        ConfigError: when an axis is not understood, or the file has an option of the runs at its top.
-    """
-    own, of_run = schema.field_types(SweepConfig).keys(), schema.field_types(TrainConfig)
-    if misplaced := [key for key in map(str, base) if key not in own and key.partition(".")[0] in of_run]:
-        these = ", ".join(misplaced)
-        raise ConfigError("", f"{file}: put {these} under `train:`, where the options of all runs belong")
-    merged = schema.overlay(base, {key: value for key, value in flags.items() if key in own})
-    if "grid" in flags:
-        merged["grid"] = read_axes(flags["grid"])
-    if file is not None:
-        merged.setdefault("name", Path(file).stem)
-    given = {key: value for key, value in flags.items() if key not in own}
-    merged["train"] = runfile.merge(_options(merged.get("train")), given)
-    return merged
-
-
 def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
     """A sweep from plain values."""
     return schema.build(SweepConfig, values)
-
-
-def read_axes(words: Sequence[str]) -> dict[str, Any]:
-    """``batch_size=16,64 topology=1x1,1x2 lr=loguniform:0.01:0.3`` as one grid.
-
-    Of a field that takes several words, ``+`` joins those of one value: ``freeze=0,0+1``.
-
-    Raises:
-        ConfigError: when a word has no ``=``, or a field comes twice.
-    """
-    axes: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        name = name.replace("-", "_")
-        if not equals:
-            raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {errors.brief(word)}")
-        if name in axes:
-            raise ConfigError("grid", f"must name every field once, and {name} comes twice")
-        axes[name] = text.split(",") if text else []
-        if _is_list(name):
-            axes[name] = [value.split("+") for value in axes[name]]
-    return axes
 
 
 def to_yaml(sweep: SweepConfig) -> str:

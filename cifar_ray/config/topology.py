@@ -40,11 +40,7 @@ class Node:
 
 
 def parse(text: str) -> Topology:
-    """Read ``NODESxWORKERS``.
-
-    Raises:
-        ValueError: saying what a topology looks like.
-    """
+    """Read ``NODESxWORKERS``; a ValueError says what that is."""
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
     if match is None:
         rule = "must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2"
@@ -53,11 +49,7 @@ def parse(text: str) -> Topology:
 
 
 def parse_range(text: str) -> tuple[Topology, Topology]:
-    """Read ``MIN:MAX``, two topologies.
-
-    Raises:
-        ValueError: saying what a range looks like.
-    """
+    """Read ``MIN:MAX``, two topologies; a ValueError says what that is."""
     low, _, high = text.partition(":")
     try:
         least, most = parse(low), parse(high)

@@ -57,7 +57,6 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
 
     @property
     def placement(self) -> Topology:
-        """The parsed topology."""
         return parse_topology(self.topology)
 
     @property
@@ -124,19 +123,16 @@ def _check(config: TrainConfig) -> None:
     epochs, unfreeze, gpus = config.epochs, config.unfreeze_epoch, config.gpus_per_worker
     if config.warmup_epochs is not None and config.warmup_epochs > epochs:
         raise ConfigError("warmup_epochs", f"must be at most epochs ({epochs}), got {config.warmup_epochs:g}")
-    if unfreeze is not None and not config.freeze:
-        raise ConfigError("unfreeze_epoch", "is for --freeze, and nothing is frozen")
-    if unfreeze is not None and not 2 <= unfreeze <= epochs:
-        raise ConfigError("unfreeze_epoch", f"must be 2 or more, and at most epochs ({epochs}), got {unfreeze}")
+    if unfreeze is not None and not (config.freeze and 2 <= unfreeze <= epochs):
+        rule = f"must be 2 or more, at most epochs ({epochs}), and given with --freeze"
+        raise ConfigError("unfreeze_epoch", f"{rule}, got {unfreeze}")
     for key in addresses.KEYS:
         addresses.check(key, getattr(config, key))
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     limits.check(config)
-    if gpus < 1 and config.topology != "1x1":
-        raise ConfigError("gpus_per_worker", f"must be 1 where runs have several workers, got {config.topology}")
-    if gpus < 1 and config.device == "cpu":
-        raise ConfigError("gpus_per_worker", "is for GPUs and cannot go with --device cpu")
+    if gpus < 1 and (config.topology != "1x1" or config.device == "cpu"):
+        raise ConfigError("gpus_per_worker", f"must be 1 with several workers and on CPUs, got {gpus:g}")
     if gpus > 1 and (config.strategy != "data_parallel" or gpus % 1):
         raise ConfigError("gpus_per_worker", f"must be 1 or less, or a whole number for data_parallel, got {gpus:g}")
     if config.patience is not None and config.per_rank_test:

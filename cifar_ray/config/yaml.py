@@ -33,8 +33,6 @@ def read(path: str | Path) -> dict[str, Any]:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506  it is a SafeLoader
     except OSError as error:
         raise ConfigError("", f"cannot read config file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError("", f"cannot read config file {path}: it is not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = " ".join(str(error.problem).split())[:LONGEST]

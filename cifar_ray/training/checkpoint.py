@@ -130,7 +130,7 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             "format": FORMAT,
             **{field.name: getattr(snapshot, field.name) for field in fields(Manifest)},
             "config": runfile.to_mapping(snapshot.config),
-            "decided": snapshot.decided.to_mapping(),
+            "decided": schema.to_plain(snapshot.decided),
             "task": asdict(snapshot.task),
             "weights_sha256": weights_sha256,
             "state_sha256": state_sha256,

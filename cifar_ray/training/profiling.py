@@ -28,7 +28,7 @@ _COLUMNS = ("rank", "operator", "calls", "self_cpu_ms", "cpu_ms", "self_gpu_ms",
 
 
 def profiled(state: TrainingState, observer: Observer, steps: range) -> Iterator[int]:
-    """The steps of an epoch, or of what is left of it; those that ``--profile.steps`` asks for are profiled.
+    """The steps of an epoch, or of what is left of it; those that ``--profile-steps`` asks for are profiled.
 
     A run that goes on after them has its traces already.
     """
@@ -37,7 +37,7 @@ def profiled(state: TrainingState, observer: Observer, steps: range) -> Iterator
     if begin not in steps:
         yield from steps
         return
-    end = begin + 1 + (state.config.profile.steps or 0)
+    end = begin + 1 + (state.config.profile_steps or 0)
     yield from range(steps.start, begin)
     with _recording(state, observer, end - begin - 1) as profiler:
         for step in range(begin, end):
@@ -85,7 +85,7 @@ def _write(profiler: profile, path: Path) -> str:
     if size <= LARGEST_MB:
         return ""
     path.unlink()
-    return f"it has {size:.0f} MB, and {LARGEST_MB} MB is the most; profile fewer steps (--profile.steps)"
+    return f"it has {size:.0f} MB, and {LARGEST_MB} MB is the most; profile fewer steps (--profile-steps)"
 
 
 def _operators(profiler: profile, rank: int, steps: int) -> str:

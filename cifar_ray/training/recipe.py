@@ -163,13 +163,13 @@ def profiled_from(config: TrainConfig, steps: int) -> int | None:
     Raises:
         ConfigError: when an epoch has too few.
     """
-    wanted = config.profile.steps
+    wanted = config.profile_steps
     if wanted is None:
         return None
     most = steps - 1 if config.epochs > 1 else steps - 2
     if wanted > most:
         told = f"an epoch has {errors.counted(steps, 'step')}, and those before the profiled ones warm up"
-        raise ConfigError("profile.steps", f"must be at most {max(most, 0)} here: {told}, got {wanted}")
+        raise ConfigError("profile_steps", f"must be at most {max(most, 0)} here: {told}, got {wanted}")
     return min(_PROFILED_FROM, steps - wanted - 1) or steps
 
 

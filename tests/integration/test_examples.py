@@ -18,7 +18,7 @@ import requests
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cifar_ray import data
-from cifar_ray.config import runfile, yaml
+from cifar_ray.config import command_line, runfile, yaml
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
@@ -50,7 +50,7 @@ def test_a_file_is_a_sweep_whose_cells_can_be(file: Path, tmp_path: Path, monkey
     if file.stem == "tasks":
         make_masks.make(Path("digits_masks"), 200)
         make_texts.make(Path("reviews"), 200)
-    sweep = sweeps.from_mapping(sweeps.merge(runfile.read(file), {}, str(file)))
+    sweep = sweeps.from_mapping(command_line.merged(runfile.read(file), {}, str(file)))
     cells = cells_of(sweep, sweep.combinations)
     assert len(cells) > 1
     assert all(recipe.resolve(cell.config) for cell in cells if cell.config)

@@ -200,7 +200,7 @@ def test_a_driver_that_does_not_stop_is_killed_and_its_run_ends_all_the_same(
     submit = ["submit", "--working-dir", str(work), "--wait", "--", "resume", "deaf"]
     with resident.starts(*submit, RAY_JOB_STOP_WAIT_TIME_S="3") as waiting:
         waiting.until("continuing after step", 600)
-        (job,) = re.findall(r"^job (resume-deaf-\S+) submitted", waiting.output, re.MULTILINE)
+        (job,) = re.findall(r"^job (resume-\S+) submitted", waiting.output, re.MULTILINE)
         assert resident.run_named("deaf").info.status == "RUNNING"
         (pid,) = [pid for pid, words in resident.processes().items() if words.endswith("cifar_ray.cli resume deaf")]
         driver = psutil.Process(pid)

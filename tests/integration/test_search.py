@@ -26,7 +26,7 @@ def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(perso
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
     axes = ["--grid", "lr=loguniform:0.0001:0.3", "global_batch_size=32,2000"]
     words = ["--dataset", "digits", "--model", "simple_cnn", *PROPOSED, "--samples", "5", *axes]
-    words += ["--scheduler", "asha", "--asha.grace", "2"]  # which stops none before its end
+    words += ["--scheduler", "asha", "--asha-grace", "2"]  # which stops none before its end
     output = person.succeeds("sweep", "--name", "tpe", *words).stdout
     runs = children(person, "tpe")
     planned = {cell["name"]: cell for cell in cells(person, "tpe")}

@@ -166,8 +166,9 @@ def test_predicting_names_the_classes_of_images(run: Run, resident: Person, tmp_
     assert sum(each[1] == str(label) for each, label in zip(found, test["labels"], strict=False) if each) >= 10
     (tmp_path / "broken.png").write_text("no image")
     (tmp_path / "photo.HEIC").touch()
-    done = resident.succeeds("predict", "first", str(tmp_path), "--csv", "-")
-    rows = [*csv.DictReader(done.stdout.splitlines())]
+    table = tmp_path / "answers.csv"
+    done = resident.succeeds("predict", "first", str(tmp_path), "--csv", str(table))
+    rows = [*csv.DictReader(table.read_text().splitlines())]
     assert [row["image"] for row in rows] == sorted(map(str, files))
     assert {f"{row['image']}: {row['class']} {float(row['probability']):.1%}" for row in rows} == set(shown)
     assert f"note: left out: cannot read image {tmp_path}/broken.png: it is not an image" in done.stderr

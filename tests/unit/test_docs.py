@@ -142,9 +142,9 @@ def test_the_page_of_commands_has_every_flag(tmp_path: Path) -> None:
     parts = re.split(r"^(cifar-ray [a-z -]+)\n=+$", built("commands", tmp_path), flags=re.MULTILINE)[1:]
     described = dict(zip(parts[::2], parts[1::2], strict=True))
     assert list(described) == [f"cifar-ray {name}" for name in main.COMMANDS]
-    of_run = {flag.title for flag in flags.of(TrainConfig, described=True)}
+    of_run = {flag.title for flag in flags.of(TrainConfig)}
     for name in main.COMMANDS:
-        for flag in flags.of(main.function(name), described=True):
+        for flag in flags.of(main.function(name)):
             there = described["cifar-ray train" if flag.title in of_run else f"cifar-ray {name}"]
             heading = rf"^({re.escape(errors.flag_of(flag.name))}|{re.escape(flag.name.upper())})(?=[ ,.\n])"
             assert re.search(rf"{heading}.*\n\n   \S", there, flags=re.MULTILINE), flag.name

@@ -112,7 +112,7 @@ class PlannedCell:
             "name": self.cell.name,
             "values": self.cell.values,
             "config": runfile.to_mapping(self.config) if self.config else None,
-            "decided": self.decided.to_mapping(),
+            "decided": schema.to_plain(self.decided),
             "params": runfile.params(self.config, self.decided) if self.config else _wished(sweep, self.cell),
             "state": states.get(self.state, "RUN"),
             "reason": self.row.shown.note if has_reason else "",
@@ -276,8 +276,8 @@ def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> No
         has_optional = any(tasks.has_optional(goal.task, data.facts(run).num_classes) for run in runs)
         check_goal(goal, config, data.facts(runs[0]).measured, has_optional)
     longest = max((run.epochs for run in runs), default=math.inf)
-    if config.scheduler != "none" and config.asha.grace > longest:
-        raise ConfigError("asha.grace", f"must be at most the {longest} epochs of a run, got {config.asha.grace}")
+    if config.scheduler != "none" and config.asha_grace > longest:
+        raise ConfigError("asha_grace", f"must be at most the {longest} epochs of a run, got {config.asha_grace}")
 
 
 def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
@@ -337,7 +337,7 @@ def _read(index: int, described: Mapping[str, Any]) -> PlannedCell:
 
     config = described["config"] and runfile.resolved_from_mapping(described["config"])
     cell = Cell(described["name"], typed(described["values"]), config)
-    planned = PlannedCell(index, cell, config, Decided.from_mapping(described["decided"]))
+    planned = PlannedCell(index, cell, config, schema.build(Decided, described["decided"]))
     if config is None and described["state"] == "SKIPPED":
         planned.skip(described["reason"])
     planned.proposal, planned.repeats = described["proposal"] and typed(described["proposal"]), described["repeats"]

@@ -138,7 +138,7 @@ def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig])
     if sweep.scheduler == "none":
         return None
     longest = max(config.epochs for config in configs)
-    grace = min(sweep.asha.grace, longest)  # a sweep that is resumed may have only its short runs left
+    grace = min(sweep.asha_grace, longest)  # a sweep that is resumed may have only its short runs left
     return ASHAScheduler(
-        "epoch", goal.metric, goal.better, max_t=longest, grace_period=grace, reduction_factor=sweep.asha.reduction
+        "epoch", goal.metric, goal.better, max_t=longest, grace_period=grace, reduction_factor=sweep.asha_reduction
     )

@@ -122,17 +122,22 @@ def test_predictions_as_csv(
         [str(IMAGE), "a cat, asleep", "0.5", "dog", "0.375"],
         ["no UTF-8 \\xff.png", "dog", "1.0", "a cat, asleep", "0.0"],
     ]
-    assert [*csv.reader(printed(f"predict ./mine {IMAGE} --csv -", capsys)[0].splitlines())] == rows
     table = tmp_path / "answers.csv"
-    assert printed(f"predict ./mine {IMAGE} --csv {table}", capsys) == (f"{table}: 2 images\n", "")
+    note = f"note: {table} has the answers for 2 images\n"
+    assert printed(f"predict ./mine {IMAGE} --csv {table}", capsys) == ("", note)
     assert [*csv.reader(table.read_text().splitlines())] == rows
+    out, err = printed(f"predict ./mine {IMAGE} --csv {table} --overwrite --json", capsys)
+    assert (len(json.loads(out)), err) == (2, note)
     values = TaskSpec("ink", (Figure("rmse", "RMSE"),), answer="values")
     made = [Prediction({"image": IMAGE}, [("left", 12.5), ("right", -1.0)])]
     monkeypatch.setattr(use, "predict", lambda *_: (values, made))
-    assert printed(f"predict ./mine {IMAGE} --csv -", capsys)[0] == f"image,left,right\n{IMAGE},12.5,-1.0\n"
+    printed(f"predict ./mine {IMAGE} --csv {table} --overwrite", capsys)
+    assert table.read_text() == f"image,left,right\n{IMAGE},12.5,-1.0\n"
 
 
-def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predicted_masks_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     task = segmentation.TASK.spec
     asked: list[tuple[Any, ...]] = []
     made = [Prediction({"image": IMAGE}, [("ground", 0.75), ("cat", 0.25)], Path("out/a.png"))]
@@ -141,14 +146,14 @@ def test_predicted_masks_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     (one,) = json.loads(printed(f"predict ./mine {IMAGE} --out there --json", capsys)[0])
     assert one == {"image": str(IMAGE), "mask": "out/a.png", "classes": [["ground", 0.75], ["cat", 0.25]]}
     assert [words[-3] for words in asked] == [None, Path("there").absolute()]
-    head, row = printed(f"predict ./mine {IMAGE} --csv -", capsys)[0].splitlines()
+    printed(f"predict ./mine {IMAGE} --csv {tmp_path}/answers.csv", capsys)
+    head, row = (tmp_path / "answers.csv").read_text().splitlines()
     assert (head, row) == ("image,mask,class,share,class_2,share_2", f"{IMAGE},out/a.png,ground,0.75,cat,0.25")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--csv - --json", "--csv is another form than --json; give one of the two"),
         ("--csv /nowhere/answers.csv", "--csv must be a file that can be written, got '/nowhere/answers.csv'"),
         ("--csv /", "--csv must be a file that can be written, got '/'"),
         (f"--csv {__file__}", f"--csv must be a new file, and {__file__} is there; --overwrite replaces it"),

@@ -106,7 +106,7 @@ def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: 
     with pytest.raises(ConfigError) as caught:
         new(str(file))
     put = f"{file}: put strategy_options, model_options.depth under `train:`"
-    assert str(caught.value) == f"{put}, where the options of all runs belong"
+    assert str(caught.value) == f"{put}, where options of all runs belong"
 
 
 @pytest.mark.parametrize(
@@ -115,16 +115,16 @@ def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: 
         (
             "grid: {measure: times}",
             (),
-            "{}: grid must not have measure, which is an option of the sweep: give it beside grid",
+            "{}: grid has 'measure', which is no field of a run; did you mean 'features'?",
         ),
         (
             "grid: {lr: [0.1]}\ntrain: {measure: times}",
             (),
-            "{}: train must not have measure, which is an option of the sweep: give it beside train",
+            "{}: train has 'measure', which is no field of a run; did you mean 'features'?",
         ),
-        ("grid: {lr: [0.1]}\ntrain: []", ("--epochs", "3"), "{}: train must be a mapping of fields to values, got []"),
-        ("grid: {lr: [0.1]}", ("--grid", "measure=x"), "--grid must not have measure, which is an option of the sweep: give it beside grid"),
-        ("grid: {lr: [0.1]}", ("--grid", "max-concurrent=2"), "--grid must not have max_concurrent, which is an option of the sweep: give it beside grid"),
+        ("grid: {lr: [0.1]}\ntrain: [1]", ("--epochs", "3"), "{}: train must be a mapping, got [1]"),
+        ("grid: {lr: [0.1]}", ("--grid", "measure=x"), "--grid has 'measure', which is no field of a run; did you mean 'features'?"),
+        ("grid: {lr: [0.1]}", ("--grid", "max-concurrent=2"), "--grid has 'max_concurrent', which is no field of a run; did you mean 'max_cost'?"),
         ("grid: {lr: [0.1]}", ("--grid", "zzz=2"), "--grid has 'zzz', which is no field of a run"),
     ],
 )  # fmt: skip

@@ -54,18 +54,18 @@ def test_a_limit_on_the_cost_needs_a_price() -> None:
 
 
 def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
-    for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.from_mapping({"price": 2.49})):  # type: ignore[arg-type]
+    for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.load(None, {"price": 2.49})):  # type: ignore[arg-type]
         assert config.price == "2.49"
 
 
 def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_train_each_runs() -> None:
     file = {**GRID, "max_cost": 5, "train": {"max_time": "10m", "price": 2.49}}
-    sweep = sweeps.from_mapping(sweeps.merge(file, {"max_time": "2h"}, "s.yaml"))
+    sweep = sweeps.from_mapping(command_line.merged(file, {"max_time": "2h"}, "s.yaml"))
     assert (sweep.max_time, sweep.max_cost) == ("2h", 5.0)
     for cell in cells(sweep, sweep.combinations):
         assert cell.config is not None
         assert (cell.config.max_time, cell.config.max_cost, cell.config.price) == ("10m", None, "2.49")
-    again = sweeps.from_mapping(sweeps.merge({}, {"grid": ["seed=1,2"], "price": "2.49", "max_cost": "5"}, "s"))
+    again = sweeps.from_mapping(command_line.merged({}, {"grid": ["seed=1,2"], "price": "2.49", "max_cost": "5"}, "s"))
     assert (again.max_cost, again.base.price) == (5.0, "2.49")
 
 

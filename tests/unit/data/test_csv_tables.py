@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from cifar_ray import data, tasks
-from cifar_ray.config import flags, runfile
+from cifar_ray.config import flags, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -116,14 +116,14 @@ def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -
     written(tmp_path, **{"a": range(40), "b": range(40), "b, in m": range(40), "name": "x", "median price": range(40)})
     values = {"dataset": f"table:{tmp_path}", "target": "median price", "epochs": 1}
     with pytest.raises(ConfigError, match=r"of name, and .* has 'x' in row 1"):
-        recipe.resolve(runfile.from_mapping(values))
+        recipe.resolve(runfile.load(None, values))
     words = ["--dataset", f"table:{tmp_path}", "--target", "median price", "--features", "b, in m", "a,b"]
     for asked_for in ({**values, "features": ["b, in m", "a,b"]}, flags.parse(TrainConfig, words, "train")):
-        asked = recipe.resolve(runfile.from_mapping(asked_for))
+        asked = recipe.resolve(runfile.load(None, asked_for))
         dataset = data.read(asked)
         assert (dataset.spec.names, dataset.spec.features) == (("median price",), ("b, in m", "a", "b"))
         assert dataset.left_out == "columns not used: name"
-        kept = Decided.from_mapping(recipe.settle(asked, Decided.asked(asked), dataset).to_mapping())
+        kept = schema.build(Decided, schema.to_plain(recipe.settle(asked, Decided.asked(asked), dataset)))
         assert kept.facts.features == ("b, in m", "a", "b")
     (tmp_path / "given.csv").write_text('b,name,a,"b, in m"\n1,y,2,3\n')
     ((_, rows, _),) = given.of(kept.facts).batches([tmp_path / "given.csv"], (), print)
@@ -187,8 +187,8 @@ def pictures(tmp_path: Path) -> Path:
 
 def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> None:
     values: dict[str, object] = {"dataset": f"table:{pictures}", "image_column": "file", "target": ("light", "dark")}
-    assert runfile.load(None, values).model == "resnet" == runfile.from_mapping(values).model
-    assert runfile.from_mapping(runfile.merge(values, {"image_column": None})).model == "mlp"
+    assert runfile.load(None, values).model == "resnet" == runfile.load(None, values).model
+    assert runfile.load(None, runfile.merge(values, {"image_column": None})).model == "mlp"
     values |= {"model": "simple_cnn", "image_size": 16, "data_dir": str(tmp_path / "cache"), "epochs": 2}
     asked = resolved({**USUAL, **values}, val_share=0.25)
     dataset = data.read(asked)

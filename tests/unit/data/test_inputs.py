@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import data, models
-from cifar_ray.config import runfile
+from cifar_ray.config import runfile, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -94,7 +94,7 @@ def test_features_are_standardised_by_the_training_rows_alone() -> None:
     assert dataset.spec.std[3] == 0.0
     assert dataset.left_out == "without variation in training, and 0 everywhere: 3"
     settled = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
-    assert settled.to_mapping()["data"]["inputs"] == "features"
+    assert schema.to_plain(settled)["data"]["inputs"] == "features"
 
 
 @KINDS
@@ -193,9 +193,9 @@ def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
     assert (TrainConfig().model, TrainConfig(dataset="digits").model) == ("resnet", "resnet")
     assert runfile.load(None, {"dataset": "masks:x"}).model == "unet"
     assert runfile.load(None, {"dataset": "masks:x", "model": "resnet"}).model == "resnet"
-    assert runfile.from_mapping({"dataset": "masks:x"}).model == "unet"
-    assert runfile.from_mapping(runfile.merge({"epochs": 3}, {"dataset": "masks:x"})).model == "unet"
-    assert runfile.from_mapping(runfile.merge({"model": "segnet"}, {"dataset": "masks:x"})).model == "segnet"
+    assert runfile.load(None, {"dataset": "masks:x"}).model == "unet"
+    assert runfile.load(None, runfile.merge({"epochs": 3}, {"dataset": "masks:x"})).model == "unet"
+    assert runfile.load(None, runfile.merge({"model": "segnet"}, {"dataset": "masks:x"})).model == "segnet"
     sweep = SweepConfig("s", train={"dataset": "masks:x", "model_options": {"width": 3}}, grid=[{"lr": [0.1]}])  # type: ignore[arg-type]
     (cell,) = sweeps.cells(sweep, [{"lr": 0.1}])
     assert cell.config is not None

@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from cifar_ray import data
-from cifar_ray.config import errors, runfile
+from cifar_ray.config import errors, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -114,7 +114,7 @@ def test_what_was_found_is_part_of_the_run(root: Path) -> None:
     assert found.data == dataset.spec
     shutil.rmtree(root)  # workers, predictions and the server need no folder
     assert runfile.resolved_from_mapping(runfile.to_mapping(config)) == config
-    assert Decided.from_mapping(found.to_mapping()) == found
+    assert schema.build(Decided, schema.to_plain(found)) == found
     assert runfile.params(config, found)["data.digest"] == dataset.spec.digest
     shown = recipe.command(config)
     assert f"--dataset folder:{root}" in shown

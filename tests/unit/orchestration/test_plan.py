@@ -270,7 +270,7 @@ def test_asha_goes_by_the_primary_figure_and_its_direction(
     axes: dict[str, list[object]], figure: str, mode: str
 ) -> None:
     train = {} if "dataset" in axes else {"dataset": "digits"}
-    sweep = made(grid={"epochs": [3, 5], **axes}, train=train, scheduler="asha", asha={"grace": 2, "reduction": 3})
+    sweep = made(grid={"epochs": [3, 5], **axes}, train=train, scheduler="asha", asha_grace=2, asha_reduction=3)
     racing = [cell.config for cell in planned(sweep) if cell.config]
     goal = goal_of(sweep, racing)
     assert goal is not None
@@ -299,10 +299,10 @@ def test_no_search_goes_by_the_test(values: dict[str, object], figure: str, shar
 
 
 def test_a_grace_that_no_run_outlives_is_refused() -> None:
-    sweep = made(grid={"epochs": [3, 5]}, scheduler="asha", asha={"grace": 6})
+    sweep = made(grid={"epochs": [3, 5]}, scheduler="asha", asha_grace=6)
     with pytest.raises(ConfigError) as caught:
         plans.refuse(sweep, planned(sweep))
-    assert caught.value.as_flag() == "--asha.grace must be at most the 5 epochs of a run, got 6"
+    assert caught.value.as_flag() == "--asha-grace must be at most the 5 epochs of a run, got 6"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from cifar_ray import data
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import command_line, flags, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
@@ -85,7 +85,7 @@ def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:
     dataset = data.read(asked)
     known = recipe.settle(asked, Decided.asked(asked), dataset)
     assert known.facts.class_counts == tuple(np.bincount(dataset.train["labels"]).tolist())
-    assert Decided.from_mapping(known.to_mapping()) == known
+    assert schema.build(Decided, schema.to_plain(known)) == known
     assert "--class-weights balanced" in recipe.command(asked)
     counts = Classification(asked, known.facts).counts(torch.arange(10))
     assert counts is not None

@@ -53,13 +53,12 @@ def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, m
         ("b", "1x2", 0.25),
         ("c", "1x1", 0.25),
     ]
-    assert records._Row.of(listed[1]) == records._Row(
-        "grid", grid, "sweep", "running", "", "resnet", "1x1, 1x2", None, None, f"{EPOCH}02+00:00", 3, 3, 0, USUAL, None
-    )
-    assert records._Row.of(listed[2]) == records._Row(
-        *("early", early, "run", "finished", "mnist", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00"),
-        *(None, None, None, USUAL, None),
-    )
+    names = ("name", "run_id", "kind", "state", "dataset", "model", "topology", "score", "images_per_s", "started")
+    names += ("runs", "planned", "failed", "task", "cost_usd")
+    of_sweep = ("grid", grid, "sweep", "running", "", "resnet", "1x1, 1x2", None, None, f"{EPOCH}02+00:00", 3, 3, 0)
+    assert records.row(listed[1]) == dict(zip(names, (*of_sweep, USUAL, None), strict=True))
+    of_run = ("early", early, "run", "finished", "mnist", "vit", "1x1", 0.5, 500.0, f"{EPOCH}01+00:00")
+    assert records.row(listed[2]) == dict(zip(names, (*of_run, None, None, None, USUAL, None), strict=True))
 
 
 def test_a_run_that_a_limit_has_stopped_is_not_finished_and_costs_are_listed(client: MlflowClient) -> None:
@@ -69,8 +68,8 @@ def test_a_run_that_a_limit_has_stopped_is_not_finished_and_costs_are_listed(cli
     client.set_tag(part, STOPPED_BY_TAG, "max_cost")
     for run_id in (whole, part):
         client.set_terminated(run_id, "FINISHED")
-    listed = [records._Row.of(one) for one in reading.everything(client.tracking_uri)]
-    assert [(one.name, one.state, one.cost_usd) for one in listed] == [
+    listed = [records.row(one) for one in reading.everything(client.tracking_uri)]
+    assert [(one["name"], one["state"], one["cost_usd"]) for one in listed] == [
         ("part", "stopped", 2.5),
         ("whole", "finished", None),
     ]
@@ -82,8 +81,8 @@ def test_a_sweep_whose_runs_have_failed_is_not_finished(client: MlflowClient) ->
         client.set_terminated(run(client, name, second, grid, dataset="digits"), status)
 
     def state() -> tuple[str, int | None, int | None, int | None]:
-        (one,) = map(records._Row.of, reading.everything(client.tracking_uri))
-        return one.state, one.runs, one.planned, one.failed
+        (one,) = map(records.row, reading.everything(client.tracking_uri))
+        return one["state"], one["runs"], one["planned"], one["failed"]
 
     assert state() == ("running", 3, 3, 1)
     client.set_terminated(grid, "FINISHED")

@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from cifar_ray import tracking
-from cifar_ray.config import runfile
+from cifar_ray.config import runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -152,7 +152,7 @@ def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
     run = only_run(client).data
     assert (run.params["precision"], run.params.get("convolutions")) == ("bf16", recorded)
     assert run.tags["cifar_ray.precision"] == "64 images in bf16: ..."
-    assert Decided.from_mapping(decided.to_mapping()) == decided
+    assert schema.build(Decided, schema.to_plain(decided)) == decided
 
 
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cifar_ray import models
-from cifar_ray.config import runfile
+from cifar_ray.config import runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -178,5 +178,5 @@ def test_the_digest_of_weights_is_recorded() -> None:
     config = given()
     decided = dataclasses.replace(Decided.asked(config), weights_digest="ab")
     assert runfile.params(config, decided)["weights_digest"] == "ab"
-    assert Decided.from_mapping(decided.to_mapping()) == decided
+    assert schema.build(Decided, schema.to_plain(decided)) == decided
     assert "--weights them" in recipe.command(config)

@@ -26,9 +26,7 @@ EPOCH_STEPS = 11  # of digits, with 128 images in a step
 
 def profiled(steps: int, **values: Any) -> TrainConfig:
     """Two epochs on digits of which so many steps are profiled."""
-    return small_config(
-        values.pop("strategy", "ddp"), values.pop("topology", "1x1"), profile={"steps": steps}, **values
-    )
+    return small_config(values.pop("strategy", "ddp"), values.pop("topology", "1x1"), profile_steps=steps, **values)
 
 
 def trace(path: Path) -> list[dict[str, Any]]:
@@ -49,7 +47,7 @@ def marked(events: list[dict[str, Any]]) -> list[str]:
 def test_the_profiled_steps_are_in_one_epoch_after_the_first_step(
     wanted: int, epochs: int, steps: int, first: int
 ) -> None:
-    config = TrainConfig(epochs=epochs, profile={"steps": wanted})  # type: ignore[arg-type]
+    config = TrainConfig(epochs=epochs, profile_steps=wanted)  # type: ignore[arg-type]
     assert recipe.profiled_from(config, steps) == first
     assert first > 0
     assert (first + wanted) // steps == first // steps
@@ -66,8 +64,8 @@ def test_the_profiled_steps_are_in_one_epoch_after_the_first_step(
 )
 def test_no_steps_and_more_than_there_are_are_refused(wanted: int, epochs: int, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        recipe.resolve(TrainConfig(dataset="digits", epochs=epochs, profile={"steps": wanted}))  # type: ignore[arg-type]
-    assert str(caught.value) == f"profile.steps {sentence}"
+        recipe.resolve(TrainConfig(dataset="digits", epochs=epochs, profile_steps=wanted))  # type: ignore[arg-type]
+    assert str(caught.value) == f"profile_steps {sentence}"
 
 
 def test_profiled_steps_are_no_parameter() -> None:
@@ -101,7 +99,7 @@ def test_times_have_no_profiled_step_nor_those_beside_them(digits: Dataset, tmp_
     """Of 22 steps: not the first of the process, the profiler's own warm-up, the profiled ones, and the next one."""
     for steps, left_out in ((None, 1), (3, 1 + 1 + 3 + 1)):
         folder = tmp_path / str(steps) / "at"
-        train_here(small_config("ddp", "1x1", profile={"steps": steps}), digits, folder)
+        train_here(small_config("ddp", "1x1", profile_steps=steps), digits, folder)
         clock = checkpoint.load(checkpoint.every(folder)[-1]).clock
         assert len(clock["iterations"]) == 2 * EPOCH_STEPS - left_out
 
@@ -123,7 +121,7 @@ def test_a_trace_that_is_too_large_is_not_kept(
     recorder = Recorder()
     train_here(profiled(2), digits, tmp_path / "at", recorder)
     (told,) = recorder.traces
-    assert told.problem == "it has 0 MB, and 0 MB is the most; profile fewer steps (--profile.steps)"
+    assert told.problem == "it has 0 MB, and 0 MB is the most; profile fewer steps (--profile-steps)"
     assert not told.path.exists()
 
 
