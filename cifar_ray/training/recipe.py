@@ -81,10 +81,7 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     traits: dict[str, str] = {}
     if is_own(config.model):
         traits = own_models.check(config, spec, outputs)
-    elif is_own(config.dataset) and modality.of(spec).varies:
-        _check_side(config, spec)
-    else:
-        models.outline(config, spec)  # refuses options that do not go together
+    _check_shapes(config, spec)
     freezing.check(config, spec)
     own.check(config, functools.partial(optimizer.build, config=config))
     _check_sizes(config, spec, batch_option)
@@ -104,8 +101,6 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
             f"must be one {together} for --model {config.model}, whose recipe averages weights over steps, got "
             f"{config.strategy}",
         )
-    if strategy.at_once(config) == 1:
-        _check_single_image(config, spec)
 
 
 def check_place(config: ResolvedConfig, decided: Decided) -> None:
@@ -196,39 +191,27 @@ def _check_task(config: TrainConfig, spec: Facts) -> None:
         )
 
 
-def _check_side(config: ResolvedConfig, spec: Facts) -> None:
-    """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
+def _check_shapes(config: ResolvedConfig, spec: Facts) -> None:
+    """Refuse samples that are too small for a model, and one alone, of which a batch norm may have no variance.
+
+    Shapes alone tell. This package's data sets suit its models; those of the user's own have been tried on two samples.
+    """
+    count = min(strategies.of(config).at_once(config), 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers without weights
-        takes = _takes(config, spec, 2)
-    if not takes:
-        raise ConfigError(
-            "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
-            f"must suit --model {config.model}, which cannot take images of {spec.image_size}x{spec.image_size} "
-            "pixels; 32 suits all",
-        )
-
-
-def _check_single_image(config: ResolvedConfig, spec: Facts) -> None:
-    """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
-    if not _takes(config, spec, 1):
-        unit, cut = tasks.spec(config, spec).unit, strategies.of(config).cut
-        raise ConfigError(
-            cut or "global_batch_size",
-            f"must leave at least 2 {unit} in each forward pass for this {config.model}, whose batch norm needs "
-            f"several values, got {option.value_of(config, cut or 'global_batch_size')}",
-        )
-
-
-def _takes(config: ResolvedConfig, spec: Facts, samples: int) -> bool:
-    """Whether the model takes a batch of so many samples, as far as shapes tell."""
-    model = models.outline(config, spec)
-    with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
+        model = models.outline(config, spec)  # refuses options that do not go together
+        if count > 1 and (is_own(config.model) or not is_own(config.dataset)):
+            return
         try:
-            model(modality.of(spec).example(samples))
-        except (RuntimeError, ValueError, ZeroDivisionError):
-            return False
-    return True
+            with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
+                model(modality.of(spec).example(count))
+        except (RuntimeError, ValueError, ZeroDivisionError) as error:
+            sized = "image_size" if option.chosen(config.dataset) in SIZED else "dataset"
+            what = f"{errors.counted(count, tasks.spec(config, spec).unit[:-1])} of {'x'.join(map(str, spec.shape))}"
+            raise ConfigError(
+                sized if count > 1 else strategies.of(config).cut or "global_batch_size",
+                f"must suit --model {config.model}, which cannot take {what} at once: {errors.first_line(error)}",
+            ) from None
 
 
 def _check_fp16(config: ResolvedConfig, traits: Mapping[str, str]) -> None:

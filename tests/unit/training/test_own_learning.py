@@ -80,7 +80,10 @@ def test_a_course_follows_the_warm_up() -> None:
         ({"schedule": "cosinus"}, "--schedule must be cosine, constant, triangle or MODULE:FUNCTION, got 'cosinus'"),
         (LION | {"optimizer": f"{HERE}:Lyon"}, f"--optimizer must name a function, and {HERE} has no Lyon"),
         (LION | {"optimizer": f"{HERE}:no_optimizer"}, "--optimizer must make a torch.optim.Optimizer, and "),
-        (LION | {"optimizer": f"{HERE}:of_some"}, "--optimizer must take all the parameters that it is given, and "),
+        (
+            LION | {"optimizer": f"{HERE}:of_some"},
+            "--optimizer must keep all parameters in the groups that it is given; ",
+        ),
         (LION | {"optimizer": f"{HERE}:Odd"}, "--optimizer must have a state of tensors, numbers and text, which a "),
         (LION | {"optimizer": f"{HERE}:Asking"}, "--optimizer must take steps without arguments, and "),
         (
