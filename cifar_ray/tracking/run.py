@@ -16,7 +16,7 @@ from mlflow.entities import Run
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, modality
 from cifar_ray.tasks import Subset, measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, drawing, origin, step_times, store
@@ -35,7 +35,7 @@ from cifar_ray.tracking.study import (
     TOPOLOGY_TAG,
     task_of,
 )
-from cifar_ray.training import bottleneck, samples
+from cifar_ray.training import bottleneck
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 
@@ -290,7 +290,7 @@ class RunRecord(Record):
 
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
         """Log the checkpoint of an epoch as a model of the run; arguments as of :func:`artifacts.log_model`."""
-        if samples.of(dataset.spec, dataset.encoding).is_readable:
+        if modality.of(dataset.spec, dataset.encoding).is_readable:
             of = (which, load, dataset, self.task, epoch, self._figures.get(epoch, []))
             self._sink.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 
