@@ -63,10 +63,11 @@ def epochs_left(state: TrainingState) -> Iterator[int]:
 @contextmanager
 def whole(state: TrainingState) -> Iterator[None]:
     """Context manager: the model is whole, the same on every rank, and that of the moving averages if there are any."""
-    with optimizer.averaged(state.strategy.optimizer):
-        with state.clock.phase("training"):
-            state.strategy.consolidate()
-        yield
+    optimizer.exchange(state.strategy.optimizer)
+    with state.clock.phase("training"):
+        state.strategy.consolidate()
+    yield
+    optimizer.exchange(state.strategy.optimizer)
 
 
 def due(state: TrainingState) -> bool:
