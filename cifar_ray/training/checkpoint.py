@@ -189,12 +189,7 @@ def read(path: Path) -> Manifest:
 
 
 def load(path: Path, config: ResolvedConfig | None = None, decided: Decided | None = None) -> Snapshot:
-    """Read one checkpoint to the CPU, verifying every byte of it.
-
-    Args:
-        path: its folder.
-        config: the run's, to compare the checkpoint's with; None not to compare.
-        decided: likewise.
+    """Read one checkpoint to the CPU, verifying every byte of it; it must fit a run's ``config``, if one is given.
 
     Raises:
         CheckpointError: when it is damaged, incomplete, of another version, or made with other settings than the run's.
@@ -250,15 +245,7 @@ def every(folder: Path) -> list[Path]:
 def latest(
     folder: Path, config: ResolvedConfig | None = None, decided: Decided | None = None
 ) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
-    """The newest checkpoint that can be used, with sentences about newer ones that cannot.
-
-    Args:
-        folder: that of the checkpoints.
-        config: as for :func:`load`.
-        decided: likewise.
-
-    Returns:
-        None when there is no checkpoint at all.
+    """The newest checkpoint that :func:`load` can use, with sentences about newer ones; None when there is none at all.
 
     Raises:
         CheckpointError: when there are some and none can be used.

@@ -162,11 +162,9 @@ class Clock:
         }
 
     def restore(self, state: dict[str, Any], same_workers: bool) -> None:
-        """Continue from :meth:`state`; what this process has measured so far is added.
+        """Continue from an earlier process's :meth:`state`; what this one has measured so far is added.
 
-        Args:
-            state: as an earlier process has saved it.
-            same_workers: whether it ran on as many workers, so that its iterations compare with those to come.
+        Iterations compare with those to come only where it ran on the ``same_workers``.
         """
         for phase, seconds in state["seconds"].items():
             self.seconds[phase] += seconds

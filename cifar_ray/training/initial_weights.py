@@ -12,7 +12,7 @@ import torch
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from cifar_ray.config.errors import ConfigError, first_line
+from cifar_ray.config.errors import ConfigError, first_line, some
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
@@ -20,7 +20,6 @@ from cifar_ray.training.errors import CheckpointError
 _LEAST = 0.5
 """Share of the model's parameters below which the weights are those of another model."""
 
-_NAMED = 5  # layers that a sentence names
 _USUAL = ("model", "state_dict", "model_state_dict")  # of several state dicts in a file, the one to take
 
 
@@ -104,8 +103,7 @@ def compared(model: nn.Module, weights: Mapping[str, Tensor], config: ResolvedCo
             "name and shape",
         )
     layers = list(dict.fromkeys(map(_layer, fresh)))
-    more = f" and {len(layers) - _NAMED} more layers" if len(layers) > _NAMED else ""
-    rest = f"; randomly initialised: {', '.join(layers[:_NAMED])}{more}" if layers else ""
+    rest = f"; randomly initialised: {some(layers)}" if layers else ""
     return f"weights of {config.weights}: {share:.1%} of the parameters{rest}"
 
 

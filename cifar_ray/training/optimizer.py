@@ -30,12 +30,8 @@ def build(model: nn.Module, config: ResolvedConfig, rules: Sequence[Rule] | None
 
     With a recipe that gives batch norms' biases a learning rate of their own, those do: by as much in a step as the
     matrices. With ``ema``, a parameter's moving average is part of its state. Frozen parameters have their places in
-    it, so that these are the same once they learn, and no state before that.
-
-    Args:
-        model: whose parameters are to learn.
-        config: a resolved config.
-        rules: how each parameter is treated, for a model whose parameters have no names; by their names when None.
+    it, so that these are the same once they learn, and no state before that. ``rules`` say how each parameter is
+    treated, for a model whose parameters have no names; else they follow from these.
     """
     optimizer = _build(model, config, freezing.rules(model, config) if rules is None else rules)
     if is_own(config.schedule):
@@ -188,12 +184,8 @@ def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> fl
 
     It rises linearly over the warm-up and then stays, follows a function of the user's own, or falls along half a
     cosine towards zero, which it would reach one step after the last. A triangle begins its rise at 0.2 of the peak and
-    falls linearly towards 0.07 of it. The peak follows the global batch as ``lr_scaling`` says.
-
-    Args:
-        config: a resolved config.
-        step: optimizer step over the whole run, from 0.
-        steps_per_epoch: optimizer steps in an epoch.
+    falls linearly towards 0.07 of it. The peak follows the global batch as ``lr_scaling`` says. Arguments are those of
+    :func:`schedule`.
     """
     peak = config.lr * (config.global_batch_size / config.base_batch) ** _POWER[config.lr_scaling]
     total = config.epochs * steps_per_epoch

@@ -96,10 +96,9 @@ def _check_optimizer(config: ResolvedConfig, make: Callable[[nn.Module], torch.o
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 1e-3)
-    with imports.calling(config.optimizer, "optimizer", "must take steps without arguments"):
-        made.step()
-    rule = "must have a state of tensors, numbers and text, which a checkpoint holds"
+    rule = "must take steps without arguments, and have a state of tensors, numbers and text, which a checkpoint holds"
     with imports.calling(config.optimizer, "optimizer", rule):
+        made.step()
         kept = io.BytesIO()
         torch.save(made.state_dict(), kept)
         torch.load(io.BytesIO(kept.getvalue()), weights_only=True)

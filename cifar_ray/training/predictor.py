@@ -50,11 +50,7 @@ def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
 
 
 def of(path: Path | str, snapshot: Snapshot | None = None) -> Predictor:
-    """The predictor of the checkpoint at ``path``, on the CPU and in evaluation mode.
-
-    Args:
-        path: its folder, or the address that an error names where the ``snapshot`` is given.
-        snapshot: what it holds; read when it is None.
+    """The predictor of the checkpoint at ``path``, on the CPU and in evaluation mode; ``snapshot`` if it was read.
 
     Raises:
         CheckpointError: when it cannot be read, or its weights are not those of its config.

@@ -8,7 +8,7 @@ import functools
 import shlex
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,7 +89,8 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     check_place(config, Decided.asked(config))
     own_models.refuse(config, "strategy", strategy.cannot, traits)
     if config.precision == "fp16":
-        _check_fp16(config, traits)
+        own_models.refuse(config, "precision", frozenset({"dtype"}), traits)
+        _check_fp16(config)
     if config.compile and config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
     recipe, together = models.recipe(config), "whose workers take every step together"
@@ -151,12 +152,8 @@ def profiled_from(config: TrainConfig, steps: int) -> int | None:
 
     All of them are in one epoch, since an evaluation would fill the trace, and not the first of the run.
 
-    Args:
-        config: a run's.
-        steps: of an epoch.
-
     Raises:
-        ConfigError: when an epoch has too few.
+        ConfigError: when an epoch has too few ``steps``.
     """
     wanted = config.profile.steps
     if wanted is None:
@@ -214,8 +211,8 @@ def _check_shapes(config: ResolvedConfig, spec: Facts) -> None:
             ) from None
 
 
-def _check_fp16(config: ResolvedConfig, traits: Mapping[str, str]) -> None:
-    """Refuse float16 where its loss cannot be scaled, as for some :data:`~cifar_ray.models.own.TRAITS` of a model."""
+def _check_fp16(config: ResolvedConfig) -> None:
+    """Refuse float16 where its loss cannot be scaled."""
     if config.strategy not in SCALING:
         raise ConfigError(
             "precision",
@@ -227,7 +224,6 @@ def _check_fp16(config: ResolvedConfig, traits: Mapping[str, str]) -> None:
             "strategy_options.comm_hook",
             "must be other than powersgd with --precision fp16: it would carry over what overflows",
         )
-    own_models.refuse(config, "precision", frozenset({"dtype"}), traits)
 
 
 def _val_share(config: TrainConfig, chooser: str) -> float | None:

@@ -80,10 +80,7 @@ def due(state: TrainingState) -> bool:
 def save(state: TrainingState, observer: Observer, score: float | None = None) -> None:
     """Write a checkpoint on rank 0. The other ranks wait here, so that their next step does not.
 
-    Args:
-        state: at the end of a step.
-        observer: hears of the checkpoint.
-        score: the task's primary figure on the samples measured after every epoch, when one ends here.
+    ``score`` is the task's primary figure on the samples measured after every epoch, when one ends here.
 
     Raises:
         DivergedError: on every rank alike, when a loss or a weight is not finite.
@@ -149,11 +146,8 @@ def finish_epoch(
 def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
     """Evaluate the last checkpoint and the chosen one on the test set, and return the result of the run.
 
-    Every rank gets the same, except for the times: rank 0's count.
-
-    Args:
-        state: after the last epoch.
-        last: of the last epoch; None when it was done before this process.
+    Every rank gets the same, except for the times: rank 0's count. ``last`` is the last epoch's evaluation; None when
+    that was done before this process.
     """
     worker, task, clock = state.worker, state.task.spec, state.clock
     newest, digest, best = from_rank0(worker, lambda: _kept(state.folder))

@@ -264,9 +264,9 @@ ALL = "--freeze must leave resnet a parameter to learn, and * matches all"
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"freeze": ("features",)}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4, 7; 'features' matches none"),
-        ({"freeze": ("0", "8.*")}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4, 7; '8.*' matches none"),
-        ({"lr_scale": ("8=0.1",)}, "--lr-scale must match parameters of resnet, whose names begin with 0, 1, 3, 4, 7; '8' matches none"),
+        ({"freeze": ("features",)}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4 and 7; 'features' matches none"),
+        ({"freeze": ("0", "8.*")}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4 and 7; '8.*' matches none"),
+        ({"lr_scale": ("8=0.1",)}, "--lr-scale must match parameters of resnet, whose names begin with 0, 1, 3, 4 and 7; '8' matches none"),
         ({"freeze": ("*",)}, ALL),
         ({"freeze": ("*",), "unfreeze_epoch": 2}, ALL),
         ({"freeze": ("0", "1", "3", "4", "7")}, "--freeze must leave resnet a parameter to learn, and 0 1 3 4 7 matches all"),
