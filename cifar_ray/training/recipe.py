@@ -141,10 +141,9 @@ def _check_sizes(config: ResolvedConfig, spec: Facts, batch: str = "global_batch
     counted = config.test_images or spec.test_size
     if counted > spec.test_size:
         raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {config.dataset}, got {counted}")
-    if counted < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per test {unit[:-1]} ({counted})")
-    if 0 < spec.val_size < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per validation {unit[:-1]} ({spec.val_size})")
+    for what, count in (("test", counted), ("validation", spec.val_size)):
+        if 0 < count < config.world_size:
+            raise ConfigError("topology", f"must have at most one worker per {what} {unit[:-1]} ({count})")
 
 
 def profiled_from(config: TrainConfig, steps: int) -> int | None:

@@ -325,11 +325,11 @@ def test_a_damaged_checkpoint_hides_neither_the_best_nor_the_others(tmp_path: Pa
 def test_weights_that_are_not_those_of_the_config_are_no_classifier(tmp_path: Path) -> None:
     spec = SPECS["digits"]
     whole = replace(snapshot(10), weights=models.build(snapshot(10).config, spec).state_dict())
-    restored = predictor.restore(tmp_path, whole)
+    restored = predictor.of(tmp_path, whole).model
     assert not restored.training
     assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in restored.state_dict().items())
     with pytest.raises(CheckpointError) as caught:
-        predictor.restore(tmp_path, replace(whole, weights={}))
+        predictor.of(tmp_path, replace(whole, weights={}))
     assert str(caught.value) == (
         f"checkpoint {tmp_path} does not fit its own config: Error(s) in loading state_dict for Sequential:"
     )

@@ -60,7 +60,7 @@ def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Pa
     assert [saved.score for saved in recorder.checkpoints] == accuracies
     assert best(tmp_path).name == f"step-{4 * epoch:08d}"
     for prefix, path in (("test/", Path(outcome.checkpoint)), ("chosen/test/", best(tmp_path))):
-        model = predictor.restore(path, checkpoint.load(path))
+        model = predictor.of(path, checkpoint.load(path)).model
         alone = Evaluator(dataset, Worker(), tasks.build(config, dataset.spec))(model)
         assert {name: metrics[f"{prefix}{name}"] for name in alone.metrics} == alone.metrics
         if prefix == "chosen/test/":
@@ -109,7 +109,7 @@ def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, t
     config = small_config(strategy, "1x2", val_share=0.2, steps_per_epoch=4, epochs=3)
     dataset = data.read(config)
     ranks = train_on_threads(config, dataset, tmp_path)
-    model = predictor.restore(best(tmp_path), checkpoint.load(best(tmp_path)))
+    model = predictor.of(best(tmp_path), checkpoint.load(best(tmp_path))).model
     alone = Evaluator(dataset, Worker(), tasks.build(config, dataset.spec))(model)
     for outcome, _ in ranks:
         assert isinstance(outcome, Outcome)

@@ -116,7 +116,7 @@ def test_a_compiled_run_is_close_to_the_run_without(few: Dataset, tmp_path: Path
     assert {name: each.shape for name, each in ends[0].weights.items()} == {
         name: each.shape for name, each in ends[1].weights.items()
     }
-    restored = predictor.restore(outcome.checkpoint, ends[1])
+    restored = predictor.of(outcome.checkpoint, ends[1]).model
     figures = Evaluator(few, Worker(), Classification(TrainConfig()))(restored)  # which nobody has compiled
     assert {f"test/{name}": value for name, value in figures.metrics.items()} == {
         name: value for name, value in outcome.metrics.items() if name.removeprefix("test/") in figures.metrics
