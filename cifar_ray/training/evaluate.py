@@ -80,7 +80,8 @@ class Evaluator:
         for inputs, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
             outputs = self._forward(model, inputs)
             if mistakes is not None and self._wrongly is not None:
-                mistakes.add(*self._wrongly(outputs, targets), targets, position)
+                predicted, probability = self._wrongly(outputs, targets)
+                mistakes.add(predicted, probability, targets, position)
             position += len(targets)
             for name, count in self._task.tally(outputs, targets).items():
                 total[name] = total[name] + count if name in total else count
