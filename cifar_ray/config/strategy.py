@@ -30,7 +30,7 @@ EXCHANGING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "fsdp")
 WHOLE_GRADIENT = (*EXCHANGING, "local_sgd", "data_parallel", "reproducible")
 """Strategies in which the whole gradient is on every rank before its step, so that they take ``--clip-norm``."""
 
-SCALING = (*EXCHANGING, "local_sgd", "data_parallel")
+SCALING = (*EXCHANGING, "data_parallel")
 """Strategies that take ``--precision fp16``, whose loss is scaled."""
 
 COMPILING = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd")

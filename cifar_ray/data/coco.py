@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -63,7 +62,7 @@ class Coco(Files):
         labels, read = {name: label for label, name in enumerate(self.classes)}, self._read[file]
         with _format(file):
             size = read.imgs[number]["height"], read.imgs[number]["width"]
-            instances = [(_pixels(read, each, size), each) for each in read.loadAnns(read.getAnnIds(number))]
+            instances = [(read.annToMask(each), each) for each in read.loadAnns(read.getAnnIds(number))]
             mask = np.zeros(size, np.uint8)
             for pixels, each in sorted(instances, key=lambda pair: int(pair[0].sum()), reverse=True):
                 mask[pixels > 0] = IGNORED if each.get("iscrowd") else labels[read.cats[each["category_id"]]["name"]]
@@ -80,21 +79,3 @@ def _format(file: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise unusable(f"must be in COCO's format, and {file} is not ({error!r})") from None
-
-
-def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    """The pixels of an instance, which are 1, by polygons of three corners about the image or runs of all pixels."""
-    from pycocotools import mask
-
-    # pycocotools walks along an outline pixel by pixel, and leaves pixels behind the last run as memory happens to be.
-    outline = instance["segmentation"]
-    if isinstance(outline, list):
-        fits = bool(outline) and all(len(part) >= 6 and np.abs(part).max() <= 100 * max(size) for part in outline)
-    elif fits := tuple(outline["size"]) == size:
-        if isinstance(runs := outline["counts"], list):
-            fits = sum(runs) == size[0] * size[1]
-        else:
-            fits = mask.encode(mask.decode(outline))["counts"] == runs.encode()
-    if not fits:
-        raise ValueError(f"annotation {instance['id']} is no outline or runs of pixels that fit its image")
-    return np.asarray(read.annToMask(instance))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,3 +72,10 @@ def upright(image: Image.Image) -> Image.Image:
 def cropped(image: Image.Image, side: int) -> np.ndarray:
     """The centre of an ``RGB`` or grey image with its shorter side resized to ``side``: uint8, (side, side, 3)."""
     return np.asarray(ImageOps.fit(image, (side, side), Image.Resampling.BILINEAR).convert("RGB"))
+
+
+def png(image: Image.Image) -> bytes:
+    """The image as a PNG file."""
+    file = io.BytesIO()
+    image.save(file, "png", optimize=True)
+    return file.getvalue()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import base64
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from cifar_ray.config.facts import Facts, Inputs
-from cifar_ray.data import tokens
+from cifar_ray.data import imagefiles, tokens
 from cifar_ray.data.datasets import as_tensor
 
 _USUAL_SIDE = 64
+_DRAWN_SIDE = 64  # pixels of an image that is drawn, at most: a report reads every run's
+_CHARACTERS = 240  # of a text that is drawn, at most
 
 
 class Modality:
@@ -20,14 +25,17 @@ class Modality:
     Attributes:
         arguments: by what names a function that builds a model is given the sizes of a data set, in this order.
         varies: whether samples are augmented, and normalised as ``--normalise`` says.
+        package: what a program needs to read samples, beside torch and NumPy.
+        encoding: of texts, their tokenizer as JSON.
     """
 
     arguments: ClassVar[tuple[str, ...]]
     varies: ClassVar[bool] = False
+    package: ClassVar[str]
     _normaliser: ClassVar[type[nn.Module]]
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+    def __init__(self, facts: Facts, encoding: str = "") -> None:
+        self.facts, self.encoding = facts, encoding
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -52,6 +60,24 @@ class Modality:
     def shown(self, inputs: Tensor) -> Tensor:
         """Rows of a data set's inputs (B, ...) as an evaluation shows them to the normaliser."""
         return inputs
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether people can give and see samples; else a function of the user's own has made numbers of them."""
+        return True
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a program needs to know to read samples, for JSON."""
+        raise NotImplementedError
+
+    def given(self, row: np.ndarray) -> dict[str, Any]:
+        """One sample of the data set as people give it, by name."""
+        raise NotImplementedError
+
+    def drawn(self, row: np.ndarray) -> dict[str, str]:
+        """One sample for a picture or a table: ``png``, a small image in base64, or ``text``; nothing of others."""
+        return {}
 
 
 class Normalise(nn.Module):
@@ -102,18 +128,47 @@ class AsLong(nn.Identity):
 
 
 class _Images(Modality):
-    arguments, varies, _normaliser = ("image_size", "channels", "classes"), True, Normalise
+    arguments, varies, package = ("image_size", "channels", "classes"), True, "pillow"
+    _normaliser = Normalise
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        facts = self.facts
+        return {"side": facts.image_size, "native_side": facts.native_size, "grey": facts.grey, "crop": facts.crop}
 
     def at_once(self, usual: int) -> int:
         return max(int(usual * min(1.0, (_USUAL_SIDE / self.facts.image_size) ** 2)), 1)
 
+    def given(self, row: np.ndarray) -> dict[str, Any]:
+        return {"image": imagefiles.png(Image.fromarray(row))}
+
+    def drawn(self, row: np.ndarray) -> dict[str, str]:
+        image = Image.fromarray(row)
+        image.thumbnail((_DRAWN_SIDE, _DRAWN_SIDE))
+        return {"png": base64.b64encode(imagefiles.png(image)).decode()}
+
 
 class _Features(Modality):
-    arguments, _normaliser = ("features", "classes"), Standardise
+    arguments, package, _normaliser = ("features", "classes"), "pandas", Standardise
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"features": [*self.facts.feature_names]}
+
+    def given(self, row: np.ndarray) -> dict[str, Any]:
+        return dict(zip(self.facts.feature_names, map(float, row)))
 
 
 class _Tokens(Modality):
-    arguments, _normaliser = ("vocabulary", "length", "classes"), AsLong
+    arguments, package, _normaliser = ("vocabulary", "length", "classes"), "tokenizers", AsLong
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.encoding)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"length": self.facts.length}
 
     def example(self, count: int, device: torch.device | str | None = None) -> Tensor:
         return torch.randint(1, self.facts.vocabulary, (count, *self.facts.shape), device=device)
@@ -121,10 +176,18 @@ class _Tokens(Modality):
     def shown(self, inputs: Tensor) -> Tensor:
         return as_tensor(tokens.cut(inputs.numpy()))
 
+    def given(self, row: np.ndarray) -> dict[str, Any]:
+        return {"text": tokens.decode(self.encoding, row)}
+
+    def drawn(self, row: np.ndarray) -> dict[str, str]:
+        text = " ".join(tokens.decode(self.encoding, row).split())
+        shortened = f"{text[: _CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
+        return {"text": text if len(text) <= _CHARACTERS else shortened}
+
 
 KINDS: dict[Inputs, type[Modality]] = {"images": _Images, "features": _Features, "tokens": _Tokens}
 
 
-def of(facts: Facts) -> Modality:
-    """The modality of a data set."""
-    return KINDS[facts.inputs](facts)
+def of(facts: Facts, encoding: str = "") -> Modality:
+    """The modality of a data set; ``encoding`` is its own (:class:`cifar_ray.data.Dataset`)."""
+    return KINDS[facts.inputs](facts, encoding)

@@ -17,7 +17,7 @@ from cifar_ray.config.errors import ConfigError, brief, first_line, some
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import arrays
 from cifar_ray.data.datasets import unusable
-from cifar_ray.data.source import Files, Part, Source
+from cifar_ray.data.source import Files, Part
 from cifar_ray.tasks.regression import Regression
 
 if TYPE_CHECKING:  # it takes long to import
@@ -55,14 +55,6 @@ class Table(Files):
             for path, rows in tables:
                 samples.append([str(path.parent / str(name).strip()) for (name,) in cells(rows, [image], path)])
         self.parts = dict(zip(paths, map(Part, samples, learned)))
-
-    def split(self, config: TrainConfig) -> Source:
-        """See :class:`Source`; what does not vary has no R2."""
-        made = super().split(config)
-        varied = {name: np.ptp(part.targets, axis=0).astype(bool) for name, part in made.parts.items()}
-        if not varied["train"].all() or not varied.get("val", varied["train"]).any():
-            raise ConfigError("target", f"must vary over the training and validation rows of {self.root}")
-        return made
 
     def keys(self, labels: np.ndarray, option: str) -> Sequence[bytes | int]:
         """The positions of the rows."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 MOST_BYTES = 256 * 2**20
@@ -121,27 +122,20 @@ class _Products(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (gradient,) = gradients
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, columns = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        twice = torch.is_grad_enabled()  # a gradient's gradient is that of convolutions
-        by_convolution = wanted if twice else (wanted[0] and not ctx.with_data, False, False)
-        how = ([len(weight)], *ctx.how, (1, 1), False, (0, 0), 1)
-        data, of_weight, of_bias = (
-            torch.ops.aten.convolution_backward(gradient, x, weight, *how, by_convolution)
-            if any(by_convolution)
-            else (None, None, None)
-        )
-        if twice:
-            return data, of_weight, of_bias, None, None, None
+        data = of_weight = of_bias = None
         rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)  # one for every pixel: (B x H' x W', filters)
-        if wanted[0] and ctx.with_data:
+        if ctx.needs_input_grad[0] and ctx.with_data:
             data = _data_gradient(rows, gradient, weight, x, *ctx.how)
-        if wanted[1]:
+        elif ctx.needs_input_grad[0]:
+            how = ([len(weight)], *ctx.how, (1, 1), False, (0, 0), 1)
+            data = torch.ops.aten.convolution_backward(gradient, x, weight, *how, (True, False, False))[0]
+        if ctx.needs_input_grad[1]:
             filters, channels, *kernel = weight.shape
             of_weight = (rows.t() @ columns).view(filters, *kernel, channels).permute(0, 3, 1, 2)
-        if wanted[2]:
+        if ctx.needs_input_grad[2]:
             of_bias = gradient.sum((0, 2, 3))
         return data, of_weight, of_bias, None, None, None
 

@@ -145,7 +145,7 @@ def evaluate(
 
     chosen = find_checkpoint(run, which, tracking_uri, note)
     snapshot = chosen.snapshot
-    model = predictor.restore(chosen.address, snapshot)
+    model = predictor.of(chosen.address, snapshot).model
     config = snapshot.config
     if data_dir is not None:
         config = runfile.resolved_from_mapping({**runfile.to_mapping(config), "data_dir": data_dir})

@@ -25,6 +25,9 @@ PASSES = 3
 first to repeat them."""
 
 
+_COMPILERS = ("torch._dynamo", "torch._inductor")
+
+
 class Compiled(nn.Module):
     """The forward pass of ``model`` as one compiled graph, for images (B, C, H, W) that always have one shape.
 
@@ -53,25 +56,11 @@ def refusing(config: TrainConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = _reason(error) if config.compile else ""
-        if not reason:
+        is_compilers = any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__)
+        if not config.compile or not (is_compilers or re.search("fail_on_recompile|CUDAGraphs", str(error))):
             raise
-        raise ConfigError("compile", f"must be left out for --model {config.model}: {reason}") from None
-
-
-def _reason(error: Exception) -> str:
-    """Why torch.compile has refused a model, and where; empty for another error."""
-    text = str(error)
-    if "fail_on_recompile" in text:
-        guard = re.search(r"- (?:\d+/\d+: )?(.+?)(?:\s+#.*)?$", text, re.MULTILINE)
-        held = guard[1] if guard else "what it was compiled for"
-        return f"torch.compile would compile it again in later steps, as this no longer holds: {held}"
-    if "CUDAGraphs" in text:
-        return f"CUDA graphs cannot repeat it: {imports.described(error)}"
-    if not any(kind.__module__.startswith(("torch._dynamo", "torch._inductor")) for kind in type(error).__mro__):
-        return ""
-    places = imports.frames(getattr(error, "real_stack", None) or ())
-    where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
-    if type(error).__name__ == "Unsupported":
-        return f"torch.compile cannot make one graph of it: {text.splitlines()[0]}{where}"  # a title; hints follow
-    return f"torch.compile fails: {imports.described(error).partition(' Set TORCHDYNAMO_VERBOSE')[0]}{where}"
+        places = imports.frames(getattr(error, "real_stack", None) or ())
+        where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
+        raise ConfigError(
+            "compile", f"must be left out for --model {config.model}: {imports.described(error)}{where}"
+        ) from None

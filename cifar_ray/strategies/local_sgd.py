@@ -8,8 +8,6 @@ of all weights, which are as large as the gradients (G bytes), of the optimizer'
 momentum, twice that for AdamW) and of batch norm's running statistics (B bytes).
 
 The replicas are averaged after every N-th step of an epoch and at its end, whether a checkpoint is written or not.
-With ``--precision fp16`` a rank skips steps of its own, which delay its learning rate alone until the next average:
-then one message more gives all ranks the least loss scale and the most skipped steps of any.
 After an average nothing is left that belongs to one worker. A checkpoint of ``--checkpoint-every`` and a requested
 stop wait for the next one, at most N - 1 steps, so neither changes what is learned.
 """
@@ -61,7 +59,6 @@ class LocalSGD(Replicas):
         if self._apart:  # the mean of equal numbers may differ from them in the last bit
             statistics = [buffer for buffer in self.buffers() if buffer.is_floating_point() or buffer.is_complex()]
             average_with_state([*self.learning, *statistics], self.optimizer)
-            self.scaler.agree(self.context.worker.device)
             self._apart = 0
 
     def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 _CPU = torch.device("cpu")
@@ -92,17 +91,6 @@ class LossScaler(torch.amp.GradScaler):
         self.step(optimizer)
         self.update()
         self.skipped += self.get_scale() < before
-
-    def agree(self, device: torch.device) -> None:
-        """Give every rank the least scale of all, and the most skipped steps."""
-        if not self.is_enabled() or not dist.is_initialized():
-            return
-        state = self.state_dict()
-        least = torch.tensor([state["scale"], state["_growth_tracker"], -self.skipped], dtype=torch.float64)
-        least = least.to(device)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        scale, tracker, skipped = least.tolist()
-        self.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker), "skipped": -int(skipped)})
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "skipped": self.skipped} if self.is_enabled() else {}

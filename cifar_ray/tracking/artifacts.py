@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
 from PIL import Image
 
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, modality
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tasks.spec import IGNORED
 from cifar_ray.tracking import drawing
@@ -42,7 +42,7 @@ def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
         For each sample ``index`` in the test set, ``true`` and ``predicted`` class, ``probability``, and ``png`` in
         base64 or ``text``, as the model sees it and shortened.
     """
-    shown, every, some = samples.of(tested.spec, tested.encoding), tested.spec.test_size, len(tested.test)
+    shown, every, some = modality.of(tested.spec, tested.encoding), tested.spec.test_size, len(tested.test)
     if not shown.is_readable:
         return []
     return [
@@ -129,7 +129,7 @@ def log_model(
     steps = _steps(run)
     if (which, epoch) in [(model.tags.get(WHICH_TAG), steps[model.model_id]) for model in logged_models(client, run)]:
         return  # a repeated attempt, or a run that was complete before this process
-    taken = samples.of(dataset.spec, dataset.encoding)
+    taken = modality.of(dataset.spec, dataset.encoding)
     example = taken.given(np.asarray(dataset.test.inputs[0]))
     model_type, outputs = {
         "masks": ("segmenter", {"mask": DataType.binary}),

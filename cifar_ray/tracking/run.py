@@ -17,13 +17,13 @@ from pydantic_core import to_json
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset
+from cifar_ray.data import Dataset, modality
 from cifar_ray.tasks import measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, drawing, origin, store, study
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.sink import CLOCK
-from cifar_ray.training import bottleneck, samples
+from cifar_ray.training import bottleneck
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
 
@@ -256,7 +256,7 @@ class RunRecord(Record):
 
     def model(self, which: str, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, epoch: int) -> None:
         """Log the checkpoint of an epoch as a model of the run; arguments as of :func:`artifacts.log_model`."""
-        if samples.of(dataset.spec, dataset.encoding).is_readable:
+        if modality.of(dataset.spec, dataset.encoding).is_readable:
             of = (which, load, dataset, self.task, epoch, self._figures.get(epoch, []))
             self.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
 

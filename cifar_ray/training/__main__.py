@@ -14,7 +14,6 @@ import os
 import sys
 import time
 import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,10 +21,9 @@ import torch.distributed as dist
 from cifar_ray import IMPORTED_AT, data, strategies
 from cifar_ray.config import errors, files, flags, limits, runfile
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.config.train import TrainConfig
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.training import checkpoint, hardware, recipe
-from cifar_ray.training.collectives import from_rank0
+from cifar_ray.training import hardware, recipe
 from cifar_ray.training.errors import CheckpointError, DivergedError, RankFailedError
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started, Traced
@@ -70,15 +68,7 @@ class Printer:
         print(f"checkpoint {saved.path} sha256 {saved.weights_sha256}", flush=True)
 
     def traced(self, event: Traced) -> None:
-        problem = event.problem
-        try:
-            event.path.with_name(f"operators_rank{event.rank}.csv").write_text(event.operators, encoding="utf-8")
-        except OSError as error:
-            problem = problem or f"its table of operators cannot be written: {error.strerror}"
-        if problem:
-            print(f"no trace of rank {event.rank}: {problem}; training goes on", flush=True)
-        else:
-            print(f"trace of rank {event.rank}: {event.path}, for https://ui.perfetto.dev", flush=True)
+        print(f"trace of rank {event.rank}: {event.problem or event.path}", flush=True)
 
 
 def main(words: list[str], begun: float) -> Outcome:
@@ -110,7 +100,7 @@ def main(words: list[str], begun: float) -> Outcome:
     folder = files.storage(config.storage) / name / "checkpoints"
     loading = time.time()
     worker = Worker(rank, world_size, local_rank, os.environ.get("GROUP_RANK", "0"), device, given)
-    dataset = data.read(config, encoding=_encoding(config, folder, worker))
+    dataset = data.read(config)
     launch = Launch(begun, time.time() - loading)
     state = prepare(config, Decided.asked(config), dataset, folder, worker, launch)
     outcome = fit(state, Printer(rank, config.model)).at(time.time())
@@ -120,18 +110,6 @@ def main(words: list[str], begun: float) -> Outcome:
     if dist.is_initialized():  # not after an error: it would wait for the others, and they for this rank
         dist.destroy_process_group()
     return outcome
-
-
-def _encoding(config: ResolvedConfig, folder: Path, worker: Worker) -> str:
-    """The tokenizer that a run of texts goes on with; only rank 0 looks for it."""
-    if not data.facts(config).vocabulary:
-        return ""
-
-    def look() -> str:
-        newest = checkpoint.latest(folder, config)
-        return newest[1].encoding if newest else ""
-
-    return from_rank0(worker, look)
 
 
 def _gpus(config: TrainConfig, local_rank: int, local_world_size: int) -> tuple[int, ...]:

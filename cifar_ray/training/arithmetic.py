@@ -6,11 +6,11 @@ is long enough, in every way of computing convolutions.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import torch
@@ -40,7 +40,7 @@ hardly differ, and a large model's passes take long. On a GPU, passes of few sam
 launched: precisions are measured with as many as are trained on together."""
 
 _ENOUGH_S = 0.3
-_PRECISIONS, _FIRST, _FINAL = (2, 10), (2, 10), (5, 50)  # rounds, at least and while there is time
+_FIRST, _FINAL = (2, 10), (5, 50)  # rounds, at least and while there is time
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,30 @@ def choose(config: ResolvedConfig, worker: Worker, passes: int | None = None) ->
     """What ``config`` names and the faster of what it does not, the same on every rank.
 
     ``reproducible`` is for weights that are equal on any number of workers and on any machine, so no measurement
-    decides there: it is ``fp32`` and ``channels_last``.
+    decides there: it is ``fp32`` and ``channels_last``. After a measurement, torch has one thread.
 
     Args:
         config: a resolved config.
         worker: this worker; every rank must call it.
         passes: of all the runs that are to compute so; those of this run when it is None.
     """
-    names = undecided(config, worker.device.type, passes_of(config) if passes is None else passes)
+    device = worker.device
     precision, convolutions = config.precision.replace("auto", "fp32"), config.convolutions or USUAL
-    measured, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with compiling.refusing(config):
-            if "precision" in names:
-                precision, why = _choose_precision(config, worker)
-                measured.append(why)
-            if "convolutions" in names:
-                convolutions, why = _choose_convolutions(config, precision, worker)
-                measured.append(why)
-    finally:
-        torch.set_num_threads(threads)
+    names = undecided(config, device.type, passes_of(config) if passes is None else passes)
+    if not names:
+        return Choice(precision, convolutions)
+    samples, measured = max(strategies.of(config).at_once(config), 2), []
+    with compiling.refusing(config):
+        if "precision" in names:
+            count = samples if device.type == "cuda" else min(samples, _SAMPLES)
+            one_pass = timed_pass(config, count, USUAL, device)
+            precision, times = _fastest({name: partial(one_pass, name) for name in ("fp32", "bf16")}, MARGIN, worker)
+            measured.append(f"{count} {tasks.spec(config, data.facts(config)).unit} forward and backward: {times}")
+        if "convolutions" in names:
+            count = min(samples, _IMAGES)
+            each = {name: partial(timed_pass(config, count, name, device), precision) for name in ways(config)}
+            convolutions, times = _fastest(each, GAIN, worker)
+            measured.append(f"{count} images in {precision}: {times}")
     return Choice(precision, convolutions, "; ".join(measured))
 
 
@@ -96,9 +99,8 @@ def undecided(config: ResolvedConfig, device: str, passes: int) -> set[str]:
     if config.strategy == "reproducible":
         return set()
     names = {"precision"} if config.precision == "auto" else set()
-    has_images = modality.of(data.facts(config)).varies
-    if has_images and config.convolutions is None and device != "cuda" and not config.compile:
-        names |= {"convolutions"} if passes >= LEAST_STEPS else set()
+    if config.convolutions is None and device != "cuda" and not config.compile and passes >= LEAST_STEPS:
+        names |= {"convolutions"} if modality.of(data.facts(config)).varies else set()
     return names
 
 
@@ -107,43 +109,25 @@ def passes_of(config: ResolvedConfig) -> int:
     return config.epochs * data.steps_per_epoch(config) * config.accumulate
 
 
-def _choose_precision(config: ResolvedConfig, worker: Worker) -> tuple[str, str]:
-    """The faster precision, and what was measured, in words."""
-    device, count = worker.device, max(strategies.of(config).at_once(config), 2)
-    count = count if device.type == "cuda" else min(count, _SAMPLES)
-    fp32, bf16 = _mean(_measure(config, count, device), worker)
-    passed = f"{count} {tasks.spec(config, data.facts(config)).unit} forward and backward"
-    if math.isinf(bf16):
-        return "fp32", "a GPU here has no bf16 arithmetic; --precision fp16 is for such a one"
-    if math.isinf(fp32):
-        return "bf16", f"{passed} do not fit into a GPU's memory in fp32"
-    measured = f"{passed}: fp32 {1000 * fp32:.1f} ms, bf16 {1000 * bf16:.1f} ms"
-    return "bf16" if fp32 > MARGIN * bf16 else "fp32", measured
+def _fastest(passes: Mapping[str, Callable[[], float]], gain: float, worker: Worker) -> tuple[str, str]:
+    """The fastest pass if it is ``gain`` times as fast as the first one, else that; and what was measured, in words.
 
-
-def _measure(config: ResolvedConfig, count: int, device: torch.device) -> list[float]:
-    """Least seconds of a forward and backward pass in float32 and in bfloat16; infinite for what a GPU cannot do."""
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return [0.0, math.inf]
-    one_pass = timed_pass(config, count, USUAL, device)
-    try:
-        return _least([functools.partial(one_pass, precision) for precision in ("fp32", "bf16")], *_PRECISIONS)
-    except torch.OutOfMemoryError:
-        return [math.inf, 0.0]
-
-
-def _mean(seconds: Sequence[float], worker: Worker) -> list[float]:
-    """The mean of each figure over all ranks."""
-    if worker.world_size == 1:
-        return [*seconds]
-    mean = torch.tensor(seconds, dtype=torch.float64, device=worker.device)
-    gradients.average([mean])
-    return mean.tolist()  # type: ignore[no-any-return]
-
-
-def _least(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[float]:
-    """The least seconds of each call, :func:`in_turn`."""
-    return [min(times) for times in in_turn(timed, least, most)]
+    A pass counts by its least seconds, of which the mean over all ranks is taken.
+    """
+    torch.set_num_threads(1)
+    usual, *_ = names = [*passes]
+    seconds: dict[str, float] = {}
+    for rounds in (_FIRST, _FINAL):
+        least = [min(times) for times in in_turn([passes[name] for name in names], *rounds)]
+        mean = torch.tensor(least, dtype=torch.float64, device=worker.device)
+        gradients.average([mean])
+        seconds |= zip(names, mean.tolist())
+        best = min(names, key=seconds.__getitem__)
+        if best == usual:
+            break
+        names = [usual, best]  # the least of many may be so by chance
+    chosen = best if seconds[usual] > gain * seconds[best] else usual
+    return chosen, ", ".join(f"{name} {1000 * each:.1f} ms" for name, each in seconds.items())
 
 
 def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:
@@ -156,39 +140,32 @@ def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list
 
 
 def timed_pass(config: ResolvedConfig, count: int, convolutions: str, device: torch.device) -> Callable[[str], float]:
-    """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds."""
+    """A function that takes a forward and backward pass of a new model in a precision, and returns its seconds.
+
+    They are infinite for what a GPU cannot compute or has no room for.
+    """
     facts = data.facts(config)
     model = models.build(config, facts).to(device).train()
     convolution.install(model, convolutions)
     inputs = convolution.laid_out(modality.of(facts).example(count, device), convolutions)
     forward = compiling.Compiled(model, device) if config.compile else model
+    has_bf16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
     def seconds(precision: str) -> float:
+        if precision == "bf16" and not has_bf16:
+            return math.inf
         hardware.use_precision(precision)
         model.zero_grad()
         before = _now(device)
-        with autocast(precision, device):
-            loss = forward(inputs).float().square().mean()  # of a cost that does not count, as every task's is
-        loss.backward()  # type: ignore[no-untyped-call]
+        try:
+            with autocast(precision, device):
+                loss = forward(inputs).float().square().mean()  # of a cost that does not count, as every task's is
+            loss.backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError:
+            return math.inf
         return _now(device) - before
 
     return seconds
-
-
-def _choose_convolutions(config: ResolvedConfig, precision: str, worker: Worker) -> tuple[str, str]:
-    """The fastest way to compute convolutions on CPUs, and what was measured, in words."""
-    count = min(max(strategies.of(config).at_once(config), 2), _IMAGES)
-    passes = {
-        name: functools.partial(timed_pass(config, count, name, worker.device), precision) for name in ways(config)
-    }
-    measured = dict(zip(passes, _mean(_least([*passes.values()], *_FIRST), worker)))
-    best = min(measured, key=measured.__getitem__)
-    if best != USUAL:  # the least of many may be so by chance
-        two = [USUAL, best]
-        measured |= zip(two, _mean(_least([passes[name] for name in two], *_FINAL), worker))
-    told = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in measured.items())
-    chosen = best if measured[USUAL] > GAIN * measured[best] else USUAL
-    return chosen, f"{count} images in {precision}: {told}"
 
 
 def ways(config: ResolvedConfig) -> list[str]:

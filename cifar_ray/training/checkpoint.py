@@ -1,9 +1,9 @@
 """Checkpoints: all of a run up to one step, nothing per worker, nothing executable.
 
 ``step-00000390/`` holds the weights (safetensors), the rest of the state (read with ``weights_only``),
-and a manifest with the SHA-256 of both and of itself, written last. The folder gets its name when all is on
-disk, so a checkpoint is either complete or absent. One that was damaged or edited later is found by its hash and
-passed over, and so is one that was made with another config than the run's.
+and a manifest with the SHA-256 of both, written last. The folder gets its name when all is on disk, so a checkpoint
+is either complete or absent. One whose files were damaged later is passed over, and so is one that was made with
+another config than the run's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cifar_ray.tasks import TaskSpec, choosing
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import MANIFEST, Row, SavedCheckpoint, step_of
 
-FORMAT = 6
+FORMAT = 7
 """Version of a checkpoint's layout. It changes when older code could not read what is written."""
 
 WEIGHTS, STATE = "weights.safetensors", "state.pt"
@@ -135,101 +135,61 @@ def save(snapshot: Snapshot, folder: Path) -> SavedCheckpoint:
             "weights_sha256": weights_sha256,
             "state_sha256": state_sha256,
         }
-        _write(partial / MANIFEST, json.dumps({**values, "sha256": _digest(values)}, indent=1).encode())
+        _write(partial / MANIFEST, json.dumps(values, indent=1).encode())
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
         partial.rename(target)
-        _sync(folder)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise CheckpointError(f"checkpoint {target} cannot be written: {os.strerror(error.errno)}") from None
         raise
-    is_best = _prune(folder, snapshot) == target
-    return SavedCheckpoint(target, snapshot.step, snapshot.epoch, weights_sha256, snapshot.score, is_best)
+    top = best(folder)
+    kept = [path for path in every(folder) if step_of(path.name) <= snapshot.step]  # later ones are damaged
+    for path in kept[: -snapshot.config.keep_checkpoints]:
+        if path != top:
+            shutil.rmtree(path, ignore_errors=True)
+    return SavedCheckpoint(target, snapshot.step, snapshot.epoch, weights_sha256, snapshot.score, top == target)
 
 
 def _write(path: Path, content: bytes | memoryview) -> str:
     """Write a file to disk, and return its SHA-256."""
-    path.write_bytes(content)
-    _sync(path)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     return hashlib.sha256(content).hexdigest()
 
 
-def _sync(path: Path) -> None:
-    """Have the operating system write a file or a folder's names to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _prune(folder: Path, newest: Manifest) -> Path | None:
-    """Remove what need not be kept; returns the best checkpoint, for which all manifests are read.
-
-    Later ones than ``newest`` were passed over as damaged and do not count.
-    """
-    top = best(folder) if choosing.objective(newest.task, newest.decided.facts) is not None else None
-    older = [path for path in every(folder) if step_of(path.name) <= newest.step]
-    for path in older[: -newest.config.keep_checkpoints]:
-        if path != top:
-            shutil.rmtree(path, ignore_errors=True)
-    return top
-
-
 def apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights on the CPU, each in memory of its own: safetensors refuses those that a model has under two names."""
-    separate: dict[str, Tensor] = {}
-    held: set[int] = set()
-    for name, tensor in weights.items():
-        on_cpu = tensor.detach().cpu().contiguous()
-        place = on_cpu.untyped_storage().data_ptr()
-        separate[name] = on_cpu.clone() if place in held else on_cpu
-        held.add(place)
-    return separate
-
-
-def _digest(values: dict[str, Any]) -> str:
-    """SHA-256 of a manifest's values, however they are laid out in its file."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    """Copies of weights on the CPU: safetensors refuses those that a model has under two names."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()
+    }
 
 
 def read(path: Path) -> Manifest:
     """The manifest of one checkpoint, every field of the type that it should have.
 
     Raises:
-        CheckpointError: when it is missing, damaged, edited, or of another version.
+        CheckpointError: when it is missing, damaged, or of another version.
     """
     try:
         values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version, digest = values["format"], values.pop("sha256", None)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise CheckpointError(f"checkpoint {path} has no readable {MANIFEST}") from None
-    if version != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {path} has format {errors.brief(version)}, written by another version of cifar_ray; "
-            f"this one reads format {FORMAT}"
-        )
-    try:
+        if (version := values["format"]) != FORMAT:
+            raise ValueError(f"format {errors.brief(version)} is another version's; this one reads format {FORMAT}")
         config = runfile.resolved_from_mapping(values["config"])
         manifest: Manifest = schema.build(Manifest, {**values, "config": config})
-        is_sealed = digest == _digest(values)
+        if manifest.step != step_of(path.name):
+            raise ValueError("it is of another step")
     except Exception as error:  # of whatever kind the values are
         raise CheckpointError(
             f"checkpoint {path} has a {MANIFEST} that cannot be used: {errors.first_line(error)}"
         ) from None
-    if not is_sealed or manifest.step != step_of(path.name):
-        raise CheckpointError(f"checkpoint {path} is damaged: its {MANIFEST} is not what was written")
     return manifest
 
 
 def load(path: Path, config: ResolvedConfig | None = None, decided: Decided | None = None) -> Snapshot:
-    """Read one checkpoint to the CPU, verifying every byte of it.
-
-    Args:
-        path: its folder.
-        config: the run's, to compare the checkpoint's with; None not to compare.
-        decided: likewise.
+    """Read one checkpoint to the CPU, verifying every byte of it; it must fit a run's ``config``, if one is given.
 
     Raises:
         CheckpointError: when it is damaged, incomplete, of another version, or made with other settings than the run's.
@@ -285,15 +245,7 @@ def every(folder: Path) -> list[Path]:
 def latest(
     folder: Path, config: ResolvedConfig | None = None, decided: Decided | None = None
 ) -> tuple[Path, Snapshot, tuple[str, ...]] | None:
-    """The newest checkpoint that can be used, with sentences about newer ones that cannot.
-
-    Args:
-        folder: that of the checkpoints.
-        config: as for :func:`load`.
-        decided: likewise.
-
-    Returns:
-        None when there is no checkpoint at all.
+    """The newest checkpoint that :func:`load` can use, with sentences about newer ones; None when there is none at all.
 
     Raises:
         CheckpointError: when there are some and none can be used.
@@ -315,12 +267,12 @@ def existing(folder: Path) -> list[SavedCheckpoint]:
     for path in every(folder):
         with suppress(CheckpointError):
             manifests[path] = read(path)
-    ranks = {
+    scores = {
         path: made.task.primary.rank(made.score)
         for path, made in manifests.items()
         if made.score is not None and choosing.objective(made.task, made.decided.facts) is not None
     }
-    top = max(ranks, key=ranks.__getitem__, default=None)
+    top = max(scores, key=scores.__getitem__, default=None)
     return [
         SavedCheckpoint(path, made.step, made.epoch, made.weights_sha256, made.score, path == top)
         for path, made in manifests.items()

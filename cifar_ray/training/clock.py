@@ -43,8 +43,7 @@ class Clock:
         self.begun = begun
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._steps = array("d")  # of each iteration of this process: its seconds, and those of its parts
-        self._earlier = torch.empty(0, dtype=torch.float64)  # seconds of each iteration of earlier processes
-        self._earlier_parts: dict[str, float] = {}  # sums over those
+        self._earlier = self.steps()  # of earlier processes
         self._marks: list[tuple[str, Any]] = []
         self._cpu_wait_s = self._waited_before = self._ran_s = 0.0  # of this process, in every step
         self._pauses = 0.0  # seconds of training in which no steps run
@@ -102,7 +101,7 @@ class Clock:
                     self._steps.extend((lap, *(parts.get(name, 0.0) for name in PARTS)))
                 begin, parts = mark, {}
             elif part != _OTHER:
-                _add(parts, {part: seconds_between(before, mark)})
+                parts[part] = parts.get(part, 0.0) + seconds_between(before, mark)
             before = mark
 
     def steps(self) -> Tensor:
@@ -113,18 +112,14 @@ class Clock:
         """
         return torch.tensor(self._steps, dtype=torch.float64).view(-1, 1 + len(PARTS))
 
-    def _iterations(self) -> Tensor:
-        return torch.cat([self._earlier, self.steps()[:, 0]])
-
-    def _parts(self) -> dict[str, float]:
-        sums = dict(zip(PARTS, self.steps().sum(0)[1:].tolist()))
-        _add(sums, self._earlier_parts)
-        return sums
+    def _every(self) -> Tensor:
+        """As :meth:`steps`, of earlier processes, too."""
+        return torch.cat([self._earlier, self.steps()])
 
     def parts(self) -> dict[str, float]:
         """Mean seconds of a step by part, over the iterations of :meth:`iterations`; empty when there are none."""
-        count = len(self._iterations())
-        return {part: seconds / count for part, seconds in self._parts().items() if seconds}
+        means = self._every().mean(0).tolist()[1:]
+        return {part: seconds for part, seconds in zip(PARTS, means) if seconds > 0}
 
     @property
     def cpu_wait(self) -> float:
@@ -140,7 +135,7 @@ class Clock:
         The first iteration of each process is left out, and so are that of a strategy that is built again and those
         that are profiled. Empty when there is no other.
         """
-        times = self._iterations()
+        times = self._every()[:, 0]
         if not len(times):
             return {}
         return {
@@ -154,38 +149,30 @@ class Clock:
 
         Unlike their mean it has the pauses in it, where asynchronous workers wait for the slowest.
         """
-        times = self._iterations()
+        times = self._every()[:, 0]
         return (times.sum().item() + self._pauses) / len(times)
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`restore` continues from."""
         return {
             "seconds": dict(self.seconds),
-            "iterations": self._iterations().float(),
-            "parts": self._parts(),
+            "steps": self._every().float(),
             "pauses": self._pauses,
             "wall_s": time.time() - self.begun,
         }
 
     def restore(self, state: dict[str, Any], same_workers: bool) -> None:
-        """Continue from :meth:`state`; what this process has measured so far is added.
+        """Continue from an earlier process's :meth:`state`; what this one has measured so far is added.
 
-        Args:
-            state: as an earlier process has saved it.
-            same_workers: whether it ran on as many workers, so that its iterations compare with those to come.
+        Iterations compare with those to come only where it ran on the ``same_workers``.
         """
-        _add(self.seconds, state["seconds"])
+        for phase, seconds in state["seconds"].items():
+            self.seconds[phase] += seconds
         self.begun -= state["wall_s"]
         if same_workers:
-            self._earlier, self._earlier_parts = state["iterations"].double(), state["parts"]
+            self._earlier = state["steps"].double()
             self._pauses += state["pauses"]
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _add(sums: dict[str, float], more: dict[str, float]) -> None:
-    """Add each number to the sum of its name."""
-    for name, seconds in more.items():
-        sums[name] = sums.get(name, 0.0) + seconds

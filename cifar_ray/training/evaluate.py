@@ -20,7 +20,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import Subset
 from cifar_ray.tasks.protocol import Evaluation, Task
 from cifar_ray.training import hardware
-from cifar_ray.training.mistakes import Judge, Mistake, SurestMistakes
+from cifar_ray.training.mistakes import Mistake, SurestMistakes
 
 EVALUATION_BATCH = {"cpu": 128, "cuda": 512}
 """Test samples per forward pass; of images above 64x64 pixels, as many as have as many pixels. ResNet on one thread of
@@ -36,7 +36,7 @@ class Evaluator:
         assert samples is not None
         self._samples = samples
         self._at_once = len(samples)
-        self._judges = subset == "test" and isinstance(task, Judge)
+        self._wrongly = getattr(task, "wrongly", None) if subset == "test" else None  # where answers can be wrong
         self._mistakes: SurestMistakes | None = None
         with torch.inference_mode():  # what it imports counts as start-up
             shape = task.spec.outputs(dataset.spec.num_classes, dataset.spec.image_size)
@@ -48,7 +48,7 @@ class Evaluator:
 
         The counts of all ranks are added up; every rank returns the same figures.
         """
-        self._mistakes = SurestMistakes(len(self._samples), self._worker.device) if self._judges else None
+        self._mistakes = SurestMistakes(len(self._samples), self._worker.device) if self._wrongly else None
         mine = self._tally(model, self._worker.rank, self._worker.world_size, self._mistakes)
         return self._evaluation({name: torch.stack(gather(mine[name])).sum(0) for name in sorted(mine)})
 
@@ -79,8 +79,9 @@ class Evaluator:
         position = order.evaluation_range(len(samples), rank, world_size).start
         for inputs, targets in evaluation_batches(samples, self._task.target, spec, rank, world_size, device):
             outputs = self._forward(model, inputs)
-            if mistakes is not None and isinstance(self._task, Judge):
-                mistakes.add(self._task, outputs, targets, position)
+            if mistakes is not None and self._wrongly is not None:
+                predicted, probability = self._wrongly(outputs, targets)
+                mistakes.add(predicted, probability, targets, position)
             position += len(targets)
             for name, count in self._task.tally(outputs, targets).items():
                 total[name] = total[name] + count if name in total else count

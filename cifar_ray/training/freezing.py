@@ -15,12 +15,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray import models
-from cifar_ray.config.errors import ConfigError, brief
+from cifar_ray.config.errors import ConfigError, brief, some
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Facts
-
-_SHOWN = 12
-"""Parts of a model that an error names."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,9 @@ def check(config: TrainConfig, spec: Facts) -> None:
     patterns = {"freeze": config.freeze, "lr_scale": [pattern for pattern, _ in _scales(config)]}
     for key, pattern in ((key, pattern) for key, each in patterns.items() for pattern in each):
         if not _matches(pattern, names):
-            parts = list(dict.fromkeys(name.partition(".")[0] for name in names))
-            shown = ", ".join(parts[:_SHOWN]) + ", ..." * (len(parts) > _SHOWN)
-            raise ConfigError(
-                key,
-                f"must match parameters of {config.model}, whose names begin with {shown}; {brief(pattern)} matches "
-                "none",
-            )
+            begin = some([*dict.fromkeys(name.partition(".")[0] for name in names)])
+            rule = f"must match parameters of {config.model}, whose names begin with {begin}"
+            raise ConfigError(key, f"{rule}; {brief(pattern)} matches none")
     freeze(model, config)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(

@@ -12,7 +12,7 @@ import torch
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from cifar_ray.config.errors import ConfigError, first_line
+from cifar_ray.config.errors import ConfigError, first_line, some
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.training import checkpoint
 from cifar_ray.training.errors import CheckpointError
@@ -20,7 +20,6 @@ from cifar_ray.training.errors import CheckpointError
 _LEAST = 0.5
 """Share of the model's parameters below which the weights are those of another model."""
 
-_NAMED = 5  # layers that a sentence names
 _USUAL = ("model", "state_dict", "model_state_dict")  # of several state dicts in a file, the one to take
 
 
@@ -34,12 +33,9 @@ def read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return safetensors.load(path.read_bytes())
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError:
-        raise ConfigError(
-            "weights", f"must be a state dict of tensors, which loads without executing code; {path} holds other things"
-        ) from None
     except Exception as error:  # on content that is not what it should be, the readers raise whatever comes
-        raise ConfigError("weights", f"must be a file that can be read; {path}: {first_line(error)}") from None
+        why = "it holds more than tensors" if isinstance(error, UnpicklingError) else first_line(error)
+        raise ConfigError("weights", f"must be a file that loads without executing code; {path}: {why}") from None
     if isinstance(state, Mapping) and not _is_state(state):  # a checkpoint, which has other things, too
         states: dict[Any, Any] = {name: value for name, value in state.items() if _is_state(value)}
         state = states.get(next(filter(states.get, states if len(states) == 1 else _USUAL), None))
@@ -93,11 +89,9 @@ def compared(model: nn.Module, weights: Mapping[str, Tensor], config: ResolvedCo
     """What of a model the weights set, as a sentence.
 
     Raises:
-        ConfigError: when that is less than half of its parameters, or no numbers.
+        ConfigError: when that is less than half of its parameters.
     """
     fitting = _fitting(model, weights)
-    if broken := next((name for name, value in fitting.items() if value.isnan().any()), None):
-        raise ConfigError("weights", f"must be numbers, and {config.weights} has NaN in {broken}")
     parameters = dict(model.named_parameters())
     fresh = [name for name in parameters if name not in fitting]
     total = sum(parameter.numel() for parameter in parameters.values())
@@ -109,8 +103,7 @@ def compared(model: nn.Module, weights: Mapping[str, Tensor], config: ResolvedCo
             "name and shape",
         )
     layers = list(dict.fromkeys(map(_layer, fresh)))
-    more = f" and {len(layers) - _NAMED} more layers" if len(layers) > _NAMED else ""
-    rest = f"; randomly initialised: {', '.join(layers[:_NAMED])}{more}" if layers else ""
+    rest = f"; randomly initialised: {some(layers)}" if layers else ""
     return f"weights of {config.weights}: {share:.1%} of the parameters{rest}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +29,6 @@ class Mistake(NamedTuple):
     probability: float
 
 
-@runtime_checkable
-class Judge(Protocol):
-    """A task that has wrong answers."""
-
-    def wrongly(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest class of each sample (B,), and its probability (B,), or -1 where it is the true one."""
-
-
 class SurestMistakes:
     """Keeps the worst mistakes of a rank's samples, on its device.
 
@@ -47,9 +39,15 @@ class SurestMistakes:
         self._samples = samples
         self._rows = torch.full((MOST, 3), -1, dtype=torch.int64, device=device)
 
-    def add(self, task: Judge, outputs: Tensor, targets: Tensor, first: int) -> None:
-        """Look at what the model gives for the samples from position ``first`` on."""
-        predicted, probability = task.wrongly(outputs, targets)
+    def add(self, predicted: Tensor, probability: Tensor, targets: Tensor, first: int) -> None:
+        """Look at the samples from position ``first`` on.
+
+        Args:
+            predicted: the likeliest class of each; int64 (B,).
+            probability: that of this class, or -1 where it is the true one; (B,).
+            targets: the true classes; int64 (B,).
+            first: position of the first.
+        """
         level = torch.where(probability >= 0, (probability.double() * _LEVELS).round().long(), -1)
         position = first + torch.arange(len(level), device=level.device)
         order = torch.where(level >= 0, level * self._samples + self._samples - 1 - position, -1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,42 +25,13 @@ _AVERAGE = "ema"
 _LOOKAHEAD_STEPS, _LOOKAHEAD_SHARE = 5, 0.95
 
 
-class Lookahead(torch.optim.SGD):
-    """SGD whose weights are drawn, every five steps, to a moving average of themselves.
-
-    Source: Zhang et al. 2019, "Lookahead Optimizer"; Jordan 2024 for the share that the average keeps of itself, which
-    rises over a run; after the last step, the average is the result. A parameter's average is ``slow`` in its state,
-    and what it keeps in this step is ``kept`` in its group, where :func:`schedule` has set that.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and "slow" not in self.state[parameter]:
-                    self.state[parameter]["slow"] = parameter.detach().clone()
-        self._drawn = False  # torch runs this optimizer's hooks after the inner step, too
-        done = super().step(closure)
-        for group in self.param_groups:
-            if (kept := group.get("kept")) is not None:
-                for parameter in (each for each in group["params"] if each.requires_grad):
-                    slow: Tensor = self.state[parameter]["slow"]
-                    parameter.copy_(slow.lerp_(parameter, 1 - kept))
-        self._drawn = True
-        return done
-
-
 def build(model: nn.Module, config: ResolvedConfig, rules: Sequence[Rule] | None = None) -> torch.optim.Optimizer:
     """The optimizer of a resolved config; biases, norms and other vectors do not decay.
 
     With a recipe that gives batch norms' biases a learning rate of their own, those do: by as much in a step as the
     matrices. With ``ema``, a parameter's moving average is part of its state. Frozen parameters have their places in
-    it, so that these are the same once they learn, and no state before that.
-
-    Args:
-        model: whose parameters are to learn.
-        config: a resolved config.
-        rules: how each parameter is treated, for a model whose parameters have no names; by their names when None.
+    it, so that these are the same once they learn, and no state before that. ``rules`` say how each parameter is
+    treated, for a model whose parameters have no names; else they follow from these.
     """
     optimizer = _build(model, config, freezing.rules(model, config) if rules is None else rules)
     if is_own(config.schedule):
@@ -96,12 +66,40 @@ def _build(model: nn.Module, config: ResolvedConfig, rules: Sequence[Rule]) -> t
     fused = None if plain else True
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
-    kind = Lookahead if recipe is not None and recipe.lookahead else torch.optim.SGD
     has_momentum = config.momentum > 0
-    optimizer = kind(groups, lr=config.lr, momentum=config.momentum, nesterov=has_momentum, fused=fused)
+    optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=has_momentum, fused=fused)
     if has_momentum and (config.unfreeze_epoch is not None or is_own(config.model)):
         optimizer.register_step_pre_hook(_catch_up)
+    if recipe is not None and recipe.lookahead:
+        for group in optimizer.param_groups:
+            group["kept"] = None
+        optimizer.register_step_pre_hook(_keep_slow)
+        optimizer.register_step_post_hook(_look_ahead)
     return optimizer
+
+
+@torch.no_grad()
+def _keep_slow(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Give every parameter its average for :func:`_look_ahead`, which begins where the parameter does."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and "slow" not in optimizer.state[parameter]:
+                optimizer.state[parameter]["slow"] = parameter.detach().clone()
+
+
+@torch.no_grad()
+def _look_ahead(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Draw the weights, every five steps, to a moving average of themselves.
+
+    Source: Zhang et al. 2019, "Lookahead Optimizer"; Jordan 2024 for the share that the average keeps of itself, which
+    rises over a run; after the last step, the average is the result. :func:`schedule` sets the share in every step.
+    """
+    for group in optimizer.param_groups:
+        if group["kept"] is None:
+            continue
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.copy_(optimizer.state[parameter]["slow"].lerp_(parameter, 1 - group["kept"]))
 
 
 def _catch_up(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -126,8 +124,6 @@ def _by_scale(group: Mapping[str, Any], rule: Mapping[Tensor, Rule]) -> Iterator
 @torch.no_grad()
 def _follow(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Draw the moving averages to the weights that have just moved."""
-    if isinstance(optimizer, Lookahead) and not optimizer._drawn:
-        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:  # of another rank's stage, which has its state
@@ -137,16 +133,6 @@ def _follow(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 state[_AVERAGE].mul_(group["ema"]).add_(parameter, alpha=1 - group["ema"])
             else:
                 state[_AVERAGE] = parameter.detach().clone()
-
-
-@contextmanager
-def averaged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context manager: the model has the moving averages for weights, and its state the weights; nothing without."""
-    exchange(optimizer)
-    try:
-        yield
-    finally:
-        exchange(optimizer)
 
 
 @torch.no_grad()
@@ -179,7 +165,7 @@ def schedule(
     lr = learning_rate(config, step, steps_per_epoch)
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1.0)
-        if isinstance(optimizer, Lookahead):
+        if "kept" in group:
             group["kept"] = kept
         if config.ema is not None:  # the first steps count less: they are far from where the weights will be
             group["ema"] = min(config.ema, (1 + step) / (10 + step))
@@ -187,7 +173,7 @@ def schedule(
 
 
 def _kept(done: int, total: int) -> float | None:
-    """The share that the average of :class:`Lookahead` keeps of itself after ``done`` steps; None at most steps."""
+    """The share that the average of :func:`_look_ahead` keeps of itself after ``done`` steps; None at most steps."""
     if done == total:
         return 1.0
     return _LOOKAHEAD_SHARE**_LOOKAHEAD_STEPS * (done / total) ** 3 if done % _LOOKAHEAD_STEPS == 0 else None
@@ -198,12 +184,8 @@ def learning_rate(config: ResolvedConfig, step: int, steps_per_epoch: int) -> fl
 
     It rises linearly over the warm-up and then stays, follows a function of the user's own, or falls along half a
     cosine towards zero, which it would reach one step after the last. A triangle begins its rise at 0.2 of the peak and
-    falls linearly towards 0.07 of it. The peak follows the global batch as ``lr_scaling`` says.
-
-    Args:
-        config: a resolved config.
-        step: optimizer step over the whole run, from 0.
-        steps_per_epoch: optimizer steps in an epoch.
+    falls linearly towards 0.07 of it. The peak follows the global batch as ``lr_scaling`` says. Arguments are those of
+    :func:`schedule`.
     """
     peak = config.lr * (config.global_batch_size / config.base_batch) ** _POWER[config.lr_scaling]
     total = config.epochs * steps_per_epoch

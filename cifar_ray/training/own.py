@@ -43,11 +43,8 @@ def optimizer(config: ResolvedConfig, groups: Sequence[dict[str, Any]]) -> torch
         made = imports.load(path, "optimizer")(list(groups), lr=config.lr, **config.optimizer_options)
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError("optimizer", f"must make a torch.optim.Optimizer, and {path} makes {brief(made)}")
-    given, kept = _factors(groups), _factors(made.param_groups)
-    if given.keys() != kept.keys():
-        raise ConfigError("optimizer", f"must take all the parameters that it is given, and {path} does not")
-    if given != kept:
-        raise ConfigError("lr_scale", f"needs an optimizer that keeps its groups apart, and {path} makes others")
+    if _factors(groups) != _factors(made.param_groups):
+        raise ConfigError("optimizer", f"must keep all parameters in the groups that it is given; {path} does not")
     return made
 
 
@@ -99,10 +96,9 @@ def _check_optimizer(config: ResolvedConfig, make: Callable[[nn.Module], torch.o
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 1e-3)
-    with imports.calling(config.optimizer, "optimizer", "must take steps without arguments"):
-        made.step()
-    rule = "must have a state of tensors, numbers and text, which a checkpoint holds"
+    rule = "must take steps without arguments, and have a state of tensors, numbers and text, which a checkpoint holds"
     with imports.calling(config.optimizer, "optimizer", rule):
+        made.step()
         kept = io.BytesIO()
         torch.save(made.state_dict(), kept)
         torch.load(io.BytesIO(kept.getvalue()), weights_only=True)

@@ -32,15 +32,12 @@ def evaluate(state: TrainingState, own: dict[str, Tensor] | None) -> tuple[Evalu
     evaluation = state.evaluator(state.model)
     if own is None:
         return evaluation, {}
-    shared = evaluation if state.tester is state.evaluator else state.tester(state.model)
-    names = (LOSS.name, state.task.spec.primary.name)
-    mine = [shared.metrics[name] for name in names]
     kept = {name: tensor.clone() for name, tensor in _own(state).items()}
-    if any(not torch.equal(own[name], tensor) for name, tensor in kept.items()):
-        state.model.load_state_dict(own, strict=False)
-        alone = state.tester.alone(state.model)
-        mine = [alone.metrics[name] for name in names]
-        state.model.load_state_dict(kept, strict=False)
+    state.model.load_state_dict(own, strict=False)
+    alone = state.tester.alone(state.model)
+    state.model.load_state_dict(kept, strict=False)
+    names = (LOSS.name, state.task.spec.primary.name)
+    mine = [alone.metrics[name] for name in names]
     figures = gather(torch.tensor(mine, dtype=torch.float64, device=state.worker.device))
     return evaluation, {
         f"test/{name}_rank{rank}": row[at].item() for rank, row in enumerate(figures) for at, name in enumerate(names)

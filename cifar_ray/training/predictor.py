@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import models, tasks
+from cifar_ray.config.errors import first_line
 from cifar_ray.data import Facts, datasets, modality
 from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import checkpoint
@@ -33,34 +34,18 @@ class Predictor(nn.Module):
         return self._predictions(self.model(self.normalise(inputs)))
 
 
-def restore(path: str | Path, snapshot: Snapshot) -> nn.Module:
-    """The bare model of the checkpoint at ``path``, which has been read, on the CPU and in evaluation mode.
-
-    Raises:
-        CheckpointError: when the weights are not those of the config.
-    """
-    spec = snapshot.spec
-    model = models.build(snapshot.config, spec)
-    try:
-        model.load_state_dict(snapshot.weights)
-    except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        raise CheckpointError(f"checkpoint {path} does not fit its own config: {first}") from None
-    return model.to(memory_format=torch.channels_last).eval()
-
-
 def of(path: Path | str, snapshot: Snapshot | None = None) -> Predictor:
-    """The predictor of the checkpoint at ``path``, on the CPU and in evaluation mode.
-
-    Args:
-        path: its folder, or the address that an error names where the ``snapshot`` is given.
-        snapshot: what it holds; read when it is None.
+    """The predictor of the checkpoint at ``path``, on the CPU and in evaluation mode; ``snapshot`` if it was read.
 
     Raises:
         CheckpointError: when it cannot be read, or its weights are not those of its config.
     """
     snapshot = snapshot or checkpoint.load(Path(path))
-    task = tasks.build(snapshot.config, snapshot.spec)
-    return Predictor(
-        restore(path, snapshot), datasets.normalised(snapshot.spec, snapshot.config.normalise), task
-    ).eval()
+    config, spec = snapshot.config, snapshot.spec
+    model = models.build(config, spec)
+    try:
+        model.load_state_dict(snapshot.weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"checkpoint {path} does not fit its own config: {first_line(error)}") from None
+    model = model.to(memory_format=torch.channels_last)
+    return Predictor(model, datasets.normalised(spec, config.normalise), tasks.build(config, spec)).eval()

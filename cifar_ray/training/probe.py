@@ -13,6 +13,7 @@ from torch import Tensor
 from cifar_ray import data, models
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import modality
+from cifar_ray.models import convolution
 from cifar_ray.strategies.gradients import learning
 from cifar_ray.strategies.worker import autocast
 
@@ -46,13 +47,14 @@ def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -
         torch.set_num_threads(threads)
         try:
             model = models.build(config, facts).to(memory_format=torch.channels_last)
-            parameters = learning(model)
-            batch = modality.of(facts).example(samples)
-            if batch.dim() == 4:
-                batch = batch.contiguous(memory_format=torch.channels_last)
+            parameters, batch = learning(model), convolution.laid_out(modality.of(facts).example(samples), None)
             moments: dict[int, float] = {}
+
+            def note(place: int, _: Tensor) -> None:
+                moments[place] = time.perf_counter()
+
             for place, parameter in enumerate(parameters):
-                parameter.register_post_accumulate_grad_hook(partial(_note, moments, place))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(partial(note, place))  # type: ignore[no-untyped-call]
             passes = []
             for _ in range(_PASSES + 1):
                 moments.clear()
@@ -73,7 +75,3 @@ def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -
         tuple(min(shares[place], 1.0) for place in order),
         sum(buffer.nbytes for buffer in buffers),
     )
-
-
-def _note(moments: dict[int, float], place: int, _: Tensor) -> None:
-    moments[place] = time.perf_counter()

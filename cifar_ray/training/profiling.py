@@ -11,7 +11,6 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -23,7 +22,6 @@ from cifar_ray.training.setup import TrainingState
 FOLDER = "traces"
 """Name of the folder of traces, beside that of checkpoints."""
 
-LARGEST_MB = 50
 _COLUMNS = ("rank", "operator", "calls", "self_cpu_ms", "cpu_ms", "self_gpu_ms", "gpu_ms")
 
 
@@ -66,26 +64,16 @@ def _recording(state: TrainingState, observer: Observer, count: int) -> Iterator
     finally:
         profiler.stop()
     clock.stop()
-    path = state.folder.parent / FOLDER / f"rank{worker.rank}.json.gz"
+    path, problem = state.folder.parent / FOLDER / f"rank{worker.rank}.json.gz", ""
     try:
-        problem = _write(profiler, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path))
     except (OSError, RuntimeError) as error:  # the profiler's own is a RuntimeError
         problem = f"{path} cannot be written: {getattr(error, 'strerror', None) or errors.first_line(error)}"
         with suppress(OSError):
             path.unlink()  # where the disk is full, it has the beginning
     observer.traced(Traced(worker.rank, path, _operators(profiler, worker.rank, count), problem))
     clock.start()
-
-
-def _write(profiler: profile, path: Path) -> str:
-    """Write a trace; why it is not kept, or empty."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    profiler.export_chrome_trace(str(path))
-    size = path.stat().st_size / 1e6
-    if size <= LARGEST_MB:
-        return ""
-    path.unlink()
-    return f"it has {size:.0f} MB, and {LARGEST_MB} MB is the most; profile fewer steps (--profile-steps)"
 
 
 def _operators(profiler: profile, rank: int, steps: int) -> str:

@@ -8,7 +8,7 @@ import functools
 import shlex
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -81,10 +81,7 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     traits: dict[str, str] = {}
     if is_own(config.model):
         traits = own_models.check(config, spec, outputs)
-    elif is_own(config.dataset) and modality.of(spec).varies:
-        _check_side(config, spec)
-    else:
-        models.outline(config, spec)  # refuses options that do not go together
+    _check_shapes(config, spec)
     freezing.check(config, spec)
     own.check(config, functools.partial(optimizer.build, config=config))
     _check_sizes(config, spec, batch_option)
@@ -92,7 +89,8 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     check_place(config, Decided.asked(config))
     own_models.refuse(config, "strategy", strategy.cannot, traits)
     if config.precision == "fp16":
-        _check_fp16(config, traits)
+        own_models.refuse(config, "precision", frozenset({"dtype"}), traits)
+        _check_fp16(config)
     if config.compile and config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
     recipe, together = models.recipe(config), "whose workers take every step together"
@@ -104,8 +102,6 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
             f"must be one {together} for --model {config.model}, whose recipe averages weights over steps, got "
             f"{config.strategy}",
         )
-    if strategy.at_once(config) == 1:
-        _check_single_image(config, spec)
 
 
 def check_place(config: ResolvedConfig, decided: Decided) -> None:
@@ -145,10 +141,9 @@ def _check_sizes(config: ResolvedConfig, spec: Facts, batch: str = "global_batch
     counted = config.test_images or spec.test_size
     if counted > spec.test_size:
         raise ConfigError("test_images", f"must be at most {spec.test_size}, all of {config.dataset}, got {counted}")
-    if counted < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per test {unit[:-1]} ({counted})")
-    if 0 < spec.val_size < config.world_size:
-        raise ConfigError("topology", f"must have at most one worker per validation {unit[:-1]} ({spec.val_size})")
+    for what, count in (("test", counted), ("validation", spec.val_size)):
+        if 0 < count < config.world_size:
+            raise ConfigError("topology", f"must have at most one worker per {what} {unit[:-1]} ({count})")
 
 
 def profiled_from(config: TrainConfig, steps: int) -> int | None:
@@ -156,12 +151,8 @@ def profiled_from(config: TrainConfig, steps: int) -> int | None:
 
     All of them are in one epoch, since an evaluation would fill the trace, and not the first of the run.
 
-    Args:
-        config: a run's.
-        steps: of an epoch.
-
     Raises:
-        ConfigError: when an epoch has too few.
+        ConfigError: when an epoch has too few ``steps``.
     """
     wanted = config.profile_steps
     if wanted is None:
@@ -196,43 +187,31 @@ def _check_task(config: TrainConfig, spec: Facts) -> None:
         )
 
 
-def _check_side(config: ResolvedConfig, spec: Facts) -> None:
-    """Refuse images that are too small for one of this package's models, or of a size that it is not made for."""
+def _check_shapes(config: ResolvedConfig, spec: Facts) -> None:
+    """Refuse samples that are too small for a model, and one alone, of which a batch norm may have no variance.
+
+    Shapes alone tell. This package's data sets suit its models; those of the user's own have been tried on two samples.
+    """
+    count = min(strategies.of(config).at_once(config), 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers without weights
-        takes = _takes(config, spec, 2)
-    if not takes:
-        raise ConfigError(
-            "image_size" if option.chosen(config.dataset) in SIZED else "dataset",
-            f"must suit --model {config.model}, which cannot take images of {spec.image_size}x{spec.image_size} "
-            "pixels; 32 suits all",
-        )
-
-
-def _check_single_image(config: ResolvedConfig, spec: Facts) -> None:
-    """Batch norm has no variance over one image that has shrunk to one pixel; shapes alone tell."""
-    if not _takes(config, spec, 1):
-        unit, cut = tasks.spec(config, spec).unit, strategies.of(config).cut
-        raise ConfigError(
-            cut or "global_batch_size",
-            f"must leave at least 2 {unit} in each forward pass for this {config.model}, whose batch norm needs "
-            f"several values, got {option.value_of(config, cut or 'global_batch_size')}",
-        )
-
-
-def _takes(config: ResolvedConfig, spec: Facts, samples: int) -> bool:
-    """Whether the model takes a batch of so many samples, as far as shapes tell."""
-    model = models.outline(config, spec)
-    with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
+        model = models.outline(config, spec)  # refuses options that do not go together
+        if count > 1 and (is_own(config.model) or not is_own(config.dataset)):
+            return
         try:
-            model(modality.of(spec).example(samples))
-        except (RuntimeError, ValueError, ZeroDivisionError):
-            return False
-    return True
+            with next(model.parameters()).device, torch.random.fork_rng(devices=[]):
+                model(modality.of(spec).example(count))
+        except (RuntimeError, ValueError, ZeroDivisionError) as error:
+            sized = "image_size" if option.chosen(config.dataset) in SIZED else "dataset"
+            what = f"{errors.counted(count, tasks.spec(config, spec).unit[:-1])} of {'x'.join(map(str, spec.shape))}"
+            raise ConfigError(
+                sized if count > 1 else strategies.of(config).cut or "global_batch_size",
+                f"must suit --model {config.model}, which cannot take {what} at once: {errors.first_line(error)}",
+            ) from None
 
 
-def _check_fp16(config: ResolvedConfig, traits: Mapping[str, str]) -> None:
-    """Refuse float16 where its loss cannot be scaled, as for some :data:`~cifar_ray.models.own.TRAITS` of a model."""
+def _check_fp16(config: ResolvedConfig) -> None:
+    """Refuse float16 where its loss cannot be scaled."""
     if config.strategy not in SCALING:
         raise ConfigError(
             "precision",
@@ -244,7 +223,6 @@ def _check_fp16(config: ResolvedConfig, traits: Mapping[str, str]) -> None:
             "strategy_options.comm_hook",
             "must be other than powersgd with --precision fp16: it would carry over what overflows",
         )
-    own_models.refuse(config, "precision", frozenset({"dtype"}), traits)
 
 
 def _val_share(config: TrainConfig, chooser: str) -> float | None:

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 
 from cifar_ray import models, strategies, tasks
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import is_own
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset, modality
 from cifar_ray.data.datasets import as_tensor
@@ -34,7 +32,7 @@ from cifar_ray.tasks.protocol import Task
 from cifar_ray.training import arithmetic, checkpoint, freezing, hardware, initial_weights, optimizer, recipe
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.clock import Clock
-from cifar_ray.training.collectives import from_all, from_rank0
+from cifar_ray.training.collectives import from_rank0
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Launch, Row, Started
 from cifar_ray.training.stopping import Stopper
@@ -109,9 +107,9 @@ def prepare(
 
     Raises:
         CheckpointError: on rank 0, when another process trains into ``folder``, or there are checkpoints and none can
-            be used, as those of another config; on every rank, when the weights to start from are damaged.
+            be used, as those of another config, or the weights to start from are damaged.
         RankFailedError: on the others, when rank 0 has failed.
-        ConfigError: when the config needs hardware that is not there, or a user's own model differs between workers.
+        ConfigError: when the config needs hardware that is not there.
     """
     held: list[FileLock] = []
 
@@ -123,7 +121,6 @@ def prepare(
     decided = dataclasses.replace(decided, device=worker.device.type, cpus_per_worker=cpus)
     decided, dataset = recipe.settle(config, decided, dataset), dataset.normalised(config.normalise)
     recipe.check_place(config, decided)
-    torch.set_num_threads(cpus)
     hardware.keep_freed_memory()
     hardware.choose_kernels(worker.device, is_repeated=config.strategy == "reproducible")
     path, resumed, skipped = from_rank0(worker, newest) or (None, None, ())
@@ -132,6 +129,7 @@ def prepare(
     is_open = before.precision == "auto" or before.convolutions is None
     chosen: Any = arithmetic.choose(config, worker) if is_open else before
     decided = dataclasses.replace(decided, precision=chosen.precision, convolutions=chosen.convolutions)
+    torch.set_num_threads(cpus)
     clock = Clock(worker.device, launch.begun)
     task = tasks.build(config, dataset.spec)
     shard, variation = strategies.of(config).data_shard(config, worker), models.of(config.model).variation
@@ -165,11 +163,8 @@ def prepare(
         frozen=freezing.holds(config, resumed.epoch if resumed else 0),
     )
     _build_model(state)
-    if resumed is None and config.weights is None:
-        _prepare_weights(state, dataset)
-    elif resumed is None:
-        assert initial is not None, "the launcher has kept them"
-        initial_weights.load(state.model, decided.weights_digest, from_rank0(worker, initial))
+    if resumed is None:
+        _begin(state, dataset, initial)
     _build_strategy(state, server)
     if resumed is not None:
         _restore(state, resumed)
@@ -199,8 +194,6 @@ def _build_model(state: TrainingState) -> None:
     config, worker = state.config, state.worker
     torch.manual_seed(config.seed)
     model = models.build(config, state.decided.facts)
-    if is_own(config.model) and worker.world_size > 1:
-        _check_alike(model, worker)
     if config.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     state.model = model.to(worker.device).train()
@@ -233,28 +226,23 @@ def _build_strategy(state: TrainingState, server: ServerHandle | None = None) ->
     strategy.load(fresh, None)
 
 
-def _check_alike(model: nn.Module, worker: Worker) -> None:
-    """Refuse a user's own model that differs between workers, whose generators are seeded alike."""
-    digests = from_all(worker, initial_weights.pack(model.state_dict())[1])
-    if other := next((rank for rank, each in enumerate(digests) if each != digests[0]), 0):
-        raise ConfigError(
-            "model",
-            "must be the same on every worker, with the same weights, so its function may draw from torch's generator "
-            f"only; that of rank {other} is not that of rank 0",
-        )
+def _begin(state: TrainingState, dataset: Dataset, initial: Callable[[], bytes] | None) -> None:
+    """Give every rank the weights of rank 0: random ones, but for those that ``--weights`` or training inputs set."""
+    config, model, worker = state.config, state.model, state.worker
+    prepare_weights = models.of(config.model).prepare
 
+    def set_weights() -> None:
+        if config.weights is not None:
+            assert initial is not None, "the launcher has kept them"
+            initial_weights.load(model, state.decided.weights_digest, initial())
+        elif prepare_weights is not None:
+            inputs = as_tensor(dataset.train.inputs)[:_PREPARING_SAMPLES]
+            prepare_weights(model, modality.of(dataset.spec).normaliser()(inputs).to(worker.device))
 
-def _prepare_weights(state: TrainingState, dataset: Dataset) -> None:
-    """Set the weights that follow from the training inputs: on rank 0, from which the others get theirs."""
-    set_weights, model, worker = models.of(state.config.model).prepare, state.model, state.worker
-    if set_weights is None:
-        return
-    if worker.rank == 0:
-        inputs = as_tensor(dataset.train.inputs)
-        set_weights(model, modality.of(dataset.spec).normaliser()(inputs[:_PREPARING_SAMPLES]).to(worker.device))
+    from_rank0(worker, set_weights)
     if worker.world_size > 1:
-        for parameter in model.parameters():
-            dist.broadcast(parameter.detach(), src=0)
+        for tensor in model.state_dict().values():
+            dist.broadcast(gradients.flat(tensor), src=0)
 
 
 def _restore(state: TrainingState, snapshot: Snapshot) -> None:

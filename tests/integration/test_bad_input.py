@@ -41,7 +41,7 @@ def test_a_batch_larger_than_the_data_set(person: Person) -> None:
 
 
 def test_patterns_that_match_nothing_or_everything(person: Person) -> None:
-    parts = "whose names begin with 0, 3, 7, 9"
+    parts = "whose names begin with 0, 3, 7 and 9"
     nothing = f"--freeze must match parameters of simple_cnn, {parts}; 'features' matches none"
     assert refused(person, *DIGITS, "--freeze", "0", "features") == nothing
     everything = "--freeze must leave simple_cnn a parameter to learn, and * matches all"

@@ -142,13 +142,7 @@ def forge(path: Path, file: str = "", content: bytes = b"", **changes: object) -
     if file:
         (path / file).write_bytes(content)
         values["weights_sha256" if file == WEIGHTS else "state_sha256"] = hashlib.sha256(content).hexdigest()
-    seal(path, {**values, **changes})
-
-
-def seal(path: Path, values: dict[str, object]) -> None:
-    values.pop("sha256", None)
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    (path / MANIFEST).write_text(json.dumps({**values, "sha256": digest}))
+    (path / MANIFEST).write_text(json.dumps({**values, **changes}))
 
 
 def resolved(usual: dict[str, object], **values: object) -> TrainConfig:

@@ -68,7 +68,6 @@ def real(tmp_path: Path) -> Path:
     ("name", "file", "sentence"),
     [
         ("cifar10", "cifar-10-batches-py/data_batch_3", "torchvision:CIFAR10 is not whole in {root} and could not be "),
-        ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte", "data set mnist is corrupt: {root}/MNIST is not as published"),
     ],
 )
 def test_a_damaged_or_missing_file_is_refused(

@@ -340,7 +340,7 @@ def one_class(root: Path) -> None:
         (
             without(),
             {"image_size": 16, "model": "vgg11"},
-            "--image-size must suit --model vgg11, which cannot take images of 16x16 pixels; 32 suits all",
+            "--image-size must suit --model vgg11, which cannot take 2 images of 3x16x16 at once: ",
         ),
         (
             without(),

@@ -101,14 +101,3 @@ def test_a_layer_with_large_columns_stays_a_convolution(monkeypatch: pytest.Monk
     for most, is_product in ((size, True), (size - 1, False)):
         monkeypatch.setattr(convolution, "MOST_BYTES", most)
         assert (product(IMAGES).grad_fn.name() == "_ProductsBackward") is is_product
-
-
-def test_a_gradient_has_a_gradient() -> None:
-    layer = nn.Conv2d(3, 8, 3).double()
-    images = IMAGES.double()
-    twice = []
-    for each in (layer, installed(layer)):
-        x = images.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(each(x).square().sum(), x, create_graph=True)
-        twice.append(torch.autograd.grad(gradient.square().sum(), [x, each.weight]))
-    assert_close(list(twice[1]), list(twice[0]), TOLERANCE[torch.float64])

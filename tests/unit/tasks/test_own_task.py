@@ -97,7 +97,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_figure(tmp_path: Path) -
     dataset = data.read(asked)
     with torch.inference_mode():
         answers = predictor.of(best)(torch.from_numpy(dataset.test.inputs))
-    model = predictor.restore(best, checkpoint.load(best))
+    model = predictor.of(best, checkpoint.load(best)).model
     assert Evaluator(dataset, Worker(), tasks.build(asked, dataset.spec))(model).metrics["rmse"] == pytest.approx(
         tested
     )

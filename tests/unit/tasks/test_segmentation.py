@@ -243,7 +243,7 @@ def test_a_function_of_the_users_own_may_return_masks(usual: dict[str, object]) 
             "model must be unet, segnet or one of your own to learn the masks of pixels, ",
         ),
         ({"task": "classification"}, "task must learn the masks of masks:.*, and classification learns labels"),
-        ({"image_size": 8}, "image_size must suit --model unet, which cannot take images of 8x8 pixels"),
+        ({"image_size": 8}, "image_size must suit --model unet, which cannot take 2 images of 3x8x8 at once: "),
         (
             {"strategy": "gpipe", "topology": "1x2"},
             "strategy must keep the model whole for --model unet, whose decoder",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import order, tokens
 from cifar_ray.data.loader import DataShard, TrainLoader
 from cifar_ray.tracking import artifacts
-from cifar_ray.training import __main__ as torchrun
 from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
@@ -135,19 +133,6 @@ def test_another_tokenizer_makes_other_data(usual: dict[str, object]) -> None:
     other = data.read(asked, encoding=tokens.train(["another text"], asked.text))
     with pytest.raises(ConfigError, match=r"dataset must have the .* that the run began with"):
         recipe.settle(asked, found, other)
-
-
-def test_a_run_of_torchrun_goes_on_with_its_tokenizer(
-    usual: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--dataset", str(usual["dataset"]), "--text.vocabulary", "400", "--text.max-length", "20"]
-    words += ["--model-options.dim", "8", "--model-options.filters", "8", "--global-batch-size", "16", "--epochs", "1"]
-    words += ["--device", "cpu", "--storage", str(tmp_path), "--cpus-per-worker", "1"]
-    first = torchrun.main(words, time.time())
-    train = tokens.train
-    monkeypatch.setattr(tokens, "train", lambda texts, *more: train(texts[:50], *more))  # as another version may do
-    again = torchrun.main(words, time.time())
-    assert again.weights_sha256 == first.weights_sha256
 
 
 def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.checkpoint import STATE, WEIGHTS, Snapshot
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.observer import MANIFEST, Row, SavedCheckpoint
-from tests.support.helpers import decided_of, forge, seal
+from tests.support.helpers import decided_of, forge
 
 TENSORS = {
     "b.weight": torch.randn(3, 4),
@@ -42,7 +42,7 @@ def snapshot(step: int, accuracy: float | None = None, **values: object) -> Snap
         score=accuracy,
         weights={"w": torch.full((2, 2), float(step))},
         optimizer={"state": {0: {"momentum_buffer": torch.ones(3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
-        clock={"seconds": {"training": 1.5}, "iterations": torch.tensor([0.1, 0.2])},
+        clock={"seconds": {"training": 1.5}, "steps": torch.tensor([0.1, 0.2])},
         epoch_loss=2.5,
         history=[Row("iteration", step, 1234, {"train/loss": 0.5})],
         task=tasks.USUAL,
@@ -164,24 +164,15 @@ def test_a_manifest_with_a_wrong_value_is_passed_over(changes: dict[str, object]
 @pytest.mark.parametrize("text", ["", "3", "[]", "{", "[" * 100_000, '{"format": ' + "[" * 100_000, "\udcff"])
 def test_a_manifest_that_is_none_is_passed_over(text: str, newest: Path) -> None:
     (newest / MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
-    assert passed_over(newest) == f"checkpoint NEWEST has no readable {MANIFEST}"
+    assert passed_over(newest).startswith(f"checkpoint NEWEST has a {MANIFEST} that cannot be used: ")
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "score", "decided", "config"])
 def test_a_manifest_that_lacks_something_is_passed_over(name: str, newest: Path) -> None:
     values = json.loads((newest / MANIFEST).read_text())
     del values[name]
-    seal(newest, values)
+    (newest / MANIFEST).write_text(json.dumps(values))
     assert passed_over(newest).startswith(f"checkpoint NEWEST has a {MANIFEST} that cannot be used: ")
-
-
-def test_an_edited_manifest_is_passed_over(newest: Path) -> None:
-    values = json.loads((newest / MANIFEST).read_text())
-    for changes in ({"config": {**values["config"], "lr": 0.15}}, {"epoch": 3}, {"sha256": None}):
-        (newest / MANIFEST).write_text(json.dumps({**values, **changes}))
-        assert passed_over(newest) == f"checkpoint NEWEST is damaged: its {MANIFEST} is not what was written"
-    (newest / MANIFEST).write_text(json.dumps(values))  # laid out otherwise
-    assert checkpoint.load(newest).step == 20
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, STATE])
@@ -217,7 +208,7 @@ def test_a_checkpoint_gives_back_everything(tmp_path: Path) -> None:
     assert saved == SavedCheckpoint(tmp_path / "step-00000020", 20, 2, digest, 0.5, best=True)
     assert checkpoint.existing(tmp_path) == [saved]
     for read in (checkpoint.load(saved.path), pickle.loads(pickle.dumps(written))):  # as ranks send it
-        tensors = (read.weights["w"], read.optimizer["state"][0]["momentum_buffer"], read.clock["iterations"])
+        tensors = (read.weights["w"], read.optimizer["state"][0]["momentum_buffer"], read.clock["steps"])
         assert [tensor.tolist() for tensor in tensors] == [[[20, 20], [20, 20]], [1, 1, 1], pytest.approx([0.1, 0.2])]
         assert (read.optimizer["param_groups"], read.clock["seconds"]) == (
             [{"lr": 0.1, "params": [0]}],
@@ -246,7 +237,9 @@ def test_without_validation_images_the_latest_are_kept_and_none_is_the_best(tmp_
 def test_when_no_checkpoint_can_be_used_that_is_said(tmp_path: Path) -> None:
     for step in (10, 20):
         (checkpoint.save(snapshot(step), tmp_path).path / MANIFEST).write_text("{")
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*step-00000020 has no readable manifest"):
+    with pytest.raises(
+        CheckpointError, match=r"no usable checkpoint in .*step-00000020 has a manifest.json that cannot be used"
+    ):
         checkpoint.latest(tmp_path)
     assert checkpoint.latest(tmp_path / "nowhere") is None
 
@@ -255,7 +248,7 @@ def test_another_versions_checkpoint_is_refused(tmp_path: Path) -> None:
     path = checkpoint.save(snapshot(10), tmp_path).path
     manifest = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(CheckpointError, match="has format 99, written by another version"):
+    with pytest.raises(CheckpointError, match="format 99 is another version's; this one reads format"):
         checkpoint.load(path)
     forge(path, format=manifest["format"], config={"version": 99})
     with pytest.raises(CheckpointError, match="version must be 2, got 99"):
@@ -332,11 +325,11 @@ def test_a_damaged_checkpoint_hides_neither_the_best_nor_the_others(tmp_path: Pa
 def test_weights_that_are_not_those_of_the_config_are_no_classifier(tmp_path: Path) -> None:
     spec = SPECS["digits"]
     whole = replace(snapshot(10), weights=models.build(snapshot(10).config, spec).state_dict())
-    restored = predictor.restore(tmp_path, whole)
+    restored = predictor.of(tmp_path, whole).model
     assert not restored.training
     assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in restored.state_dict().items())
     with pytest.raises(CheckpointError) as caught:
-        predictor.restore(tmp_path, replace(whole, weights={}))
+        predictor.of(tmp_path, replace(whole, weights={}))
     assert str(caught.value) == (
         f"checkpoint {tmp_path} does not fit its own config: Error(s) in loading state_dict for Sequential:"
     )

@@ -116,7 +116,7 @@ def test_a_compiled_run_is_close_to_the_run_without(few: Dataset, tmp_path: Path
     assert {name: each.shape for name, each in ends[0].weights.items()} == {
         name: each.shape for name, each in ends[1].weights.items()
     }
-    restored = predictor.restore(outcome.checkpoint, ends[1])
+    restored = predictor.of(outcome.checkpoint, ends[1]).model
     figures = Evaluator(few, Worker(), Classification(TrainConfig()))(restored)  # which nobody has compiled
     assert {f"test/{name}": value for name, value in figures.metrics.items()} == {
         name: value for name, value in outcome.metrics.items() if name.removeprefix("test/") in figures.metrics
@@ -243,7 +243,7 @@ def counted(image_size: int, channels: int, classes: int) -> nn.Module:
     return Counted(channels * image_size**2, classes)
 
 
-BREAK = r"cannot make one graph of it: Data-dependent branching \(test_compile\.py, line \d+\)"
+BREAK = r"Unsupported: Data-dependent branching .* \(test_compile\.py, line \d+\)"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ BREAK = r"cannot make one graph of it: Data-dependent branching \(test_compile\.
         ("branching", "fp32", BREAK),
         ("branching", "auto", BREAK),
         pytest.param(  # it is compiled, which takes long where it has not been before
-            *("counted", "fp32", r"would compile it again in later steps, as this no longer holds: self\.calls == 0$"),
+            *("counted", "fp32", r"Detected recompile when torch.compile stance is 'fail_on_recompile'"),
             marks=pytest.mark.slow,
         ),
     ],
@@ -264,7 +264,7 @@ def test_a_network_that_cannot_be_compiled_is_refused_before_the_first_step(
     recorder = Recorder()
     with pytest.raises(ConfigError, match=reason) as caught:
         train_here(config(**own, compile=True), few, tmp_path, recorder)
-    start = f"--compile must be left out for --model {__name__}:{name}: torch.compile"
+    start = f"--compile must be left out for --model {__name__}:{name}: "
     assert caught.value.as_flag().startswith(start)
     assert (recorder.begun, recorder.checkpoints) == ([], [])
 
@@ -278,10 +278,10 @@ def test_only_faults_of_the_compilers_become_a_sentence() -> None:
             raise error
         assert caught.value is error
     fault = BackendCompilerFailed("inductor", RuntimeError("No working C++ compiler found"), None)
-    rule = "compile must be left out for --model resnet: torch.compile fails: .*BackendCompilerFailed: .* No working C.. comp"
+    rule = "compile must be left out for --model resnet: .*BackendCompilerFailed: .* No working C.. comp"
     with pytest.raises(ConfigError, match=rule), compiling.refusing(config(compile=True)):
         raise fault
-    rule = "compile must be left out for --model resnet: CUDA graphs cannot repeat it"
+    rule = "compile must be left out for --model resnet: .*CUDAGraphs"
     with pytest.raises(ConfigError, match=rule), compiling.refusing(config(compile=True)):
         raise RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten")
 

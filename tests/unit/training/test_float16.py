@@ -65,10 +65,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Dataset, tmp_path: Path) -> 
     assert digest(states[0]) == digest(states[1])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "local_sgd", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_ranks_go_on_to_the_same_bits(strategy: str, few: Dataset, tmp_path: Path) -> None:
-    options = {"strategy_options": {"sync_every": 2}} if strategy == "local_sgd" else {}
-    wanted = resolved(USUAL, strategy=strategy, topology="1x2", **options)
+    wanted = resolved(USUAL, strategy=strategy, topology="1x2")
     whole = train_on_threads(wanted, few, tmp_path / "whole")
     stopped = train_on_threads(wanted, few, tmp_path / "parts", asked=lambda heard: len(heard.steps) >= 3)
     assert all(isinstance(error, StoppedError) for error, _ in stopped)

@@ -172,9 +172,7 @@ def test_it_learns_from_the_epoch_asked_for_interrupted_or_not(
     still = config(checkpoint_every=3, keep_checkpoints=9, **SHORT, **values)
     train_here(still, digits, tmp_path / "still")
     assert digest(snapshot(tmp_path / "whole", 4)) == digest(snapshot(tmp_path / "still", 4))
-    assert (
-        len(snapshot(tmp_path / "whole", 12).clock["iterations"]) == 12 - 2
-    )  # the first, and that of the new strategy
+    assert len(snapshot(tmp_path / "whole", 12).clock["steps"]) == 12 - 2  # the first, and that of the new strategy
     first, second = snapshot(tmp_path / "whole", 4), snapshot(tmp_path / "whole", 6)
     model = models.build(wanted, SPECS["digits"])
     each = zip(model.named_parameters(), freezing.rules(model, wanted), strict=True)
@@ -266,9 +264,9 @@ ALL = "--freeze must leave resnet a parameter to learn, and * matches all"
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"freeze": ("features",)}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4, 7; 'features' matches none"),
-        ({"freeze": ("0", "8.*")}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4, 7; '8.*' matches none"),
-        ({"lr_scale": ("8=0.1",)}, "--lr-scale must match parameters of resnet, whose names begin with 0, 1, 3, 4, 7; '8' matches none"),
+        ({"freeze": ("features",)}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4 and 7; 'features' matches none"),
+        ({"freeze": ("0", "8.*")}, "--freeze must match parameters of resnet, whose names begin with 0, 1, 3, 4 and 7; '8.*' matches none"),
+        ({"lr_scale": ("8=0.1",)}, "--lr-scale must match parameters of resnet, whose names begin with 0, 1, 3, 4 and 7; '8' matches none"),
         ({"freeze": ("*",)}, ALL),
         ({"freeze": ("*",), "unfreeze_epoch": 2}, ALL),
         ({"freeze": ("0", "1", "3", "4", "7")}, "--freeze must leave resnet a parameter to learn, and 0 1 3 4 7 matches all"),
@@ -280,7 +278,7 @@ ALL = "--freeze must leave resnet a parameter to learn, and * matches all"
         ({"lr_scale": ("0=0",)}, "--lr-scale must be PATTERN=NUMBER with a number above 0, such as features=0.1, got '0=0'"),
         ({"lr_scale": ("0=nan",)}, "--lr-scale must be PATTERN=NUMBER with a number above 0, such as features=0.1, got '0=nan'"),
         ({"lr_scale": ("=0.1",)}, "--lr-scale must be PATTERN=NUMBER with a number above 0, such as features=0.1, got '=0.1'"),
-        ({"lr_scale": ("0=0.1",), "optimizer": f"{LEARNING}:merged", "lr": 0.1, "weight_decay": 0.0}, f"--lr-scale needs an optimizer that keeps its groups apart, and {LEARNING}:merged makes others"),
+        ({"lr_scale": ("0=0.1",), "optimizer": f"{LEARNING}:merged", "lr": 0.1, "weight_decay": 0.0}, f"--optimizer must keep all parameters in the groups that it is given; {LEARNING}:merged does not"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_sentence(values: dict[str, object], sentence: str) -> None:

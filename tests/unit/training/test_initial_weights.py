@@ -70,18 +70,10 @@ def test_a_prefix_is_stripped_only_where_more_fits_without_it() -> None:
         assert same(taken, several[names[0]].state_dict())
 
 
-def test_weights_that_are_no_numbers_are_refused() -> None:
-    weights = network(5).state_dict()
-    weights["2.weight"][0] = torch.nan
-    initial_weights.compared(network(3), weights, given())  # which does not take that layer
-    with pytest.raises(ConfigError, match=r"^weights must be numbers, and them has NaN in 2\.weight$"):
-        initial_weights.compared(network(5), weights, given())
-
-
 def test_code_is_refused_and_not_executed(tmp_path: Path) -> None:
     torch.save({**STATE, "code": Harmful(tmp_path / "harmed")}, tmp_path / "bad.pt")
     with pytest.raises(
-        ConfigError, match=r"weights must be a state dict of tensors, which loads without executing code"
+        ConfigError, match=r"weights must be a file that loads without executing code; .*: it holds more than tensors"
     ):
         initial_weights.read(tmp_path / "bad.pt")
     assert not (tmp_path / "harmed").exists()
@@ -92,7 +84,7 @@ def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     (save_file if file.suffix == ".safetensors" else torch.save)(STATE, file)
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(ConfigError, match=f"^weights must be a file that can be read; {re.escape(str(file))}: .+$"):
+    with pytest.raises(ConfigError, match=f"^weights must be a file that loads .*; {re.escape(str(file))}: .+$"):
         initial_weights.read(file)
 
 

