@@ -29,6 +29,13 @@ NO_OTHERS = ConfigDict(extra="forbid")
 """How a dataclass is checked: unknown keys are refused."""
 
 
+def _no_bool(value: Any) -> Any:
+    """Refuse true and false, which are numbers to Python, and in a file a slip."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, got {value}")
+    return value
+
+
 def fits(parse: Callable[[str], Any]) -> AfterValidator:
     """Check that ``parse`` can read a text, which stays as it is."""
 
@@ -68,9 +75,9 @@ def _value(value: Any) -> Any:
     raise ValueError(f"must be a number, true, false or a text, got {brief(value)}")
 
 
-Count = Annotated[int, Field(ge=1, lt=2**63)]
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, lt=2**63)]
+Whole = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**63)]
+Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
@@ -275,11 +282,18 @@ def overlay(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; empty ones stay."""
+    """Nested mappings as one, keys joined by dots; empty ones stay.
+
+    Raises:
+        ConfigError: when a key is there twice, as ``text.length`` and as ``length`` within ``text``.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
-        flat |= flatten(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+        inner = flatten(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+        if twice := sorted(flat.keys() & inner.keys()):
+            raise ConfigError(twice[0], "must be given once, and is given twice")
+        flat |= inner
     return flat
 
 

@@ -337,7 +337,7 @@ def test_every_option_says_whether_it_decides_the_weights() -> None:
     [
         ("epochs: 3\nmodle: vit\n", "{}: unknown key 'modle'; did you mean 'model'?"),
         ("epochs: many\n", "{}: epochs must be a whole number, got 'many'"),
-        ("text: {{vocabulary: 0}}", "{}: text.vocabulary must be at least 257, got 0"),
+        ("text: {{vocabulary: 99}}", "{}: text.vocabulary must be at least 257, got 99"),
         ("model_options: 3\nmodel_options.width: 5\n", "{}: model_options must be a mapping of its options, got 3"),
         ("model_options.width: 5\nmodel_options: 3\n", "{}: model_options must be a mapping, got 3"),
         ("model_option: {{}}\n", "{}: unknown key 'model_option'; did you mean 'model_options'?"),

@@ -41,6 +41,7 @@ class Outer:
         ({"inner": {"dept": 1}}, "unknown key 'inner.dept'; did you mean 'depth'?"),
         ({"inner": 3}, "inner must be a mapping of its options, got 3"),
         ({"name": 3}, "name must be text, got 3"),
+        ({"rate": True}, "rate must be a number, got True"),
         ({"rate": "fast"}, "rate must be a finite number, got 'fast'"),
         ({"rate": float("inf")}, "rate must be a finite number, got inf"),
         ({"count": 1.5}, "count must be a whole number, got 1.5"),
