@@ -175,7 +175,7 @@ def test_without_ray_the_workers_of_this_machine_share_its_cpus(
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     alone = config("1x2", strategy="local_sgd")
     state = setup.prepare(alone, Decided.asked(alone), digits, tmp_path, Worker(0, 1, 0, ""), Launch(0.0, 0.0))
-    assert used[0] == threads
+    assert used[-1] == threads
     assert state.decided.cpus_per_worker == threads
     assert state.config.cpus_per_worker is None
 
