@@ -44,10 +44,7 @@ class CellTrainable(ray.tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any], board: Any) -> None:
-        """Begin a cell: the driver says what to train, through the board's actor.
-
-        ``config``: what Ray Tune gives, with the cell's number as :data:`CELL`.
-        """
+        """Begin the cell whose number ``config`` has; the driver says what to train, through the board's actor."""
         self._board = board
         self._ending: list[Future[None]] = []
         self._mailbox: Mailbox | None = None

@@ -160,8 +160,8 @@ def planned(config: SweepConfig, chosen: Sequence[Mapping[str, Any]] | None = No
             return [PlannedCell(number, Cell(f"sample {number + 1}", {})) for number in range(config.samples)]
         chosen = _drawn(config) if config.search == "random" else config.combinations
     cells = [PlannedCell(index, cell) for index, cell in enumerate(sweeps.cells(config, chosen))]
-    for planned in cells:
-        planned.assign(planned.cell, config)
+    for cell in cells:
+        cell.assign(cell.cell, config)
     return cells
 
 

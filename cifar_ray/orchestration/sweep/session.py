@@ -180,8 +180,7 @@ class SweepSession:
             if any(cell.is_open for cell in turn):
                 self._proposals = Proposals(self._config, goal, self._cells)
         board, notes = SweepBoard(), self._folder.disk / "ray_tune"
-        numbers = [cell.index for cell in turn]
-        fitting = tuning.start(board.actor, numbers, notes, self._at_once, scheduler)
+        fitting = tuning.start(board.actor, [cell.index for cell in turn], notes, self._at_once, scheduler)
         self._board.start(self._at_once)
         looked = noted = time.monotonic()
         try:

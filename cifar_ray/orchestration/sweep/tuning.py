@@ -67,9 +67,7 @@ class _Ends(TrialProgressCallback, ray.tune.Stopper):
         return False
 
 
-def start(
-    board: Any, cells: Sequence[int], folder: Path, at_once: int, scheduler: TrialScheduler | None
-) -> Future[Any]:
+def start(board: Any, cells: list[int], folder: Path, at_once: int, scheduler: TrialScheduler | None) -> Future[Any]:
     """Start ``tuner.fit()`` in the background, with Ray Tune's files in ``folder``; what it raises is the future's.
 
     Cells begin in the order of these numbers, so many at once; ``board`` is the actor. Variables and log levels stay
@@ -81,7 +79,7 @@ def start(
     ends = _Ends(board)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(ray.tune.with_parameters(CellTrainable, board=board), _here()),
-        param_space={CELL: ray.tune.grid_search(list(cells))},
+        param_space={CELL: ray.tune.grid_search(cells)},
         tune_config=ray.tune.TuneConfig(
             max_concurrent_trials=at_once,
             reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
