@@ -102,6 +102,7 @@ class PlannedCell:
 
     def described(self, sweep: SweepConfig) -> dict[str, Any]:
         """The cell as it is to run, or why it does not, for JSON: the sweep's folder and its MLflow run have it."""
+        states = {boards.SKIPPED: "SKIPPED", boards.WAITING: parent.OPEN if self.is_open else "RUN"}
         has_reason = self.state == boards.SKIPPED or (self.state == boards.FAILED and not self.row.has_run)
         return {
             "name": self.cell.name,
@@ -109,7 +110,7 @@ class PlannedCell:
             "config": runfile.to_mapping(self.config) if self.config else None,
             "decided": self.decided.to_mapping(),
             "params": runfile.params(self.config, self.decided) if self.config else _wished(sweep, self.cell),
-            "state": parent.OPEN if self.is_open else "SKIPPED" if self.state == boards.SKIPPED else "RUN",
+            "state": states.get(self.state, "RUN"),
             "reason": self.row.shown.note if has_reason else "",
             "proposal": self.proposal,
             "repeats": self.repeats,
