@@ -126,10 +126,10 @@ def _print_result(result: SweepResult) -> None:
 
 def _print(found: DryRun) -> None:
     console = Console()
-    console.columns(("run", "state", "note"), [(row.name, row.state, row.reason) for row in found.rows])
+    console.columns(("run", "state", "note"), [tuple(row.values()) for row in found.rows])
     for note in found.notes:
         console.line(note)
-    states = Counter(row.state for row in found.rows)
+    states = Counter(row["state"] for row in found.rows)
     counts = [counted(states.pop("waiting", 0), "run"), *(f"{number} {state}" for state, number in states.items())]
     counts += [f"{found.at_once} at once"] if found.at_once else []
     console.line(f"sweep {found.name}: {', '.join(counts)}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -36,18 +35,6 @@ class Console(Display, View):
 
     def show_doing(self, text: str) -> None:
         self.live.update(self._bar, description=text, figures="")
-
-    @contextmanager
-    def aside(self, text: str) -> Iterator[None]:
-        """Context manager: leave the terminal to another progress bar."""
-        self.line(text)
-        if self.is_live:
-            self.live.stop()
-        try:
-            yield
-        finally:
-            if self.is_live:
-                self.live.start()
 
     def heading(self, text: str) -> None:
         self.line(text)

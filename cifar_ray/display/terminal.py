@@ -7,7 +7,8 @@ import sys
 import textwrap
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,18 @@ class Display(ABC):
         if self.is_live:
             self.live.stop()
             self.is_live = False
+
+    @contextmanager
+    def aside(self, text: str) -> Iterator[None]:
+        """Context manager: leave the terminal to another progress bar."""
+        self.line(text)
+        if self.is_live:
+            self.live.stop()
+        try:
+            yield
+        finally:
+            if self.is_live:
+                self.live.start()
 
     def line(self, text: str, indent: int = 0) -> None:
         """Plain lines, above the live part if there is one; on a screen they break between words, then ``indent``."""

@@ -21,7 +21,6 @@ from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.proposals import Proposals
 from cifar_ray.orchestration.sweep.session import SweepSession
-from cifar_ray.orchestration.sweep.tuning import CELL
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.study import FOLDER_TAG, Sweep
 
@@ -40,7 +39,7 @@ def configs_of(config: SweepConfig) -> list[ResolvedConfig]:
 
 
 class Driven:
-    """The driver of a sweep, whose trials are here: by their keys they ask, post rows, and get words."""
+    """The driver of a sweep, whose trials are here: they ask for cells, post rows, and get words."""
 
     def __init__(
         self, config: SweepConfig, folder: Path, goal: Goal | None = None, cells: list[PlannedCell] | None = None
@@ -58,23 +57,22 @@ class Driven:
             "figures": self.figures.append,
         }
         self.driver._record = SimpleNamespace(**record, cells=lambda _: None)  # type: ignore[assignment]
-        self.driver._ready.prepare = lambda cell, store: None  # type: ignore[method-assign]
+        self.driver._ready.prepare = lambda cell: None  # type: ignore[method-assign]
+        self.driver._ready.shared = lambda config: None  # type: ignore[method-assign, assignment, return-value]
         self.driver._turn = self.cells
         if goal is not None and config.search == "optuna":
             self.driver._proposals = Proposals(config, goal, self.cells)
 
-    def ask(self, key: str, cell: PlannedCell) -> None:
+    def ask(self, cell: PlannedCell) -> None:
         """A trial of Ray Tune's asks for its cell."""
-        self.post(key, Row(), cell)
+        self.post(cell, Row())
 
-    def post(self, key: str, row: Row, cell: PlannedCell | None = None) -> None:
-        cell = cell or self.driver._tried[key]
-        self.driver._hear({key: ({CELL: cell.index}, row)})
-        self.driver._answer()
+    def post(self, cell: PlannedCell, row: Row) -> None:
+        self.driver._hear({cell.index: row})
 
-    def word(self, key: str) -> Word:
+    def word(self, cell: PlannedCell) -> Word:
         words, usual, _ = self.driver._words()
-        return words.get(key, usual)
+        return words.get(cell.index, usual)
 
     @property
     def is_over(self) -> bool:
@@ -94,14 +92,13 @@ class Search(Driven):
         assert self.goal is not None
         waiting = [cell for cell in self.cells if cell.is_open or cell.is_waiting]
         for cell in waiting:
-            key = f"trial {cell.index}"
-            self.ask(key, cell)
-            if self.word(key).begin is None:
+            self.ask(cell)
+            if self.word(cell).begin is None:
                 continue
             most, score = most - 1, value(cell)
             figures = score if isinstance(score, Mapping) else {} if score is None else {self.goal.metric: score}
             state = boards.FAILED if score is None else boards.FINISHED
-            self.post(key, replace(RUNNING.ended(state, ""), figures=figures, is_recorded=True))
+            self.post(cell, replace(RUNNING.ended(state, ""), figures=figures, is_recorded=True))
             if not most:
                 return
 

@@ -22,7 +22,7 @@ from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.display.dataset import lines as dataset_lines
 from cifar_ray.display.run import Console
-from cifar_ray.display.terminal import View
+from cifar_ray.display.terminal import Display, View
 from cifar_ray.orchestration.cluster import allocation, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run import events, limits
@@ -55,11 +55,8 @@ class Start:
         decided: what is known before it has nodes, the facts of its data among it.
         folder: its own, which the caller has locked.
         store: the tracking URI.
-        dataset: its data, in this process.
-        launch: when it began, and what reading the data took.
         name: in MLflow; the folder's when empty.
         is_new: whether nothing of it is to stay if it fails at once.
-        shared: its data in Ray's object store; None when they are still to be put there.
         kept: checkpoints of earlier drivers, which the store may not know.
         tags: beside its own in MLflow, such as those that make it a sweep's.
         experiment: id of its sweep's experiment; None of a run without a sweep.
@@ -69,11 +66,8 @@ class Start:
     decided: Decided
     folder: RunFolder
     store: str
-    dataset: Dataset
-    launch: Launch
     name: str = ""
     is_new: bool = False
-    shared: ray.ObjectRef | None = None
     kept: Sequence[SavedCheckpoint] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     experiment: str | None = None
@@ -127,8 +121,8 @@ def train(
                 if weights is not None:
                     checkpoints.keep_initial(folder.folder, str(decided.weights_digest), weights)
                 decided, dataset, data_s = _read(config, decided, console, encoding)
-                start = Start(config, decided, folder, uri, dataset, Launch(begun, data_s), is_new=True)
-                training = Training(start, console)
+                start = Start(config, decided, folder, uri, is_new=True)
+                training = Training(start, console, dataset, Launch(begun, data_s))
                 return _run_here(training, console, listeners)
         finally:
             if training is None or training.is_void:  # nothing was trained, so the name is free again
@@ -191,8 +185,9 @@ def resume(
                 rule = "must be those that the run began with"
                 raise ConfigError("weights", f"{rule}, and {config.weights} has others now; undo that, or train anew")
         decided, dataset, data_s = _read(config, Decided.asked(config, before), console, encoding)
-        start = Start(config, decided, folder, uri, dataset, Launch(begun, data_s), kept=kept)
-        return _run_here(Training(start, console), console, listeners, is_resumed=True)
+        start = Start(config, decided, folder, uri, kept=kept)
+        training = Training(start, console, dataset, Launch(begun, data_s))
+        return _run_here(training, console, listeners, is_resumed=True)
 
 
 class Training:
@@ -200,11 +195,16 @@ class Training:
 
     Attributes:
         start: what it starts from.
+        launch: when it began, and what reading the data took.
         session: displays and records it; None before it has nodes.
     """
 
-    def __init__(self, start: Start, view: View) -> None:
-        self.start, self._view = start, view
+    def __init__(
+        self, start: Start, view: View, dataset: Dataset, launch: Launch, shared: ray.ObjectRef | None = None
+    ) -> None:
+        """Train on this data set, which is ``shared`` in Ray's object store, or still to be put there."""
+        self.start, self.launch = start, launch
+        self._view, self._dataset, self._shared = view, dataset, shared
         self.session: RunSession | None = None
 
     @property
@@ -249,8 +249,8 @@ class Training:
             try:
                 session.announce()
                 sharing = time.perf_counter()
-                shared = start.shared or ray.put(start.dataset)
-                launch = replace(start.launch, data_s=start.launch.data_s + time.perf_counter() - sharing)
+                shared = self._shared or ray.put(self._dataset)
+                launch = replace(self.launch, data_s=self.launch.data_s + time.perf_counter() - sharing)
                 cpus = start.decided.cpus_per_worker
                 place = (check, allocator, mailbox or events.open_mailbox())
                 spent = (meter, limit or limits.of_run(config))
@@ -289,14 +289,14 @@ class Training:
             name=start.name or folder.name,
             key=folder.key,
             folder=folder.address,
-            dataset=start.dataset,
-            begun=start.launch.begun,
+            dataset=self._dataset,
+            begun=self.launch.begun,
             tags=start.tags,
             experiment=start.experiment,
         )
         for saved in start.kept:
             record.checkpoint(saved)
-        of_run = (start.config, chosen.decided, start.dataset, folder)
+        of_run = (start.config, chosen.decided, self._dataset, folder)
         return RunSession(*of_run, record, self._view, chosen.unused_gpus, callbacks)
 
 
@@ -304,8 +304,8 @@ def _run_here(
     training: Training, console: Console, listeners: Sequence[Callback], is_resumed: bool = False
 ) -> TrainResult:
     """Join or start Ray, train, and display the result."""
-    start = training.start
-    with connected(start.config, console, imports.functions(start.config)) as check:
+    config = training.start.config
+    with connected(config, console, imports.functions(config)) as check:
         outcome = training.run(check, listeners)
         session = training.session
         assert session is not None
@@ -315,7 +315,7 @@ def _run_here(
             console.line(session.halted(outcome.by))
             return result
         result = session.result(outcome, outcome.stopped_by)
-        attempt_s = outcome.ended - start.launch.begun if is_resumed else None
+        attempt_s = outcome.ended - training.launch.begun if is_resumed else None
         console.summary(result.metrics, result.times, session.locations(result), attempt_s)
         if outcome.stopped_by:
             console.line(session.exhausted(outcome))
@@ -336,20 +336,26 @@ def bound_line(outcome: Outcome, name: str, store_uri: str) -> str:
 def _read(
     config: ResolvedConfig, decided: Decided, console: Console, encoding: str = ""
 ) -> tuple[Decided, Dataset, float]:
-    """Read the data set; what is decided with its facts, the data set, and the seconds it took.
+    """Read the data set; what is decided with its facts, the data set, and the seconds it took."""
+    begin = time.perf_counter()
+    dataset = read_data(config, console, encoding)
+    return recipe.settle(config, decided, dataset), dataset, time.perf_counter() - begin
+
+
+def read_data(config: ResolvedConfig, display: Display, encoding: str = "") -> Dataset:
+    """Read the data set, which is downloaded if it is not there, and display what is in it.
 
     ``encoding``: the one that the run goes on with, or begins with (:class:`cifar_ray.data.Dataset`).
     """
-    begin = time.perf_counter()
     if is_own(config.dataset) or data.present(config.dataset, config.data_dir):
-        console.doing(f"reading {config.dataset}")
-        dataset = data.read(config, partial(console.decoding, config.dataset), encoding)
+        display.doing(f"reading {config.dataset}")
+        dataset = data.read(config, partial(display.decoding, config.dataset), encoding)
     else:
-        with console.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
+        with display.aside(f"downloading {config.dataset} to {data.folder(config.data_dir)}"):
             dataset = data.read(config)
     for line in dataset_lines(dataset, tasks.spec(config, dataset.spec)):
-        console.line(line)
-    return recipe.settle(config, decided, dataset), dataset, time.perf_counter() - begin
+        display.line(f"{config.dataset_name}: {line}")
+    return dataset
 
 
 def _moved(folder: RunFolder, changes: Mapping[str, Any]) -> tuple[ResolvedConfig, Decided | None]:

@@ -15,12 +15,10 @@ from typing import Any
 
 import ray
 
-from cifar_ray.config.decided import Decided
-from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display.sweep import FAILED, RUNNING, WAITING, Shown
+from cifar_ray.orchestration.run.driver import Start
 from cifar_ray.orchestration.run.events import beside_driver
 from cifar_ray.orchestration.run.limits import Spent
-from cifar_ray.runs.folder import RunFolder
 
 INTERRUPTED = "interrupted"
 """Why cells are to stop, beside the limits of ``config.limits``: the driver has a signal, or has failed."""
@@ -36,8 +34,7 @@ class Row:
         shown: what the display shows of it, its state among that.
         spent: what it has used so far, over all drivers.
         epoch: the last one.
-        figures: its latest figures; once it has finished, also those of its end, times among them.
-        times: seconds by phase as far as they are known, over all drivers.
+        figures: its latest figures, and those of its end; ``time/training_s`` is that of all drivers so far.
         stopped_by: the limit that has stopped it.
         is_lost: whether the cluster has lost the nodes that it needs; its state says whether it had begun.
         is_recorded: whether all is written that is to be written of it.
@@ -48,7 +45,6 @@ class Row:
     spent: Spent = field(default_factory=Spent)
     epoch: int = 0
     figures: Mapping[str, float] = field(default_factory=dict)
-    times: Mapping[str, float] = field(default_factory=dict)
     stopped_by: str = ""
     is_lost: bool = False
     is_recorded: bool = False
@@ -64,27 +60,19 @@ class Row:
 
 
 @dataclass(frozen=True)
-class CellSpec:
-    """What a cell is to train: a resolved config, and all that it leaves open but the nodes.
+class Begin:
+    """What a cell is to train.
 
     Attributes:
         row: how far earlier drivers have come.
-        name: in MLflow.
-        store: the tracking URI.
-        tags: of its run in MLflow that make it the sweep's.
-        experiment: id of the experiment.
+        dataset: in Ray's object store.
         scheduler: what stops cells early, or ``none``.
         variables: of the driver's environment that its store and storage need.
     """
 
-    config: ResolvedConfig
-    decided: Decided
-    folder: RunFolder
+    start: Start
     row: Row
-    name: str
-    store: str
-    tags: Mapping[str, str]
-    experiment: str
+    dataset: ray.ObjectRef
     scheduler: str
     variables: Mapping[str, str]
 
@@ -95,105 +83,69 @@ class Word:
 
     Attributes:
         begin: what to train, until it has begun.
-        skip: whether it is not to train at all, if it has not begun.
-        figures: with ``skip``, what Ray Tune gets as its result.
-        stop: why it is to stop, a limit of the sweep or :data:`INTERRUPTED`; empty while it may go on.
+        stop: why it is to stop, or not to begin: a limit of the sweep, :data:`INTERRUPTED` or
+            :data:`~cifar_ray.display.sweep.SKIPPED`; empty while it may go on.
         is_released: whether Ray Tune may know that it has ended.
         is_behind: whether Ray Tune's scheduler has ended it.
     """
 
-    begin: CellSpec | None = None
-    skip: bool = False
-    figures: Mapping[str, float] = field(default_factory=dict)
+    begin: Begin | None = None
     stop: str = ""
     is_released: bool = False
     is_behind: bool = False
 
 
-News = Mapping[str, tuple[Mapping[str, Any], Row]]
-"""Key of a trial -> what it has of Ray Tune, and its row, where that is new."""
-
-
 class _BoardActor:
+    """Knows cells by their numbers."""
+
     def __init__(self) -> None:
-        self._rows: dict[str, tuple[Mapping[str, Any], Row]] = {}
-        self._changed: set[str] = set()
-        self._words: Mapping[str, Word] = {}
+        self._rows: dict[int, Row] = {}
+        self._changed: set[int] = set()
+        self._words: Mapping[int, Word] = {}
         self._usual, self._over = Word(), False
-        self._behind: set[str] = set()
+        self._behind: set[int] = set()
 
-    def post(self, key: str, asked: Mapping[str, Any], row: Row) -> Word:
-        self._rows[key] = asked, row
-        self._changed.add(key)
-        return replace(self._words.get(key, self._usual), is_behind=key in self._behind)
+    def post(self, number: int, row: Row) -> Word:
+        self._rows[number] = row
+        self._changed.add(number)
+        return replace(self._words.get(number, self._usual), is_behind=number in self._behind)
 
-    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool) -> News:
+    def exchange(self, words: Mapping[int, Word], usual: Word, over: bool) -> dict[int, Row]:
         self._words, self._usual, self._over = words, usual, over
         changed, self._changed = self._changed, set()
-        return {key: self._rows[key] for key in changed}
+        return {number: self._rows[number] for number in changed}
 
-    def died(self, key: str, asked: Mapping[str, Any]) -> None:
-        _, row = self._rows.get(key, (asked, Row()))
+    def died(self, number: int) -> None:
+        """The process of a cell has died."""
+        row = self._rows.get(number, Row())
         if row.state in (WAITING, RUNNING):
             row = row.ended(FAILED, "the process that drove it has died")
-        self.post(key, asked, replace(row, is_recorded=True))
+        self.post(number, replace(row, is_recorded=True))
 
-    def stopped(self, key: str) -> bool:
-        self._behind.add(key)
-        return all(row.is_recorded for _, row in self._rows.values())
+    def stopped(self, number: int) -> bool:
+        """A cell's scheduler has ended it; whether that and all others are recorded."""
+        self._behind.add(number)
+        return all(row.is_recorded for row in self._rows.values())
 
     def over(self) -> bool:
+        """Whether Ray Tune is to end."""
         return self._over
 
 
-@dataclass(frozen=True)
-class BoardHandle:
-    """The board as its driver, its cells and Ray Tune's callbacks have it."""
-
-    actor: Any
-
-    def died(self, key: str, asked: Mapping[str, Any]) -> None:
-        """The process of a trial, which has ``asked`` of Ray Tune, has died."""
-        self.actor.died.remote(key, asked)
-
-    def stopped(self, key: str) -> bool:
-        """A cell's scheduler has ended it; whether that and all others are recorded."""
-        return _answer(self.actor.stopped.remote(key))
-
-    def over(self) -> bool:
-        """Whether Ray Tune is to end; a board that does not answer lets it go on."""
-        return _answer(self.actor.over.remote())
-
-
-def _answer(asked: Any) -> bool:
-    with suppress(ray.exceptions.RayError, TimeoutError):
-        return bool(ray.get(asked, timeout=_ANSWER_S))
-    return False
-
-
 class SweepBoard:
-    """The board, as the driver opens it on its own node; it ends with the driver. Ray restarts it when it is killed.
-
-    Attributes:
-        handle: for the others.
-    """
+    """The board, as the driver opens it on its own node; it ends with the driver. Ray restarts it when it is killed."""
 
     def __init__(self) -> None:
-        self.handle = BoardHandle(beside_driver(_BoardActor))
+        self.actor = beside_driver(_BoardActor)
         self._asked: Any = None
 
-    def exchange(self, words: Mapping[str, Word], usual: Word, over: bool) -> News:
-        """Give each cell a word, or the usual one; what is new, or nothing of a board that has died or is slow.
+    def exchange(self, words: Mapping[int, Word], usual: Word, over: bool) -> Mapping[int, Row]:
+        """Give each cell its word, or the usual one, and say whether Ray Tune is to end; the rows that are new.
 
-        A slow one's answer comes with a later call.
-
-        Args:
-            words: by Ray Tune's id of the cell's trial.
-            usual: for all others.
-            over: whether Ray Tune is to end.
+        There are none of a board that is away or slow; a slow one's answer comes with a later call.
         """
-        self._asked = self._asked or self.handle.actor.exchange.remote(words, usual, over)
-        news: News = {}
+        self._asked = self._asked or self.actor.exchange.remote(words, usual, over)
+        news: Mapping[int, Row] = {}
         try:
             news = ray.get(self._asked, timeout=_SLOW_S)
         except ray.exceptions.GetTimeoutError:
@@ -205,54 +157,45 @@ class SweepBoard:
 
 
 class Link(threading.Thread):
-    """A cell's side of the board: posts its row when it has changed, and now and then, and hears the driver's word.
+    """A cell's side of the board: posts its row when it has changed, and now and then, and hears the driver's word."""
 
-    Attributes:
-        row: the latest one.
-        word: the latest one.
-    """
-
-    def __init__(self, board: BoardHandle, key: str, asked: Mapping[str, Any]) -> None:
+    def __init__(self, board: Any, number: int) -> None:
+        """``board`` is the actor."""
         super().__init__(daemon=True, name="board-link")
         self.row, self.word = Row(), Word()
         self._posted = self.row
-        self._board, self._key, self._asked = board, key, asked
-        self._changed, self._heard = threading.Event(), threading.Condition()
-        self._lock = threading.Lock()
+        self._board, self._number = board, number
+        self._changed = threading.Condition()
         self.start()
 
     def change(self, **changes: Any) -> None:
         """Change fields of the row."""
-        with self._lock:
+        with self._changed:
             self.row = replace(self.row, **changes)
-        self._changed.set()
+            self._changed.notify_all()
 
     def end(self, state: str, note: str) -> None:
         """The cell has ended, and all of it is recorded; wait until the board has that, as the process may end then."""
-        with self._lock:
+        with self._changed:
             self.row = replace(self.row.ended(state, note), is_recorded=True)
-        self._changed.set()
-        with self._heard:
-            self._heard.wait_for(lambda: self._posted.is_recorded)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._posted.is_recorded)
 
     def wait_for(self, is_so: Callable[[Word], object]) -> Word:
         """Wait until the driver's word is such."""
-        with self._heard:
-            self._heard.wait_for(lambda: is_so(self.word))
+        with self._changed:
+            self._changed.wait_for(lambda: is_so(self.word))
             return self.word
 
     def run(self) -> None:
-        while True:
-            self._changed.wait(_POST_S if self.row.state != WAITING else _LEAST_S)  # it waits for its cell
-            self._changed.clear()
+        while not (self._posted.is_recorded and self.word.is_released):
             row = self.row
-            try:
-                word = ray.get(self._board.actor.post.remote(self._key, self._asked, row), timeout=_ANSWER_S)
-            except (ray.exceptions.RayError, TimeoutError):  # the board restarts
-                continue
-            with self._heard:
-                self.word, self._posted = word, row
-                self._heard.notify_all()
-            if row.is_recorded and word.is_released:
-                return
+            with suppress(ray.exceptions.RayError, TimeoutError):  # the board restarts
+                word = ray.get(self._board.post.remote(self._number, row), timeout=_ANSWER_S)
+                with self._changed:
+                    self.word, self._posted = word, row
+                    self._changed.notify_all()
             time.sleep(_LEAST_S)
+            if row.state != WAITING:  # else it waits for its cell
+                with self._changed:
+                    self._changed.wait_for(lambda: self.row is not row, _POST_S)  # noqa: B023

@@ -60,11 +60,8 @@ class Budget:
         most = self._config.max_cost
         return "max_cost" if most is not None and (self.usd or 0.0) >= most else ""
 
-    def refusal(self, cell: PlannedCell, running: Sequence[PlannedCell]) -> str:
-        """Why a cell is not started: what it is expected to take is more than is left. Empty when it may start.
-
-        What those that are ``running`` are expected to cost yet is set aside.
-        """
+    def refusal(self, cell: PlannedCell) -> str:
+        """Why a cell is not started: it is expected to take more than others leave. Empty when it may start."""
         if reached := self.reached:
             return f"{self.words(reached)} is reached"
         left = self._left_s(cell)
@@ -73,7 +70,8 @@ class Budget:
             return f"expected to take {limits.duration(left)}, and {rest} of {self.words('max_time')} are left"
         if self._config.max_cost is not None and left:
             wanted = self._paid(cell)
-            rest_usd = self._config.max_cost - (self.usd or 0.0) - sum(map(self._paid, running))
+            running = sum(self._paid(other) for other in self._cells if other.state == boards.RUNNING)
+            rest_usd = self._config.max_cost - (self.usd or 0.0) - running
             if wanted > rest_usd:
                 rest = limits.dollars(max(rest_usd, 0.0))
                 return f"expected to cost {limits.dollars(wanted)}, and {rest} of {self.words('max_cost')} are left"
@@ -101,11 +99,7 @@ class Budget:
         return max(whole - cell.row.spent.placed_s, 0.0)
 
     def refuse_reached(self, name: str) -> None:
-        """Refuse to go on with a sweep that has reached its limits.
-
-        Raises:
-            ConfigError: naming the limit, and what the sweep has used.
-        """
+        """Refuse to go on with a sweep that has reached its limits."""
         if key := self.reached:
             used = limits.duration(self.placed_s) if key == "max_time" else limits.dollars(self.usd or 0.0)
             raise ConfigError(

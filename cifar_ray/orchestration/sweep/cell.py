@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -17,28 +16,24 @@ import ray.tune
 from cifar_ray import data, tasks, tracking
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError, InterruptedRunError, RunFailedError
-from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.data import Dataset
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import CellView
 from cifar_ray.orchestration.cluster.allocation import TooSmallError
-from cifar_ray.orchestration.run.driver import Start, Training
+from cifar_ray.orchestration.run.driver import Training
 from cifar_ray.orchestration.run.events import Mailbox, open_mailbox
 from cifar_ray.orchestration.run.limits import Limit, Spent, of_run
 from cifar_ray.orchestration.run.listeners import Callback
 from cifar_ray.orchestration.run.restarts import Halt
 from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.orchestration.sweep.board import INTERRUPTED, BoardHandle, CellSpec, Link
+from cifar_ray.orchestration.sweep.board import INTERRUPTED, Begin, Link
 from cifar_ray.tracking.background import background
 from cifar_ray.tracking.study import STOPPED_TAG
 from cifar_ray.training.observer import EpochRecord, Launch, Outcome
 
+CELL = "cell"
+"""What Ray Tune gives a trial: the number of its cell."""
+
 _END_S = 600.0  # for what is still to be recorded; Ray Tune waits as long
-
-
-def dataset_key(config: ResolvedConfig, digest: str) -> str:
-    """By what a sweep knows a data set: others may have the same samples with other facts."""
-    return f"{config.dataset} {digest}"
 
 
 class CellTrainable(ray.tune.Trainable):
@@ -48,29 +43,22 @@ class CellTrainable(ray.tune.Trainable):
     stop does so between two steps, with a checkpoint and a true record.
     """
 
-    def setup(self, config: dict[str, Any], datasets: Mapping[str, ray.ObjectRef], board: BoardHandle) -> None:
-        """Begin a cell: the driver says which, by what Ray Tune gives as ``config``.
-
-        Args:
-            config: the cell's name, or the values that were proposed for one.
-            datasets: by their keys, in Ray's object store.
-            board: carries the driver's words here, and the cell's rows back.
-        """
-        self._datasets, self._board = datasets, board
+    def setup(self, config: dict[str, Any], board: Any) -> None:
+        """Begin the cell whose number ``config`` has; the driver says what to train, through the board's actor."""
+        self._board = board
         self._ending: list[Future[None]] = []
         self._mailbox: Mailbox | None = None
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Begin another cell in the same process; of the one before, something may still be recorded."""
-        self._results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._cell = _Cell(Link(self._board, self.trial_id, new_config), self._results)
+        self._cell = _Cell(Link(self._board, new_config[CELL]))
         self._ending.append(background(partial(self._drive, self._cell), "cell"))
         return True
 
     def step(self) -> dict[str, Any]:
         """Wait for the figures of an epoch that a scheduler is to hear of, or for the end."""
-        result = self._results.get()
+        result = self._cell.results.get()
         if result.get("done"):
             self._cell.link.wait_for(lambda word: word.is_released)
         return result
@@ -81,13 +69,13 @@ class CellTrainable(ray.tune.Trainable):
         wait(self._ending, _END_S)
 
     def _drive(self, cell: _Cell) -> None:
-        word = cell.link.wait_for(lambda word: word.begin or word.skip or word.stop)
+        word = cell.link.wait_for(lambda word: word.begin or word.stop)
         if word.begin is None:
-            cell.finish(boards.SKIPPED, "", word.figures)
+            cell.finish(boards.SKIPPED, "")
             return
-        mailbox, self._mailbox = self._mailbox or open_mailbox(), None
         try:
-            cell.train(word.begin, self._datasets, mailbox)
+            mailbox, self._mailbox = self._mailbox or open_mailbox(), None
+            cell.train(word.begin, mailbox)
             self._mailbox = mailbox  # one whose run has failed may have events left
         except Exception as error:  # the sweep goes on and says why
             cell.finish(boards.FAILED, f"{type(error).__name__}: {error}")
@@ -98,39 +86,26 @@ class _Cell(Callback):
 
     Attributes:
         is_stopped: whether Ray Tune has ended it.
+        results: for Ray Tune.
     """
 
-    def __init__(self, link: Link, results: queue.SimpleQueue[dict[str, Any]]) -> None:
+    def __init__(self, link: Link) -> None:
         self.link, self.is_stopped = link, False
-        self._results = results
+        self.results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
-    def train(self, spec: CellSpec, datasets: Mapping[str, ray.ObjectRef], mailbox: Mailbox) -> None:
+    def train(self, begin: Begin, mailbox: Mailbox) -> None:
         """Train to the end, whatever it is, and record it."""
-        begun = time.time()
-        self._spec = spec
-        config, facts = spec.config, spec.decided.facts
-        self._own: Limit = of_run(config)
-        self.link.change(**vars(spec.row))
-        view = self._view = CellView(lambda shown: self.link.change(shown=shown), spec.row.shown)
+        launch = Launch(time.time(), 0.0)
+        self._config, self._facts, self._scheduler = begin.start.config, begin.start.decided.facts, begin.scheduler
+        self._own: Limit = of_run(self._config)
+        self.link.change(**vars(begin.row))
+        view = self._view = CellView(lambda shown: self.link.change(shown=shown), begin.row.shown)
         view.change(state=boards.RUNNING, note="starting the workers")
-        os.environ.update(spec.variables)
-        tracking.quieten(config.verbose)
-        data.keep(config, facts)
-        shared = datasets[dataset_key(config, facts.digest)]
-        dataset: Dataset = ray.get(shared)
-        start = Start(
-            config,
-            spec.decided,
-            spec.folder,
-            spec.store,
-            dataset,
-            Launch(begun, 0.0),
-            spec.name,
-            shared=shared,
-            tags=spec.tags,
-            experiment=spec.experiment,
-        )
-        training, state, note = Training(start, view), boards.FAILED, ""
+        os.environ.update(begin.variables)
+        tracking.quieten(self._config.verbose)
+        data.keep(self._config, self._facts)
+        training = Training(begin.start, view, ray.get(begin.dataset), launch, begin.dataset)
+        state, note = boards.FAILED, ""
         try:
             with tracking.settings():
                 training.run(self._check, [self], self._limit, mailbox, self._ended, self._interrupted)
@@ -144,25 +119,23 @@ class _Cell(Callback):
                 state, note = boards.STOPPED, self._behind
         except (RunFailedError, ConfigError) as error:
             note = str(error)
-        except Exception as error:
-            note = f"{type(error).__name__}: {error}"
         if training.session is not None:
             self.link.change(spent=training.session.spent, has_run=bool(training.session.record.run_id))
             if state in (boards.FINISHED, boards.STOPPED) and not training.session.is_recorded:
                 state, note = boards.FAILED, "MLflow does not take its record"
         self.finish(state, note)
 
-    def finish(self, state: str, note: str, figures: Mapping[str, float] | None = None) -> None:
+    def finish(self, state: str, note: str) -> None:
         """Tell the driver, and Ray Tune if it does not know yet. Schedulers count nothing of epoch 0."""
         self.link.end(state, note)
-        self._results.put({"epoch": 0, **(figures or {}), "done": True})
+        self.results.put({"epoch": 0, "done": True})
 
     def epoch(self, record: EpochRecord) -> None:
-        row, before = record.row, self.link.row.times
-        trained = before.get("time/training_s", 0.0) + row.metrics["epoch_s"]
-        self.link.change(epoch=row.step, figures=row.metrics, times={**before, "time/training_s": trained})
-        if self._spec.scheduler != "none" and row.step < self._spec.config.epochs:
-            self._results.put({"epoch": row.step, **row.metrics})
+        row = record.row
+        trained = self.link.row.figures.get("time/training_s", 0.0) + row.metrics["epoch_s"]
+        self.link.change(epoch=row.step, figures={**row.metrics, "time/training_s": trained})
+        if self._scheduler != "none" and row.step < self._config.epochs:
+            self.results.put({"epoch": row.step, **row.metrics})
 
     def _check(self, can_stop: bool = False) -> bool:
         asked = self.is_stopped or self.link.word.is_behind or self.link.word.stop == INTERRUPTED
@@ -178,32 +151,27 @@ class _Cell(Callback):
 
     def _ended(self, outcome: Outcome | Halt) -> None:
         """Give the result to Ray Tune before it is recorded, which must not keep another cell waiting."""
-        if isinstance(outcome, Outcome):
-            self.link.change(figures={**outcome.metrics, **outcome.times}, times=outcome.times)
-        epoch = self._spec.config.epochs if isinstance(outcome, Outcome) else 0
-        self._results.put({"epoch": epoch, **self.link.row.figures, "done": True})
-        state, note = self._words(outcome)
+        if isinstance(outcome, Halt):
+            epochs, state, note = 0, boards.STOPPED, f"stopped by {limits.named(outcome.by)}"
+            self.link.change(stopped_by=outcome.by)
+        else:
+            epochs, state, task = self._config.epochs, boards.FINISHED, tasks.spec(self._config, self._facts)
+            note = boards.result(task, outcome.metrics[task.primary.result(outcome.metrics)], outcome.times)
+            if by := outcome.stopped_by:
+                note += f", stopped by {limits.named(by)} after epoch {outcome.epochs}"
+            self.link.change(figures={**outcome.metrics, **outcome.times})
+        self.results.put({"epoch": epochs, **self.link.row.figures, "done": True})
         self._view.change(state=state, note=note)
 
     def _interrupted(self, session: RunSession) -> str:
         """Why the run has ended: of one that Ray Tune has stopped without a word of the driver's, its scheduler."""
         if self.link.word.stop:
             return ""
-        session.record.tags({STOPPED_TAG: self._spec.scheduler})
+        session.record.tags({STOPPED_TAG: self._scheduler})
         return self._behind
 
     @property
     def _behind(self) -> str:
         epoch = self.link.row.epoch
         when = f"at epoch {epoch}" if epoch else "so far"
-        return f"stopped early by {self._spec.scheduler.upper()}: it was behind the best runs {when}"
-
-    def _words(self, outcome: Outcome | Halt) -> tuple[str, str]:
-        if isinstance(outcome, Halt):
-            self.link.change(stopped_by=outcome.by)
-            return boards.STOPPED, f"stopped by {limits.named(outcome.by)}"
-        task = tasks.spec(self._spec.config, self._spec.decided.facts)
-        note = boards.result(task, outcome.metrics[task.primary.result(outcome.metrics)], outcome.times)
-        if by := outcome.stopped_by:
-            note += f", stopped by {limits.named(by)} after epoch {outcome.epochs}"
-        return boards.FINISHED, note
+        return f"stopped early by {self._scheduler.upper()}: it was behind the best runs {when}"

@@ -49,28 +49,17 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
         client = store.connect(address)
         store.active_experiment(client, parent.experiment_name(config))
         folder, held = plan.create(config, client)
-        record: SweepRecord | None = None
-
-        def begin() -> SweepRecord:
-            nonlocal record
-            plan.write_cells(folder, [cell.described(config) for cell in cells])
-            record = SweepRecord.create(client, config, folder.address, command)
-            return record
-
+        session = SweepSession(config, folder, client, cells, probes, Budget(config, cells), begun)
         try:
             with held:
-                return SweepSession(config, folder, client, cells, probes, Budget(config, cells), begun).run(begin)
+                return session.run(lambda: SweepRecord.create(client, config, folder.address, command))
         finally:
-            if record is None:  # nothing has begun, so the name is free again
+            if not session.has_begun:  # so the name is free again
                 discard(folder)
 
 
 def planned(config: SweepConfig) -> tuple[SweepConfig, list[PlannedCell], list[PlannedCell]]:
-    """A new sweep that means the same from any folder, its cells, and its probes, as of :func:`plan.probes`.
-
-    Raises:
-        ConfigError: when it has cells that cannot run, or that cannot be compared.
-    """
+    """A new sweep that means the same from any folder, its cells, and its probes, as of :func:`plan.probes`."""
     config = plan.absolute(config)
     cells = plan.planned(config)
     probes = plan.probes(config, cells)
@@ -116,7 +105,6 @@ def resume(
         goal = goal_of(config, [run for _, run in configured(cells)])
         if goal is not None and all(cell.state != boards.WAITING for cell in cells):
             cells += repeats_of(goal, config, cells)  # the earlier driver was killed before it had planned them
-            plan.write_cells(folder, [cell.described(config) for cell in cells])
         if all(cell.state != boards.WAITING for cell in cells):
             if failed := sum(cell.state == boards.FAILED for cell in cells):
                 left = f"nothing is left of it but {counted(failed, 'failed run')}"

@@ -22,32 +22,24 @@ from cifar_ray.tracking import reading, store
 
 
 @dataclass(frozen=True)
-class DryRow:
-    """One run of the sweep: its name, topology (empty before its values are proposed), state, and the reason for it."""
-
-    name: str
-    topology: str
-    state: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class DryRun:
-    """What a sweep would train: its runs, how many at a time (None where the cluster is not looked at), and notes."""
+    """What a sweep would train.
+
+    Attributes:
+        rows: of each run its ``name``, ``state``, and the ``reason`` for it.
+        at_once: how many runs at a time; None where the cluster is not looked at.
+        notes: what else a person should know.
+    """
 
     name: str
-    rows: tuple[DryRow, ...]
+    rows: tuple[Mapping[str, str], ...]
     at_once: int | None
     notes: tuple[str, ...]
 
 
 @tracking.unchanged()
 def of_new(config: SweepConfig) -> DryRun:
-    """Look at a sweep that has not begun.
-
-    Raises:
-        ConfigError: as the sweep itself would on a user's mistake.
-    """
+    """Look at a sweep that has not begun; a user's mistake ends in the same ConfigError as in the sweep itself."""
     return _of(*driver.planned(config))
 
 
@@ -55,11 +47,7 @@ def of_new(config: SweepConfig) -> DryRun:
 def of_begun(
     name: str, tracking_uri: str | None = None, retry_failed: bool = False, limits: Mapping[str, Any] | None = None
 ) -> DryRun:
-    """Look at what is left of a sweep; arguments as of ``driver.resume``.
-
-    Raises:
-        ConfigError: as the sweep itself would on a user's mistake.
-    """
+    """Look at what is left of a sweep; arguments and errors as of ``driver.resume``."""
     tracking.quieten(verbose=False)
     client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
     config, cells = plan.read(known, limits)
@@ -78,19 +66,16 @@ def _of(config: SweepConfig, cells: list[PlannedCell], probes: list[PlannedCell]
         cpus, count = local.cpus_per_node(config.base, preparation.room(waiting)), config.base.local_nodes
         gpus = 0 if count > 1 else torch.cuda.device_count()
         nodes = [Node(str(at), "here", cpus, gpus) for at in range(count)]  # as Ray would have them
-        ready = Preparation(config.base, Board([], 0.0), nodes)
+        ready = Preparation(config.base, Board([], 0.0), nodes=nodes)
         ready.place(waiting)
         plan.refuse(config, [*cells, *probes])
         left = sum(cell.state == boards.WAITING for cell in cells)
         at_once = ready.at_once(waiting, min(left, config.max_concurrent or left))
     if config.scheduler != "none":
         notes.append(f"--scheduler {config.scheduler} stops some earlier.")
+    if any(cell.is_open for cell in cells):
+        notes.append("Optuna proposes the values as the sweep goes on.")
     if config.repeat:
         notes.append(f"The best run is trained {config.repeat} more times (--repeat), which is not counted.")
-    return DryRun(config.name, tuple(map(_row, cells)), at_once, tuple(notes))
-
-
-def _row(cell: PlannedCell) -> DryRow:
-    config = cell.config or cell.cell.config
-    reason = "Optuna proposes its values as the sweep goes on" if cell.is_open else cell.row.shown.note
-    return DryRow(cell.cell.name, config.topology if config else "", cell.state, reason)
+    rows = [{"name": cell.cell.name, "state": cell.state, "reason": cell.row.shown.note} for cell in cells]
+    return DryRun(config.name, tuple(rows), at_once, tuple(notes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cifar_ray import data, tasks
@@ -10,7 +11,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.tasks import LOSS, Subset, choosing
+from cifar_ray.tasks import LOSS, TaskSpec, choosing
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.training.rank_times import PARTS, PHASES
 
@@ -23,17 +24,22 @@ _AT_END = (
 """Figures that a run has at its end alone, beside the throughput and the best validation figure."""
 
 
-def check_goal(goal: Goal, sweep: SweepConfig, measured: Subset, has_optional: bool) -> None:
-    """Refuse a figure that runs do not record, that a scheduler would miss, or that is not to choose.
-
-    Runs are ``measured`` on those samples after every epoch, and may have the task's optional figures.
-
-    Raises:
-        ConfigError: naming what there is.
-    """
-    task, metric = goal.task, goal.metric
+def check_comparable(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> None:
+    """Refuse to compare runs of different tasks, or by what they do not record, what a scheduler misses, or a test."""
+    usual = {"objective": (None,), "scheduler": ("none",), "search": ("grid", "random")}
+    comparing = [key for key, values in usual.items() if getattr(sweep, key) not in values]
+    if comparing and len(learned := _learned(configs)) > 1:
+        names = ", ".join(sorted(task.name for task in learned))
+        raise ConfigError(comparing[0], f"must be left out where runs learn different tasks, here {names}")
+    longest = max((config.epochs for config in configs), default=math.inf)
+    if sweep.scheduler != "none" and sweep.asha_grace > longest:
+        raise ConfigError("asha_grace", f"must be at most the {longest} epochs of a run, got {sweep.asha_grace}")
+    if (goal := goal_of(sweep, configs)) is None:
+        return
+    task, metric, measured = goal.task, goal.metric, data.facts(configs[0]).measured
     if metric.startswith("test/"):
         raise ConfigError("objective", f"must not be a figure of the test, by which nothing is chosen, got {metric}")
+    has_optional = any(tasks.has_optional(task, data.facts(config).num_classes) for config in configs)
     known = [figure.on(measured) for figure in (*task.figures, LOSS) if has_optional or not figure.optional]
     known += ["train/epoch_loss", "epoch_s", task.epoch_throughput]
     if sweep.scheduler == "none":
@@ -44,13 +50,17 @@ def check_goal(goal: Goal, sweep: SweepConfig, measured: Subset, has_optional: b
         raise ConfigError("objective", f"{problem}{errors.suggestion(metric, known)}")
 
 
+def _learned(configs: Sequence[TrainConfig]) -> set[TaskSpec]:
+    return {tasks.spec(config, data.facts(config)) for config in configs}
+
+
 def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
     """What a search among these runs is after: its objective, or the figure that chooses.
 
     Returns:
         None when the sweep is no search, or runs learn different tasks, whose figures do not compare.
     """
-    learned = {tasks.spec(config, data.facts(config)) for config in configs}
+    learned = _learned(configs)
     if not sweep.is_search or len(learned) != 1:
         return None
     (task,) = learned

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import itertools
 import json
 import math
 import random
@@ -25,7 +24,7 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Shown
 from cifar_ray.orchestration.run.limits import recorded
 from cifar_ray.orchestration.sweep.board import Row
-from cifar_ray.orchestration.sweep.goal import check_goal, chooser_of, goal_of
+from cifar_ray.orchestration.sweep.goal import check_comparable, chooser_of
 from cifar_ray.reporting import cost
 from cifar_ray.runs import folder as runs
 from cifar_ray.runs.folder import RunFolder
@@ -85,17 +84,14 @@ class PlannedCell:
             return plain
         return f"{plain[:_LONGEST_SLUG]}-{hashlib.sha256(self.cell.name.encode()).hexdigest()[:8]}"
 
-    def assign(self, cell: Cell, chooser: str) -> None:
-        """Give it a cell's values; it is skipped where they do not fit together.
-
-        ``chooser``: what is to choose between the cells (:func:`cifar_ray.orchestration.sweep.goal.chooser_of`).
-        """
+    def assign(self, cell: Cell, sweep: SweepConfig) -> None:
+        """Give it a cell's values; it is skipped where they do not fit together."""
         self.cell = cell
         if cell.config is None:
             self.skip(cell.reason)
             return
         try:
-            self.config = recipe.resolve(cell.config, chooser)
+            self.config = recipe.resolve(cell.config, chooser_of(sweep))
             self.decided = Decided.asked(self.config)
         except ConfigError as error:
             self.skip(error)
@@ -121,11 +117,7 @@ class PlannedCell:
         }
 
     def find_again(self, folder: Folder, earlier: Mapping[str, Run]) -> None:
-        """Read from its folder and from MLflow, which knows runs by their keys, what an earlier driver has done.
-
-        Raises:
-            ConfigError: when its folder is damaged, cannot be read, or is gone although MLflow has the run.
-        """
+        """Read from its folder and from MLflow, which knows runs by their keys, what an earlier driver has done."""
         if self.config is None:
             return
         home = folder.below(self.slug)
@@ -144,7 +136,7 @@ class PlannedCell:
             task = tasks.spec(self.config, data.facts(self.config))
             note = boards.result(task, known.score, known.times)
         shown = Shown(state, note)
-        self.row = replace(self.row, shown=shown, figures=known.metrics, times=known.times, has_run=True)
+        self.row = replace(self.row, shown=shown, figures=known.metrics, has_run=True)
 
 
 def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
@@ -161,48 +153,37 @@ def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def planned(config: SweepConfig) -> list[PlannedCell]:
-    """The cells of a sweep: open ones, where their values are proposed one after another."""
-    if config.search == "optuna":
-        assert config.samples is not None
-        return [PlannedCell(number, Cell(f"sample {number + 1}", {})) for number in range(config.samples)]
-    return _plan(config, _drawn(config) if config.search == "random" else config.combinations)
-
-
-def _plan(config: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[PlannedCell]:
-    plan = [PlannedCell(index, cell) for index, cell in enumerate(sweeps.cells(config, chosen))]
-    for one in plan:
-        one.assign(one.cell, chooser_of(config))
-    return plan
+def planned(config: SweepConfig, chosen: Sequence[Mapping[str, Any]] | None = None) -> list[PlannedCell]:
+    """The cells of a sweep, or those of ``chosen`` values: open ones, where values are proposed one after another."""
+    if chosen is None:
+        if config.search == "optuna":
+            assert config.samples is not None
+            return [PlannedCell(number, Cell(f"sample {number + 1}", {})) for number in range(config.samples)]
+        chosen = _drawn(config) if config.search == "random" else config.combinations
+    cells = [PlannedCell(index, cell) for index, cell in enumerate(sweeps.cells(config, chosen))]
+    for cell in cells:
+        cell.assign(cell.cell, config)
+    return cells
 
 
 def probes(config: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:
-    """Cells that tell what the open ones among these may come to need.
-
-    They have every data set, and every value of the other axes, where it can run.
-
-    Raises:
-        ConfigError: when Optuna is to propose values, and is not installed.
-    """
+    """Cells that tell what the open ones among these may come to need: one, if it can run, with each value."""
     if not any(cell.is_open for cell in cells):
         return []
     if importlib.util.find_spec("optuna") is None:
         raise ConfigError("search", "must be grid or random without Optuna: `pip install 'cifar-ray[optuna]'` has it")
     (axes,) = config.grid
     values = {name: [of.low, of.high] if isinstance(of, Range) else of for name, of in axes.items()}
-    of_data = {name: several for name, several in values.items() if name in runfile.OF_DATA}
-    needed = [dict(zip(of_data, chosen, strict=True)) for chosen in itertools.product(*of_data.values())]
-    needed += [{name: value} for name in values if name not in of_data for value in values[name]]
-    state, found = random.Random(config.name), list[dict[str, Any]]()
-    for some in needed:
-        probe = {name: some.get(name, several[0]) for name, several in values.items()}
-        for _ in range(_MOST_DRAWS):
-            if _plan(config, [probe])[0].config is not None:
-                break
-            probe = {name: some.get(name, state.choice(several)) for name, several in values.items()}
-        if probe not in found:
-            found.append(probe)
-    return _plan(config, found)
+    state, made = random.Random(config.name), list[PlannedCell]()
+    for name, several in values.items():
+        for value in several:
+            for _ in range(_MOST_DRAWS):
+                others = {other: state.choice(of) for other, of in values.items()}
+                (probe,) = planned(config, [{**others, name: value}])
+                if probe.config is not None:
+                    break
+            made.append(probe)
+    return made
 
 
 def _drawn(config: SweepConfig) -> list[dict[str, Any]]:
@@ -229,31 +210,28 @@ def _draw(state: random.Random, values: Any) -> Any:
 
 
 def absolute(config: SweepConfig) -> SweepConfig:
-    """The sweep, whose data sets, price and (in a search) weights do not depend on the working folder.
+    """The sweep, whose data sets, price and weights do not depend on the working folder."""
+    ways: dict[str, Callable[[str], Any]] = {
+        "dataset": data.absolute,
+        "price": cost.word,
+        "weights": lambda weights: str(files.existing("weights", weights) or weights),  # a file; others are names
+    }
 
-    Raises:
-        ConfigError: when ``~`` stands for nobody's home folder, or the price is not known.
-    """
-    ways: dict[str, Callable[[str], str | None]] = {"dataset": data.absolute, "price": cost.word}
-    if config.search == "optuna":  # runs are planned later, perhaps from another folder; other sweeps keep short names
-        ways["weights"] = lambda weights: str(files.existing("weights", weights) or weights)
+    def of(axes: Mapping[str, Any]) -> dict[str, Any]:
+        changed = dict(axes)
+        for name, way in ways.items():
+            if isinstance(values := axes.get(name), list):
+                changed[name] = [way(value) for value in values]
+            elif values is not None:
+                changed[name] = way(values)
+        return changed
 
-    def of(name: str, value: Any) -> Any:
-        if value is None or name not in ways:
-            return value
-        return [of(name, one) for one in value] if isinstance(value, list | tuple) else ways[name](str(value))
-
-    train, *grid = ({name: of(name, value) for name, value in each.items()} for each in (config.train, *config.grid))
-    return replace(config, train=train, grid=tuple(grid))
+    return replace(config, train=of(config.train), grid=tuple(map(of, config.grid)))
 
 
 def refuse(config: SweepConfig, cells: Sequence[PlannedCell]) -> None:
-    """Refuse a sweep with cells that cannot run, unless they may be skipped, or that its scheduler cannot compare.
-
-    Raises:
-        ConfigError: naming every cell and why, or the tasks, or the epochs, or what the cells are to be chosen by.
-    """
-    _check_comparable(config, [cell.config for cell in cells if cell.config is not None])
+    """Refuse a sweep whose runs do not compare, or with cells that cannot run, unless they may be skipped."""
+    check_comparable(config, [run for _, run in configured(cells)])
     reasons: dict[str, list[str]] = {}
     for cell in cells:
         if cell.config is None and not cell.is_open:
@@ -265,34 +243,15 @@ def refuse(config: SweepConfig, cells: Sequence[PlannedCell]) -> None:
         raise ConfigError("grid", f"must have cells that can run here, or go with --skip-infeasible; {named}")
 
 
-def _check_comparable(config: SweepConfig, runs: Sequence[ResolvedConfig]) -> None:
-    learned = {tasks.spec(run, data.facts(run)) for run in runs}
-    usual = {"objective": (None,), "scheduler": ("none",), "search": ("grid", "random")}
-    comparing = [key for key, values in usual.items() if getattr(config, key) not in values]
-    if comparing and len(learned) > 1:
-        names = ", ".join(sorted(task.name for task in learned))
-        raise ConfigError(comparing[0], f"must be left out where runs learn different tasks, here {names}")
-    if goal := goal_of(config, runs):
-        has_optional = any(tasks.has_optional(goal.task, data.facts(run).num_classes) for run in runs)
-        check_goal(goal, config, data.facts(runs[0]).measured, has_optional)
-    longest = max((run.epochs for run in runs), default=math.inf)
-    if config.scheduler != "none" and config.asha_grace > longest:
-        raise ConfigError("asha_grace", f"must be at most the {longest} epochs of a run, got {config.asha_grace}")
-
-
 def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
-    """Make the folder of a new sweep, and lock it.
-
-    Raises:
-        ConfigError: when there is a sweep of that name, or the folder cannot be written.
-    """
+    """Make the folder of a new sweep, and lock it; the name must be new in the storage and in the store."""
     above = storage.at(config.base.storage)
     folder = above.below(config.name)
 
     def taken(where: str = above.address) -> ConfigError:
-        is_run = folder.exists() and _CONFIG not in folder.names()
-        command = f"cifar-ray {'resume' if is_run else 'sweep --resume'} {config.name}{uri.flag(client.tracking_uri)}"
-        return ConfigError("name", f"must be new, and {config.name!r} is in {where}; `{command}` continues it")
+        command = f"cifar-ray sweep --resume {config.name}{uri.flag(client.tracking_uri)}"
+        there = f"{config.name!r} is in {where}; `{command}` continues it, if it is a sweep"
+        return ConfigError("name", f"must be new, and {there}")
 
     known = reading.find_sweep(client, config.name)
     with storage.refusing(above):
@@ -302,21 +261,13 @@ def create(config: SweepConfig, client: Client) -> tuple[Folder, Lock]:
 
 
 def write_cells(folder: Folder, cells: Sequence[Mapping[str, Any]]) -> None:
-    """Write the cells as :meth:`PlannedCell.described` has them.
-
-    Raises:
-        ConfigError: when the folder cannot be written.
-    """
+    """Write the cells as :meth:`PlannedCell.described` has them."""
     with storage.refusing(folder):
         folder.write(_CELLS, json.dumps(cells))
 
 
 def read(known: Sweep, given: Mapping[str, Any] | None = None) -> tuple[SweepConfig, list[PlannedCell]]:
-    """Read a sweep as its first driver planned it, with the limits that are ``given`` now.
-
-    Raises:
-        ConfigError: when its folder is gone or damaged, or the file of a function of the user's own has changed.
-    """
+    """Read a sweep as its first driver planned it, with the limits that are ``given`` now, from its folder."""
     folder = storage.at(known.folder)
     try:
         with folder.on_disk(_CONFIG) as path:
@@ -354,11 +305,7 @@ def find_again(client: Client, known: Sweep, cells: Sequence[PlannedCell], retry
 
 
 def lock(folder: Folder) -> Lock:
-    """Make this process the only one that works on the sweep.
-
-    Raises:
-        ConfigError: when another process does, or the folder cannot be written.
-    """
+    """Make this process the only one that works on the sweep, or refuse it where another does."""
     with storage.refusing(folder):
         return Lock(folder, _busy(folder.name))
 

@@ -33,15 +33,11 @@ class Proposals:
                 self._space[name] = optuna.distributions.FloatDistribution(of.low, of.high, log=of.kind == "loguniform")
         # Another seed after a resume: the same one would propose the first cells again.
         seed = random.Random(f"{sweep.name} {sum(not cell.is_open for cell in cells)}").randrange(2**31)
-        before = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # else it says that it has made a study
-        try:
-            self._study = optuna.create_study(
-                direction="maximize" if goal.better == "max" else "minimize",
-                sampler=optuna.samplers.TPESampler(seed=seed),
-            )
-        finally:
-            optuna.logging.set_verbosity(before)
+        self._study = optuna.create_study(
+            direction="maximize" if goal.better == "max" else "minimize",
+            sampler=optuna.samplers.TPESampler(seed=seed),
+        )
         for cell in cells:
             self.tell(cell)
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cifar_ray.config import runfile
 from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
-from cifar_ray.orchestration.sweep.plan import PlannedCell
+from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
 from cifar_ray.reporting import winner as words
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.training import recipe
-
-_LONGER = 2
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ def winner_of(goal: Goal, cells: Sequence[PlannedCell]) -> Winner | None:
     images = goal.images(cell.row.figures for _, cell in ranked)
     sentence = words.sentence(goal.figure, best.cell.name, value, repeated, second, len(ranked), images)
     assert best.config is not None
-    command = recipe.command(best.config, epochs=_LONGER * best.config.epochs)
+    command = recipe.command(best.config, epochs=2 * best.config.epochs)
     return Winner(best.cell.name, value, sentence, command)
 
 
@@ -97,11 +93,11 @@ def repeats_of(goal: Goal, sweep: SweepConfig, cells: Sequence[PlannedCell]) -> 
         return []
     best = ranked[0][1]
     assert best.config is not None
-    label, taken = best.cell.name.rpartition("seed")[0], {cell.cell.name for cell in cells}
-    seeds = (seed for seed in itertools.count(best.config.seed + 1) if f"{label}seed{seed}" not in taken)
+    label = best.cell.name.rpartition("seed")[0]
+    first = 1 + max(config.seed for _, config in configured(cells))
     made = []
-    for index, seed in enumerate(itertools.islice(seeds, sweep.repeat), len(cells)):
-        cell = Cell(f"{label}seed{seed}", {**best.cell.values, "seed": seed})
-        config = runfile.resolved_from_mapping({**runfile.to_mapping(best.config), "seed": seed})
-        made.append(PlannedCell(index, cell, config, best.decided, repeats=best.cell.name))
+    for number in range(sweep.repeat):
+        cell = Cell(f"{label}seed{first + number}", {**best.cell.values, "seed": first + number})
+        config = replace(best.config, seed=first + number)
+        made.append(PlannedCell(len(cells) + number, cell, config, best.decided, repeats=best.cell.name))
     return made

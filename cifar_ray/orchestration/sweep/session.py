@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -20,21 +21,21 @@ from cifar_ray.display.run import made_up_note, shared_note
 from cifar_ray.display.sweep import Board
 from cifar_ray.orchestration.cluster import allocation, connection, preflight
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
+from cifar_ray.orchestration.run.driver import Start
 from cifar_ray.orchestration.run.interrupts import RAY_LOST, connected
 from cifar_ray.orchestration.sweep import plan, preparation, tuning
-from cifar_ray.orchestration.sweep.board import INTERRUPTED, CellSpec, News, Row, SweepBoard, Word
+from cifar_ray.orchestration.sweep.board import INTERRUPTED, Begin, Row, SweepBoard, Word
 from cifar_ray.orchestration.sweep.budget import Budget
-from cifar_ray.orchestration.sweep.goal import chooser_of, goal_of
+from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.orchestration.sweep.proposals import Proposals
 from cifar_ray.orchestration.sweep.result import SweepResult, Winner, repeats_of, winner_of
-from cifar_ray.orchestration.sweep.tuning import CELL
 from cifar_ray.reporting import report as reports
 from cifar_ray.runs import checkpoints
 from cifar_ray.runs import folder as runs
 from cifar_ray.runs.folder import RunFolder
-from cifar_ray.storage import Folder, Lock
+from cifar_ray.storage import Folder
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
@@ -49,7 +50,11 @@ _OF_STORES = re.compile(r"(MLFLOW|AWS|AZURE|GOOGLE|GCS|S3)_|(https?|no)_proxy$|(
 
 
 class SweepSession:
-    """The sweep between its plan and its recorded end."""
+    """The sweep between its plan and its recorded end.
+
+    Attributes:
+        has_begun: whether it has a record.
+    """
 
     def __init__(
         self,
@@ -66,14 +71,12 @@ class SweepSession:
         self._planned = [*cells, *probes]
         self._begun, self._budget = begun, budget
         self._board = Board([cell.cell.name for cell in cells], begun)
-        self._ready = Preparation(config.base, self._board)
+        self._ready = Preparation(config.base, self._board, client.tracking_uri, folder)
         self._proposals: Proposals | None = None
-        self._locks: list[Lock] = []
-        self._at_once, self._stop = 1, ""
+        self._locks = ExitStack()
+        self._at_once, self._stop, self.has_begun = 1, "", False
         self._turn: Sequence[PlannedCell] = ()
-        # By Ray Tune's ids of trials: the cells that they train, and those that they ask for.
-        self._tried: dict[str, PlannedCell] = {}
-        self._asking: dict[str, PlannedCell] = {}
+        self._tried: set[PlannedCell] = set()  # of this turn, those whose trials have asked for them
         self._record: SweepRecord
 
     def run(self, open_record: Callable[[], SweepRecord]) -> SweepResult:
@@ -81,16 +84,16 @@ class SweepSession:
         config, board = self._config, self._board
         with board:
             self._ready.load_data(self._asked())
-            self._ready.read_weights(self._asked(), self._client.tracking_uri)
+            self._ready.read_weights(self._asked())
             plan.refuse(config, self._planned)  # before a cluster is waited for
             functions = sorted({path for _, run in configured(self._asked()) for path in imports.functions(run)})
             with connected(config.base, board, functions, preparation.room(self._planned)) as check:
                 self._fit_to_cluster(check)
                 goal = goal_of(config, [run for _, run in configured(self._planned)])
-                self._record = open_record()
-                self._record.cells(self._described)
+                self._record, self.has_begun = open_record(), True
                 status = "FAILED"
                 try:
+                    self._save_cells()
                     self._announce()
                     first = [cell for cell in self._cells if cell.state == boards.WAITING and not cell.repeats]
                     self._train(check, first, goal)
@@ -154,7 +157,7 @@ class SweepSession:
             if cell.state == boards.SKIPPED:
                 board.show(cell.index, cell.row.shown)
             elif cell.state != boards.WAITING:
-                board.ended_before(cell.index, cell.row.shown, cell.row.times.get("time/wall_s", 0.0))
+                board.ended_before(cell.index, cell.row.shown, cell.row.figures.get("time/wall_s", 0.0))
         for cell, run in asked:
             if connection.shares_a_machine(run, cell.decided):
                 board.line_once(made_up_note(run.local_nodes))
@@ -167,23 +170,23 @@ class SweepSession:
         """Train the cells of a turn in Ray Tune; ``goal`` is None where no scheduler is to stop them."""
         if not turn:
             return
-        self._turn, self._tried, self._asking = turn, {}, {}
-        self._locks += [cell.folder.lock() for cell in turn if cell.folder is not None]
+        self._turn, self._tried = turn, set()
+        for cell in turn:
+            if cell.folder is not None:
+                self._locks.enter_context(cell.folder.lock())
         scheduler = None
         if goal is not None:  # by the epochs of all runs: after a resume, the same
             scheduler = tuning.scheduler_of(self._config, goal, [run for _, run in configured(self._planned)])
             if any(cell.is_open for cell in turn):
                 self._proposals = Proposals(self._config, goal, self._cells)
         board, notes = SweepBoard(), self._folder.disk / "ray_tune"
-        numbers = [cell.index for cell in turn]
-        fitting = tuning.start(board.handle, numbers, self._ready.datasets, notes, self._at_once, scheduler)
+        fitting = tuning.start(board.actor, [cell.index for cell in turn], notes, self._at_once, scheduler)
         self._board.start(self._at_once)
         looked = noted = time.monotonic()
         try:
             while not fitting.done():
                 self._stop = INTERRUPTED if check(True) else self._stop
                 self._hear(board.exchange(*self._words()))
-                self._answer()
                 wait([fitting], _POLL_S)
                 now = time.monotonic()
                 if now - looked >= _LOOK_S:
@@ -212,33 +215,40 @@ class SweepSession:
             self._board.line(f"{self._budget.words(reached)} is reached; runs stop with a checkpoint")
             self._stop = reached
 
-    def _words(self) -> tuple[dict[str, Word], Word, bool]:
-        """What to say to each trial and to all others, and whether Ray Tune is to end.
+    def _words(self) -> tuple[dict[int, Word], Word, bool]:
+        """What to say to each cell and to all others, and whether Ray Tune is to end.
 
         A cell whose training has ended hands its place to the next one while it is recorded. Where no other waits, it
         keeps it, since Ray Tune kills what lasts longer than its loop.
         """
-        tried = set(self._tried.values())
-        more = not self._stop and any(cell.state == boards.WAITING and cell not in tried for cell in self._turn)
-        is_over = not more and all(cell.row.is_recorded for cell in tried)
+        more = not self._stop and any(cell.state == boards.WAITING and cell not in self._tried for cell in self._turn)
+        is_over = not more and all(cell.row.is_recorded for cell in self._tried)
         usual = Word(stop=self._stop, is_released=more or is_over)
         words = {}
-        for key, cell in self._tried.items():
+        for cell in self._tried:
             if cell.state == boards.SKIPPED:
-                words[key] = Word(skip=True, is_released=True)
+                words[cell.index] = Word(stop=boards.SKIPPED, is_released=True)
             elif cell.is_waiting and not cell.row.is_recorded:
-                words[key] = replace(usual, begin=self._spec(cell))
+                words[cell.index] = replace(usual, begin=self._begin(cell))
         return words, usual, is_over
 
-    def _hear(self, news: News) -> None:
-        """Keep which trials ask for their cells, and take what is new of the others."""
-        for key, (asked, row) in news.items():
-            cell = self._cells[asked[CELL]]
+    def _hear(self, news: Mapping[int, Row]) -> None:
+        """Decide on cells whose trials ask for them, in their order, and take what is new of the others."""
+        for index, row in sorted(news.items()):
+            cell = self._cells[index]
             if row.state == boards.WAITING and not row.is_recorded:
-                if key not in self._tried:  # else it has not heard yet
-                    self._asking[key] = cell
-            elif not cell.row.is_recorded and (key in self._tried or row.state == boards.FAILED):
+                if cell not in self._tried and not self._stop:  # else it has not heard yet
+                    self._try(cell)
+            elif not cell.row.is_recorded and (cell in self._tried or row.state == boards.FAILED):
                 self._take(cell, row)
+
+    def _try(self, cell: PlannedCell) -> None:
+        """Let a cell begin, unless there are no values, no time or no money for it."""
+        if cell.is_open:
+            self._propose(cell)
+        if cell.is_waiting and (reason := self._budget.refusal(cell)):
+            self._skip(cell, reason)
+        self._tried.add(cell)
 
     def _take(self, cell: PlannedCell, row: Row) -> None:
         """Show and keep what is new of a cell."""
@@ -250,18 +260,6 @@ class SweepSession:
             self._record.figures(self._figures())
             if self._proposals is not None:
                 self._proposals.tell(cell)
-
-    def _answer(self) -> None:
-        """Give each trial that asks its cell, in the order of the cells, unless there is no time or money for it."""
-        for key, cell in sorted(self._asking.items(), key=lambda each: each[1].index):
-            if self._stop:
-                return
-            if cell.is_open:
-                self._propose(cell)
-            running = [other for other in self._tried.values() if other.state in (boards.WAITING, boards.RUNNING)]
-            if cell.is_waiting and (reason := self._budget.refusal(cell, running)):
-                self._skip(cell, reason)
-            self._tried[key] = self._asking.pop(key)
 
     def _skip(self, cell: PlannedCell, reason: str) -> None:
         self._take(cell, replace(cell.row.ended(boards.SKIPPED, reason), is_recorded=True))
@@ -275,27 +273,23 @@ class SweepSession:
                     self._skip(other, "Optuna proposes nothing that has not been tried")
         else:
             cell.proposal, values = new
-            cell.assign(values, chooser_of(self._config))
+            cell.assign(values, self._config)
             self._board.rows[cell.index].name = cell.cell.name
-            self._ready.prepare(cell, self._client.tracking_uri)
+            self._ready.prepare(cell)
             if cell.config is None:
                 self._skip(cell, cell.row.shown.note)
         self._save_cells()  # before the folder is made, so that a later driver knows whose it is
 
     def _close(self, error: BaseException | None) -> None:
-        """What is left of cells that Ray Tune has ended with.
-
-        Raises:
-            RunFailedError: when it has failed, or cells have no room any more.
-        """
+        """Fail cells that have not ended though Ray Tune has, and the sweep if it has failed or cells have no room."""
         trouble = first_line(error) if isinstance(error, Exception) else ""
-        for cell in self._tried.values():
+        for cell in self._tried:
             if not cell.row.is_recorded:
                 row = cell.row.ended(boards.FAILED, trouble or "Ray Tune has ended without it")
                 self._take(cell, replace(row, is_recorded=True))
         if trouble:
             raise RunFailedError(f"Ray Tune has failed: {trouble}")
-        if lost := [cell for cell in self._tried.values() if cell.row.is_lost]:
+        if lost := [cell for cell in self._tried if cell.row.is_lost]:
             left, reason = counted(len(lost), "run"), lost[0].row.shown.note
             raise RunFailedError(f"the cluster has lost nodes, and {left} could not begin: {reason}")
 
@@ -317,29 +311,31 @@ class SweepSession:
         plan.write_cells(self._folder, self._described)
         self._record.cells(self._described)
 
-    def _spec(self, cell: PlannedCell) -> CellSpec:
+    def _begin(self, cell: PlannedCell) -> Begin:
         """What a cell's process gets; its folder is made if it has none."""
-        config = cell.config
+        config, sweep, record = cell.config, self._config, self._record
         assert config is not None
         if cell.folder is None:
-            digest = str(cell.decided.weights_digest)
-            if (weights := self._ready.weights.pop(digest, None)) is not None:
-                checkpoints.keep_initial(self._folder, digest, weights)
             if runs.is_half_made(home := self._folder.below(cell.slug)):  # by a driver that was killed
                 home.remove()
             cell.folder, held = RunFolder.create(config, cell.decided, self._folder, cell.slug)
-            self._locks.append(held)
-        sweep = self._config
-        tags = {**self._record.child_tags, store.SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure}
+            self._locks.enter_context(held)
+        start = Start(
+            config,
+            cell.decided,
+            cell.folder,
+            record.uri,
+            cell.cell.name,
+            tags={**record.child_tags, store.SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure},
+            experiment=record.experiment_id,
+        )
         scheduler = "none" if cell.repeats else sweep.scheduler
         variables = {name: value for name, value in os.environ.items() if _OF_STORES.match(name)}
-        of_store = (self._record.uri, tags, self._record.experiment_id, scheduler, variables)
-        return CellSpec(config, cell.decided, cell.folder, cell.row, cell.cell.name, *of_store)
+        return Begin(start, cell.row, self._ready.shared(config), scheduler, variables)
 
     def _end(self, status: str) -> None:
         """Release the cells' folders, and record the end of the sweep."""
-        for held in self._locks:
-            held.release()
+        self._locks.close()
         checkpoints.remove_copies(self._folder)
         self._record.cells(self._described)  # with why some were not started
         self._record.figures(self._figures())
@@ -385,8 +381,8 @@ class SweepSession:
 
     def _figures(self) -> dict[str, float]:
         """Seconds by phase over all runs so far, wall time, concurrency, and the share of time outside training."""
-        times, wall = [cell.row.times for cell in self._cells], time.time() - self._begun
-        figures = {f"sweep/{phase}_s": sum(of.get(f"time/{phase}_s", 0.0) for of in times) for phase in PHASES}
+        runs, wall = [cell.row.figures for cell in self._cells], time.time() - self._begun
+        figures = {f"sweep/{phase}_s": sum(of.get(f"time/{phase}_s", 0.0) for of in runs) for phase in PHASES}
         figures["sweep/share_outside_training"] = max(1 - figures["sweep/training_s"] / (wall * self._at_once), 0.0)
         figures |= {"sweep/wall_s": wall, "sweep/placed_s": self._budget.placed_s}
         figures["sweep/concurrency"] = float(self._at_once)

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ray
 import ray.tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Dataset
 from cifar_ray.orchestration.cluster import optional
-from cifar_ray.orchestration.sweep.board import BoardHandle
-from cifar_ray.orchestration.sweep.cell import CellTrainable
+from cifar_ray.orchestration.sweep.cell import CELL, CellTrainable
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.background import background
-from cifar_ray.tracking.variables import variables
 
-CELL = "cell"
-"""What Ray Tune gives a trial: the number of its cell."""
-
-_LOOK_S, _END_S = 0.2, 600.0
+_LOOK_S, _ANSWER_S, _END_S = 0.2, 30.0, 600.0
 _SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the table of trials in the newer style, which verbose=0 does not silence
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # files of results
@@ -35,10 +31,13 @@ _SETTINGS = {
 }
 
 
-class _Ends(TrialProgressCallback):
-    """Tells the board what has ended; takes the place of Ray Tune's own callback, which prints."""
+class _Ends(TrialProgressCallback, ray.tune.Stopper):
+    """Tells the board what has ended, and ends the loop when the driver says so.
 
-    def __init__(self, board: BoardHandle) -> None:
+    It takes the place of Ray Tune's own callback, which prints.
+    """
+
+    def __init__(self, board: Any) -> None:
         super().__init__()
         self._board = board
 
@@ -49,49 +48,38 @@ class _Ends(TrialProgressCallback):
         """Wait for the last cells to be recorded: Ray Tune kills what lasts 10 s longer than its loop."""
         is_last = all(other is trial or other.is_finished() for other in trials)
         end = time.monotonic() + _END_S
-        while is_last and not self._board.stopped(trial.trial_id) and time.monotonic() < end:
+        while is_last and not self._says_so("stopped", trial.config[CELL]) and time.monotonic() < end:
             time.sleep(_LOOK_S)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._board.died(trial.trial_id, trial.config)
-
-
-class _UntilOver(ray.tune.Stopper):
-    """Ends the loop when the driver says so."""
-
-    def __init__(self, board: BoardHandle) -> None:
-        self._board = board
+        self._board.died.remote(trial.config[CELL])
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return self._board.over()
+        return self._says_so("over")
+
+    def _says_so(self, question: str, *given: int) -> bool:
+        """What the board answers; no when it does not."""
+        with suppress(ray.exceptions.RayError):
+            return bool(ray.get(getattr(self._board, question).remote(*given), timeout=_ANSWER_S))
+        return False
 
 
-def start(
-    board: BoardHandle,
-    cells: Sequence[int],
-    datasets: Mapping[str, Dataset],
-    folder: Path,
-    at_once: int,
-    scheduler: TrialScheduler | None,
-) -> Future[Any]:
-    """Start ``tuner.fit()`` in the background; what it raises is that of the future.
+def start(board: Any, cells: list[int], folder: Path, at_once: int, scheduler: TrialScheduler | None) -> Future[Any]:
+    """Start ``tuner.fit()`` in the background, with Ray Tune's files in ``folder``; what it raises is the future's.
 
-    Args:
-        board: carries words to the cells, and their rows back.
-        cells: their numbers, in the order in which they begin.
-        datasets: by their keys.
-        folder: for Ray Tune's files, on this machine.
-        at_once: trials at a time.
-        scheduler: stops the cells that fall behind; None when all run to their end.
+    Cells begin in the order of these numbers, so many at once; ``board`` is the actor. Variables and log levels stay
+    changed.
     """
-    references = {name: ray.put(dataset) for name, dataset in datasets.items()}
-    trainable = ray.tune.with_parameters(CellTrainable, datasets=references, board=board)
+    os.environ.update(_SETTINGS)
+    for name in ("ray.tune", "ray.train"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    ends = _Ends(board)
     tuner = ray.tune.Tuner(
-        ray.tune.with_resources(trainable, _here()),
-        param_space={CELL: ray.tune.grid_search(list(cells))},
+        ray.tune.with_resources(ray.tune.with_parameters(CellTrainable, board=board), _here()),
+        param_space={CELL: ray.tune.grid_search(cells)},
         tune_config=ray.tune.TuneConfig(
             max_concurrent_trials=at_once,
             reuse_actors=scheduler is None,  # a stopped trial's process cannot be reused
@@ -100,13 +88,13 @@ def start(
         run_config=ray.tune.RunConfig(
             name=f"attempt-{time.time_ns()}",
             storage_path=str(folder),
-            callbacks=[_Ends(board)],
-            stop=_UntilOver(board),
+            callbacks=[ends],
+            stop=ends,
             checkpoint_config=ray.tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
             verbose=0,
         ),
     )
-    return background(_quiet()(tuner.fit), "tuner-fit")
+    return background(tuner.fit, "tuner-fit")
 
 
 def _here() -> dict[str, float]:
@@ -116,21 +104,6 @@ def _here() -> dict[str, float]:
     head = optional.head_resource()
     is_head = head and head.keys() <= node["Resources"].keys()
     return head if is_head else {f"node:{node['NodeManagerAddress']}": 0.001}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Context manager, and decorator: Ray Tune with our settings, logging errors only."""
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with variables(_SETTINGS):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)
 
 
 def scheduler_of(sweep: SweepConfig, goal: Goal, configs: Sequence[TrainConfig]) -> TrialScheduler | None:

@@ -92,8 +92,9 @@ def of_a_sweep(topologies: list[str], device: str = "auto") -> SweepSession:
     train = {"dataset": "digits", "model": "simple_cnn", "device": device}
     sweep = SweepConfig("s", ({"topology": topologies},), train=train, skip_infeasible=True)
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
+    client: Any = SimpleNamespace(tracking_uri="")
     cells = planned(sweep)
-    return SweepSession(sweep, folder, None, cells, [], Budget(sweep, cells), 0.0)  # type: ignore[arg-type]
+    return SweepSession(sweep, folder, client, cells, [], Budget(sweep, cells), 0.0)
 
 
 @pytest.mark.parametrize(("most", "nodes", "runs"), [(9, 4, 3), (3, 2, 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +17,12 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Shown
 from cifar_ray.orchestration.cluster.allocation import TooSmallError
+from cifar_ray.orchestration.run.driver import Start
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.restarts import Halt
 from cifar_ray.orchestration.sweep import cell as cells
-from cifar_ray.orchestration.sweep.board import INTERRUPTED, BoardHandle, CellSpec, Link, Row, Word, _BoardActor
-from cifar_ray.orchestration.sweep.cell import CellTrainable, _Cell
+from cifar_ray.orchestration.sweep.board import INTERRUPTED, Begin, Link, Row, Word, _BoardActor
+from cifar_ray.orchestration.sweep.cell import CELL, CellTrainable, _Cell
 from cifar_ray.tracking.study import STOPPED_TAG
 from cifar_ray.training.observer import EpochRecord, Outcome
 from cifar_ray.training.observer import Row as Figures
@@ -35,20 +35,20 @@ EPOCH = EpochRecord(Figures("epoch", 2, 0, {"test/accuracy": 0.4, "epoch_s": 1.5
 
 def test_the_board_gives_each_cell_its_word_and_the_driver_what_is_new() -> None:
     board, stop = _BoardActor(), Word(stop=INTERRUPTED)
-    assert board.post("a", {"cell": 1}, Row()) == Word()
-    assert board.exchange({"a": Word(skip=True)}, stop, False) == {"a": ({"cell": 1}, Row())}
+    assert board.post(1, Row()) == Word()
+    assert board.exchange({1: Word(stop="max_time")}, stop, False) == {1: Row()}
     assert not board.over()
-    assert [board.post(key, {}, RUNNING) for key in "ab"] == [Word(skip=True), stop]
-    assert board.exchange({}, stop, True) == {"a": ({}, RUNNING), "b": ({}, RUNNING)}
-    board.post("c", {}, RUNNING.ended(boards.FINISHED, "good"))
-    for key in "bcd":
-        board.died(key, {"cell": 2})
-    assert not board.stopped("b")
+    assert [board.post(number, RUNNING) for number in (1, 2)] == [Word(stop="max_time"), stop]
+    assert board.exchange({}, stop, True) == {1: RUNNING, 2: RUNNING}
+    board.post(3, RUNNING.ended(boards.FINISHED, "good"))
+    for number in (2, 3, 4):
+        board.died(number)
+    assert not board.stopped(2)
     died = "the process that drove it has died"
-    ended = {key: (row.state, row.shown.note) for key, (_, row) in board.exchange({}, stop, True).items()}
-    assert ended == {"b": (boards.FAILED, died), "c": (boards.FINISHED, "good"), "d": (boards.FAILED, died)}
-    board.post("a", {}, replace(RUNNING, is_recorded=True))
-    assert (board.stopped("b"), board.over()) == (True, True)
+    ended = {number: (row.state, row.shown.note) for number, row in board.exchange({}, stop, True).items()}
+    assert ended == {2: (boards.FAILED, died), 3: (boards.FINISHED, "good"), 4: (boards.FAILED, died)}
+    board.post(1, replace(RUNNING, is_recorded=True))
+    assert (board.stopped(2), board.over()) == (True, True)
 
 
 class Here:
@@ -56,7 +56,7 @@ class Here:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.actor, self.left = _BoardActor(), False
-        self.handle = BoardHandle(SimpleNamespace(post=SimpleNamespace(remote=lambda *given: given)))
+        self.handle = SimpleNamespace(post=SimpleNamespace(remote=lambda *given: given))
         monkeypatch.setattr(ray, "get", self.get)
 
     def get(self, asked: Any, timeout: float) -> Word:
@@ -65,40 +65,41 @@ class Here:
             raise ray.exceptions.ActorUnavailableError("away", None)
         return self.actor.post(*asked)
 
-    def say(self, **words: Word) -> None:
-        self.actor.exchange(words, Word(), False)
+    def say(self, word: Word) -> None:
+        self.actor.exchange({1: word}, Word(), False)
 
 
 def test_a_cell_posts_its_row_and_hears_its_word_until_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(monkeypatch)
-    here.say(a=Word(skip=True))
-    link = Link(here.handle, "a", {"cell": "one"})
-    assert link.wait_for(lambda word: word.skip).skip
+    here.say(Word(stop=boards.SKIPPED))
+    link = Link(here.handle, 1)
+    assert link.wait_for(lambda word: word.stop).stop == boards.SKIPPED
     link.change(epoch=3)
     link.end(boards.FINISHED, "good")  # and the board has it
-    ((asked, row),) = here.actor.exchange({}, Word(), False).values()
-    assert (asked, row) == ({"cell": "one"}, Row(Shown(boards.FINISHED, "good"), epoch=3, is_recorded=True))
+    row = Row(Shown(boards.FINISHED, "good"), epoch=3, is_recorded=True)
+    assert here.actor.exchange({}, Word(), False) == {1: row}
     assert link.is_alive()
-    here.say(a=Word(is_released=True))
+    here.say(Word(is_released=True))
     link.join(10)
     assert not link.is_alive()
 
 
-def test_a_trial_without_a_cell_ends_with_what_is_known_and_its_process_takes_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_trial_without_a_cell_ends_and_its_process_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(monkeypatch)
-    here.say(a=Word(skip=True, figures={"val/loss": 0.5}, is_released=True))
-    monkeypatch.setattr(CellTrainable, "trial_id", "a")
+    skipped = Word(stop=boards.SKIPPED, is_released=True)
+    here.actor.exchange({1: skipped, 2: skipped}, Word(), False)
     trial = CellTrainable.__new__(CellTrainable)
-    trial.setup({"cell": "one"}, {}, here.handle)
-    assert trial.step() == {"epoch": 0, "val/loss": 0.5, "done": True}
-    assert trial.reset_config({"cell": "two"})
+    trial.setup({CELL: 1}, here.handle)
+    assert trial.step() == {"epoch": 0, "done": True}
+    assert trial.reset_config({CELL: 2})
     assert trial.step()["done"]
     trial.cleanup()
     assert all(future.done() for future in trial._ending)
-    ((asked, row),) = here.actor.exchange({}, Word(), False).values()
-    assert (asked, row.state, row.is_recorded) == ({"cell": "two"}, boards.SKIPPED, True)
+    rows = here.actor.exchange({}, Word(), False)
+    assert [(number, row.state, row.is_recorded) for number, row in sorted(rows.items())] == [
+        (1, boards.SKIPPED, True),
+        (2, boards.SKIPPED, True),
+    ]
 
 
 class FakeLink:
@@ -136,17 +137,17 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
         config: Any = resolved({"dataset": "digits", "model": "simple_cnn", "epochs": 3}, **options)
         assert isinstance(config, ResolvedConfig)
         decided = decided_of(config)
-        monkeypatch.setattr(cells, "Training", lambda start, view: training)
+        monkeypatch.setattr(cells, "Training", lambda *_: training)
         monkeypatch.setattr(ray, "get", lambda _: data.SPECS["digits"])
-        results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         link: Any = FakeLink()
         link.word = word or Word()
-        earlier = Row(spent=Spent(5.0, 5.0), times={"time/training_s": 1.0})
-        spec: Any = (config, decided, None, earlier, "one", "", {}, "1", scheduler, {})
-        references: Any = {cells.dataset_key(config, decided.facts.digest): None}
-        _Cell(link, results).train(CellSpec(*spec), references, None)  # type: ignore[arg-type]
+        earlier = Row(spent=Spent(5.0, 5.0), figures={"time/training_s": 1.0})
+        start: Any = Start(config, decided, None, "")  # type: ignore[arg-type]
+        begin = Begin(start, earlier, None, scheduler, {})  # type: ignore[arg-type]
+        cell = _Cell(link)
+        cell.train(begin, None)  # type: ignore[arg-type]
         assert link.row.is_recorded
-        return link.row, [results.get() for _ in range(results.qsize())]
+        return link.row, [cell.results.get() for _ in range(cell.results.qsize())]
 
     return of
 
@@ -158,7 +159,7 @@ def test_a_run_gives_its_figures_to_ray_tune_and_its_result_to_the_driver(train:
     def play(cell: Any, check: Any, limit: Any, ended: Any, _: Any) -> None:
         assert (cell.link.row.state, cell.link.row.spent) == (boards.RUNNING, Spent(5.0, 5.0))
         cell.epoch(EPOCH)
-        assert cell.link.row.times == {"time/training_s": 2.5}  # which counts if it does not finish
+        assert cell.link.row.figures["time/training_s"] == 2.5  # which counts if it does not finish
         cell.epoch(replace(EPOCH, row=replace(EPOCH.row, step=3)))
         ended(OUTCOME)
 
@@ -166,7 +167,7 @@ def test_a_run_gives_its_figures_to_ray_tune_and_its_result_to_the_driver(train:
     figures = {**OUTCOME.metrics, **OUTCOME.times}
     assert results[:2] == [{"epoch": 2, **EPOCH.row.metrics}, {"epoch": 3, **figures, "done": True}]
     assert (row.shown.note, row.state) == ("test accuracy 50.00%, training 2.0 s, 1,000 images/s", boards.FINISHED)
-    assert (row.epoch, row.figures, row.times, row.spent) == (3, figures, OUTCOME.times, Spent(9.0, 9.0))
+    assert (row.epoch, row.figures, row.spent) == (3, figures, Spent(9.0, 9.0))
     assert row.has_run
     assert next(result["epoch"] for result in train(Played(play))[1]) == 3, "no scheduler is to hear of epochs"
 
@@ -218,7 +219,6 @@ BEHIND = "stopped early by ASHA: it was behind the best runs at epoch 2"
             {"is_lost": True},
         ),
         (Played(raising(RunFailedError("rank 0: it died"))), {}, boards.FAILED, "rank 0: it died", {"has_run": True}),
-        (Played(raising(KeyError("x")), has_session=False), {}, boards.FAILED, "KeyError: 'x'", {"has_run": False}),
         (
             Played(lambda cell, check, limit, ended, _: ended(OUTCOME), is_recorded=False),
             {},

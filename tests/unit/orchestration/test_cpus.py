@@ -204,7 +204,8 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
     sweep = SweepConfig("s", (grid,), train={"dataset": "digits", "model": "simple_cnn"}, **values)
     cells = planned(sweep)
     folder: Any = SimpleNamespace(disk=Path("/"), local=True)
-    made = SweepSession(sweep, folder, None, cells, [], Budget(sweep, cells), 0.0)  # type: ignore[arg-type]
+    client: Any = SimpleNamespace(tracking_uri="")
+    made = SweepSession(sweep, folder, client, cells, [], Budget(sweep, cells), 0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cifar_ray.orchestration.cluster.preflight.check_storage", lambda *_: None)
         patch.setattr(preparation, "bring_nodes", lambda *_: None)
@@ -219,7 +220,7 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
         for cell in again[:-1]:
             end(cell)
         cluster([node(64, name=str(index)) for index, _ in enumerate(nodes)])
-        later = SweepSession(sweep, folder, None, again, [], Budget(sweep, again), 0.0)  # type: ignore[arg-type]
+        later = SweepSession(sweep, folder, client, again, [], Budget(sweep, again), 0.0)
         later._fit_to_cluster(lambda: False)
         assert later._at_once == 1
         assert again[-1].decided.cpus_per_worker == shares[-1]

@@ -15,7 +15,6 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.sweep import preparation
-from cifar_ray.orchestration.sweep.cell import dataset_key
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
 from cifar_ray.runs import weights
@@ -71,13 +70,16 @@ def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
     monkeypatch.setattr(preparation, "find_weights", lambda *_: (b"weights", "digest", "theirs"))
     cell = PlannedCell(0, Cell("one", {}), config, decided_of(config))
     board: Any = SimpleNamespace(line=print)
-    ready = Preparation(config, board)
-    ready.datasets = {dataset_key(config, cell.decided.facts.digest): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
-    ready.read_weights([cell], "store")
+    kept: list[str] = []
+    monkeypatch.setattr(preparation.checkpoints, "keep_initial", lambda _, digest, content: kept.append(digest))
+    folder: Any = object()
+    ready = Preparation(config, board, folder=folder)
+    ready._read = {preparation._of_data(config): SimpleNamespace(encoding=tokenizer)}  # type: ignore[dict-item]
+    ready.read_weights([cell])
     if tokenizer == "theirs":
-        assert (ready.weights, cell.decided.weights_digest, cell.state) == ({"digest": b"weights"}, "digest", "waiting")
+        assert (kept, cell.decided.weights_digest, cell.state) == (["digest"], "digest", "waiting")
     else:
-        assert (ready.weights, cell.config) == ({}, None)
+        assert (kept, cell.config) == ([], None)
         assert cell.row.shown.note == (
             "weights must be of a run with the same training texts in a sweep, whose runs share a tokenizer; first has "
             "others"

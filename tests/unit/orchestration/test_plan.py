@@ -117,9 +117,12 @@ def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
     search = plans.absolute(made(grid=grid, search="optuna", samples=2))
     assert search.grid[0]["weights"] == [f"{tmp_path}/small.pt", "nobody"]
     sweep = plans.absolute(made(grid={**grid, "weights": ["small.pt"]}, skip_infeasible=True))
-    cells, ready = planned(sweep), Preparation(sweep.base, Board(["one", "two"], 0.0))
+    cells, ready = (
+        planned(sweep),
+        Preparation(sweep.base, Board(["one", "two"], 0.0), f"sqlite:///{tmp_path}/none.db", storage.at(str(tmp_path))),
+    )
     know(cells)
-    ready.read_weights(cells, f"sqlite:///{tmp_path}/none.db")
+    ready.read_weights(cells)
     assert [cell.config is None for cell in cells] == [False, True]
     assert cells[0].config is not None
     assert cells[0].config.weights == f"{tmp_path}/small.pt"
@@ -130,7 +133,7 @@ def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
         plans.refuse(replace(sweep, skip_infeasible=False), cells)
     torch.save({}, "small.pt")
     know(later := planned(sweep))
-    ready.read_weights(later, f"sqlite:///{tmp_path}/none.db")
+    ready.read_weights(later)
     assert later[0].config == cells[0].config
 
 

@@ -76,7 +76,7 @@ def test_a_run_says_what_is_in_a_folder_of_images(
     with Console() as console:
         driver._read(own, Decided.asked(own), console)
     shown = capsys.readouterr().out.splitlines()
-    assert shown.count("10 classes, 100 training and 100 test images; 1 file left out (.heic 1)") == 1
+    assert shown.count("images: 10 classes, 100 training and 100 test images; 1 file left out (.heic 1)") == 1
 
 
 def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(

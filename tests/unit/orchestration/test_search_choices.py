@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -149,19 +147,3 @@ def test_the_winner_is_the_run_that_its_report_names() -> None:
         other = goal_of(replace(sweep, objective=objective), configs_of(sweep))
         assert other is not None
         assert other.value(trials[0].row.figures) == value  # which chose no epoch
-
-
-def test_ray_tunes_variables_and_log_levels_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    logger = logging.getLogger("ray.tune")
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    before = dict(os.environ)
-
-    @tuning._quiet()
-    def fit() -> None:
-        assert logger.level == logging.ERROR
-        assert os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] == "1"
-        raise ValueError("of Ray Tune")
-
-    with pytest.raises(ValueError, match="of Ray Tune"):
-        fit()
-    assert (logger.level, dict(os.environ)) == (logging.INFO, before)

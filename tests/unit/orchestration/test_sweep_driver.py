@@ -15,8 +15,8 @@ from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Line, Shown
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.sweep import session
-from cifar_ray.orchestration.sweep.board import INTERRUPTED, News, Row, Word, _BoardActor
-from cifar_ray.orchestration.sweep.tuning import CELL
+from cifar_ray.orchestration.sweep.board import INTERRUPTED, Row, Word, _BoardActor
+from cifar_ray.orchestration.sweep.plan import PlannedCell
 from tests.support.cells import RUNNING, Driven, end
 
 
@@ -33,25 +33,25 @@ def test_a_cell_begins_once_and_is_released_while_another_waits(driven: Callable
     sweep = driven()
     first, second = sweep.cells
     first.row = earlier = replace(first.row, spent=Spent(7.0, 7.0))
-    sweep.ask("a", first)
-    begin = sweep.word("a").begin
+    sweep.ask(first)
+    begin = sweep.word(first).begin
     assert begin is not None
-    assert (begin.config, begin.row, begin.name) == (first.config, earlier, "1x1 seed1")
+    assert (begin.start.config, begin.row, begin.start.name) == (first.config, earlier, "1x1 seed1")
     assert first.folder is not None
-    assert (sweep.home.below(first.slug).exists(), begin.folder) == (True, first.folder)
-    sweep.ask("a", first)  # it has not heard yet
-    assert (first.row, sweep.word("a").begin) == (earlier, begin)
-    sweep.post("a", RUNNING)
-    assert sweep.word("a") == Word(is_released=True), "the second is still to ask"
-    sweep.ask("b", second)
+    assert (sweep.home.below(first.slug).exists(), begin.start.folder) == (True, first.folder)
+    sweep.ask(first)  # it has not heard yet
+    assert (first.row, sweep.word(first).begin) == (earlier, begin)
+    sweep.post(first, RUNNING)
+    assert sweep.word(first) == Word(is_released=True), "the second is still to ask"
+    sweep.ask(second)
     assert second.folder is None
-    assert sweep.word("b").begin is not None
-    assert (sweep.word("a").is_released, sweep.is_over) == (False, False)
-    sweep.post("a", replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
-    sweep.post("b", RUNNING.ended(boards.FINISHED, "better"))
-    assert (sweep.word("a").is_released, sweep.is_over) == (False, False), "Ray Tune would kill what records"
-    sweep.post("b", replace(RUNNING.ended(boards.FINISHED, "better"), is_recorded=True))
-    assert (sweep.word("a").is_released, sweep.is_over) == (True, True)
+    assert sweep.word(second).begin is not None
+    assert (sweep.word(first).is_released, sweep.is_over) == (False, False)
+    sweep.post(first, replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
+    sweep.post(second, RUNNING.ended(boards.FINISHED, "better"))
+    assert (sweep.word(first).is_released, sweep.is_over) == (False, False), "Ray Tune would kill what records"
+    sweep.post(second, replace(RUNNING.ended(boards.FINISHED, "better"), is_recorded=True))
+    assert (sweep.word(first).is_released, sweep.is_over) == (True, True)
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FINISHED, "better")]
 
 
@@ -68,15 +68,16 @@ def test_what_runs_say_and_how_they_end_is_shown(
     driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = driven(train={"dataset": "digits", "price": "3.6"})
-    for key, cell in zip("ab", sweep.cells, strict=True):
-        sweep.ask(key, cell)
+    first, second = sweep.cells
+    for cell in sweep.cells:
+        sweep.ask(cell)
     lines = (Line("training on this machine", of_all=True), Line("a note"))
-    for key in "ab":
-        sweep.post(key, replace(RUNNING, shown=Shown(boards.RUNNING, lines=lines)))
+    for cell in sweep.cells:
+        sweep.post(cell, replace(RUNNING, shown=Shown(boards.RUNNING, lines=lines)))
     shown = Shown(boards.RUNNING, lines=lines)
-    good = Row(shown, Spent(10.0, 20.0), 3, {"test/accuracy": 0.5}, {"time/training_s": 2.0})
-    sweep.post("b", Row(shown, Spent(5.0, 5.0), times={"time/training_s": 1.5}).ended(boards.FAILED, "it died"))
-    sweep.post("a", good.ended(boards.FINISHED, "test accuracy 50.00%"))
+    good = Row(shown, Spent(10.0, 20.0), 3, {"test/accuracy": 0.5, "time/training_s": 2.0})
+    sweep.post(second, Row(shown, Spent(5.0, 5.0), figures={"time/training_s": 1.5}).ended(boards.FAILED, "it died"))
+    sweep.post(first, good.ended(boards.FINISHED, "test accuracy 50.00%"))
     assert capsys.readouterr().out.splitlines() == [
         "1x1 seed1: begins, run 1 of 2",
         "training on this machine",
@@ -93,33 +94,35 @@ def test_what_runs_say_and_how_they_end_is_shown(
 
 def test_a_run_whose_process_has_died_has_failed_unless_it_had_ended(driven: Callable[..., Driven]) -> None:
     sweep = driven(grid={"seed": [1, 2, 3]})
-    for key, cell in zip("abc", sweep.cells, strict=True):
-        sweep.ask(key, cell)
-    sweep.post("b", RUNNING.ended(boards.FINISHED, "good"))
+    first, second, _ = sweep.cells
+    for cell in sweep.cells:
+        sweep.ask(cell)
+    sweep.post(second, RUNNING.ended(boards.FINISHED, "good"))
     died = replace(Row(is_recorded=True).ended(boards.FAILED, "it died"))
-    sweep.post("a", died)
+    sweep.post(first, died)
     assert sweep.ends == [(boards.FAILED, "it died"), (boards.FINISHED, "good"), (boards.WAITING, "")]
     other = driven(name="other")
-    other.post("a", died, other.cells[0])  # before it could ask
+    other.post(other.cells[0], died)  # before it could ask
     assert other.ends == [(boards.FAILED, "it died"), (boards.WAITING, "")]
 
 
 def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
-    driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
+    driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = driven(grid={"seed": [1, 2, 3]}, max_time="50s")
     first, second, third = sweep.cells
     end(first, spent=Spent(30.0, 30.0))
     sweep.driver._budget.placed_s = 20.0
-    sweep.driver._hear({key: ({CELL: cell.index}, Row()) for key, cell in (("c", third), ("b", second))})
-    sweep.driver._answer()
-    assert list(sweep.driver._tried) == ["b", "c"]  # in the order of the cells
+    tried: list[PlannedCell] = []
+    monkeypatch.setattr(sweep.driver, "_try", tried.append)
+    sweep.driver._hear({third.index: Row(), second.index: Row()})
+    assert tried == [second, third]  # in the order of the cells
     sweep = driven(name="later", max_time="50s")
     end(sweep.cells[0], spent=Spent(30.0, 30.0))
     sweep.driver._budget.placed_s = 30.0
-    sweep.ask("b", sweep.cells[1])
+    sweep.ask(sweep.cells[1])
     reason = "expected to take 30 s, and 20 s of the sweep's --max-time 50s are left"
-    assert sweep.word("b") == Word(skip=True, is_released=True)
+    assert sweep.word(sweep.cells[1]) == Word(stop=boards.SKIPPED, is_released=True)
     assert (sweep.ends[1], sweep.driver._left, sweep.is_over) == ((boards.SKIPPED, reason), 1, True)
     assert f"1x1 seed2: skipped, {reason}" in capsys.readouterr().out
     described = sweep.cells[1].described(sweep.config)
@@ -129,15 +132,15 @@ def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
 def test_runs_that_a_limit_has_stopped_or_the_sweep_are_left_for_later(driven: Callable[..., Driven]) -> None:
     sweep = driven(grid={"seed": [1, 2, 3]})
     first, second, third = sweep.cells
-    sweep.ask("a", first)
+    sweep.ask(first)
     sweep.driver._stop = "max_time"
-    assert (sweep.word("a").begin is None, sweep.word("a").stop) == (False, "max_time")
-    sweep.ask("b", second)
-    assert (sweep.word("b").begin, sweep.word("b").stop) == (None, "max_time")
-    sweep.post("b", Row(is_recorded=True).ended(boards.SKIPPED, ""), second)  # as it has heard that
+    assert (sweep.word(first).begin is None, sweep.word(first).stop) == (False, "max_time")
+    sweep.ask(second)
+    assert (sweep.word(second).begin, sweep.word(second).stop) == (None, "max_time")
+    sweep.post(second, Row(is_recorded=True).ended(boards.SKIPPED, ""))  # as it has heard that
     assert (second.state, sweep.is_over) == (boards.WAITING, False)
     halted = replace(RUNNING, stopped_by="sweep_max_time").ended(boards.STOPPED, "stopped by the sweep's --max-time")
-    sweep.post("a", replace(halted, is_recorded=True))
+    sweep.post(first, replace(halted, is_recorded=True))
     assert (first.state, third.state, sweep.driver._left, sweep.is_over) == (boards.STOPPED, boards.WAITING, 1, True)
 
 
@@ -145,23 +148,23 @@ def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_
     driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = driven()
-    for key, cell in zip("ab", sweep.cells, strict=True):
-        sweep.ask(key, cell)
+    for cell in sweep.cells:
+        sweep.ask(cell)
         lost = Row(is_lost=True, is_recorded=True).ended(boards.WAITING, "topology 2x1 needs 2 nodes")
-        sweep.post(key, lost)
+        sweep.post(cell, lost)
     told = "the cluster has lost nodes (topology 2x1 needs 2 nodes); runs that still fit go on\n"
     assert capsys.readouterr().out == told
     assert [cell.state for cell in sweep.cells] == [boards.WAITING] * 2
-    assert (sweep.word("a").begin, sweep.is_over) == (None, True)
+    assert (sweep.word(sweep.cells[0]).begin, sweep.is_over) == (None, True)
     with pytest.raises(RunFailedError, match=r"^the cluster has lost nodes, and 2 runs could not begin: topology 2x1"):
         sweep.driver._close(None)
 
 
 def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callable[..., Driven]) -> None:
     sweep = driven()
-    for key, cell in zip("ab", sweep.cells, strict=True):
-        sweep.ask(key, cell)
-    sweep.post("a", replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
+    for cell in sweep.cells:
+        sweep.ask(cell)
+    sweep.post(sweep.cells[0], replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
     with pytest.raises(RunFailedError, match=r"^Ray Tune has failed: no disk$"):
         sweep.driver._close(OSError("no disk"))
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FAILED, "no disk")]
@@ -171,17 +174,16 @@ class Loop:
     """A board and a Ray Tune in this process, whose cells begin, end and are recorded at once, in one place."""
 
     def __init__(self, *given: Any) -> None:
-        self.handle = self
-        self.actor, self.cells, self.key = _BoardActor(), list[int](), ""
+        self.actor, self.cells, self.begun = _BoardActor(), list[int](), -1
 
-    def start(self, handle: Any, cells: list[int], *_: Any) -> Loop:
+    def start(self, actor: Any, cells: list[int], *_: Any) -> Loop:
         self.cells = list(cells)
         return self
 
     def exception(self) -> None:
         pass
 
-    def exchange(self, words: Any, usual: Word, over: bool) -> News:
+    def exchange(self, words: Any, usual: Word, over: bool) -> dict[int, Row]:
         return self.actor.exchange(words, usual, over)
 
     def done(self) -> bool:
@@ -189,12 +191,12 @@ class Loop:
 
     def wait(self, *_: Any) -> None:
         """One step of the first cell that has not ended."""
-        key = str(self.cells[0])
-        word = self.actor.post(key, {CELL: self.cells[0]}, self.row if self.key == key else Row())
+        number = self.cells[0]
+        word = self.actor.post(number, self.row if self.begun == number else Row())
         if word.begin is not None:
-            self.key, state = key, boards.WAITING if word.stop else boards.FINISHED
+            self.begun, state = number, boards.WAITING if word.stop else boards.FINISHED
             self.row = Row(Shown(state, "done"), is_recorded=True)
-        elif word.stop or (self.key == key and word.is_released):
+        elif word.stop or (self.begun == number and word.is_released):
             self.cells.pop(0)
 
 
