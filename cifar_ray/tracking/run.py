@@ -6,9 +6,8 @@ import math
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -20,7 +19,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, drawing, origin, store, study
+from cifar_ray.tracking import artifacts, origin, store, study
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.sink import CLOCK
 from cifar_ray.training import bottleneck, samples
@@ -227,7 +226,8 @@ class RunRecord(Record):
             wrong = artifacts.mistakes(outcome.mistakes, dataset)
             counts = {"classes": names, "counts": confusion, **({"mistakes": wrong} if wrong else {})}
             self.json("confusion_matrix.json", counts)
-            self._picture("confusion_matrix.png", lambda: drawing.matrix(confusion, names, self.task.confused))
+            unit = self.task.confused
+            self.call(lambda client, run_id: artifacts.log_matrix(client, run_id, confusion, names, unit))
         if outcome.per_class:
             kind = "class" if self.task.has_classes else "value"
             table = {kind: names, **{name: list(values) for name, values in outcome.per_class.items()}}
@@ -237,13 +237,6 @@ class RunRecord(Record):
         row = Row.now("result", epoch, finite(metrics))
         self.write_row(row)
         self._figures.setdefault(epoch, []).append(row)
-
-    def masks(self, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> None:
-        """Log a picture of masks that a checkpoint predicts; arguments as of :func:`artifacts.predicted_masks`."""
-        self._picture("predicted_masks.png", lambda: artifacts.predicted_masks(load, dataset, column))
-
-    def _picture(self, name: str, draw: Callable[[], Any]) -> None:
-        self.call(lambda client, run_id: artifacts.log_picture(client, run_id, name, draw))
 
     def trace(self, on_disk: Callable[[], AbstractContextManager[Path]]) -> None:
         """Log the trace of some steps of a rank; ``on_disk`` has it as a file."""
@@ -262,8 +255,6 @@ class RunRecord(Record):
 
     def end(self, status: str, ended: float | None = None) -> bool:
         """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""
-        if self._held:
-            self.json("rows_after_checkpoint.json", {"rows": [asdict(row) for row in self._held]})
         return super().end(status, ended or self._ended)
 
 

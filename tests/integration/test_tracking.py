@@ -178,8 +178,6 @@ def test_mlflow_has_what_led_to_the_final_weights_although_it_was_away(
     assert record.end("KILLED")
     assert history(client, record.run_id, "train/loss") == [(5, 0.5), (10, 0.4), (15, 0.3), (20, 0.2)]
     assert history(client, record.run_id, "test/accuracy") == [(1, 0.9)]
-    left = artifacts_of(client, record.run_id)["rows_after_checkpoint.json"]
-    assert '"step": 35' in left.read_text()
 
 
 def artifacts_of(client: MlflowClient, run_id: str) -> dict[str, Path]:

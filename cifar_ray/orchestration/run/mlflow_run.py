@@ -58,7 +58,7 @@ class MLflowRun:
     def __init__(
         self,
         name: str,
-        params: Any = None,
+        params: Mapping[str, Any] | None = None,
         experiment: str = "ray_train",
         tracking_uri: str | None = None,
         step: str = "epoch",
@@ -67,7 +67,7 @@ class MLflowRun:
 
         Args:
             name: of the job; the same name continues it.
-            params: its configuration: a mapping, a dataclass or argparse's Namespace, nested or not.
+            params: its configuration, nested or not, such as ``vars(args)`` or ``dataclasses.asdict(config)``.
             experiment: MLflow experiment.
             tracking_uri: the store; ``MLFLOW_TRACKING_URI``, else ``~/.cifar_ray/mlflow.db``.
             step: the reported metric that counts the steps. Reports without it are counted by themselves, from 1.

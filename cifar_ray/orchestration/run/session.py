@@ -11,7 +11,7 @@ from functools import partial, singledispatchmethod
 from pathlib import Path
 from typing import Any
 
-from cifar_ray import storage, tasks
+from cifar_ray import storage
 from cifar_ray.config import errors, limits
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import counted
@@ -272,9 +272,6 @@ class RunSession:
             self.view.line(f"{outcome.untested}; the figures are the last epoch's")
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
         final, load = Path(outcome.checkpoint).name, partial(checkpoints.load, self.folder.folder)
-        if self.record.task.has_masks:
-            shown = "best" if best else final
-            self.record.masks(partial(load, shown), self.dataset, tasks.of(self.config).target)
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):
             self.record.model("best", partial(load, "best"), self.dataset, best)
         if wanted in ("final", "all"):

@@ -10,7 +10,6 @@ import subprocess
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,8 +175,6 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
         ("epoch/figure", 1),
         *(("iteration/figure", step) for step in (2, 4, 6, 8, 11)),
     ]
-    held = value(client, record.run_id, "rows_after_checkpoint.json")["rows"]
-    assert [(row["kind"], row["step"]) for row in held] == [("iteration", 13), ("epoch", 2)]
     listed = value(client, record.run_id, "checkpoints.json")["checkpoints"]
     assert [(entry["step"], entry["epoch"], entry["path"], entry["weights_sha256"]) for entry in listed] == [
         (6, 0, "/there/mine/checkpoints/step-00000006", "hash6"),
@@ -383,9 +380,8 @@ def test_a_crowded_confusion_matrix_has_colours_alone(classes: int, counts: int)
 def test_a_class_of_any_name_is_drawn(client: MlflowClient, name: str) -> None:
     run_id = client.create_run("0").info.run_id
     with matplotlib.rc_context({"text.usetex": True}):
-        draw = partial(drawing.matrix, [[1, 2], [3, 4]], [name, "b"], "images")
-        artifacts.log_picture(client, run_id, "matrix.png", draw)
-    assert files(client, run_id) == {"matrix.png"}
+        artifacts.log_matrix(client, run_id, [[1, 2], [3, 4]], [name, "b"], "images")
+    assert files(client, run_id) == {"confusion_matrix.png"}
 
 
 def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
