@@ -27,7 +27,6 @@ def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options
         out: Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier
             report in it is replaced. Default: report; with --json, none.
     """
-    early.check_names(sweeps, options.get("tracking_uri"), "sweep or run")
     with output.progress(json), early.loading("reading runs"):
         made = reports.report(*sweeps, out="report" if out is None and not json else out, **options)
     if json:
@@ -58,19 +57,16 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
             cifar-ray export, separated by commas, whose runs differ in the seed alone.
         max_slowdown: Percent by which B's mean step, in steady state, may take longer than A's.
     """
-    uri = options.get("tracking_uri")
-    names = list(runs) if max_slowdown is None else [name.strip() for side in runs for name in side.split(",")]
-    if max_slowdown is not None and (len(runs) != 2 or not all(names)):
+    sides = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
+    if max_slowdown is not None and (len(runs) != 2 or not all(name for _, names in sides for name in names)):
         raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
-    early.check_names(names, uri, "run" if max_slowdown is None else "sweep or run")
     with output.progress(json), early.loading("reading runs"):
         if max_slowdown is None:
             comparison = side_by_side.compare(*runs, **options)
         else:
             from cifar_ray.reporting.slowdown import slowdown
 
-            sides = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
-            told = slowdown(sides, max_slowdown, uri)
+            told = slowdown(sides, max_slowdown, options.get("tracking_uri"))
     if max_slowdown is not None:
         output.show(told, json, lambda: print(told))
         return told.status
@@ -85,7 +81,6 @@ def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = Non
         sweep: Name of the sweep or run.
         out: The file; when not given, NAME.json here.
     """
-    early.check_names([sweep], tracking_uri, "sweep or run")
     path = out or f"{sweep}{EXPORTED}"
     if not path.endswith(EXPORTED):
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")

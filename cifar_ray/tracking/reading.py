@@ -22,7 +22,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
 from cifar_ray.tracking.study import FAILURE_TAG, LOAD, MEASURE_TAG, STEP_TIMES, STOPPED_BY_TAG, Point, Run, Sweep
-from cifar_ray.tracking.uri import flag, no_such
+from cifar_ray.tracking.uri import flag
 from cifar_ray.training.rank_times import StepTimes
 
 _CONFUSION = "confusion_matrix.json"
@@ -37,6 +37,10 @@ _NO_CELLS = (
 
 class AmbiguousRunError(ConfigError):
     """Several runs have the name that was given."""
+
+
+def _no_such(kind: str, uri: str, name: str) -> ConfigError:
+    return ConfigError("", f"there is no {kind} {name!r} in {uri}; a {kind} is named by its name or MLflow id")
 
 
 def run_of(client: MlflowClient, entity: Entity, params: Mapping[str, str] | None = None, reason: str = "") -> Run:
@@ -95,7 +99,7 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
         if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
             break
     else:
-        raise no_such(kind, client.tracking_uri, name)
+        raise _no_such(kind, client.tracking_uri, name)
     if key == f"tags.`{store.SWEEP_TAG}`":
         command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
@@ -142,7 +146,7 @@ def open_sweep(uri: str, name: str) -> tuple[MlflowClient, Sweep]:
     """Open a sweep by its name; also return the client of its store."""
     client = _client(uri, "sweep", name)
     if (sweep := find_sweep(client, name)) is None:
-        raise no_such("sweep", uri, name)
+        raise _no_such("sweep", uri, name)
     return client, sweep
 
 
@@ -150,7 +154,7 @@ def _client(uri: str, kind: str, name: str) -> MlflowClient:
     """A client of a store, which is not made where it does not exist: then nothing of this ``name`` is there."""
     tracking.quieten(verbose=False)
     if not store.exists(uri):
-        raise no_such(kind, uri, name)
+        raise _no_such(kind, uri, name)
     return store.connect(uri)
 
 

@@ -26,7 +26,7 @@ from cifar_ray.tracking.background import within
 from cifar_ray.tracking.study import FAILURE_TAG as FAILURE_TAG
 from cifar_ray.tracking.study import FOLDER_TAG as FOLDER_TAG
 from cifar_ray.tracking.study import KEY_TAG as KEY_TAG
-from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
+from cifar_ray.tracking.study import SWEEP_TAG as SWEEP_TAG
 from cifar_ray.tracking.uri import exists as exists
 from cifar_ray.tracking.uri import is_server as is_server
 from cifar_ray.tracking.uri import resolve_uri as resolve_uri

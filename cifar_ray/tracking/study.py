@@ -17,6 +17,7 @@ from cifar_ray.tasks import Subset, TaskSpec
 
 # Tags of runs and sweeps in MLflow.
 KEY_TAG = "cifar_ray.key"  # identifies a run of this program, chosen before MLflow gives it an id
+SWEEP_TAG = "cifar_ray.sweep"  # of a sweep and of each of its runs: the sweep's name
 FOLDER_TAG = "cifar_ray.folder"  # address of a folder, with its config and checkpoints; empty when that was removed
 FAILURE_TAG = "cifar_ray.failure"  # why a run is not FINISHED
 CHECKPOINT_TAG = "cifar_ray.checkpoint"  # address of the last one, once a run has a result or a limit has stopped it
