@@ -256,7 +256,7 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
             registry.register(run, name, None, trained.uri)
         assert caught.value.as_flag() == sentence
     for name, alias in (("a/b", None), ("served", "v1"), ("served", "the best")):
-        with pytest.raises(ConfigError, match="^--name and --alias must be what the registry takes: "):
+        with pytest.raises(ConfigError, match=r"^--name and --alias must be what the registry takes: "):
             registry.register("first", name, alias, trained.uri)
     assert {model.name for model in client.search_registered_models()} <= {"digits", "served"}
 
