@@ -31,7 +31,7 @@ def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJ
     with output.progress(json), early.loading("loading MLflow"):
         from cifar_ray.tracking import reading, store
 
-    uri = store.resolve_uri(tracking_uri)
+    uri = stores.resolve_uri(tracking_uri)
     listed = reading.everything(uri) if sweep is None else reading.trials(*reading.open_sweep(uri, sweep))[::-1]
     rows = [_Row.of(run) for run in listed]
     output.show(rows, json, lambda: _print_runs(rows, store.shown(uri)))

@@ -190,7 +190,8 @@ def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
         for (study, one), (other_study, other) in itertools.combinations(seen, 2)
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
-        if study.measure == other_study.measure or (name == frame.HARDWARE and study.timed and other_study.timed)
+        if study.measure == other_study.measure
+        or (name == frame.HARDWARE and "accuracy" not in (study.measure, other_study.measure))
         if one[section].get(name) != other[section].get(name)
     }
     return (*axes, *sorted(differing - set(axes)))

@@ -54,12 +54,13 @@ def _past_proxies() -> dict[str, str]:
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Context manager: :func:`settings`; variables, warning filters, loggers and MLflow's address stay the caller's."""
-    before = dict(os.environ)
+    before, mlflow = dict(os.environ), sys.modules.get("mlflow")
+    address = mlflow.get_tracking_uri() if mlflow else None
     # mlflow.pytorch configures even the root logger, which is named "root".
     loggers = [logging.getLogger(name) for name in ("root", *logging.root.manager.loggerDict)]
     configured = [(logger, logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     try:
-        with same_address(), settings(), warnings.catch_warnings():
+        with settings(), warnings.catch_warnings():
             if any(action == "error" for action, *_ in warnings.filters):
                 # A warning of Ray or MLflow would end the run, here or in a process that is started.
                 warnings.simplefilter("ignore")
@@ -67,22 +68,12 @@ def unchanged() -> Iterator[None]:
             yield
     finally:
         restore(before, {*os.environ, *before})
-        for logger, level, propagate, handlers in configured:
-            logger.propagate, logger.handlers = propagate, handlers
-            if logger.level != level:  # setting it clears what all loggers have cached
-                logger.setLevel(level)
-
-
-@contextmanager
-def same_address() -> Iterator[None]:
-    """Context manager: MLflow's functions that take no client work on the same store afterwards as before."""
-    before, mlflow = dict(os.environ), sys.modules.get("mlflow")
-    address = mlflow.get_tracking_uri() if mlflow else None
-    try:
-        yield
-    finally:
         mlflow = sys.modules.get("mlflow")
         for given in (None, address):  # without one of its own, MLflow may have the same as before
             if mlflow and mlflow.get_tracking_uri() != address:
                 mlflow.set_tracking_uri(given)
                 restore(before, ["MLFLOW_TRACKING_URI"])
+        for logger, level, propagate, handlers in configured:
+            logger.propagate, logger.handlers = propagate, handlers
+            if logger.level != level:  # setting it clears what all loggers have cached
+                logger.setLevel(level)

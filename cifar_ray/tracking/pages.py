@@ -20,8 +20,8 @@ from cifar_ray import tracking
 from cifar_ray.config import imports
 from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec
 from cifar_ray.tracking import store
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, MEASURED, task_of
-from cifar_ray.tracking.uri import flag, sqlite_path
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, KEY_TAG, MEASURED, task_of
+from cifar_ray.tracking.uri import flag, is_server, sqlite_path
 
 TRAINING = "workflowType=machine_learning"
 """Ends an address whose page is to be the one for training."""
@@ -94,7 +94,7 @@ def _view(task: TaskSpec, measured: Sequence[Subset]) -> dict[str, Any]:
 
 def run(uri: str, run: Run) -> str | None:
     """Address of a run's page on a tracking server; None for a store that needs ``cifar-ray ui``."""
-    if not store.is_server(uri):
+    if not is_server(uri):
         return None
     return f"{uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}?{TRAINING}"
 
@@ -110,7 +110,7 @@ def newest(server: str, client: MlflowClient) -> str:
     ``server`` has the pages; the columns are written into the store when it has not got them.
     """
     with store.refusing(client.tracking_uri):
-        ours, newest_first = f"tags.`{store.KEY_TAG}` LIKE '%'", ["attributes.start_time DESC"]
+        ours, newest_first = f"tags.`{KEY_TAG}` LIKE '%'", ["attributes.start_time DESC"]
         runs = client.search_runs(store.all_experiments(client), ours, order_by=newest_first, max_results=_RECENT)
         if not runs:
             return f"{server}/#/experiments?{TRAINING}"
@@ -134,7 +134,7 @@ def serve(uri: str, port: int, browse: bool) -> None:
     """
     tracking.quieten(verbose=False)
     client = store.connect(uri)
-    if store.is_server(uri):
+    if is_server(uri):
         page = newest(uri.rstrip("/"), client)
         print(f"open {page}", flush=True)
         if browse:

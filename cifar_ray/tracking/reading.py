@@ -21,8 +21,20 @@ from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import LOSS, SUBSETS
 from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import FAILURE_TAG, LOAD, MEASURE_TAG, STEP_TIMES, STOPPED_BY_TAG, Point, Run, Sweep
-from cifar_ray.tracking.uri import flag
+from cifar_ray.tracking.study import (
+    FAILURE_TAG,
+    FOLDER_TAG,
+    KEY_TAG,
+    LOAD,
+    MEASURE_TAG,
+    STEP_TIMES,
+    STOPPED_BY_TAG,
+    SWEEP_TAG,
+    Point,
+    Run,
+    Sweep,
+)
+from cifar_ray.tracking.uri import exists, flag
 from cifar_ray.training.rank_times import StepTimes
 
 _CONFUSION = "confusion_matrix.json"
@@ -66,7 +78,7 @@ def sweep_of(client: MlflowClient, entity: Entity, trials: Sequence[Run] = ()) -
     """A sweep as MLflow has it, by its own run."""
     tags = dict(entity.data.tags)
     return Sweep(
-        name=tags.get(store.SWEEP_TAG, entity.info.run_name),
+        name=tags.get(SWEEP_TAG, entity.info.run_name),
         trials=trials,
         store=store.shown(client.tracking_uri),
         command=tags.get("cifar_ray.command", ""),
@@ -94,18 +106,18 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
     Raises:
         AmbiguousRunError: when there are several of that name.
     """
-    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{store.SWEEP_TAG}`"):
+    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{SWEEP_TAG}`"):
         entities = _search(client, f"{key} = '{store.escaped(name)}'")
         if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
             break
     else:
         raise _no_such(kind, client.tracking_uri, name)
-    if key == f"tags.`{store.SWEEP_TAG}`":
+    if key == f"tags.`{SWEEP_TAG}`":
         command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
-    matches = [run for run in matches if run.tags.get(store.FOLDER_TAG) != ""] or matches
+    matches = [run for run in matches if run.tags.get(FOLDER_TAG) != ""] or matches
     if len(matches) > 1:
-        sweeps = {run.run_id: run.tags.get(store.SWEEP_TAG) for run in matches}
+        sweeps = {run.run_id: run.tags.get(SWEEP_TAG) for run in matches}
         ids = ", ".join(f"{run_id} (of sweep {sweep})" if sweep else run_id for run_id, sweep in sweeps.items())
         raise AmbiguousRunError("", f"there are {len(matches)} runs named {name!r}; take one of their ids: {ids}")
     return matches[0]
@@ -125,7 +137,7 @@ def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
 
 def with_key(uri: str, key: str) -> Run | None:
     """Find the run with this key; None when the store does not exist."""
-    if not store.exists(uri):
+    if not exists(uri):
         return None
     with store.refusing(uri):
         client = store.connect(uri)
@@ -135,7 +147,7 @@ def with_key(uri: str, key: str) -> Run | None:
 
 def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
     """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read."""
-    for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
+    for key in (f"tags.`{SWEEP_TAG}`", "attributes.run_id"):
         condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
         if entities := _search(client, condition):
             return sweep_of(client, entities[0])
@@ -153,7 +165,7 @@ def open_sweep(uri: str, name: str) -> tuple[MlflowClient, Sweep]:
 def _client(uri: str, kind: str, name: str) -> MlflowClient:
     """A client of a store, which is not made where it does not exist: then nothing of this ``name`` is there."""
     tracking.quieten(verbose=False)
-    if not store.exists(uri):
+    if not exists(uri):
         raise _no_such(kind, uri, name)
     return store.connect(uri)
 
@@ -170,10 +182,10 @@ def _children(client: MlflowClient, sweep: Sweep) -> list[Entity]:
 def everything(uri: str) -> list[Run | Sweep]:
     """All sweeps, and all runs that belong to none, newest first; the runs of a sweep are the oldest first."""
     tracking.quieten(verbose=False)
-    if not store.exists(uri):
+    if not exists(uri):
         return []
     client = store.connect(uri)
-    ours = (store.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
+    ours = (KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
     entities = [entity for tag in ours for entity in _search(client, f"tags.`{tag}` LIKE '%'")]
     children: dict[str, list[Entity]] = {}
     for entity in sorted(entities, key=lambda entity: entity.info.start_time):

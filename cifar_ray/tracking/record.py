@@ -10,7 +10,9 @@ from mlflow.entities import Run
 
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.guard import Guard
-from cifar_ray.tracking.sink import Sink
+from cifar_ray.tracking.sink import CLOCK, Sink
+from cifar_ray.tracking.study import FAILURE_TAG
+from cifar_ray.training.observer import Row
 
 _PATIENCE_S = 30.0
 
@@ -54,8 +56,12 @@ class Record(Sink):
         """Log plain values as an artifact."""
         self.call(lambda client, run_id: client.log_dict(run_id, value, name))
 
+    def figures(self, metrics: Mapping[str, float]) -> None:
+        """Record metrics as they are now."""
+        self.write_row(Row.now(CLOCK, 0, metrics))
+
     def failed(self, reason: str) -> None:
-        self.tags({store.FAILURE_TAG: reason})
+        self.tags({FAILURE_TAG: reason})
 
     def list_checkpoint(self, entry: Mapping[str, Any]) -> None:
         """Add a checkpoint to ``checkpoints.json``, the list of those that this driver knows, by their ``step``."""
@@ -78,5 +84,5 @@ class Record(Sink):
             never with FINISHED, since the record is not complete.
         """
         if status == "FINISHED":
-            self.forget(store.FAILURE_TAG)
+            self.forget(FAILURE_TAG)
         return self._guard.conclude(self.close(status, _PATIENCE_S, ended), status)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mlflow
 from mlflow.entities import LoggedModel
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import artifacts, reading, store
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import Run
+from cifar_ray.tracking.uri import resolve_uri
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
     Raises:
         ConfigError: when there is no such run, it has no model, or the registry does not take the name or the alias.
     """
-    client, known = reading.open_run(store.resolve_uri(tracking_uri), run)
+    client, known = reading.open_run(resolve_uri(tracking_uri), run)
     if not known.finished:
         rule = "only a FINISHED run has a model that can be registered"
         raise ConfigError("", f"run {known.name!r} is {known.status}, and {rule}")
@@ -65,7 +68,8 @@ def _create(client: Client, name: str, model: LoggedModel, run: Run) -> ModelVer
             raise
     facts = {name: run.tags[name] for name in ("dataset", "model")}
     tags = {"run": run.name, **facts, artifacts.WEIGHTS_TAG: model.tags[artifacts.WEIGHTS_TAG]}
-    with store.as_default(client.tracking_uri):  # the registry looks the model up by itself
+    with tracking.unchanged():
+        mlflow.set_tracking_uri(client.tracking_uri)  # the registry looks the model up by itself
         source = f"models:/{model.model_id}"
         return client.create_model_version(name, source, run_id=run.run_id, tags=tags, model_id=model.model_id)
 

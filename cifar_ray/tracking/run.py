@@ -68,8 +68,8 @@ class RunRecord(Record):
         now = {**origin.run_tags(config, decided), **(tags or {})}
         if 0 < decided.gpus(config) < 1:  # others on the GPU may take their share of the time
             now[study.MEASURE_TAG] = "accuracy"
-        known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
-        every = {**known, store.NOTE_TAG: origin.note(config, decided), **now}
+        known = {study.KEY_TAG: key, study.FOLDER_TAG: folder, store.SESSION_TAG: session}
+        every = {**known, store.NOTE_TAG: f"    {now['cifar_ray.command']}\n", **now}
 
         def begin(client: MlflowClient) -> Run:
             if run := store.find_key(client, key):  # also one whose answer has not arrived
@@ -181,10 +181,6 @@ class RunRecord(Record):
     def system(self, timestamp_ms: int, metrics: Mapping[str, float]) -> None:
         """Record the load of one node; MLflow shows names with ``system/`` on a page of their own."""
         self.write_row(Row(CLOCK, 0, timestamp_ms, {f"system/{n}": v for n, v in metrics.items()}))
-
-    def spent(self, metrics: Mapping[str, float]) -> None:
-        """Record what the run has used so far."""
-        self.write_row(Row.now(CLOCK, 0, metrics))
 
     def halted(self, by: str, saved: SavedCheckpoint | None) -> None:
         """Record which limit has stopped the run, and its newest checkpoint if this driver has seen one."""

@@ -135,7 +135,7 @@ class Sink:
 
         def write(client: MlflowClient, run_id: str) -> None:
             now = values(self.known_tags) if callable(values) else values
-            client.log_batch(run_id, tags=[RunTag(name, value[:8000]) for name, value in now.items()])
+            client.log_batch(run_id, tags=[RunTag(name, value) for name, value in now.items()])
             self.known_tags |= now
 
         self.call(write)

@@ -141,11 +141,6 @@ class Run:
         return self.metrics.get(self.task.primary.result(self.metrics))
 
     @property
-    def times(self) -> dict[str, float]:
-        """Seconds by phase, ``time/PHASE_s``, and the throughput, as far as they are recorded."""
-        return {name: self.metrics[name] for name in self.metrics if name.startswith(("time/", self.task.throughput))}
-
-    @property
     def task(self) -> TaskSpec:
         """What it learns."""
         return task_of(self.tags)
@@ -154,11 +149,6 @@ class Run:
     def measured_on(self) -> Subset:
         """The images that it is measured on after every epoch."""
         return tasks.measured_on(self.metrics)
-
-    @property
-    def chosen_by(self) -> str:
-        """The images whose figure chose its best checkpoint, or ``nothing``; empty when not recorded."""
-        return self.tags.get(CHOSEN_BY_TAG, "")
 
     @property
     def measure(self) -> str:
@@ -346,11 +336,6 @@ class Sweep:
     def measure(self) -> str:
         """What its runs were made for, as ``--measure`` has it; runs that have not begun do not know."""
         return next((trial.measure for trial in self.trials if trial.measure != _ALL), _ALL)
-
-    @property
-    def timed(self) -> bool:
-        """Whether the times of its runs count."""
-        return self.measure != _LEARNED_ALONE
 
     @property
     def meant(self) -> Sweep:

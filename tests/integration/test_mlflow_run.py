@@ -19,6 +19,7 @@ from mlflow.entities import Run
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import store
 from cifar_ray.tracking.job import JOB_TAG, JobRecord
+from cifar_ray.tracking.study import FAILURE_TAG
 from tests.support.person import Person
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mlflow_for_ray_train.py"
@@ -96,7 +97,7 @@ def assert_complete(person: Person, name: str) -> Run:
     assert run.info.status == "FINISHED"
     for metric in ("loss", "test.accuracy"):
         assert person.steps(name, metric) == EPOCHS
-    assert store.FAILURE_TAG not in run.data.tags
+    assert FAILURE_TAG not in run.data.tags
     kept = json.loads(person.artifact(name, "checkpoints.json").read_text())["checkpoints"]
     assert [each["step"] for each in kept] == EPOCHS
     assert Path(kept[-1]["path"]).is_dir()
@@ -137,7 +138,7 @@ def test_a_job_that_fails_says_why_and_the_next_goes_on(person: Person) -> None:
         assert process.wait(400) == 1
     run = person.run_named("fails")
     assert run.info.status == "FAILED"
-    assert "ValueError: two is enough" in run.data.tags[store.FAILURE_TAG]
+    assert "ValueError: two is enough" in run.data.tags[FAILURE_TAG]
     script(person, "fails")
     with started(person, file) as process:
         ends_well(person, file, process)

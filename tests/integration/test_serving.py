@@ -29,8 +29,9 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.runs import use
 from cifar_ray.serving.app import MAX_BODY_MIB
 from cifar_ray.tracking import registry, store
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG
 from cifar_ray.training import checkpoint
-from tests.support import stores
+from tests.support import mlflow_store, stores
 from tests.support.person import Person, Started
 from tests.support.ports import free_port
 
@@ -198,7 +199,7 @@ def test_a_run_is_registered_once_and_loaded_by_its_name(
         "weights_sha256": run.data.tags["cifar_ray.weights_sha256"],
     }
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    with store.as_default(trained.uri):
+    with mlflow_store.as_default(trained.uri):
         for uri in ("models:/digits/1", "models:/digits@champion"):
             answers = mlflow.pyfunc.load_model(uri).predict({"image": [file.read_bytes() for file in files]})
             assert list(answers.probabilities) == [pytest.approx(each, abs=1e-5) for each in predictions]
@@ -243,7 +244,7 @@ def test_mlflow_writes_a_dockerfile_for_the_model(version: dict[str, str], tmp_p
 
 def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
     client = MlflowClient(tracking_uri=trained.uri)
-    tags = {store.KEY_TAG: "k", store.FOLDER_TAG: str(trained.home)}
+    tags = {KEY_TAG: "k", FOLDER_TAG: str(trained.home)}
     client.create_run(store.experiment_id(client, "other"), run_name="half", tags=tags)
     whole = client.create_run(store.experiment_id(client, "other"), run_name="empty", tags=tags)
     client.set_terminated(whole.info.run_id)

@@ -39,7 +39,7 @@ from cifar_ray.tracking.guard import Guard
 from cifar_ray.tracking.record import Record
 from cifar_ray.tracking.run import RunRecord, finite
 from cifar_ray.tracking.sink import SENT_TAG, Sink, _is_refusal
-from cifar_ray.tracking.study import Run
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG, Run
 from cifar_ray.training import checkpoint, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
@@ -244,7 +244,7 @@ def test_checkpoints_become_models_of_the_run(
     images = digits.test.inputs[:20]
     for model, path in ((best, first), (final, last)):
         assert model.tags["weights_sha256"] == checkpoint.read(path).weights_sha256
-        with store.as_default(client.tracking_uri):
+        with mlflow_store.as_default(client.tracking_uri):
             loaded = mlflow.pyfunc.load_model(model.model_uri)
             example = loaded.metadata.load_input_example(model.model_uri)
             required = Path(mlflow.pyfunc.get_model_dependencies(model.model_uri)).read_text().split()
@@ -522,7 +522,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     train_here(config, digits, Path(folder.address) / "checkpoints")
     uri, notes = f"sqlite:///{tmp_path}/lost.db", []
     for named in ("mine", folder.address):
-        known = Run("mine", "", "", tags={store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address})
+        known = Run("mine", "", "", tags={KEY_TAG: folder.key, FOLDER_TAG: folder.address})
         assert use.find_run(named, uri, notes.append) == (known, uri)
     assert notes[0] == f"MLflow at {uri} does not have run 'mine', which is in {folder.address}"
     scored = use.evaluate("mine", "last", None, uri, notes.append)
@@ -559,11 +559,11 @@ def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
 ) -> None:
     folder, held = RunFolder.create(replace(config, run_name="ours"), decided_of(replace(config, run_name="ours")))
     held.release()
-    tags = {store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}
+    tags = {KEY_TAG: folder.key, FOLDER_TAG: folder.address}
     made = [client.create_run(store.experiment_id(client, "test"), run_name="renamed", tags=tags).info.run_id]
     for named in ("ours", folder.address, "renamed"):
         assert use.find_run(named, client.tracking_uri, pytest.fail)[0].run_id == made[0]
     for _ in range(2):
-        client.create_run(store.experiment_id(client, "test"), run_name="ours", tags={store.KEY_TAG: "k"})
+        client.create_run(store.experiment_id(client, "test"), run_name="ours", tags={KEY_TAG: "k"})
     with pytest.raises(ConfigError, match="there are 2 runs named 'ours'"):
         use.find_run("ours", client.tracking_uri, pytest.fail)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from cifar_ray import tracking
 from cifar_ray.tracking import quieten, store
 
 
@@ -29,6 +32,14 @@ def new_store(folder: Path) -> MlflowClient:
     """The client of an empty store in this folder."""
     (folder / "mlflow.db").write_bytes(empty_database())
     return store.connect(f"sqlite:///{folder}/mlflow.db")
+
+
+@contextmanager
+def as_default(uri: str) -> Iterator[None]:
+    """Context manager: MLflow's functions that take no client work on ``uri``."""
+    with tracking.unchanged():
+        mlflow.set_tracking_uri(uri)
+        yield
 
 
 def alter(client: MlflowClient, statement: str) -> None:

@@ -15,8 +15,8 @@ import ray
 from ray.train import Checkpoint, Result, RunConfig, UserCallback
 
 from cifar_ray.orchestration.run.events import Mailbox, open_mailbox
-from cifar_ray.tracking import store
 from cifar_ray.tracking.job import JobRecord
+from cifar_ray.tracking.uri import resolve_uri
 
 _POLL_S, _LAST_POLL_S = 0.5, 10.0
 
@@ -73,7 +73,7 @@ class MLflowRun:
             step: the reported metric that counts the steps. Reports without it are counted by themselves, from 1.
         """
         self._name, self._params, self._experiment = name, {} if params is None else params, experiment
-        self._uri = store.resolve_uri(tracking_uri)
+        self._uri = resolve_uri(tracking_uri)
         self._step = step
         self.trouble = ""
 

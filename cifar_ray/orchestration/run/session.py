@@ -321,7 +321,7 @@ class RunSession:
     def _record_spent(self) -> None:
         self._spent_at = time.monotonic()
         if self.spent != Spent():  # it would replace what an earlier driver has recorded
-            self.record.spent(self.spent.figures(self._price))
+            self.record.figures(self.spent.figures(self._price))
 
     def end(self, status: str, reason: str = "") -> None:
         """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written."""

@@ -39,7 +39,7 @@ from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import reading, store, uri
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.store import Client
-from cifar_ray.tracking.study import MEASURE_TAG
+from cifar_ray.tracking.study import MEASURE_TAG, SWEEP_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.rank_times import PHASES
 
@@ -330,7 +330,7 @@ class SweepSession:
             cell.folder, held = RunFolder.create(config, cell.decided, self._folder, cell.slug)
             self._locks.append(held)
         sweep = self._config
-        tags = {**self._record.child_tags, store.SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure}
+        tags = {**self._record.child_tags, SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure}
         scheduler = "none" if cell.repeats else sweep.scheduler
         variables = {name: value for name, value in os.environ.items() if _OF_STORES.match(name)}
         of_store = (self._record.uri, tags, self._record.experiment_id, scheduler, variables)

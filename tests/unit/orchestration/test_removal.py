@@ -17,6 +17,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Lock
 from cifar_ray.tracking import parent, reading, registry, store
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG, SWEEP_TAG
 from tests.support import mlflow_store
 from tests.unit.tracking.test_registry import log
 
@@ -36,7 +37,7 @@ def train(client: MlflowClient, small: TrainConfig, name: str, of: str = "", abo
     (Path(made.address) / "checkpoints").mkdir()
     with (Path(made.address) / "checkpoints" / "weights").open("wb") as weights:
         weights.truncate(12_000_000)
-    tags = {store.KEY_TAG: made.key, store.FOLDER_TAG: made.address, "dataset": "digits", "model": "resnet"}
+    tags = {KEY_TAG: made.key, FOLDER_TAG: made.address, "dataset": "digits", "model": "resnet"}
     tags |= {parent.PARENT_TAG: of} if of else {}
     run_id = client.create_run(store.experiment_id(client, "test"), tags=tags, run_name=name).info.run_id
     client.log_metric(run_id, "test/accuracy", 0.5)
@@ -50,7 +51,7 @@ def sweep(client: MlflowClient, small: TrainConfig, name: str, *cells: str) -> P
     folder = storage.at(None).below(name)
     folder.make()
     folder.write("sweep.yaml", "")
-    tags = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: name, store.FOLDER_TAG: folder.address}
+    tags = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: name, FOLDER_TAG: folder.address}
     run_id = client.create_run(store.experiment_id(client, "test"), tags=tags, run_name=name).info.run_id
     client.set_terminated(run_id)
     for cell in cells:

@@ -12,14 +12,15 @@ from cifar_ray.cli import records
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import USUAL
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import PLANNED_TAG, STOPPED_BY_TAG, WITHOUT_RUN_TAG, Run, Sweep
+from cifar_ray.tracking.study import KEY_TAG, PLANNED_TAG, STOPPED_BY_TAG, SWEEP_TAG, WITHOUT_RUN_TAG, Run, Sweep
+from cifar_ray.tracking.uri import exists
 
 EPOCH = "1970-01-01T00:00:"
 
 
 def run(client: MlflowClient, name: str, second: int, of: str = "", accuracy: float = 0.0, **params: str) -> str:
     """The id of a run that began at ``second``, with figures when it has an accuracy."""
-    tags = {store.KEY_TAG: name, **({parent.PARENT_TAG: of} if of else {})}
+    tags = {KEY_TAG: name, **({parent.PARENT_TAG: of} if of else {})}
     run_id = client.create_run(store.experiment_id(client, "test"), 1000 * second, tags, name).info.run_id
     figures = [Metric("test/accuracy", accuracy, 0, 1), Metric("images_per_s", 1000 * accuracy, 0, 1)]
     client.log_batch(run_id, figures if accuracy else [], [Param(*one) for one in params.items()])
@@ -27,7 +28,7 @@ def run(client: MlflowClient, name: str, second: int, of: str = "", accuracy: fl
 
 
 def sweep(client: MlflowClient, name: str, second: int) -> str:
-    tags = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: name}
+    tags = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: name}
     return client.create_run(store.experiment_id(client, "test"), 1000 * second, tags, name).info.run_id
 
 
@@ -98,12 +99,12 @@ def test_a_sweep_whose_runs_have_failed_is_not_finished(client: MlflowClient) ->
 def test_a_store_without_runs_has_none_and_is_not_made(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/away.db"
     assert reading.everything(uri) == []
-    assert not store.exists(uri)
+    assert not exists(uri)
 
 
 def test_a_sweep_named_in_place_of_a_run_is_said_to_be_one(client: MlflowClient) -> None:
     run_id = run(client, "one", 2, sweep(client, "grid", 1))
-    client.set_tag(run_id, store.SWEEP_TAG, "grid")
+    client.set_tag(run_id, SWEEP_TAG, "grid")
     with pytest.raises(ConfigError) as caught:
         reading.find_run(client, "grid")
     assert (

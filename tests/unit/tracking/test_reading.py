@@ -14,7 +14,8 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import STOPPED_BY_TAG, Point, Run, Sweep
+from cifar_ray.tracking.study import FAILURE_TAG, FOLDER_TAG, KEY_TAG, STOPPED_BY_TAG, SWEEP_TAG, Point, Run, Sweep
+from cifar_ray.tracking.uri import exists
 from tests.support import mlflow_store
 from tests.unit.tracking.test_run_record import unguarded  # noqa: F401
 
@@ -26,7 +27,7 @@ def cell(name: str, state: str = "RUN", reason: str = "", **params: str) -> dict
     return {"name": name, "state": state, "reason": reason, "params": {**RESNET, **params}}
 
 
-SWEEP = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "s"}
+SWEEP = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: "s"}
 
 
 def sweep(client: MlflowClient, cells: list[dict[str, Any]], **tags: str) -> str:
@@ -38,7 +39,7 @@ def sweep(client: MlflowClient, cells: list[dict[str, Any]], **tags: str) -> str
 
 def child(client: MlflowClient, own: str, name: str, began: int = 1, **params: str) -> str:
     """The id of a run of a sweep, which began at ``began`` milliseconds."""
-    tags = {"mlflow.parentRunId": own, store.KEY_TAG: name}
+    tags = {"mlflow.parentRunId": own, KEY_TAG: name}
     experiment = client.get_run(own).info.experiment_id
     run_id = client.create_run(experiment, began, tags, name).info.run_id
     client.log_batch(run_id, params=[Param(*one) for one in params.items()])
@@ -57,7 +58,7 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     stray = child(client, own, "stray")  # of no cell, and nothing is known of it
     old = child(client, own, "old", topology="1x1", batch_size="2", global_batch_size="2", **RESNET)
     for run_id in (two, stray, old):
-        client.set_tag(run_id, store.FAILURE_TAG, "no room")
+        client.set_tag(run_id, FAILURE_TAG, "no room")
         client.set_terminated(run_id, "FAILED")
     trials = reading.study(client.tracking_uri, "s").trials
     assert [(one.name, one.run_id, one.status, one.reason) for one in trials] == [
@@ -125,14 +126,14 @@ def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
 
 def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) -> None:
     assert reading.find_sweep(client, "its") is None
-    named = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "its"}
+    named = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: "its"}
     for began, tags in (
-        (4, {**named, store.SWEEP_TAG: "another"}),
-        (3, {store.SWEEP_TAG: "its", store.FOLDER_TAG: "/of/one/of/its/runs"}),
-        (1, {**named, store.FOLDER_TAG: "/older"}),
+        (4, {**named, SWEEP_TAG: "another"}),
+        (3, {SWEEP_TAG: "its", FOLDER_TAG: "/of/one/of/its/runs"}),
+        (1, {**named, FOLDER_TAG: "/older"}),
     ):
         client.create_run("0", began, tags)
-    newest = client.create_run(store.experiment_id(client, "test"), 2, {**named, store.FOLDER_TAG: "/there"})
+    newest = client.create_run(store.experiment_id(client, "test"), 2, {**named, FOLDER_TAG: "/there"})
     run_id = newest.info.run_id
     for name in ("it's", run_id):
         found = reading.find_sweep(client, name)
@@ -187,7 +188,7 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     found = reading.runs(client.tracking_uri, ["two", one, "two"])
     began = "1970-01-01T00:00:00+00:00"
     params = {**RESNET, "topology": "1x2"}
-    tags = {"mlflow.parentRunId": own, store.KEY_TAG: "two", "mlflow.runName": "two"}
+    tags = {"mlflow.parentRunId": own, KEY_TAG: "two", "mlflow.runName": "two"}
     trials = [
         Run(
             "two", two, "FINISHED", params={**params, "batch_size": batches[1], "global_batch_size": wholes[1]}, tags=tags,
@@ -200,7 +201,7 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
         ),
         Run(
             "one", one, "PENDING", params={**params, "batch_size": batches[0], "global_batch_size": wholes[0]},
-            tags={**tags, store.KEY_TAG: "one", "mlflow.runName": "one"}, started=began,
+            tags={**tags, KEY_TAG: "one", "mlflow.runName": "one"}, started=began,
         ),
     ]  # fmt: skip
     command = f"cifar-ray compare two {one} two"
@@ -252,4 +253,4 @@ def test_a_sweep_that_is_not_there_is_said(client: MlflowClient, tmp_path: Path)
         with pytest.raises(ConfigError) as caught:
             reading.study(uri, "s")
         assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by its name or MLflow id"
-    assert not store.exists(away)
+    assert not exists(away)

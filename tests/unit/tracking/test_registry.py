@@ -13,7 +13,7 @@ from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import quieten, registry, store
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, STOPPED_BY_TAG
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, KEY_TAG, STOPPED_BY_TAG
 from tests.support import mlflow_store
 
 CHOSEN = {"test/accuracy": 0.5, "best/accuracy": 0.75, "chosen/epoch": 1.0, "chosen/test/accuracy": 0.625}
@@ -21,7 +21,7 @@ CHOSEN = {"test/accuracy": 0.5, "best/accuracy": 0.75, "chosen/epoch": 1.0, "cho
 
 def finished(client: MlflowClient, name: str = "mine", metrics: Mapping[str, float] = CHOSEN) -> str:
     """The id of a finished run, which has no model yet."""
-    tags = {"dataset": "digits", "model": "resnet", store.KEY_TAG: "k", CHOSEN_BY_TAG: "val"}
+    tags = {"dataset": "digits", "model": "resnet", KEY_TAG: "k", CHOSEN_BY_TAG: "val"}
     run_id = client.create_run(store.experiment_id(client, "test"), run_name=name, tags=tags).info.run_id
     for metric, value in metrics.items():
         client.log_metric(run_id, metric, value)
