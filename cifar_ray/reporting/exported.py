@@ -124,7 +124,7 @@ def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
         problem = f"must be batch or global_batch, for all columns, since the sweeps have not held the same: {held}"
         raise ConfigError("hold", problem)
     unfinished = [study for study in studies if study.status != "FINISHED"]
-    cautions = [f"The sweep {study.name} {study.ending}." for study in unfinished]
+    cautions = [f"The sweep {study.name} is {study.status}." for study in unfinished]
     cautions += [caution for study in studies for caution in study.cautions]
     return Sweep(
         name=_name(studies),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +24,6 @@ from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
-_one_at_a_time = threading.Lock()
-"""Runs of a sweep end at their own times; torch's export and generator, and MLflow's loading of a file, are global."""
 
 
 def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
@@ -75,15 +72,8 @@ def log_model(
 ) -> None:
     """Log a model of the run, named after the run: the code of ``logged_model.py`` and the exported network.
 
-    Args:
-        client: of the store.
-        run_id: the run.
-        which: ``final`` or ``best``.
-        load: gives what the checkpoint has learned, and the SHA-256 of its weights.
-        dataset: what the model takes.
-        task: what it gives.
-        epoch: at whose end the checkpoint was written.
-        rows: its figures, all finite.
+    ``which`` is ``final`` or ``best``; ``load`` gives what the checkpoint of the ``epoch`` has learned, and the SHA-256
+    of its weights; ``rows`` are its figures, all finite.
     """
     import mlflow
     import pandas as pd
@@ -120,7 +110,7 @@ def log_model(
         for package in ("torch", "mlflow", "numpy", taken.package)
     ]
     name = re.sub("[/:.%\"']", "_", run.info.run_name)  # MLflow takes none of these here
-    with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         learned, weights = load()
         logged = client.create_logged_model(
             run.info.experiment_id,

@@ -31,8 +31,6 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 """Where MLflow's pages keep a view that is shared: a tag of the experiment, found by the address's share key."""
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _SECTION = "Training"
-_RECENT = 200
-"""Newest runs by which an experiment's view is made."""
 _CARD = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
 _LINE = {
     **_CARD,
@@ -111,7 +109,7 @@ def newest(server: str, client: MlflowClient) -> str:
     """
     with store.refusing(client.tracking_uri):
         ours, newest_first = f"tags.`{KEY_TAG}` LIKE '%'", ["attributes.start_time DESC"]
-        runs = client.search_runs(store.all_experiments(client), ours, order_by=newest_first, max_results=_RECENT)
+        runs = client.search_runs(store.all_experiments(client), ours, order_by=newest_first, max_results=200)
         if not runs:
             return f"{server}/#/experiments?{TRAINING}"
         experiment = runs[0].info.experiment_id

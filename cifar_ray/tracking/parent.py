@@ -70,11 +70,6 @@ class SweepRecord(Record):
         assert self.run is not None
         return str(self.run.info.experiment_id)
 
-    @property
-    def child_tags(self) -> dict[str, str]:
-        """Tags that make a run a child of this sweep."""
-        return {PARENT_TAG: self.run_id}
-
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Record what a report needs of all cells, in the grid's order."""
         needed = [

@@ -20,20 +20,8 @@ from cifar_ray import tracking
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import LOSS, SUBSETS
-from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import (
-    FAILURE_TAG,
-    FOLDER_TAG,
-    KEY_TAG,
-    LOAD,
-    MEASURE_TAG,
-    STEP_TIMES,
-    STOPPED_BY_TAG,
-    SWEEP_TAG,
-    Point,
-    Run,
-    Sweep,
-)
+from cifar_ray.tracking import pages, parent, store, study
+from cifar_ray.tracking.study import Point, Run, Sweep
 from cifar_ray.tracking.uri import exists, flag
 from cifar_ray.training.rank_times import StepTimes
 
@@ -55,19 +43,19 @@ def _no_such(kind: str, uri: str, name: str) -> ConfigError:
     return ConfigError("", f"there is no {kind} {name!r} in {uri}; a {kind} is named by its name or MLflow id")
 
 
-def run_of(client: MlflowClient, entity: Entity, params: Mapping[str, str] | None = None, reason: str = "") -> Run:
-    """A run as MLflow has it; ``params`` and ``reason`` are used where it ended before logging its own."""
-    info, tags = entity.info, dict(entity.data.tags)
-    status, stopped_by = "PENDING" if info.status == "SCHEDULED" else info.status, tags.get(STOPPED_BY_TAG, "")
+def run_of(client: MlflowClient, entity: Entity) -> Run:
+    """A run as MLflow has it."""
+    info, tags, reason = entity.info, dict(entity.data.tags), ""
+    status, stopped_by = "PENDING" if info.status == "SCHEDULED" else info.status, tags.get(study.STOPPED_BY_TAG, "")
     if status == "FINISHED" and limits.is_halted(stopped_by):
         status, reason = "STOPPED", f"stopped by {limits.named(stopped_by)}"
     return Run(
         name=info.run_name,
         run_id=info.run_id,
         status=status,
-        reason=tags.get(FAILURE_TAG, reason) if status in ("FAILED", "KILLED", "STOPPED") else "",
+        reason=tags.get(study.FAILURE_TAG, reason) if status in ("FAILED", "KILLED", "STOPPED") else "",
         page=pages.run(client.tracking_uri, entity),
-        params={**(params or {}), **entity.data.params},
+        params=dict(entity.data.params),
         tags=tags,
         metrics=dict(entity.data.metrics),
         started=_moment(entity),
@@ -78,7 +66,7 @@ def sweep_of(client: MlflowClient, entity: Entity, trials: Sequence[Run] = ()) -
     """A sweep as MLflow has it, by its own run."""
     tags = dict(entity.data.tags)
     return Sweep(
-        name=tags.get(SWEEP_TAG, entity.info.run_name),
+        name=tags.get(study.SWEEP_TAG, entity.info.run_name),
         trials=trials,
         store=store.shown(client.tracking_uri),
         command=tags.get("cifar_ray.command", ""),
@@ -106,18 +94,18 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
     Raises:
         AmbiguousRunError: when there are several of that name.
     """
-    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{SWEEP_TAG}`"):
+    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{study.SWEEP_TAG}`"):
         entities = _search(client, f"{key} = '{store.escaped(name)}'")
         if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
             break
     else:
         raise _no_such(kind, client.tracking_uri, name)
-    if key == f"tags.`{SWEEP_TAG}`":
+    if key == f"tags.`{study.SWEEP_TAG}`":
         command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
-    matches = [run for run in matches if run.tags.get(FOLDER_TAG) != ""] or matches
+    matches = [run for run in matches if run.tags.get(study.FOLDER_TAG) != ""] or matches
     if len(matches) > 1:
-        sweeps = {run.run_id: run.tags.get(SWEEP_TAG) for run in matches}
+        sweeps = {run.run_id: run.tags.get(study.SWEEP_TAG) for run in matches}
         ids = ", ".join(f"{run_id} (of sweep {sweep})" if sweep else run_id for run_id, sweep in sweeps.items())
         raise AmbiguousRunError("", f"there are {len(matches)} runs named {name!r}; take one of their ids: {ids}")
     return matches[0]
@@ -147,7 +135,7 @@ def with_key(uri: str, key: str) -> Run | None:
 
 def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
     """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read."""
-    for key in (f"tags.`{SWEEP_TAG}`", "attributes.run_id"):
+    for key in (f"tags.`{study.SWEEP_TAG}`", "attributes.run_id"):
         condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
         if entities := _search(client, condition):
             return sweep_of(client, entities[0])
@@ -172,11 +160,8 @@ def _client(uri: str, kind: str, name: str) -> MlflowClient:
 
 def trials(client: MlflowClient, sweep: Sweep) -> list[Run]:
     """The runs of a sweep, oldest first."""
-    return [run_of(client, entity) for entity in _children(client, sweep)]
-
-
-def _children(client: MlflowClient, sweep: Sweep) -> list[Entity]:
-    return _search(client, f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'")[::-1]
+    newest_first = _search(client, f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'")
+    return [run_of(client, entity) for entity in reversed(newest_first)]
 
 
 def everything(uri: str) -> list[Run | Sweep]:
@@ -185,7 +170,7 @@ def everything(uri: str) -> list[Run | Sweep]:
     if not exists(uri):
         return []
     client = store.connect(uri)
-    ours = (KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
+    ours = (study.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
     entities = [entity for tag in ours for entity in _search(client, f"tags.`{tag}` LIKE '%'")]
     children: dict[str, list[Entity]] = {}
     for entity in sorted(entities, key=lambda entity: entity.info.start_time):
@@ -196,11 +181,6 @@ def everything(uri: str) -> list[Run | Sweep]:
         else run_of(client, entity)
         for entity in reversed(children.get("", ()))
     ]
-
-
-def study(uri: str, name: str) -> Sweep:
-    """Read the newest sweep of that name, with every cell of its grid."""
-    return _study(*open_sweep(uri, name))
 
 
 def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Sweep]:
@@ -258,21 +238,17 @@ def _read(client: MlflowClient, trial: Run) -> Run:
 
 def _cells(client: MlflowClient, sweep: Sweep, cells: Sequence[Mapping[str, Any]]) -> list[Run]:
     """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
-    children = {entity.info.run_name: entity for entity in _children(client, sweep)}
-    purposes = [entity.data.tags[MEASURE_TAG] for entity in children.values() if MEASURE_TAG in entity.data.tags]
-    purpose = {MEASURE_TAG: purposes[0]} if purposes else {}  # all runs of a sweep are made for the same
-    trials = []
+    begun = {run.name: run for run in trials(client, sweep)}
+    every = []
     for cell in cells:
         name, params, reason = cell["name"], cell["params"], cell.get("reason") or ""
-        if (entity := children.pop(name, None)) is not None:
-            trial = run_of(client, entity, params, reason)
+        if (run := begun.pop(name, None)) is not None:  # it may have ended before logging parameters
+            run = replace(run, params={**params, **run.params})
         else:
             status = "SKIPPED" if cell["state"] == "SKIPPED" else "FAILED" if reason else "PENDING"
-            if status == "PENDING" and sweep.status == "FINISHED":
-                reason = "MLflow does not have it (any more)"
-            trial = Run(name, "", status, reason, params=params, tags=purpose)
-        trials.append(replace(trial, repeats=cell.get("repeats", "")))
-    return trials + [run_of(client, entity) for entity in children.values()]
+            run = Run(name, "", status, reason, params=params)
+        every.append(replace(run, repeats=cell.get("repeats", "")))
+    return [*every, *begun.values()]
 
 
 def _is_placed(trial: Run) -> bool:
@@ -283,7 +259,7 @@ def _is_placed(trial: Run) -> bool:
 def _is_followed(name: str, trial: Run) -> bool:
     of_a_rank = name.startswith("train/loss_rank") and trial.params.get("per_rank_test") == "True"
     measured = [figure.on(subset) for figure in (LOSS, trial.task.primary) for subset in SUBSETS]
-    return name in (*_HISTORIES, *measured) or LOAD.fullmatch(name) is not None or of_a_rank
+    return name in (*_HISTORIES, *measured) or study.LOAD.fullmatch(name) is not None or of_a_rank
 
 
 def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:
@@ -307,11 +283,7 @@ def step_times(uri: str, run: str) -> tuple[str, StepTimes]:
     """Read the name of a run of that name or MLflow id, and the times of its steps."""
     client, known = open_run(uri, run)
     try:
-        times = store.read_json(client, known.run_id, STEP_TIMES)
-        if times is not None:
-            return known.name, TypeAdapter(StepTimes).validate_python(times)
+        return known.name, TypeAdapter(StepTimes).validate_python(_json(client, known.run_id, study.STEP_TIMES))
     except ValueError:
-        raise ConfigError("", f"the times that run {run!r} recorded of its steps ({STEP_TIMES}) are damaged") from None
-    except (MlflowException, OSError) as error:
-        raise store.refusal(uri, error) from None
-    raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")
+        missing = "has no times of its steps by rank that can be read"
+        raise ConfigError("", f"run {run!r} {missing}: they are written when it finishes") from None

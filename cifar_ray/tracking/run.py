@@ -90,11 +90,7 @@ class RunRecord(Record):
         params = runfile.params(config, decided)
         self.params({name: params[name] for name in params if name not in _DECIDED})
         self.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
-        self._config_file(decided)
-
-    def _config_file(self, decided: Decided) -> None:
-        """Log the config as an artifact that starts the same run again, with what is ``decided`` of this one."""
-        self.text("config.yaml", runfile.to_yaml(self.config, decided))
+        self.text("config.yaml", runfile.to_yaml(config, decided))
 
     def moved(self, decided: Decided) -> None:
         """Update the tags of a run that goes on as ``decided``, and keep their earlier values."""
@@ -134,7 +130,7 @@ class RunRecord(Record):
             **({"cifar_ray.precision": event.measured} if event.measured else {}),
         }
         self._change(now) if event.step else self.tags(now)  # before, nothing that counts was trained
-        self._config_file(decided)
+        self.text("config.yaml", runfile.to_yaml(self.config, decided))
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}
         for row in event.history:

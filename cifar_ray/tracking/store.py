@@ -7,9 +7,8 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,7 +31,7 @@ NOTE_TAG = "mlflow.note.content"  # MLflow shows it as a run's description
 
 _RULE = "\n\n- - -\n\n"  # written as few people do
 _REMOTE_TIMEOUT_S = 8.0
-_PAGE = 200
+_MOST = 50_000  # runs or experiments that MLflow gives at once
 
 
 def connect(uri: str) -> MlflowClient:
@@ -161,18 +160,9 @@ def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
 def search(client: MlflowClient, experiments: list[str], condition: str = "") -> list[Run]:
     """All runs of some experiments that meet a condition, newest first."""
     newest_first = ["attributes.start_time DESC"]
-    return _all_pages(partial(client.search_runs, experiments, condition, order_by=newest_first, max_results=_PAGE))
+    return [*client.search_runs(experiments, condition, order_by=newest_first, max_results=_MOST)]
 
 
 def all_experiments(client: MlflowClient) -> list[str]:
     """Ids of all experiments that are not deleted."""
-    return [experiment.experiment_id for experiment in _all_pages(client.search_experiments)]
-
-
-def _all_pages(ask: Callable[..., Any]) -> list[Any]:
-    page = ask()
-    results = list(page)
-    while page.token:
-        page = ask(page_token=page.token)
-        results += page
-    return results
+    return [experiment.experiment_id for experiment in client.search_experiments(max_results=_MOST)]

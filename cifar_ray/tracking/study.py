@@ -304,11 +304,6 @@ class Sweep:
         return "failed" if self.status == "FINISHED" and self.failed else _STATES.get(self.status, self.status.lower())
 
     @property
-    def ending(self) -> str:
-        """What it is doing, or how it has ended, to follow its name."""
-        return "still runs" if self.status == "RUNNING" else f"has ended as {self.status}"
-
-    @property
     def task(self) -> TaskSpec:
         """What its runs learn, as those that have begun know.
 

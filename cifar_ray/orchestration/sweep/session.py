@@ -37,7 +37,7 @@ from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder, Lock
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import reading, store, uri
-from cifar_ray.tracking.parent import SweepRecord
+from cifar_ray.tracking.parent import PARENT_TAG, SweepRecord
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import MEASURE_TAG, SWEEP_TAG
 from cifar_ray.training import recipe
@@ -330,7 +330,7 @@ class SweepSession:
             cell.folder, held = RunFolder.create(config, cell.decided, self._folder, cell.slug)
             self._locks.append(held)
         sweep = self._config
-        tags = {**self._record.child_tags, SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure}
+        tags = {PARENT_TAG: self._record.run_id, SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure}
         scheduler = "none" if cell.repeats else sweep.scheduler
         variables = {name: value for name, value in os.environ.items() if _OF_STORES.match(name)}
         of_store = (self._record.uri, tags, self._record.experiment_id, scheduler, variables)
@@ -374,7 +374,7 @@ class SweepSession:
         if winner is not None:
             ways.append(f"The best run is {winner.sentence}. Train it longer:\n\n    {winner.command}")
         try:
-            study = reading.study(address, name)
+            (study,) = reading.sweeps_or_runs(address, [name])
             if not self._config.is_search:
                 for line in reports.means(study):
                     self._board.line(line)

@@ -32,8 +32,7 @@ def sweep(client: MlflowClient, name: str, second: int) -> str:
     return client.create_run(store.experiment_id(client, "test"), 1000 * second, tags, name).info.run_id
 
 
-def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_PAGE", 2)  # there are several pages
+def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient) -> None:
     early = run(client, "early", 1, accuracy=0.5, dataset="mnist", model="vit", topology="1x1")
     grid = sweep(client, "grid", 2)
     for second, (name, topology) in enumerate({"a": "1x1", "b": "1x2", "c": "1x1"}.items(), 3):

@@ -60,7 +60,7 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     for run_id in (two, stray, old):
         client.set_tag(run_id, FAILURE_TAG, "no room")
         client.set_terminated(run_id, "FAILED")
-    trials = reading.study(client.tracking_uri, "s").trials
+    trials = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0].trials
     assert [(one.name, one.run_id, one.status, one.reason) for one in trials] == [
         ("one", "", "SKIPPED", "too large"),
         ("two", two, "FAILED", "no room"),
@@ -69,9 +69,6 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
         ("old", old, "FAILED", "no room"),  # of no cell, and known well enough to be placed
     ]
     assert (trials[1].batch_size, trials[1].global_batch_size) == (4, 8)  # its run's own, and what that lacks
-    client.set_terminated(own, "FINISHED")
-    three = reading.study(client.tracking_uri, "s").trials[2]
-    assert (three.status, three.reason) == ("PENDING", "MLflow does not have it (any more)")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +94,7 @@ def test_a_search_is_known_by_its_configuration(
     record.cells([{"reason": "", **each} for each in cells])
     child(client, record.run_id, "two")
     record.end("FINISHED")
-    study = reading.study(client.tracking_uri, "s")
+    study = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0]
     assert (study.search, study.scheduler, study.objective, study.ranges) == known
     assert [trial.repeats for trial in study.trials] == ["", "one"]
 
@@ -105,7 +102,7 @@ def test_a_search_is_known_by_its_configuration(
 def test_a_grid_is_no_search(client: MlflowClient) -> None:
     config = sweeps.from_mapping({"name": "s", "grid": {"lr": [0.1, 0.2]}})
     parent.SweepRecord.create(client, config, "/there", "").end("FINISHED")
-    assert reading.study(client.tracking_uri, "s").search is None
+    assert reading.sweeps_or_runs(client.tracking_uri, ["s"])[0].search is None
 
 
 def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
@@ -113,7 +110,7 @@ def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
     client.log_metric(run_id, "test/accuracy", 0.5)
     mlflow_store.alter(client, "DROP TABLE metrics")  # runs are found, and their histories are not
     for read in (
-        lambda: reading.study(client.tracking_uri, "s"),
+        lambda: reading.sweeps_or_runs(client.tracking_uri, ["s"])[0],
         lambda: reading.runs(client.tracking_uri, ["mine"]),
     ):
         with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: metrics\)"):
@@ -141,10 +138,7 @@ def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) 
         assert (found.name, found.run_id, found.folder) == ("its", run_id, "/there")
 
 
-def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "_PAGE", 2)
+def test_a_sweeps_runs_are_read_the_oldest_first(client: MlflowClient) -> None:
     own = sweep(client, [])
     for began in (3, 1, 5, 2, 4):
         child(client, own, f"after {began}", began)
@@ -215,7 +209,7 @@ def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: Mlf
         if by:
             client.set_tag(run_id, STOPPED_BY_TAG, by)
         client.set_terminated(run_id, "FINISHED")
-    study = reading.study(client.tracking_uri, "s")
+    study = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0]
     assert [(one.status, one.finished, one.reason) for one in study.trials] == [
         ("FINISHED", True, ""),
         ("STOPPED", False, "stopped by --max-time"),
@@ -232,7 +226,7 @@ def test_a_run_that_its_patience_has_ended_counts_as_finished(client: MlflowClie
         if name == "two":
             client.set_tag(run_id, STOPPED_BY_TAG, "patience")
         client.set_terminated(run_id, "FINISHED")
-    study = reading.study(client.tracking_uri, "s")
+    study = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0]
     assert [(one.status, one.finished, one.reason) for one in study.trials] == [("FINISHED", True, "")] * 2
     told = "1 of 2 finished runs ended by --patience before their last epoch: their times are of fewer epochs."
     assert told in cautions.cautions(Runs(study))
@@ -251,6 +245,9 @@ def test_a_sweep_that_is_not_there_is_said(client: MlflowClient, tmp_path: Path)
     away = f"sqlite:///{tmp_path}/away.db"
     for uri in (client.tracking_uri, away):
         with pytest.raises(ConfigError) as caught:
-            reading.study(uri, "s")
-        assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by its name or MLflow id"
+            reading.sweeps_or_runs(uri, ["s"])[0]
+        assert (
+            str(caught.value)
+            == f"there is no sweep or run 's' in {uri}; a sweep or run is named by its name or MLflow id"
+        )
     assert not exists(away)

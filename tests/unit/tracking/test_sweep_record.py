@@ -51,7 +51,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     client: MlflowClient, guarded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "is_server", lambda uri: True)  # which has pages
+    monkeypatch.setattr(pages, "is_server", lambda uri: True)  # which has pages
     record = SweepRecord.create(client, SWEEP, "/there/s", "cifar-ray sweep x")
     cells = [
         {"name": name, "params": {}, "state": state, "reason": reason}
@@ -79,7 +79,6 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     assert value(client, record.run_id, "cells.json") == {"cells": cells}
     assert {name for name, *_ in points(client, record.run_id)} == {"sweep/wall_s"}
     assert found.data.metrics == {"sweep/wall_s": 2.0}
-    assert record.child_tags == {"mlflow.parentRunId": record.run_id}
     assert guarded == [(client.tracking_uri, found.data.tags[store.SESSION_TAG])]
     assert record.page == pages.run(client.tracking_uri, found)
 
@@ -196,7 +195,7 @@ def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
 ) -> None:
     sweep = sweeps.from_mapping({"name": "s", "grid": grid})
     record = SweepRecord.create(client, sweep, "/there/s", "")
-    home, tags = record.experiment_id, record.child_tags
+    home, tags = record.experiment_id, {"mlflow.parentRunId": record.run_id}
     opened(client, digits, "one", tags=tags, experiment=home).end("FINISHED")
     record.end("FINISHED")
     assert client.get_experiment(home).name == name
