@@ -39,16 +39,10 @@ def quieten(verbose: bool) -> None:
 def settings() -> Iterator[None]:
     """Context manager: MLflow works with this program's settings where a person has not set others."""
     unset = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    with variables(unset | _past_proxies()):
-        yield
-
-
-def _past_proxies() -> dict[str, str]:
-    """The variable that has requests to this machine go past the proxies; empty where there are none to pass."""
     theirs = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if theirs == "*" or not {"http_proxy", "https_proxy", "all_proxy"} & {name.lower() for name in os.environ}:
-        return {}
-    return {"no_proxy": ",".join(filter(None, (theirs, "localhost,127.0.0.1,::1")))}
+    past = "*" if theirs == "*" else f"{theirs},localhost,127.0.0.1,::1"  # a server of this machine is asked directly
+    with variables({**unset, "no_proxy": past}):
+        yield
 
 
 @contextmanager

@@ -68,7 +68,8 @@ class JobRecord(Record):
         def begin(client: MlflowClient) -> Run:
             home = store.experiment_id(client, experiment)
             runs = store.search(client, [home], f"tags.`{JOB_TAG}` = '{quoted}'")
-            if runs and _is_same(runs[0], flat):
+            # as far as the run has recorded its parameters
+            if runs and runs[0].info.status != "FINISHED" and runs[0].data.params.items() <= flat.items():
                 return store.take_over(client, runs[0], session)
             tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
             return client.create_run(home, tags=tags, run_name=name)
@@ -96,13 +97,8 @@ class JobRecord(Record):
         self.folder = folder
         self.tags({FOLDER_TAG: folder})
 
-    def end(self, status: str, ended: float | None = None) -> bool:
-        """End the run as :meth:`Record.end`; MLflow's settings are the user's again."""
+    def end(self, status: str, patience_s: float = 30.0) -> bool:
+        """End the run now, as :meth:`Record.end`; MLflow's settings are the user's again."""
+        self.ended = time.time()
         with self._until_end:
-            return super().end(status, ended or time.time())
-
-
-def _is_same(run: Run, params: Mapping[str, str]) -> bool:
-    """Whether a run is not finished, and of the same configuration as far as it has recorded one."""
-    recorded = run.data.params
-    return run.info.status != "FINISHED" and all(params.get(name) == recorded[name] for name in recorded)
+            return super().end(status, patience_s)

@@ -29,10 +29,7 @@ _CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("train/epoch_loss", "epoch_s", "train/loss")
 _SIZES = ("batch_size", "global_batch_size")
 _NEEDED = ("model", "dataset", "topology", *_SIZES)
-_NO_CELLS = (
-    f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
-    "are missing here."
-)
+_NO_CELLS = "The sweep's list of its runs, cells.json, could not be read: runs that never began are missing here."
 
 
 class AmbiguousRunError(ConfigError):

@@ -20,8 +20,7 @@ from cifar_ray.data import Dataset
 from cifar_ray.tasks import measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.tracking import artifacts, origin, store, study
-from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.sink import CLOCK
+from cifar_ray.tracking.record import CLOCK, Record
 from cifar_ray.training import bottleneck, samples
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
@@ -81,7 +80,6 @@ class RunRecord(Record):
         self.config, self.name, self.task, self._folder = config, name, study.task_of(now), folder
         primary = self.task.primary  # the same in all attempts of the run
         self._score = primary.on("val") if now[study.CHOSEN_BY_TAG] == "val" else primary.name
-        self._ended: float | None = None
         self._held: list[Row] = []
         self._covered = {"iteration": 0, "epoch": 0}
         self._figures: dict[int, list[Row]] = {}  # by epoch, of a run that has ended
@@ -191,7 +189,7 @@ class RunRecord(Record):
 
         ``dataset`` has the test images that were evaluated.
         """
-        self._ended = outcome.ended
+        self.ended = outcome.ended  # when the result was there
         self._held.clear()
         for row in outcome.history:  # some may have been lost on their way here
             self._write(row)
@@ -244,10 +242,6 @@ class RunRecord(Record):
         if samples.of(dataset.spec, dataset.encoding).is_readable:
             of = (which, load, dataset, self.task, epoch, self._figures.get(epoch, []))
             self.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
-
-    def end(self, status: str, ended: float | None = None) -> bool:
-        """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""
-        return super().end(status, ended or self._ended)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

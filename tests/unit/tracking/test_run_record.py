@@ -29,11 +29,11 @@ from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import artifacts, drawing, origin, pages, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.tracking.sink import Sink
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, FAILURE_TAG, FOLDER_TAG, TASK_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
+from tests.support import mlflow_store
 from tests.support.helpers import decided_of
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
 
@@ -391,7 +391,9 @@ def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
             seen.append(os.environ.get(name))
 
     with tracking.unchanged():
-        assert Sink(Watched(client.tracking_uri), lambda client: client.create_run("0")).close("FINISHED", 30)
+        assert mlflow_store.unguarded(Watched(client.tracking_uri), lambda client: client.create_run("0")).close(
+            "FINISHED", 30
+        )
     assert seen == ["true"]
     assert name not in os.environ
 
