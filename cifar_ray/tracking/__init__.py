@@ -15,7 +15,7 @@ from cifar_ray.tracking.variables import restore, variables
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # Its own defaults of 7 retries and 120 s make a call to an absent server block for minutes; the sink
+    # Its own defaults of 7 retries and 120 s make a call to an absent server block for minutes; a record
     # tries again by itself.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",

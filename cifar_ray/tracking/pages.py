@@ -132,14 +132,14 @@ def serve(uri: str, port: int, browse: bool) -> None:
     """
     tracking.quieten(verbose=False)
     client = store.connect(uri)
+    page = newest(uri.rstrip("/") if is_server(uri) else f"http://127.0.0.1:{port}", client)
     if is_server(uri):
-        page = newest(uri.rstrip("/"), client)
         print(f"open {page}", flush=True)
         if browse:
             webbrowser.open(page)
         return
-    page, server = newest(f"http://127.0.0.1:{port}", client), os.getpid()
     print(f"MLflow starts on {uri} within seconds; Ctrl-C ends it\nopen {page}", flush=True)
+    server = os.getpid()
     if browse and os.fork() == 0:
         try:
             while os.getppid() == server:

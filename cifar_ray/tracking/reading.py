@@ -25,7 +25,6 @@ from cifar_ray.tracking.study import Point, Run, Sweep
 from cifar_ray.tracking.uri import exists, flag
 from cifar_ray.training.rank_times import StepTimes
 
-_CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("train/epoch_loss", "epoch_s", "train/loss")
 _SIZES = ("batch_size", "global_batch_size")
 _NEEDED = ("model", "dataset", "topology", *_SIZES)
@@ -36,8 +35,8 @@ class AmbiguousRunError(ConfigError):
     """Several runs have the name that was given."""
 
 
-def _no_such(kind: str, uri: str, name: str) -> ConfigError:
-    return ConfigError("", f"there is no {kind} {name!r} in {uri}; a {kind} is named by its name or MLflow id")
+def _no_such(uri: str, name: str, kind: str = "run or sweep") -> ConfigError:
+    return ConfigError("", f"there is no {kind} {name!r} in {uri}; give its name or MLflow id")
 
 
 def run_of(client: MlflowClient, entity: Entity) -> Run:
@@ -83,10 +82,8 @@ def _moment(entity: Entity) -> str:
     return datetime.fromtimestamp(entity.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds")
 
 
-def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
+def find_run(client: MlflowClient, name: str) -> Run:
     """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
-
-    ``kind`` is what was looked for, to be named where there is none.
 
     Raises:
         AmbiguousRunError: when there are several of that name.
@@ -96,7 +93,7 @@ def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
         if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
             break
     else:
-        raise _no_such(kind, client.tracking_uri, name)
+        raise _no_such(client.tracking_uri, name)
     if key == f"tags.`{study.SWEEP_TAG}`":
         command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
@@ -116,7 +113,7 @@ def _search(client: MlflowClient, condition: str) -> list[Entity]:
 
 def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
     """Open a run by its name or MLflow id; also return the client. A missing store is not created."""
-    client = _client(uri, "run", name)
+    client = _client(uri, name)
     return client, find_run(client, name)
 
 
@@ -141,17 +138,17 @@ def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
 
 def open_sweep(uri: str, name: str) -> tuple[MlflowClient, Sweep]:
     """Open a sweep by its name; also return the client of its store."""
-    client = _client(uri, "sweep", name)
+    client = _client(uri, name)
     if (sweep := find_sweep(client, name)) is None:
-        raise _no_such("sweep", uri, name)
+        raise _no_such(uri, name, "sweep")
     return client, sweep
 
 
-def _client(uri: str, kind: str, name: str) -> MlflowClient:
+def _client(uri: str, name: str) -> MlflowClient:
     """A client of a store, which is not made where it does not exist: then nothing of this ``name`` is there."""
     tracking.quieten(verbose=False)
     if not exists(uri):
-        raise _no_such(kind, uri, name)
+        raise _no_such(uri, name)
     return store.connect(uri)
 
 
@@ -182,10 +179,9 @@ def everything(uri: str) -> list[Run | Sweep]:
 
 def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Sweep]:
     """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id."""
-    kind = "sweep or run"
-    client = _client(uri, kind, names[0])
+    client = _client(uri, names[0])
     sweeps = [(name, find_sweep(client, name)) for name in names]
-    return [_study(client, sweep) if sweep else _named(client, [name], kind) for name, sweep in sweeps]
+    return [_study(client, sweep) if sweep else _named(client, [name]) for name, sweep in sweeps]
 
 
 def runs(uri: str, names: Sequence[str]) -> Sweep:
@@ -194,7 +190,7 @@ def runs(uri: str, names: Sequence[str]) -> Sweep:
     Raises:
         ConfigError: also when one of them is no run of a training.
     """
-    return _named(_client(uri, "run", names[0]), names, "run")
+    return _named(_client(uri, names[0]), names)
 
 
 def _study(client: MlflowClient, sweep: Sweep) -> Sweep:
@@ -205,9 +201,9 @@ def _study(client: MlflowClient, sweep: Sweep) -> Sweep:
     return replace(sweep, trials=trials, cautions=(_NO_CELLS,) if cells is None else ())
 
 
-def _named(client: MlflowClient, names: Sequence[str], kind: str) -> Sweep:
+def _named(client: MlflowClient, names: Sequence[str]) -> Sweep:
     """Runs named one by one, and what reports show of them."""
-    uri, trials = client.tracking_uri, {run.run_id: run for run in (find_run(client, name, kind) for name in names)}
+    uri, trials = client.tracking_uri, {run.run_id: run for run in (find_run(client, name) for name in names)}
     for trial in trials.values():
         if not _is_placed(trial):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
@@ -223,7 +219,7 @@ def _read(client: MlflowClient, trial: Run) -> Run:
     """A run with its histories and its confusion matrix, each of which is a request."""
     if not trial.run_id:
         return trial
-    confusion = (trial.finished and _json(client, trial.run_id, _CONFUSION)) or {}
+    confusion = (trial.finished and _json(client, trial.run_id, "confusion_matrix.json")) or {}
     return replace(
         trial,
         history={name: _history(client, trial.run_id, name) for name in trial.metrics if _is_followed(name, trial)},

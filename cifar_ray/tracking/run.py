@@ -30,8 +30,7 @@ _DECIDED = ("precision", "convolutions", "device")  # parameters that a run's st
 SEGMENTS_TAG, PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
 """Tags of a run: its topologies, each with its first step, and how many nodes were taken back under it."""
 
-PROFILE = "profile"
-"""Folder among a run's artifacts of what some steps were found to do."""
+PROFILE = "profile"  # folder among a run's artifacts of what some steps were found to do
 
 
 class RunRecord(Record):

@@ -35,8 +35,7 @@ BOUND_TAG, BOUND_SHARE = "cifar_ray.bound", "bound/share"
 """Tag of what bounds a run, a kind and a sentence after a colon; and the share of its training that this costs."""
 EARLIER = "cifar_ray.earlier."  # prefix of a tag with the earlier values of the tag named after it
 
-STEP_TIMES = "step_times.json"
-"""Artifact of a finished run: the times of its steps on every rank."""
+STEP_TIMES = "step_times.json"  # artifact of a finished run: the times of its steps on every rank
 
 MEASURED = "measured/"
 """Prefix of a metric of every run: its primary figure after every epoch, on validation images, or where it has none,

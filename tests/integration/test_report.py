@@ -137,11 +137,9 @@ def test_runs_of_another_task_are_compared_by_its_figures(tmp_path: Path) -> Non
 
 
 def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"there is no sweep or run 'scalling' in sqlite:///.*; a sweep or run is named by"
-    ):
+    with pytest.raises(ConfigError, match=r"there is no run or sweep 'scalling' in sqlite:///.*; give its name"):
         reading.sweeps_or_runs(uri, ["scalling"])
-    with pytest.raises(ConfigError, match="there is no sweep"):
+    with pytest.raises(ConfigError, match="there is no run or sweep"):
         reading.sweeps_or_runs(f"sqlite:///{tmp_path / 'none.db'}", ["scaling"])
     assert not list(tmp_path.iterdir())
 
@@ -482,7 +480,7 @@ def test_no_such_sweep_is_status_2_and_leaves_nothing(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
-    assert "there is no sweep or run 'none'" in capsys.readouterr().err
+    assert "there is no run or sweep 'none'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -589,7 +587,7 @@ def _tables(text: str) -> dict[str, dict[str, list[str]]]:
 @pytest.mark.parametrize(
     ("runs", "complaint"),
     [
-        (["none", "other"], "there is no run 'none'"),
+        (["none", "other"], "there is no run or sweep 'none'"),
         (["scaling", "nothing"], "there are 2 runs named 'scaling'; take one of their ids"),
         (["nothing", "bs16 1x1 seed0"], "run 'nothing' in sqlite"),
     ],

@@ -251,7 +251,7 @@ def test_what_cannot_be_registered_is_refused(trained: Person) -> None:
     for run, name, sentence in (
         ("half", "x", "run 'half' is RUNNING, and only a FINISHED run has a model that can be registered"),
         ("empty", "x", f"run 'empty' has no model in MLflow: {NO_MODEL}"),
-        ("nobody", "x", f"there is no run 'nobody' in {trained.uri}; a run is named by its name or MLflow id"),
+        ("nobody", "x", f"there is no run or sweep 'nobody' in {trained.uri}; give its name or MLflow id"),
     ):
         with pytest.raises(ConfigError) as caught:
             registry.register(run, name, None, trained.uri)

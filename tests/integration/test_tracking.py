@@ -529,7 +529,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     assert scored.images == 360
     assert not (tmp_path / "lost.db").exists()
     for absent in ("nobody", str(tmp_path), "no/where", "s3:/x"):
-        with pytest.raises(ConfigError, match=f"there is no run '{absent}' in {uri}"):
+        with pytest.raises(ConfigError, match=f"there is no run or sweep '{absent}' in {uri}"):
             use.find_run(absent, uri, notes.append)
 
 

@@ -188,7 +188,7 @@ def test_a_run_that_mlflow_has_lost_goes_by_its_folder(
 def test_names_that_mean_nothing_or_two_things_are_refused(
     client: MlflowClient, small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, "nobody", "--yes").startswith("there is no run 'nobody' in sqlite:///")
+    assert refusal(capsys, "nobody", "--yes").startswith("there is no run or sweep 'nobody' in sqlite:///")
     folder = sweep(client, small, "twin", "a")
     train(client, small, "twin", above=str(tmp_path / "elsewhere"))
     known = reading.find_sweep(client, "twin")

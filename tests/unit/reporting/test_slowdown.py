@@ -155,7 +155,7 @@ def test_mistakes_end_with_2(client: MlflowClient, capsys: pytest.CaptureFixture
         ((a, b, "c"), "--max-slowdown compares two sides, A and B, of names separated by commas, got 3"),
         (
             (a, "b0,nobody"),
-            f"there is no sweep or run 'nobody' in {client.tracking_uri}; a sweep or run is named by its name or MLflow id",
+            f"there is no run or sweep 'nobody' in {client.tracking_uri}; give its name or MLflow id",
         ),
         ((a, "nowhere.json"), f"cannot read {Path.cwd()}/nowhere.json: No such file or directory"),
         ((a, f"{b},a1"), "run 'a1' is on both sides, which must have different runs"),

@@ -115,5 +115,5 @@ def test_a_sweep_named_in_place_of_a_run_is_said_to_be_one(client: MlflowClient)
 
 def test_a_sweep_without_runs_is_no_run_either(client: MlflowClient) -> None:
     sweep(client, "empty", 1)
-    with pytest.raises(ConfigError, match="there is no run 'empty'"):
+    with pytest.raises(ConfigError, match="there is no run or sweep 'empty'"):
         reading.find_run(client, "empty")

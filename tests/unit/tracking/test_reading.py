@@ -246,8 +246,5 @@ def test_a_sweep_that_is_not_there_is_said(client: MlflowClient, tmp_path: Path)
     for uri in (client.tracking_uri, away):
         with pytest.raises(ConfigError) as caught:
             reading.sweeps_or_runs(uri, ["s"])[0]
-        assert (
-            str(caught.value)
-            == f"there is no sweep or run 's' in {uri}; a sweep or run is named by its name or MLflow id"
-        )
+        assert str(caught.value) == f"there is no run or sweep 's' in {uri}; give its name or MLflow id"
     assert not exists(away)

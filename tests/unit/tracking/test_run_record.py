@@ -391,9 +391,8 @@ def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
             seen.append(os.environ.get(name))
 
     with tracking.unchanged():
-        assert mlflow_store.unguarded(Watched(client.tracking_uri), lambda client: client.create_run("0")).close(
-            "FINISHED", 30
-        )
+        record = mlflow_store.unguarded(Watched(client.tracking_uri), lambda client: client.create_run("0"))
+        assert record.end("FINISHED")
     assert seen == ["true"]
     assert name not in os.environ
 

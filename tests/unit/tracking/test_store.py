@@ -185,7 +185,7 @@ def test_a_run_is_found_by_its_name_or_id(client: MlflowClient, tmp_path: Path) 
         assert reading.find_run(client, by) == known
     for absent in ("foreign", "nobody", "0" * 32):
         assert refused(absent, client) == (
-            f"there is no run {absent!r} in {client.tracking_uri}; a run is named by its name or MLflow id"
+            f"there is no run or sweep {absent!r} in {client.tracking_uri}; give its name or MLflow id"
         )
     twin = client.create_run("0", 2, {KEY_TAG: "k2", "cifar_ray.sweep": "s"}, "mine").info.run_id
     assert (
@@ -194,7 +194,7 @@ def test_a_run_is_found_by_its_name_or_id(client: MlflowClient, tmp_path: Path) 
     assert reading.find_run(client, twin).folder == ""
     client.delete_run(twin)
     assert reading.find_run(client, "mine") == known
-    assert "there is no run" in refused(twin, client)
+    assert "there is no run or sweep" in refused(twin, client)
 
 
 def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, t
     assert reading.with_key(client.tracking_uri, "another") is None
     away = f"sqlite:///{tmp_path}/away.db"
     assert reading.with_key(away, "k") is None
-    with pytest.raises(ConfigError, match=f"there is no run 'mine' in {away};"):
+    with pytest.raises(ConfigError, match=f"there is no run or sweep 'mine' in {away};"):
         reading.open_run(away, "mine")
     assert not exists(away)
     assert exists("http://127.0.0.1:9")  # only a request would tell
