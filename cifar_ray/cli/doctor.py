@@ -115,10 +115,11 @@ def _store(config: TrainConfig) -> str:
     files.home()  # MLflow needs one
     from cifar_ray import tracking
     from cifar_ray.tracking import store
+    from cifar_ray.tracking.uri import exists, resolve_uri
 
     tracking.quieten(config.verbose)
-    uri = store.resolve_uri(config.tracking_uri)
-    if not store.exists(uri):
+    uri = resolve_uri(config.tracking_uri)
+    if not exists(uri):
         return f"{uri} is made at first use"
     store.connect(uri)
     return f"{uri} answers"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from cifar_ray import storage
@@ -12,9 +12,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
-from cifar_ray.reporting import EXPORTED
 from cifar_ray.runs.folder import CONFIG, SWEEP
-from cifar_ray.tracking import uri as stores
 
 
 @contextmanager
@@ -25,18 +23,6 @@ def loading(text: str, always: bool = False) -> Iterator[None]:
         if console.is_live or always:
             console.doing(text)
         yield
-
-
-def check_names(names: Sequence[str], tracking_uri: str | None, kind: str = "run") -> None:
-    """Refuse names of runs, or of another ``kind``, that neither the tracking store has nor the default storage.
-
-    Folders and exported files are not looked up.
-    """
-    uri = stores.resolve_uri(tracking_uri)
-    for name in names:
-        is_file = "/" in name or name.endswith(EXPORTED)
-        if not is_file and stores.lacks(uri, name) and not storage.at(None).below(name).disk.exists():
-            raise stores.no_such(kind, uri, name)
 
 
 def known_config(name: str) -> TrainConfig | None:

@@ -28,12 +28,10 @@ def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJ
     Args:
         sweep: Sweep whose runs to list. Default: all sweeps and single runs.
     """
-    if sweep is not None:
-        early.check_names([sweep], tracking_uri, "sweep")
     with output.progress(json), early.loading("loading MLflow"):
         from cifar_ray.tracking import reading, store
 
-    uri = store.resolve_uri(tracking_uri)
+    uri = stores.resolve_uri(tracking_uri)
     listed = reading.everything(uri) if sweep is None else reading.trials(*reading.open_sweep(uri, sweep))[::-1]
     rows = [row(run) for run in listed]
     output.show(rows, json, lambda: _print_runs(rows, store.shown(uri)))
@@ -92,7 +90,6 @@ def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = Fal
 
     That is a slow rank, slow data, a slow link, too few CPUs, overhead, or nothing that stands out (balanced).
     """
-    early.check_names([run], tracking_uri)
     with output.progress(json):
         with early.loading("loading MLflow"):
             from cifar_ray.tracking import reading
@@ -132,7 +129,6 @@ def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri:
         tracking_uri: MLflow tracking store that has the run, and the registry (MLFLOW_TRACKING_URI, else
             ~/.cifar_ray/mlflow.db).
     """
-    early.check_names([run], tracking_uri)
     with early.loading("loading MLflow"):
         from cifar_ray.tracking import registry
 
@@ -154,7 +150,6 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
     """
     if not yes and not sys.stdin.isatty():
         raise ConfigError("yes", "must be given where there is no terminal to ask on")
-    early.check_names([name], tracking_uri)
     with early.loading("loading PyTorch and MLflow"):
         from cifar_ray.runs import removal
 

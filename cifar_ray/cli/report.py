@@ -27,7 +27,6 @@ def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options
         out: Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier
             report in it is replaced. Default: report; with --json, none.
     """
-    early.check_names(sweeps, options.get("tracking_uri"), "sweep or run")
     with output.progress(json), early.loading("reading runs"):
         made = reports.report(*sweeps, out="report" if out is None and not json else out, **options)
     if json:
@@ -60,7 +59,6 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
     """
     uri = options.get("tracking_uri")
     if max_slowdown is None:
-        early.check_names(runs, uri)
         with output.progress(json), early.loading("reading runs"):
             comparison = side_by_side.compare(*runs, **options)
         output.show(data.whole(comparison), json, lambda: print(comparison))
@@ -68,7 +66,6 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
     sides = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
     if len(sides) != 2 or any("" in names for _, names in sides):
         raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
-    early.check_names([name for _, names in sides for name in names], uri, "sweep or run")
     with output.progress(json), early.loading("reading runs"):
         from cifar_ray.reporting.slowdown import slowdown
 
@@ -84,7 +81,6 @@ def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = Non
         sweep: Name of the sweep or run.
         out: The file; when not given, NAME.json here.
     """
-    early.check_names([sweep], tracking_uri, "sweep or run")
     path = out or f"{sweep}{EXPORTED}"
     if not path.endswith(EXPORTED):
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")

@@ -57,7 +57,6 @@ def sweep(
     config = None
     if resume is not None:
         name, uri, changed = resume, new["options"].get("tracking_uri"), new_limits(**new)
-        early.check_names([name], uri, "sweep")
         base = early.known_config(name)
     else:
         if retry_failed:

@@ -69,7 +69,6 @@ def resume(run: RunName, *, options: Annotated[Given, Of(TrainConfig, only=_ANEW
     given = {name: schema.field(TrainConfig, name, value) for name, value in options.items()}
     tracking_uri = given.get("tracking_uri")
     cost.checked(given.get("price"))
-    early.check_names([run], tracking_uri)
     servers.reach_chosen(given.get("address"))
     before = early.known_config(run)
     with early.loading(f"run {run}: {LIBRARIES}", always=True), servers.before_ray(before, given):

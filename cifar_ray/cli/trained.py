@@ -44,7 +44,6 @@ def evaluate(
     Args:
         device: Where to compute; 'auto' takes the first GPU, if there is one.
     """
-    early.check_names([run], tracking_uri)
     with output.progress(json):
         with early.loading("loading PyTorch and MLflow"):
             from cifar_ray.runs import use
@@ -95,7 +94,6 @@ def predict(
     masks = None if out is None else files.folder("out", out)
     if not images and not text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
-    early.check_names([run], tracking_uri)
 
     with output.progress(json), early.loading("loading PyTorch and MLflow"):
         from cifar_ray.runs import use
@@ -165,7 +163,6 @@ def serve(
         port: Port to listen on.
     """
     with early.listen(host, port) as listener:
-        early.check_names([run], tracking_uri)
         with early.loading("loading PyTorch and MLflow", always=True):
             from cifar_ray.serving import server
         server.serve(run, checkpoint, tracking_uri, listener, Console().line, flags.note)

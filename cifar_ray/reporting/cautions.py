@@ -70,7 +70,7 @@ def _unfinished(study: Sweep) -> Iterator[str]:
     counts = Counter(trial.status for trial in study.trials)
     done = f"{counts['FINISHED']} of {len(study.trials) - counts['SKIPPED']} runs are finished"
     if study.run_id and study.status != "FINISHED":
-        yield f"The sweep {study.ending}: {done}."
+        yield f"The sweep is {study.status}: {done}."
     elif counts["PENDING"] or counts["RUNNING"]:
         yield f"Not everything is done: {done}."
     for status, verb in _BAD_ENDS.items():

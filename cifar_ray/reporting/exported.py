@@ -124,7 +124,7 @@ def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
         problem = f"must be batch or global_batch, for all columns, since the sweeps have not held the same: {held}"
         raise ConfigError("hold", problem)
     unfinished = [study for study in studies if study.status != "FINISHED"]
-    cautions = [f"The sweep {study.name} {study.ending}." for study in unfinished]
+    cautions = [f"The sweep {study.name} is {study.status}." for study in unfinished]
     cautions += [caution for study in studies for caution in study.cautions]
     return Sweep(
         name=_name(studies),
@@ -190,7 +190,8 @@ def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
         for (study, one), (other_study, other) in itertools.combinations(seen, 2)
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
-        if study.measure == other_study.measure or (name == frame.HARDWARE and study.timed and other_study.timed)
+        if study.measure == other_study.measure
+        or (name == frame.HARDWARE and "accuracy" not in (study.measure, other_study.measure))
         if one[section].get(name) != other[section].get(name)
     }
     return (*axes, *sorted(differing - set(axes)))

@@ -13,7 +13,7 @@ from cifar_ray.reporting import chance, figures, winner
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks import choosing
 from cifar_ray.tasks.choosing import Goal
-from cifar_ray.tracking.study import Run, Sweep
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, Run, Sweep
 
 _ABSENT = "None"
 """What is recorded of an option that is not set."""
@@ -82,7 +82,7 @@ class Searched:
         task = self.study.task
         if self.study.objective is not None:
             return Goal(*sweeps.parse_objective(self.study.objective), task)
-        by_validation = any(trial.chosen_by == "val" for trial in self.study.trials)
+        by_validation = any(trial.tags.get(CHOSEN_BY_TAG) == "val" for trial in self.study.trials)
         return choosing.by_primary(task, "val" if by_validation else "test")
 
     @cached_property

@@ -18,6 +18,7 @@ from cifar_ray.storage import Folder, Lock
 from cifar_ray.tracking import reading, registry, store
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import Run, Sweep
+from cifar_ray.tracking.uri import exists, resolve_uri
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ def prepare(name: str, tracking_uri: str | None, stack: ExitStack, note: Note) -
 def _find(name: str, tracking_uri: str | None, note: Note) -> tuple[Client, Run | Sweep, list[Run]]:
     """The store, the run or the sweep, and the MLflow runs of its trainings."""
     tracking.quieten(verbose=False)
-    uri = store.resolve_uri(tracking_uri)
-    client = store.connect(uri) if store.exists(uri) else None  # a run that only seems lost would keep its MLflow run
+    uri = resolve_uri(tracking_uri)
+    client = store.connect(uri) if exists(uri) else None  # a run that only seems lost would keep its MLflow run
     sweep = reading.find_sweep(client, name) if client else None
     try:
         known, uri = use.find_run(name, tracking_uri, note)

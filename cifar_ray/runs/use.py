@@ -20,8 +20,9 @@ from cifar_ray.runs.folder import CHECKPOINTS, RunFolder
 from cifar_ray.runs.given import Note
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import TaskSpec
-from cifar_ray.tracking import reading, store
-from cifar_ray.tracking.study import Run
+from cifar_ray.tracking import reading
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG, Run
+from cifar_ray.tracking.uri import resolve_uri
 from cifar_ray.training import checkpoint, hardware, predictor, recipe, samples
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError
@@ -81,7 +82,7 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> tuple[Run, str]:
     Raises:
         ConfigError: when there is no such run, or there are several of that name.
     """
-    uri = store.resolve_uri(tracking_uri)
+    uri = resolve_uri(tracking_uri)
     try:
         return reading.open_run(uri, run)[1], uri
     except reading.AmbiguousRunError:
@@ -97,7 +98,7 @@ def find_run(run: str, tracking_uri: str | None, note: Note) -> tuple[Run, str]:
             if known := reading.with_key(each, folder.key):
                 return known, each
     note(f"MLflow at {own} does not have run {folder.name!r}, which is in {folder.address}")
-    return Run(folder.name, "", "", tags={store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}), own
+    return Run(folder.name, "", "", tags={KEY_TAG: folder.key, FOLDER_TAG: folder.address}), own
 
 
 def find_checkpoint(run: str, which: WhichCheckpoint, tracking_uri: str | None, note: Note) -> KnownCheckpoint:

@@ -15,7 +15,7 @@ from cifar_ray.tracking.variables import restore, variables
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # Its own defaults of 7 retries and 120 s make a call to an absent server block for minutes; the sink
+    # Its own defaults of 7 retries and 120 s make a call to an absent server block for minutes; a record
     # tries again by itself.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -39,27 +39,22 @@ def quieten(verbose: bool) -> None:
 def settings() -> Iterator[None]:
     """Context manager: MLflow works with this program's settings where a person has not set others."""
     unset = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    with variables(unset | _past_proxies()):
-        yield
-
-
-def _past_proxies() -> dict[str, str]:
-    """The variable that has requests to this machine go past the proxies; empty where there are none to pass."""
     theirs = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if theirs == "*" or not {"http_proxy", "https_proxy", "all_proxy"} & {name.lower() for name in os.environ}:
-        return {}
-    return {"no_proxy": ",".join(filter(None, (theirs, "localhost,127.0.0.1,::1")))}
+    past = "*" if theirs == "*" else f"{theirs},localhost,127.0.0.1,::1"  # a server of this machine is asked directly
+    with variables({**unset, "no_proxy": past}):
+        yield
 
 
 @contextmanager
 def unchanged() -> Iterator[None]:
     """Context manager: :func:`settings`; variables, warning filters, loggers and MLflow's address stay the caller's."""
-    before = dict(os.environ)
+    before, mlflow = dict(os.environ), sys.modules.get("mlflow")
+    address = mlflow.get_tracking_uri() if mlflow else None
     # mlflow.pytorch configures even the root logger, which is named "root".
     loggers = [logging.getLogger(name) for name in ("root", *logging.root.manager.loggerDict)]
     configured = [(logger, logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
     try:
-        with same_address(), settings(), warnings.catch_warnings():
+        with settings(), warnings.catch_warnings():
             if any(action == "error" for action, *_ in warnings.filters):
                 # A warning of Ray or MLflow would end the run, here or in a process that is started.
                 warnings.simplefilter("ignore")
@@ -67,22 +62,12 @@ def unchanged() -> Iterator[None]:
             yield
     finally:
         restore(before, {*os.environ, *before})
-        for logger, level, propagate, handlers in configured:
-            logger.propagate, logger.handlers = propagate, handlers
-            if logger.level != level:  # setting it clears what all loggers have cached
-                logger.setLevel(level)
-
-
-@contextmanager
-def same_address() -> Iterator[None]:
-    """Context manager: MLflow's functions that take no client work on the same store afterwards as before."""
-    before, mlflow = dict(os.environ), sys.modules.get("mlflow")
-    address = mlflow.get_tracking_uri() if mlflow else None
-    try:
-        yield
-    finally:
         mlflow = sys.modules.get("mlflow")
         for given in (None, address):  # without one of its own, MLflow may have the same as before
             if mlflow and mlflow.get_tracking_uri() != address:
                 mlflow.set_tracking_uri(given)
                 restore(before, ["MLFLOW_TRACKING_URI"])
+        for logger, level, propagate, handlers in configured:
+            logger.propagate, logger.handlers = propagate, handlers
+            if logger.level != level:  # setting it clears what all loggers have cached
+                logger.setLevel(level)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import re
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,22 +13,16 @@ import numpy as np
 import torch
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric, Run
-from PIL import Image
 
 from cifar_ray.data import Dataset, modality
 from cifar_ray.tasks import TaskSpec
-from cifar_ray.tasks.spec import IGNORED
 from cifar_ray.tracking import drawing
-from cifar_ray.training import samples
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Row
 from cifar_ray.training.predictor import Predictor
 
 WHICH_TAG, WEIGHTS_TAG = "checkpoint", "weights_sha256"
 _FINAL = "final"
-_SHOWN = 8  # images of masks
-_one_at_a_time = threading.Lock()
-"""Runs of a sweep end at their own times; torch's export and generator, and MLflow's loading of a file, are global."""
 
 
 def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
@@ -58,43 +50,13 @@ def mistakes(wrong: Sequence[Mistake], tested: Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def log_picture(client: MlflowClient, run_id: str, name: str, draw: Callable[[], Any]) -> None:
-    """Log the figure that ``draw`` makes."""
-    picture = io.BytesIO()
+def log_matrix(
+    client: MlflowClient, run_id: str, counts: Sequence[Sequence[int]], names: Sequence[str], unit: str
+) -> None:
+    """Log the picture of a confusion matrix; arguments as of :func:`drawing.matrix`."""
     with drawing.settings():
-        draw().savefig(picture, format="png", bbox_inches="tight")
-    client.log_image(run_id, Image.open(picture), name)
-
-
-def predicted_masks(load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> Any:
-    """A figure of images of the test, and below them their masks and those that a checkpoint predicts, in colours.
-
-    ``load`` is as of :func:`log_model`, ``column`` the data set's column of masks.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    shown, names, colours = (
-        dataset.tested_on(min(_SHOWN, len(dataset.test))).test,
-        dataset.spec.names,
-        samples.palette(),
-    )
-    with torch.inference_mode():
-        predicted = load()[0](torch.from_numpy(np.array(shown.inputs))).numpy()
-    count = len(predicted)
-    figure = Figure(figsize=(1.2 * count + 1.5, 3.8), layout="constrained")
-    axes = figure.subplots(3, count, squeeze=False)
-    rows = {"image": shown.inputs, "mask": colours[shown[column]], "predicted": colours[predicted]}
-    for line, (title, pictures) in zip(axes, rows.items()):
-        line[0].set_ylabel(title)
-        for place, pixels in zip(line, pictures):
-            place.imshow(pixels, interpolation="nearest")
-            place.set(xticks=[], yticks=[])
-    if len(names) <= drawing.MOST_CLASSES:
-        labels = {**dict(enumerate(names)), IGNORED: "does not count"}
-        patches = [Patch(color=tuple(colours[at] / 255), label=drawing.plain(name)) for at, name in labels.items()]
-        figure.legend(handles=patches, loc="outside right center", fontsize=8)
-    return figure
+        figure = drawing.matrix(counts, names, unit)
+        client.log_figure(run_id, figure, "confusion_matrix.png", save_kwargs={"bbox_inches": "tight"})
 
 
 def log_model(
@@ -109,15 +71,8 @@ def log_model(
 ) -> None:
     """Log a model of the run, named after the run: the code of ``logged_model.py`` and the exported network.
 
-    Args:
-        client: of the store.
-        run_id: the run.
-        which: ``final`` or ``best``.
-        load: gives what the checkpoint has learned, and the SHA-256 of its weights.
-        dataset: what the model takes.
-        task: what it gives.
-        epoch: at whose end the checkpoint was written.
-        rows: its figures, all finite.
+    ``which`` is ``final`` or ``best``; ``load`` gives what the checkpoint of the ``epoch`` has learned, and the SHA-256
+    of its weights; ``rows`` are its figures, all finite.
     """
     import mlflow
     import pandas as pd
@@ -154,7 +109,7 @@ def log_model(
         for package in ("torch", "mlflow", "numpy", taken.package)
     ]
     name = re.sub("[/:.%\"']", "_", run.info.run_name)  # MLflow takes none of these here
-    with _one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         learned, weights = load()
         logged = client.create_logged_model(
             run.info.experiment_id,

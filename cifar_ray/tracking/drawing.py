@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,6 @@ from cifar_ray.config import imports
 MOST_CLASSES = 20
 """Classes whose names and counts there is room for in a confusion matrix."""
 
-_one_at_a_time = threading.RLock()
-"""Runs of a sweep end at their own times, and matplotlib's settings are one for all threads."""
-
 
 @contextmanager
 def settings(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -25,7 +21,7 @@ def settings(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
     What is drawn in it must be saved in it, too. The user's matplotlibrc, ``rcParams`` and ``MPLBACKEND`` change
     nothing, and stay as they are.
     """
-    with _one_at_a_time, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks
         matplotlib = imports.matplotlib()
         defaults = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}

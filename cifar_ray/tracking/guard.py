@@ -60,8 +60,9 @@ def _ended(uri: str, session: str, status: str) -> bool:
     from mlflow import MlflowClient  # a second and 100 MB, spent only now
 
     from cifar_ray.tracking import store
+    from cifar_ray.tracking.uri import exists
 
-    if not store.exists(uri):  # MLflow would make an empty one
+    if not exists(uri):  # MLflow would make an empty one
         return False
     try:
         client = MlflowClient(tracking_uri=uri)

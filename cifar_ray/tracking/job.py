@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import re
 import time
 import uuid
@@ -30,7 +28,6 @@ FOLDER_TAG = "cifar_ray.job_folder"
 """Tag with the folder in which Ray Train keeps the job's checkpoints and their figures."""
 
 _REPORT = "report"
-_LONGEST_PARAM = 6000  # MLflow's limit
 _NO_KEY = re.compile(r"[^\w\-. /:]")  # what MLflow's names may not have
 
 
@@ -50,24 +47,29 @@ class JobRecord(Record):
         self._until_end = ExitStack()
 
     @classmethod
-    def open(cls, uri: str, experiment: str, name: str, params: Any) -> JobRecord:
+    def open(cls, uri: str, experiment: str, name: str, params: Mapping[str, Any]) -> JobRecord:
         """Continue the newest run of the job ``name`` if it is not FINISHED and has these parameters, else begin one.
 
         Args:
             uri: the tracking store.
             experiment: receives a new run.
             name: of the job, and of a new run.
-            params: a mapping, a dataclass or argparse's Namespace, nested or not.
+            params: its configuration; names of nested mappings are joined by dots.
 
         Raises:
-            ConfigError: when the store does not answer, or the parameters are something else.
+            ConfigError: when the store does not answer, or the parameters are no mapping.
         """
-        flat, quoted, session = flattened(params), store.escaped(name), uuid.uuid4().hex
+        if not isinstance(params, Mapping):
+            rule = "must be a mapping, such as vars(args) or dataclasses.asdict(config)"
+            raise ConfigError("params", f"{rule}, got {errors.brief(params)}")
+        flat = {_NO_KEY.sub("_", key): str(value) for key, value in schema.flatten(params).items()}
+        quoted, session = store.escaped(name), uuid.uuid4().hex
 
         def begin(client: MlflowClient) -> Run:
             home = store.experiment_id(client, experiment)
             runs = store.search(client, [home], f"tags.`{JOB_TAG}` = '{quoted}'")
-            if runs and _is_same(runs[0], flat):
+            # as far as the run has recorded its parameters
+            if runs and runs[0].info.status != "FINISHED" and runs[0].data.params.items() <= flat.items():
                 return store.take_over(client, runs[0], session)
             tags = {**registry.resolve_tags(), JOB_TAG: quoted, store.SESSION_TAG: session}
             return client.create_run(home, tags=tags, run_name=name)
@@ -95,37 +97,8 @@ class JobRecord(Record):
         self.folder = folder
         self.tags({FOLDER_TAG: folder})
 
-    def end(self, status: str, ended: float | None = None) -> bool:
-        """End the run as :meth:`Record.end`; MLflow's settings are the user's again."""
+    def end(self, status: str, patience_s: float = 30.0) -> bool:
+        """End the run now, as :meth:`Record.end`; MLflow's settings are the user's again."""
+        self.ended = time.time()
         with self._until_end:
-            return super().end(status, ended or time.time())
-
-
-def flattened(params: Any) -> dict[str, str]:
-    """Nested mappings and dataclasses as MLflow's parameters, their names joined by dots.
-
-    Raises:
-        ConfigError: when it is neither, nor argparse's Namespace.
-    """
-    values = _plain(vars(params) if isinstance(params, argparse.Namespace) else params)
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            "params", f"must be a mapping, a dataclass or an argparse.Namespace, got {errors.brief(params)}"
-        )
-    flat = schema.flatten(values)
-    return {_NO_KEY.sub("_", name): str(value)[:_LONGEST_PARAM] for name, value in flat.items()}
-
-
-def _is_same(run: Run, params: Mapping[str, str]) -> bool:
-    """Whether a run is not finished, and of the same configuration as far as it has recorded one."""
-    recorded = run.data.params
-    return run.info.status != "FINISHED" and all(params.get(name) == recorded[name] for name in recorded)
-
-
-def _plain(values: Any) -> Any:
-    """Mappings with names that are text, and mappings in place of dataclasses."""
-    if dataclasses.is_dataclass(values) and not isinstance(values, type):
-        values = dataclasses.asdict(values)
-    if isinstance(values, Mapping):
-        return {str(name): _plain(value) for name, value in values.items()}
-    return values
+            return super().end(status, patience_s)

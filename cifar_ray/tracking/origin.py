@@ -21,7 +21,6 @@ from cifar_ray import tasks
 from cifar_ray._version import __version__
 from cifar_ray.config import command_line
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.errors import counted
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, TASK_TAG
@@ -42,17 +41,6 @@ def run_tags(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
         **({} if spec == tasks.USUAL else {TASK_TAG: json.dumps(asdict(spec))}),
         **origin_tags(),
     }
-
-
-def note(config: ResolvedConfig, decided: Decided) -> str:
-    """What a run is, in Markdown: MLflow shows it as the run's description."""
-    unit = tasks.spec(config, decided.facts).unit
-    return (
-        f"{config.model} on {config.dataset}: topology {decided.topology}, {config.global_batch_size} {unit} per step "
-        f"({config.share(decided.world_size)} per worker), {config.strategy}, {counted(config.epochs, 'epoch')}, "
-        f"seed {config.seed}\n\n"
-        f"    {recipe.command(config)}\n"
-    )
 
 
 def origin_tags() -> dict[str, str]:

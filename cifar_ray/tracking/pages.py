@@ -20,8 +20,8 @@ from cifar_ray import tracking
 from cifar_ray.config import imports
 from cifar_ray.tasks import LOSS, SUBSETS, Subset, TaskSpec
 from cifar_ray.tracking import store
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, MEASURED, task_of
-from cifar_ray.tracking.uri import flag, sqlite_path
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, KEY_TAG, MEASURED, task_of
+from cifar_ray.tracking.uri import flag, is_server, sqlite_path
 
 TRAINING = "workflowType=machine_learning"
 """Ends an address whose page is to be the one for training."""
@@ -31,8 +31,6 @@ _VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 """Where MLflow's pages keep a view that is shared: a tag of the experiment, found by the address's share key."""
 _PARAMS = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch_size", "seed")
 _SECTION = "Training"
-_RECENT = 200
-"""Newest runs by which an experiment's view is made."""
 _CARD = {"deleted": False, "isGenerated": False, "metricSectionId": _SECTION}
 _LINE = {
     **_CARD,
@@ -94,7 +92,7 @@ def _view(task: TaskSpec, measured: Sequence[Subset]) -> dict[str, Any]:
 
 def run(uri: str, run: Run) -> str | None:
     """Address of a run's page on a tracking server; None for a store that needs ``cifar-ray ui``."""
-    if not store.is_server(uri):
+    if not is_server(uri):
         return None
     return f"{uri.rstrip('/')}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}?{TRAINING}"
 
@@ -110,8 +108,8 @@ def newest(server: str, client: MlflowClient) -> str:
     ``server`` has the pages; the columns are written into the store when it has not got them.
     """
     with store.refusing(client.tracking_uri):
-        ours, newest_first = f"tags.`{store.KEY_TAG}` LIKE '%'", ["attributes.start_time DESC"]
-        runs = client.search_runs(store.all_experiments(client), ours, order_by=newest_first, max_results=_RECENT)
+        ours, newest_first = f"tags.`{KEY_TAG}` LIKE '%'", ["attributes.start_time DESC"]
+        runs = client.search_runs(store.all_experiments(client), ours, order_by=newest_first, max_results=200)
         if not runs:
             return f"{server}/#/experiments?{TRAINING}"
         experiment = runs[0].info.experiment_id
@@ -134,14 +132,14 @@ def serve(uri: str, port: int, browse: bool) -> None:
     """
     tracking.quieten(verbose=False)
     client = store.connect(uri)
-    if store.is_server(uri):
-        page = newest(uri.rstrip("/"), client)
+    page = newest(uri.rstrip("/") if is_server(uri) else f"http://127.0.0.1:{port}", client)
+    if is_server(uri):
         print(f"open {page}", flush=True)
         if browse:
             webbrowser.open(page)
         return
-    page, server = newest(f"http://127.0.0.1:{port}", client), os.getpid()
     print(f"MLflow starts on {uri} within seconds; Ctrl-C ends it\nopen {page}", flush=True)
+    server = os.getpid()
     if browse and os.fork() == 0:
         try:
             while os.getppid() == server:

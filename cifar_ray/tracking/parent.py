@@ -16,9 +16,7 @@ from cifar_ray.config.sweep import Range, SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking import pages, store
 from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.sink import CLOCK
-from cifar_ray.tracking.study import PLANNED_TAG, WITHOUT_RUN_TAG, Sweep
-from cifar_ray.training.observer import Row
+from cifar_ray.tracking.study import FOLDER_TAG, PLANNED_TAG, SWEEP_TAG, WITHOUT_RUN_TAG, Sweep
 
 KIND_TAG, KIND = "cifar_ray.kind", "sweep"
 PARENT_TAG = "mlflow.parentRunId"
@@ -40,8 +38,8 @@ class SweepRecord(Record):
         session = uuid.uuid4().hex
         tags = {
             KIND_TAG: KIND,
-            store.SWEEP_TAG: sweep.name,
-            store.FOLDER_TAG: folder,
+            SWEEP_TAG: sweep.name,
+            FOLDER_TAG: folder,
             store.SESSION_TAG: session,
             "cifar_ray.hold": sweep.held,
             "cifar_ray.axes": ",".join(sweep.axes),
@@ -72,11 +70,6 @@ class SweepRecord(Record):
         assert self.run is not None
         return str(self.run.info.experiment_id)
 
-    @property
-    def child_tags(self) -> dict[str, str]:
-        """Tags that make a run a child of this sweep."""
-        return {PARENT_TAG: self.run_id}
-
     def cells(self, cells: Sequence[Mapping[str, Any]]) -> None:
         """Record what a report needs of all cells, in the grid's order."""
         needed = [
@@ -88,10 +81,6 @@ class SweepRecord(Record):
         planned = [cell for cell in cells if cell["state"] != "SKIPPED"]
         failed = sum(bool(cell["reason"]) for cell in planned)
         self.tags({PLANNED_TAG: str(len(planned)), WITHOUT_RUN_TAG: str(failed)})
-
-    def figures(self, metrics: Mapping[str, float]) -> None:
-        """Record the sweep's metrics so far."""
-        self.write_row(Row.now(CLOCK, 0, metrics))
 
 
 def _search(sweep: SweepConfig) -> dict[str, Any]:

@@ -20,38 +20,38 @@ from cifar_ray import tracking
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import LOSS, SUBSETS
-from cifar_ray.tracking import pages, parent, store
-from cifar_ray.tracking.study import FAILURE_TAG, LOAD, MEASURE_TAG, STEP_TIMES, STOPPED_BY_TAG, Point, Run, Sweep
-from cifar_ray.tracking.uri import flag, no_such
+from cifar_ray.tracking import pages, parent, store, study
+from cifar_ray.tracking.study import Point, Run, Sweep
+from cifar_ray.tracking.uri import exists, flag
 from cifar_ray.training.rank_times import StepTimes
 
-_CONFUSION = "confusion_matrix.json"
 _HISTORIES = ("train/epoch_loss", "epoch_s", "train/loss")
 _SIZES = ("batch_size", "global_batch_size")
 _NEEDED = ("model", "dataset", "topology", *_SIZES)
-_NO_CELLS = (
-    f"The sweep's list of its runs, {parent.CELLS_FILE}, could not be read: runs that have not begun or were skipped "
-    "are missing here."
-)
+_NO_CELLS = "The sweep's list of its runs, cells.json, could not be read: runs that never began are missing here."
 
 
 class AmbiguousRunError(ConfigError):
     """Several runs have the name that was given."""
 
 
-def run_of(client: MlflowClient, entity: Entity, params: Mapping[str, str] | None = None, reason: str = "") -> Run:
-    """A run as MLflow has it; ``params`` and ``reason`` are used where it ended before logging its own."""
-    info, tags = entity.info, dict(entity.data.tags)
-    status, stopped_by = "PENDING" if info.status == "SCHEDULED" else info.status, tags.get(STOPPED_BY_TAG, "")
+def _no_such(uri: str, name: str, kind: str = "run or sweep") -> ConfigError:
+    return ConfigError("", f"there is no {kind} {name!r} in {uri}; give its name or MLflow id")
+
+
+def run_of(client: MlflowClient, entity: Entity) -> Run:
+    """A run as MLflow has it."""
+    info, tags, reason = entity.info, dict(entity.data.tags), ""
+    status, stopped_by = "PENDING" if info.status == "SCHEDULED" else info.status, tags.get(study.STOPPED_BY_TAG, "")
     if status == "FINISHED" and limits.is_halted(stopped_by):
         status, reason = "STOPPED", f"stopped by {limits.named(stopped_by)}"
     return Run(
         name=info.run_name,
         run_id=info.run_id,
         status=status,
-        reason=tags.get(FAILURE_TAG, reason) if status in ("FAILED", "KILLED", "STOPPED") else "",
+        reason=tags.get(study.FAILURE_TAG, reason) if status in ("FAILED", "KILLED", "STOPPED") else "",
         page=pages.run(client.tracking_uri, entity),
-        params={**(params or {}), **entity.data.params},
+        params=dict(entity.data.params),
         tags=tags,
         metrics=dict(entity.data.metrics),
         started=_moment(entity),
@@ -62,7 +62,7 @@ def sweep_of(client: MlflowClient, entity: Entity, trials: Sequence[Run] = ()) -
     """A sweep as MLflow has it, by its own run."""
     tags = dict(entity.data.tags)
     return Sweep(
-        name=tags.get(store.SWEEP_TAG, entity.info.run_name),
+        name=tags.get(study.SWEEP_TAG, entity.info.run_name),
         trials=trials,
         store=store.shown(client.tracking_uri),
         command=tags.get("cifar_ray.command", ""),
@@ -82,26 +82,24 @@ def _moment(entity: Entity) -> str:
     return datetime.fromtimestamp(entity.info.start_time / 1000, timezone.utc).isoformat(timespec="seconds")
 
 
-def find_run(client: MlflowClient, name: str, kind: str = "run") -> Run:
+def find_run(client: MlflowClient, name: str) -> Run:
     """Find a run of this program by its name or MLflow id; by its name, rather one whose folder is kept.
-
-    ``kind`` is what was looked for, to be named where there is none.
 
     Raises:
         AmbiguousRunError: when there are several of that name.
     """
-    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{store.SWEEP_TAG}`"):
+    for key in ("attributes.run_id", "attributes.run_name", f"tags.`{study.SWEEP_TAG}`"):
         entities = _search(client, f"{key} = '{store.escaped(name)}'")
         if matches := [run for run in (run_of(client, entity) for entity in entities) if run.key]:
             break
     else:
-        raise no_such(kind, client.tracking_uri, name)
-    if key == f"tags.`{store.SWEEP_TAG}`":
+        raise _no_such(client.tracking_uri, name)
+    if key == f"tags.`{study.SWEEP_TAG}`":
         command = f"cifar-ray runs {name}{flag(client.tracking_uri)}"
         raise ConfigError("", f"{name!r} is a sweep, and a run is wanted; `{command}` lists its runs")
-    matches = [run for run in matches if run.tags.get(store.FOLDER_TAG) != ""] or matches
+    matches = [run for run in matches if run.tags.get(study.FOLDER_TAG) != ""] or matches
     if len(matches) > 1:
-        sweeps = {run.run_id: run.tags.get(store.SWEEP_TAG) for run in matches}
+        sweeps = {run.run_id: run.tags.get(study.SWEEP_TAG) for run in matches}
         ids = ", ".join(f"{run_id} (of sweep {sweep})" if sweep else run_id for run_id, sweep in sweeps.items())
         raise AmbiguousRunError("", f"there are {len(matches)} runs named {name!r}; take one of their ids: {ids}")
     return matches[0]
@@ -115,13 +113,13 @@ def _search(client: MlflowClient, condition: str) -> list[Entity]:
 
 def open_run(uri: str, name: str) -> tuple[MlflowClient, Run]:
     """Open a run by its name or MLflow id; also return the client. A missing store is not created."""
-    client = _client(uri, "run", name)
+    client = _client(uri, name)
     return client, find_run(client, name)
 
 
 def with_key(uri: str, key: str) -> Run | None:
     """Find the run with this key; None when the store does not exist."""
-    if not store.exists(uri):
+    if not exists(uri):
         return None
     with store.refusing(uri):
         client = store.connect(uri)
@@ -131,7 +129,7 @@ def with_key(uri: str, key: str) -> Run | None:
 
 def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
     """Find the newest sweep of that name, or the one with that MLflow id; its runs are still to be read."""
-    for key in (f"tags.`{store.SWEEP_TAG}`", "attributes.run_id"):
+    for key in (f"tags.`{study.SWEEP_TAG}`", "attributes.run_id"):
         condition = f"tags.`{parent.KIND_TAG}` = '{parent.KIND}' and {key} = '{store.escaped(name)}'"
         if entities := _search(client, condition):
             return sweep_of(client, entities[0])
@@ -140,36 +138,33 @@ def find_sweep(client: MlflowClient, name: str) -> Sweep | None:
 
 def open_sweep(uri: str, name: str) -> tuple[MlflowClient, Sweep]:
     """Open a sweep by its name; also return the client of its store."""
-    client = _client(uri, "sweep", name)
+    client = _client(uri, name)
     if (sweep := find_sweep(client, name)) is None:
-        raise no_such("sweep", uri, name)
+        raise _no_such(uri, name, "sweep")
     return client, sweep
 
 
-def _client(uri: str, kind: str, name: str) -> MlflowClient:
+def _client(uri: str, name: str) -> MlflowClient:
     """A client of a store, which is not made where it does not exist: then nothing of this ``name`` is there."""
     tracking.quieten(verbose=False)
-    if not store.exists(uri):
-        raise no_such(kind, uri, name)
+    if not exists(uri):
+        raise _no_such(uri, name)
     return store.connect(uri)
 
 
 def trials(client: MlflowClient, sweep: Sweep) -> list[Run]:
     """The runs of a sweep, oldest first."""
-    return [run_of(client, entity) for entity in _children(client, sweep)]
-
-
-def _children(client: MlflowClient, sweep: Sweep) -> list[Entity]:
-    return _search(client, f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'")[::-1]
+    newest_first = _search(client, f"tags.`{parent.PARENT_TAG}` = '{sweep.run_id}'")
+    return [run_of(client, entity) for entity in reversed(newest_first)]
 
 
 def everything(uri: str) -> list[Run | Sweep]:
     """All sweeps, and all runs that belong to none, newest first; the runs of a sweep are the oldest first."""
     tracking.quieten(verbose=False)
-    if not store.exists(uri):
+    if not exists(uri):
         return []
     client = store.connect(uri)
-    ours = (store.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
+    ours = (study.KEY_TAG, parent.KIND_TAG)  # a run has one, a sweep the other; others' runs are not asked for
     entities = [entity for tag in ours for entity in _search(client, f"tags.`{tag}` LIKE '%'")]
     children: dict[str, list[Entity]] = {}
     for entity in sorted(entities, key=lambda entity: entity.info.start_time):
@@ -182,17 +177,11 @@ def everything(uri: str) -> list[Run | Sweep]:
     ]
 
 
-def study(uri: str, name: str) -> Sweep:
-    """Read the newest sweep of that name, with every cell of its grid."""
-    return _study(*open_sweep(uri, name))
-
-
 def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Sweep]:
     """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id."""
-    kind = "sweep or run"
-    client = _client(uri, kind, names[0])
+    client = _client(uri, names[0])
     sweeps = [(name, find_sweep(client, name)) for name in names]
-    return [_study(client, sweep) if sweep else _named(client, [name], kind) for name, sweep in sweeps]
+    return [_study(client, sweep) if sweep else _named(client, [name]) for name, sweep in sweeps]
 
 
 def runs(uri: str, names: Sequence[str]) -> Sweep:
@@ -201,7 +190,7 @@ def runs(uri: str, names: Sequence[str]) -> Sweep:
     Raises:
         ConfigError: also when one of them is no run of a training.
     """
-    return _named(_client(uri, "run", names[0]), names, "run")
+    return _named(_client(uri, names[0]), names)
 
 
 def _study(client: MlflowClient, sweep: Sweep) -> Sweep:
@@ -212,9 +201,9 @@ def _study(client: MlflowClient, sweep: Sweep) -> Sweep:
     return replace(sweep, trials=trials, cautions=(_NO_CELLS,) if cells is None else ())
 
 
-def _named(client: MlflowClient, names: Sequence[str], kind: str) -> Sweep:
+def _named(client: MlflowClient, names: Sequence[str]) -> Sweep:
     """Runs named one by one, and what reports show of them."""
-    uri, trials = client.tracking_uri, {run.run_id: run for run in (find_run(client, name, kind) for name in names)}
+    uri, trials = client.tracking_uri, {run.run_id: run for run in (find_run(client, name) for name in names)}
     for trial in trials.values():
         if not _is_placed(trial):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
@@ -230,7 +219,7 @@ def _read(client: MlflowClient, trial: Run) -> Run:
     """A run with its histories and its confusion matrix, each of which is a request."""
     if not trial.run_id:
         return trial
-    confusion = (trial.finished and _json(client, trial.run_id, _CONFUSION)) or {}
+    confusion = (trial.finished and _json(client, trial.run_id, "confusion_matrix.json")) or {}
     return replace(
         trial,
         history={name: _history(client, trial.run_id, name) for name in trial.metrics if _is_followed(name, trial)},
@@ -242,21 +231,17 @@ def _read(client: MlflowClient, trial: Run) -> Run:
 
 def _cells(client: MlflowClient, sweep: Sweep, cells: Sequence[Mapping[str, Any]]) -> list[Run]:
     """Every cell in the grid's order, with its newest run if it has one; runs of no cell come last."""
-    children = {entity.info.run_name: entity for entity in _children(client, sweep)}
-    purposes = [entity.data.tags[MEASURE_TAG] for entity in children.values() if MEASURE_TAG in entity.data.tags]
-    purpose = {MEASURE_TAG: purposes[0]} if purposes else {}  # all runs of a sweep are made for the same
-    trials = []
+    begun = {run.name: run for run in trials(client, sweep)}
+    every = []
     for cell in cells:
         name, params, reason = cell["name"], cell["params"], cell.get("reason") or ""
-        if (entity := children.pop(name, None)) is not None:
-            trial = run_of(client, entity, params, reason)
+        if (run := begun.pop(name, None)) is not None:  # it may have ended before logging parameters
+            run = replace(run, params={**params, **run.params})
         else:
             status = "SKIPPED" if cell["state"] == "SKIPPED" else "FAILED" if reason else "PENDING"
-            if status == "PENDING" and sweep.status == "FINISHED":
-                reason = "MLflow does not have it (any more)"
-            trial = Run(name, "", status, reason, params=params, tags=purpose)
-        trials.append(replace(trial, repeats=cell.get("repeats", "")))
-    return trials + [run_of(client, entity) for entity in children.values()]
+            run = Run(name, "", status, reason, params=params)
+        every.append(replace(run, repeats=cell.get("repeats", "")))
+    return [*every, *begun.values()]
 
 
 def _is_placed(trial: Run) -> bool:
@@ -267,7 +252,7 @@ def _is_placed(trial: Run) -> bool:
 def _is_followed(name: str, trial: Run) -> bool:
     of_a_rank = name.startswith("train/loss_rank") and trial.params.get("per_rank_test") == "True"
     measured = [figure.on(subset) for figure in (LOSS, trial.task.primary) for subset in SUBSETS]
-    return name in (*_HISTORIES, *measured) or LOAD.fullmatch(name) is not None or of_a_rank
+    return name in (*_HISTORIES, *measured) or study.LOAD.fullmatch(name) is not None or of_a_rank
 
 
 def _history(client: MlflowClient, run_id: str, name: str) -> list[Point]:
@@ -291,11 +276,7 @@ def step_times(uri: str, run: str) -> tuple[str, StepTimes]:
     """Read the name of a run of that name or MLflow id, and the times of its steps."""
     client, known = open_run(uri, run)
     try:
-        times = store.read_json(client, known.run_id, STEP_TIMES)
-        if times is not None:
-            return known.name, TypeAdapter(StepTimes).validate_python(times)
+        return known.name, TypeAdapter(StepTimes).validate_python(_json(client, known.run_id, study.STEP_TIMES))
     except ValueError:
-        raise ConfigError("", f"the times that run {run!r} recorded of its steps ({STEP_TIMES}) are damaged") from None
-    except (MlflowException, OSError) as error:
-        raise store.refusal(uri, error) from None
-    raise ConfigError("", f"run {run!r} has no times of its steps by rank: they are written when it finishes")
+        missing = "has no times of its steps by rank that can be read"
+        raise ConfigError("", f"run {run!r} {missing}: they are written when it finishes") from None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mlflow
 from mlflow.entities import LoggedModel
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import artifacts, reading, store
 from cifar_ray.tracking.store import Client
 from cifar_ray.tracking.study import Run
+from cifar_ray.tracking.uri import resolve_uri
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,7 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
     Raises:
         ConfigError: when there is no such run, it has no model, or the registry does not take the name or the alias.
     """
-    if alias is not None and (not re.fullmatch(r"[\w-]{1,255}", alias) or re.fullmatch(r"latest|v\d+", alias.lower())):
-        raise ConfigError("alias", f"must be letters, digits, _ or -, other than 'latest' and 'v1', got {alias!r}")
-    client, known = reading.open_run(store.resolve_uri(tracking_uri), run)
+    client, known = reading.open_run(resolve_uri(tracking_uri), run)
     if not known.finished:
         rule = "only a FINISHED run has a model that can be registered"
         raise ConfigError("", f"run {known.name!r} is {known.status}, and {rule}")
@@ -49,9 +49,14 @@ def register(run: str, name: str, alias: str | None, tracking_uri: str | None) -
         model = models[-1]
         weights, versions = artifacts.WEIGHTS_TAG, client.search_model_versions(f"run_id = '{known.run_id}'")
         same = [it for it in versions if (it.name, it.tags.get(weights)) == (name, model.tags[weights])]
-        version = same[0] if same else _create(client, name, model, known)
-        if alias is not None:
-            client.set_registered_model_alias(name, alias, version.version)
+        try:
+            version = same[0] if same else _create(client, name, model, known)
+            if alias is not None:
+                client.set_registered_model_alias(name, alias, version.version)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            raise ConfigError("", f"--name and --alias must be what the registry takes: {error.message}") from None
     return Registered(name, int(version.version), known.name, not same)
 
 
@@ -59,23 +64,12 @@ def _create(client: Client, name: str, model: LoggedModel, run: Run) -> ModelVer
     try:
         client.create_registered_model(name)
     except MlflowException as error:
-        if error.error_code == "INVALID_PARAMETER_VALUE":
-            raise ConfigError("name", f"must be one that the registry takes, got {name!r} ({error.message})") from None
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    primary, metrics = run.task.primary, run.metrics
-    tags = {
-        "run": run.name,
-        "dataset": run.tags["dataset"],
-        "model": run.tags["model"],
-        f"test_{primary.name}": f"{metrics[primary.metric]:.4f}",
-        artifacts.WEIGHTS_TAG: model.tags[artifacts.WEIGHTS_TAG],
-    }
-    if model.tags[artifacts.WHICH_TAG] == "best":
-        tags |= {f"test_{primary.name}": f"{metrics[primary.result(metrics)]:.4f}", "chosen_by": run.chosen_by}
-        if primary.best in metrics:
-            tags[f"val_{primary.name}"] = f"{metrics[primary.best]:.4f}"
-    with store.as_default(client.tracking_uri):  # the registry looks the model up by itself
+    facts = {name: run.tags[name] for name in ("dataset", "model")}
+    tags = {"run": run.name, **facts, artifacts.WEIGHTS_TAG: model.tags[artifacts.WEIGHTS_TAG]}
+    with tracking.unchanged():
+        mlflow.set_tracking_uri(client.tracking_uri)  # the registry looks the model up by itself
         source = f"models:/{model.model_id}"
         return client.create_model_version(name, source, run_id=run.run_id, tags=tags, model_id=model.model_id)
 

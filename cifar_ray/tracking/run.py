@@ -6,9 +6,8 @@ import math
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -20,9 +19,8 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data import Dataset, modality
 from cifar_ray.tasks import measured_on
 from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
-from cifar_ray.tracking import artifacts, drawing, origin, store, study
-from cifar_ray.tracking.record import Record
-from cifar_ray.tracking.sink import CLOCK
+from cifar_ray.tracking import artifacts, origin, store, study
+from cifar_ray.tracking.record import CLOCK, Record
 from cifar_ray.training import bottleneck
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.predictor import Predictor
@@ -32,8 +30,7 @@ _DECIDED = ("precision", "convolutions", "device")  # parameters that a run's st
 SEGMENTS_TAG, PREEMPTIONS_TAG = "cifar_ray.segments", "cifar_ray.preemptions"
 """Tags of a run: its topologies, each with its first step, and how many nodes were taken back under it."""
 
-PROFILE = "profile"
-"""Folder among a run's artifacts of what some steps were found to do."""
+PROFILE = "profile"  # folder among a run's artifacts of what some steps were found to do
 
 
 class RunRecord(Record):
@@ -69,8 +66,8 @@ class RunRecord(Record):
         now = {**origin.run_tags(config, decided), **(tags or {})}
         if 0 < decided.gpus(config) < 1:  # others on the GPU may take their share of the time
             now[study.MEASURE_TAG] = "accuracy"
-        known = {store.KEY_TAG: key, store.FOLDER_TAG: folder, store.SESSION_TAG: session}
-        every = {**known, store.NOTE_TAG: origin.note(config, decided), **now}
+        known = {study.KEY_TAG: key, study.FOLDER_TAG: folder, store.SESSION_TAG: session}
+        every = {**known, store.NOTE_TAG: f"    {now['cifar_ray.command']}\n", **now}
 
         def begin(client: MlflowClient) -> Run:
             if run := store.find_key(client, key):  # also one whose answer has not arrived
@@ -82,7 +79,6 @@ class RunRecord(Record):
         self.config, self.name, self.task, self._folder = config, name, study.task_of(now), folder
         primary = self.task.primary  # the same in all attempts of the run
         self._score = primary.on("val") if now[study.CHOSEN_BY_TAG] == "val" else primary.name
-        self._ended: float | None = None
         self._held: list[Row] = []
         self._covered = {"iteration": 0, "epoch": 0}
         self._figures: dict[int, list[Row]] = {}  # by epoch, of a run that has ended
@@ -91,11 +87,7 @@ class RunRecord(Record):
         params = runfile.params(config, decided)
         self.params({name: params[name] for name in params if name not in _DECIDED})
         self.call(lambda client, run_id: client.log_inputs(run_id, datasets=[origin.dataset_input(dataset)]))
-        self._config_file(decided)
-
-    def _config_file(self, decided: Decided) -> None:
-        """Log the config as an artifact that starts the same run again, with what is ``decided`` of this one."""
-        self.text("config.yaml", runfile.to_yaml(self.config, decided))
+        self.text("config.yaml", runfile.to_yaml(config, decided))
 
     def moved(self, decided: Decided) -> None:
         """Update the tags of a run that goes on as ``decided``, and keep their earlier values."""
@@ -135,7 +127,7 @@ class RunRecord(Record):
             **({"cifar_ray.precision": event.measured} if event.measured else {}),
         }
         self._change(now) if event.step else self.tags(now)  # before, nothing that counts was trained
-        self._config_file(decided)
+        self.text("config.yaml", runfile.to_yaml(self.config, decided))
         self._held.clear()
         self._covered = {"iteration": event.step, "epoch": event.step // event.steps_per_epoch}
         for row in event.history:
@@ -183,10 +175,6 @@ class RunRecord(Record):
         """Record the load of one node; MLflow shows names with ``system/`` on a page of their own."""
         self.write_row(Row(CLOCK, 0, timestamp_ms, {f"system/{n}": v for n, v in metrics.items()}))
 
-    def spent(self, metrics: Mapping[str, float]) -> None:
-        """Record what the run has used so far."""
-        self.write_row(Row.now(CLOCK, 0, metrics))
-
     def halted(self, by: str, saved: SavedCheckpoint | None) -> None:
         """Record which limit has stopped the run, and its newest checkpoint if this driver has seen one."""
         tags = {study.STOPPED_BY_TAG: by}
@@ -200,7 +188,7 @@ class RunRecord(Record):
 
         ``dataset`` has the test images that were evaluated.
         """
-        self._ended = outcome.ended
+        self.ended = outcome.ended  # when the result was there
         self._held.clear()
         for row in outcome.history:  # some may have been lost on their way here
             self._write(row)
@@ -227,7 +215,8 @@ class RunRecord(Record):
             wrong = artifacts.mistakes(outcome.mistakes, dataset)
             counts = {"classes": names, "counts": confusion, **({"mistakes": wrong} if wrong else {})}
             self.json("confusion_matrix.json", counts)
-            self._picture("confusion_matrix.png", lambda: drawing.matrix(confusion, names, self.task.confused))
+            unit = self.task.confused
+            self.call(lambda client, run_id: artifacts.log_matrix(client, run_id, confusion, names, unit))
         if outcome.per_class:
             kind = "class" if self.task.has_classes else "value"
             table = {kind: names, **{name: list(values) for name, values in outcome.per_class.items()}}
@@ -237,13 +226,6 @@ class RunRecord(Record):
         row = Row.now("result", epoch, finite(metrics))
         self.write_row(row)
         self._figures.setdefault(epoch, []).append(row)
-
-    def masks(self, load: Callable[[], tuple[Predictor, str]], dataset: Dataset, column: str) -> None:
-        """Log a picture of masks that a checkpoint predicts; arguments as of :func:`artifacts.predicted_masks`."""
-        self._picture("predicted_masks.png", lambda: artifacts.predicted_masks(load, dataset, column))
-
-    def _picture(self, name: str, draw: Callable[[], Any]) -> None:
-        self.call(lambda client, run_id: artifacts.log_picture(client, run_id, name, draw))
 
     def trace(self, on_disk: Callable[[], AbstractContextManager[Path]]) -> None:
         """Log the trace of some steps of a rank; ``on_disk`` has it as a file."""
@@ -259,12 +241,6 @@ class RunRecord(Record):
         if modality.of(dataset.spec, dataset.encoding).is_readable:
             of = (which, load, dataset, self.task, epoch, self._figures.get(epoch, []))
             self.call(lambda client, run_id: artifacts.log_model(client, run_id, *of))
-
-    def end(self, status: str, ended: float | None = None) -> bool:
-        """End the run as :meth:`Record.end`; a run with a result ended when the result was there."""
-        if self._held:
-            self.json("rows_after_checkpoint.json", {"rows": [asdict(row) for row in self._held]})
-        return super().end(status, ended or self._ended)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -7,9 +7,8 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,18 +17,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 from mlflow.exceptions import MlflowException
 
-from cifar_ray import tracking
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.option import is_folder, path_of
 from cifar_ray.tracking.background import within
-from cifar_ray.tracking.study import FAILURE_TAG as FAILURE_TAG
-from cifar_ray.tracking.study import FOLDER_TAG as FOLDER_TAG
-from cifar_ray.tracking.study import KEY_TAG as KEY_TAG
-from cifar_ray.tracking.uri import SWEEP_TAG as SWEEP_TAG
-from cifar_ray.tracking.uri import exists as exists
-from cifar_ray.tracking.uri import is_server as is_server
-from cifar_ray.tracking.uri import resolve_uri as resolve_uri
+from cifar_ray.tracking.study import KEY_TAG
 from cifar_ray.tracking.uri import sqlite_path
 
 Client: TypeAlias = MlflowClient  # what speaks to a store
@@ -37,9 +29,9 @@ Client: TypeAlias = MlflowClient  # what speaks to a store
 SESSION_TAG = "cifar_ray.session"  # the driver process that last worked on the run
 NOTE_TAG = "mlflow.note.content"  # MLflow shows it as a run's description
 
-_RULE, _LONGEST_NOTE = "\n\n- - -\n\n", 8000  # written as few people do; characters that MLflow takes as a tag
+_RULE = "\n\n- - -\n\n"  # written as few people do
 _REMOTE_TIMEOUT_S = 8.0
-_PAGE = 200
+_MOST = 50_000  # runs or experiments that MLflow gives at once
 
 
 def connect(uri: str) -> MlflowClient:
@@ -146,28 +138,15 @@ def escaped(text: str) -> str:
 
 
 def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:
-    """Begin a run's description with paragraphs in Markdown, above a rule, in place of earlier ones.
-
-    MLflow folds all but the first lines; what it has no room for is cut off.
-    """
-    rest = _RULE + client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2]
-    client.set_tag(run_id, NOTE_TAG, "\n\n".join(paragraphs)[: _LONGEST_NOTE - len(rest)] + rest)
+    """Begin a run's description with paragraphs in Markdown, above a rule, in place of earlier ones."""
+    rest = client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2]
+    client.set_tag(run_id, NOTE_TAG, "\n\n".join(paragraphs) + _RULE + rest)
 
 
 def shown(uri: str) -> str:
     """A tracking URI without the home folder's name, for reports."""
     home = files.home().parent
     return uri.replace(f"{home}/", "~/", 1) if home.name else uri
-
-
-@contextmanager
-def as_default(uri: str) -> Iterator[None]:
-    """Context manager: MLflow's functions that take no client work on ``uri``."""
-    import mlflow
-
-    with tracking.same_address():
-        mlflow.set_tracking_uri(uri)
-        yield
 
 
 def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
@@ -181,18 +160,9 @@ def read_json(client: MlflowClient, run_id: str, name: str) -> Any:
 def search(client: MlflowClient, experiments: list[str], condition: str = "") -> list[Run]:
     """All runs of some experiments that meet a condition, newest first."""
     newest_first = ["attributes.start_time DESC"]
-    return _all_pages(partial(client.search_runs, experiments, condition, order_by=newest_first, max_results=_PAGE))
+    return [*client.search_runs(experiments, condition, order_by=newest_first, max_results=_MOST)]
 
 
 def all_experiments(client: MlflowClient) -> list[str]:
     """Ids of all experiments that are not deleted."""
-    return [experiment.experiment_id for experiment in _all_pages(client.search_experiments)]
-
-
-def _all_pages(ask: Callable[..., Any]) -> list[Any]:
-    page = ask()
-    results = list(page)
-    while page.token:
-        page = ask(page_token=page.token)
-        results += page
-    return results
+    return [experiment.experiment_id for experiment in client.search_experiments(max_results=_MOST)]

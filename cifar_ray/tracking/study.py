@@ -17,6 +17,7 @@ from cifar_ray.tasks import Subset, TaskSpec
 
 # Tags of runs and sweeps in MLflow.
 KEY_TAG = "cifar_ray.key"  # identifies a run of this program, chosen before MLflow gives it an id
+SWEEP_TAG = "cifar_ray.sweep"  # of a sweep and of each of its runs: the sweep's name
 FOLDER_TAG = "cifar_ray.folder"  # address of a folder, with its config and checkpoints; empty when that was removed
 FAILURE_TAG = "cifar_ray.failure"  # why a run is not FINISHED
 CHECKPOINT_TAG = "cifar_ray.checkpoint"  # address of the last one, once a run has a result or a limit has stopped it
@@ -34,8 +35,7 @@ BOUND_TAG, BOUND_SHARE = "cifar_ray.bound", "bound/share"
 """Tag of what bounds a run, a kind and a sentence after a colon; and the share of its training that this costs."""
 EARLIER = "cifar_ray.earlier."  # prefix of a tag with the earlier values of the tag named after it
 
-STEP_TIMES = "step_times.json"
-"""Artifact of a finished run: the times of its steps on every rank."""
+STEP_TIMES = "step_times.json"  # artifact of a finished run: the times of its steps on every rank
 
 MEASURED = "measured/"
 """Prefix of a metric of every run: its primary figure after every epoch, on validation images, or where it has none,
@@ -140,11 +140,6 @@ class Run:
         return self.metrics.get(self.task.primary.result(self.metrics))
 
     @property
-    def times(self) -> dict[str, float]:
-        """Seconds by phase, ``time/PHASE_s``, and the throughput, as far as they are recorded."""
-        return {name: self.metrics[name] for name in self.metrics if name.startswith(("time/", self.task.throughput))}
-
-    @property
     def task(self) -> TaskSpec:
         """What it learns."""
         return task_of(self.tags)
@@ -153,11 +148,6 @@ class Run:
     def measured_on(self) -> Subset:
         """The images that it is measured on after every epoch."""
         return tasks.measured_on(self.metrics)
-
-    @property
-    def chosen_by(self) -> str:
-        """The images whose figure chose its best checkpoint, or ``nothing``; empty when not recorded."""
-        return self.tags.get(CHOSEN_BY_TAG, "")
 
     @property
     def measure(self) -> str:
@@ -313,11 +303,6 @@ class Sweep:
         return "failed" if self.status == "FINISHED" and self.failed else _STATES.get(self.status, self.status.lower())
 
     @property
-    def ending(self) -> str:
-        """What it is doing, or how it has ended, to follow its name."""
-        return "still runs" if self.status == "RUNNING" else f"has ended as {self.status}"
-
-    @property
     def task(self) -> TaskSpec:
         """What its runs learn, as those that have begun know.
 
@@ -345,11 +330,6 @@ class Sweep:
     def measure(self) -> str:
         """What its runs were made for, as ``--measure`` has it; runs that have not begun do not know."""
         return next((trial.measure for trial in self.trials if trial.measure != _ALL), _ALL)
-
-    @property
-    def timed(self) -> bool:
-        """Whether the times of its runs count."""
-        return self.measure != _LEARNED_ALONE
 
     @property
     def meant(self) -> Sweep:

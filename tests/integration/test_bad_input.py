@@ -79,13 +79,13 @@ def test_a_run_that_does_not_exist(words: tuple[str], person: Person, tmp_path: 
     Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
     images = [str(tmp_path / "image.png")] if words == ("predict",) else []
     sentence = refused(person, *words, "nobody", *images)
-    assert sentence == f"there is no run 'nobody' in {person.uri}; a run is named by its name or MLflow id"
+    assert sentence == f"there is no run or sweep 'nobody' in {person.uri}; give its name or MLflow id"
 
 
 def test_a_store_that_is_not_there_is_not_made_by_looking_into_it(person: Person) -> None:
     uri = f"sqlite:///{person.home}/nowhere/m.db"
     for words in (("resume", "x"), ("evaluate", "x")):
-        assert refused(person, *words, "--tracking-uri", uri).startswith(f"there is no run 'x' in {uri}; ")
+        assert refused(person, *words, "--tracking-uri", uri).startswith(f"there is no run or sweep 'x' in {uri}; ")
     assert not (person.home / "nowhere").exists()
 
 

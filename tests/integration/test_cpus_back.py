@@ -28,6 +28,8 @@ from cifar_ray.orchestration.run.limits import Meter
 from cifar_ray.orchestration.run.restarts import Run
 from cifar_ray.tracking import store
 from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.study import FAILURE_TAG
+from cifar_ray.tracking.uri import resolve_uri
 from cifar_ray.training import hardware, recipe
 from cifar_ray.training.observer import EpochRecord, Launch
 from tests.support.person import Person
@@ -202,6 +204,6 @@ def test_an_error_that_nobody_expected_is_the_reason_of_the_runs_end(
     config = TrainConfig(dataset="digits", model="simple_cnn", epochs=1, precision="fp32", cpus_per_worker=1)
     with pytest.raises(ValueError, match="no result today"):
         cifar_ray.train(config)
-    client = store.connect(store.resolve_uri(None))
+    client = store.connect(resolve_uri(None))
     (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert (run.info.status, run.data.tags[store.FAILURE_TAG]) == ("FAILED", "ValueError: no result today")
+    assert (run.info.status, run.data.tags[FAILURE_TAG]) == ("FAILED", "ValueError: no result today")

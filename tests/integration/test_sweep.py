@@ -113,7 +113,7 @@ def test_where_the_time_went_is_recorded(runs: dict[str, Run], resident: Person)
 
 def test_a_report_has_the_figures_of_the_store(runs: object, resident: Person) -> None:
     """Every number in a table is computed again from the runs that it names."""
-    built = reports.build(reading.study(resident.uri, "mixed"), None, None, None)
+    built = reports.build(reading.sweeps_or_runs(resident.uri, ["mixed"])[0], None, None, None)
     sources = {
         "accuracy_percent": ("test/accuracy", 100.0),
         "f1_percent": ("test/f1", 100.0),
@@ -143,7 +143,7 @@ def test_a_report_is_written(runs: object, resident: Person) -> None:
 
 def test_what_the_store_has_is_what_was_done(runs: object, resident: Person) -> None:
     """The recorded figures themselves, from the data set, the settings, the confusion matrix and each other."""
-    finished = [trial for trial in reading.study(resident.uri, "mixed").trials if trial.finished]
+    finished = [trial for trial in reading.sweeps_or_runs(resident.uri, ["mixed"])[0].trials if trial.finished]
     assert len(finished) == 2
     for trial in finished:
         metrics, batch = trial.metrics, 32 * trial.world_size

@@ -36,10 +36,9 @@ from cifar_ray.runs import checkpoints, use
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.tracking import artifacts, registry, store
 from cifar_ray.tracking.guard import Guard
-from cifar_ray.tracking.record import Record
+from cifar_ray.tracking.record import SENT_TAG, Record, _is_refusal
 from cifar_ray.tracking.run import RunRecord, finite
-from cifar_ray.tracking.sink import SENT_TAG, Sink, _is_refusal
-from cifar_ray.tracking.study import Run
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG, Run
 from cifar_ray.training import checkpoint, predictor
 from cifar_ray.training.observer import Row, SavedCheckpoint, Started
 from tests.support import mlflow_store
@@ -89,14 +88,14 @@ def row(step: int, timestamp_ms: int, **metrics: float) -> Row:
 
 
 def test_what_is_recorded_again_after_a_resume_is_there_once(client: MlflowClient, run_id: str) -> None:
-    first = Sink(client, lambda client: client.get_run(run_id))
+    first = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
     for step in (1, 2, 3, 3):
         first.write_row(row(step, 1000 + step, loss=step / 10))
-    assert first.close("KILLED", patience_s=20)
-    second = Sink(client, lambda client: client.get_run(run_id))
+    assert first.end("KILLED", patience_s=20)
+    second = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
     for step in (2, 3, 4):
         second.write_row(row(step, 9000 + step, loss=step / 10))
-    assert second.close("FINISHED", patience_s=20)
+    assert second.end("FINISHED", patience_s=20)
     assert history(client, run_id, "loss") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     assert client.get_run(run_id).info.status == "FINISHED"
 
@@ -119,9 +118,9 @@ def test_nothing_is_lost_of_many_figures_of_which_a_part_arrived(
             raise ConnectionError("no answer")
 
     monkeypatch.setattr(flaky, "log_batch", fail_once)
-    sink = Sink(flaky, lambda _: client.get_run(run_id))
+    sink = mlflow_store.unguarded(flaky, lambda _: client.get_run(run_id))
     sink.write_row(row(1, 1, **{f"m{index}": 1.0 for index in range(1200)}))
-    assert sink.close("FINISHED", patience_s=60)
+    assert sink.end("FINISHED", patience_s=60)
     assert sent == [(999, 0), (999, 0), (201, 1)]
     assert history(client, run_id, "m0") == [(1, 1.0)]
     run = client.get_run(run_id).data
@@ -178,8 +177,6 @@ def test_mlflow_has_what_led_to_the_final_weights_although_it_was_away(
     assert record.end("KILLED")
     assert history(client, record.run_id, "train/loss") == [(5, 0.5), (10, 0.4), (15, 0.3), (20, 0.2)]
     assert history(client, record.run_id, "test/accuracy") == [(1, 0.9)]
-    left = artifacts_of(client, record.run_id)["rows_after_checkpoint.json"]
-    assert '"step": 35' in left.read_text()
 
 
 def artifacts_of(client: MlflowClient, run_id: str) -> dict[str, Path]:
@@ -246,7 +243,7 @@ def test_checkpoints_become_models_of_the_run(
     images = digits.test.inputs[:20]
     for model, path in ((best, first), (final, last)):
         assert model.tags["weights_sha256"] == checkpoint.read(path).weights_sha256
-        with store.as_default(client.tracking_uri):
+        with mlflow_store.as_default(client.tracking_uri):
             loaded = mlflow.pyfunc.load_model(model.model_uri)
             example = loaded.metadata.load_input_example(model.model_uri)
             required = Path(mlflow.pyfunc.get_model_dependencies(model.model_uri)).read_text().split()
@@ -325,12 +322,12 @@ def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
     """It answers reads."""
     tracking.quieten(verbose=False)
     run_id = client.create_run(store.experiment_id(client, "test")).info.run_id
-    sink, tries = Sink(client, lambda client: client.get_run(run_id)), []
+    sink, tries = mlflow_store.unguarded(client, lambda client: client.get_run(run_id)), []
     with harm(client):
         for index in range(10):
             sink.call(lambda client, run_id: tries.append(run_id))
             sink.tags({f"never{index}": "seen"})
-        assert not sink.close("FINISHED", patience_s=2)
+        assert not sink.end("FINISHED", patience_s=2)
         assert len(tries) == 1  # nothing after the first that fails
         assert sink.refused == []
     assert "Traceback" not in capsys.readouterr().err
@@ -339,21 +336,21 @@ def test_a_store_that_takes_no_writes_is_given_up_once_for_all_that_waits(
 
 def test_a_parameter_keeps_its_first_value(client: MlflowClient, run_id: str) -> None:
     for value in ("1x2", "1x4"):
-        sink = Sink(client, lambda client: client.get_run(run_id))
+        sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
         sink.params({"topology": value, "seed": "0"})
-        assert sink.close("FINISHED", patience_s=20)
+        assert sink.end("FINISHED", patience_s=20)
     assert client.get_run(run_id).data.params == {"topology": "1x2", "seed": "0"}
 
 
 def test_what_the_store_refuses_does_not_hold_up_the_rest(client: MlflowClient, run_id: str) -> None:
-    sink = Sink(client, lambda client: client.get_run(run_id))
+    sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
     sink.write_row(row(1, 1, **{"a" * 300: 1.0}))  # longer than MLflow takes
     sink.tags({"later": "yes"})
     while not sink.refused:
         time.sleep(0.05)
         assert sink._thread.is_alive()
     sink.write_row(row(2, 2, loss=0.5))
-    assert sink.close("FINISHED", patience_s=20)
+    assert sink.end("FINISHED", patience_s=20)
     assert len(sink.refused) == 1
     assert history(client, run_id, "loss") == [(2, 0.5)]
     assert client.get_run(run_id).data.tags["later"] == "yes"
@@ -377,7 +374,7 @@ def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, m
         calls.append(run_id)
         client.get_run(run_id)
 
-    sink = Sink(flaky, lambda _: client.get_run(run_id))
+    sink = mlflow_store.unguarded(flaky, lambda _: client.get_run(run_id))
     sink.call(job)
     sink.tags({"after": "yes"})
     for _ in range(6):  # more often than what fails though the store answers is tried
@@ -385,7 +382,7 @@ def test_a_store_that_is_away_is_waited_for(client: MlflowClient, run_id: str, m
     assert sink.trouble == "connection refused"
     assert "after" not in client.get_run(run_id).data.tags
     monkeypatch.undo()
-    assert sink.close("FINISHED", patience_s=60)
+    assert sink.end("FINISHED", patience_s=60)
     assert len(calls) >= 4
     assert sink.refused == []
     assert client.get_run(run_id).data.tags["after"] == "yes"
@@ -397,9 +394,9 @@ def test_a_store_that_stays_away_is_given_up_at_the_end(
     gone = MlflowClient(client.tracking_uri)
     for name in ("log_batch", "set_tag", "set_terminated"):
         monkeypatch.setattr(gone, name, absent)
-    sink = Sink(gone, lambda _: client.get_run(run_id))
+    sink = mlflow_store.unguarded(gone, lambda _: client.get_run(run_id))
     sink.tags({"never": "seen"})
-    assert not sink.close("FINISHED", patience_s=0.5)
+    assert not sink.end("FINISHED", patience_s=0.5)
     assert sink.trouble == "still away"
     assert client.get_run(run_id).info.status == "RUNNING"
 
@@ -416,20 +413,20 @@ def test_what_fails_though_the_store_answers_does_not_hold_up_the_rest(client: M
         calls.append(run_id)
         raise OSError("no space left on device")
 
-    sink = Sink(client, lambda client: client.get_run(run_id))
+    sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
     sink.call(job)
     sink.write_row(row(1, 1, loss=0.5))
-    assert sink.close("FINISHED", patience_s=20)
+    assert sink.end("FINISHED", patience_s=20)
     assert (len(calls), sink.refused) == (3, ["no space left on device"])
     assert history(client, run_id, "loss") == [(1, 0.5)]
     assert client.get_run(run_id).info.status == "FINISHED"
 
 
 def test_what_is_slow_is_waited_for(client: MlflowClient, run_id: str) -> None:
-    sink = Sink(client, lambda client: client.get_run(run_id))
+    sink = mlflow_store.unguarded(client, lambda client: client.get_run(run_id))
     sink.call(lambda client, run_id: time.sleep(0.5))
     sink.tags({"after": "yes"})
-    assert sink.close("FINISHED", patience_s=0.1)
+    assert sink.end("FINISHED", patience_s=0.1)
     assert client.get_run(run_id).data.tags["after"] == "yes"
 
 
@@ -524,7 +521,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     train_here(config, digits, Path(folder.address) / "checkpoints")
     uri, notes = f"sqlite:///{tmp_path}/lost.db", []
     for named in ("mine", folder.address):
-        known = Run("mine", "", "", tags={store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address})
+        known = Run("mine", "", "", tags={KEY_TAG: folder.key, FOLDER_TAG: folder.address})
         assert use.find_run(named, uri, notes.append) == (known, uri)
     assert notes[0] == f"MLflow at {uri} does not have run 'mine', which is in {folder.address}"
     scored = use.evaluate("mine", "last", None, uri, notes.append)
@@ -532,7 +529,7 @@ def test_a_run_that_mlflow_has_lost_is_found_by_its_folder(
     assert scored.images == 360
     assert not (tmp_path / "lost.db").exists()
     for absent in ("nobody", str(tmp_path), "no/where", "s3:/x"):
-        with pytest.raises(ConfigError, match=f"there is no run '{absent}' in {uri}"):
+        with pytest.raises(ConfigError, match=f"there is no run or sweep '{absent}' in {uri}"):
             use.find_run(absent, uri, notes.append)
 
 
@@ -561,11 +558,11 @@ def test_a_run_named_by_its_folder_is_known_as_what_mlflow_has(
 ) -> None:
     folder, held = RunFolder.create(replace(config, run_name="ours"), decided_of(replace(config, run_name="ours")))
     held.release()
-    tags = {store.KEY_TAG: folder.key, store.FOLDER_TAG: folder.address}
+    tags = {KEY_TAG: folder.key, FOLDER_TAG: folder.address}
     made = [client.create_run(store.experiment_id(client, "test"), run_name="renamed", tags=tags).info.run_id]
     for named in ("ours", folder.address, "renamed"):
         assert use.find_run(named, client.tracking_uri, pytest.fail)[0].run_id == made[0]
     for _ in range(2):
-        client.create_run(store.experiment_id(client, "test"), run_name="ours", tags={store.KEY_TAG: "k"})
+        client.create_run(store.experiment_id(client, "test"), run_name="ours", tags={KEY_TAG: "k"})
     with pytest.raises(ConfigError, match="there are 2 runs named 'ours'"):
         use.find_run("ours", client.tracking_uri, pytest.fail)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cifar_ray.tracking import store
+from cifar_ray.tracking.study import KEY_TAG
 from tests.integration.test_report_page import BROWSER, QUIET
 from tests.support import mlflow_store
 from tests.support.person import Person, Started
@@ -27,8 +28,8 @@ def opened(person: Person) -> Iterator[tuple[Started, str]]:
     folder.mkdir()
     client = mlflow_store.new_store(folder)
     experiment = store.experiment_id(client, "digits")
-    sweep = client.create_run(experiment, tags={store.KEY_TAG: "s"}, run_name="the-sweep").info.run_id
-    tags = {store.KEY_TAG: "k", "mlflow.parentRunId": sweep}
+    sweep = client.create_run(experiment, tags={KEY_TAG: "s"}, run_name="the-sweep").info.run_id
+    tags = {KEY_TAG: "k", "mlflow.parentRunId": sweep}
     run = client.create_run(experiment, tags=tags, run_name="the-one")
     client.log_metric(run.info.run_id, "test/accuracy", 0.875)
     client.log_param(run.info.run_id, "topology", "1x2")

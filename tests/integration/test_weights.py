@@ -114,7 +114,7 @@ def test_a_finished_run_is_extended_and_a_killed_one_goes_on_without_its_source(
     assert len(ends) == 1
     again = resident.artifact("calm", "config.yaml")
     assert resident.refused("train", "--config", str(again)).startswith(
-        "--weights must be a run or a file, got 'source': there is no run 'source' in sqlite:"
+        "--weights must be a run or a file, got 'source': there is no run or sweep 'source' in sqlite:"
     )
 
 
@@ -156,7 +156,7 @@ def test_weights_of_another_model_or_that_are_not_there_are_refused_before_a_run
         "by name and shape"
     )
     assert resident.refused(*WORDS, "--weights", "nobody").startswith(
-        "--weights must be a run or a file, got 'nobody': there is no run 'nobody' in sqlite:"
+        "--weights must be a run or a file, got 'nobody': there is no run or sweep 'nobody' in sqlite:"
     )
     (resident.home / ".cifar_ray" / "runs" / "taken" / "checkpoints").mkdir(parents=True)
     taken = resident.refused(*WORDS, "--run-name", "taken", "--weights", "nobody")

@@ -51,7 +51,7 @@ class Driven:
         probes, budget = plan.probes(config, self.cells), Budget(config, self.cells)
         self.driver = SweepSession(config, self.home, client, self.cells, probes, budget, time.time())
         record: Any = {
-            "child_tags": {},
+            "run_id": "sweep",
             "uri": client.tracking_uri,
             "experiment_id": "1",
             "figures": self.figures.append,

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mlflow
+import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cifar_ray.tracking import quieten, store
+from cifar_ray import tracking
+from cifar_ray.tracking import quieten, record, store
+from cifar_ray.tracking.record import Record
 
 
 @cache
@@ -29,6 +35,21 @@ def new_store(folder: Path) -> MlflowClient:
     """The client of an empty store in this folder."""
     (folder / "mlflow.db").write_bytes(empty_database())
     return store.connect(f"sqlite:///{folder}/mlflow.db")
+
+
+@contextmanager
+def as_default(uri: str) -> Iterator[None]:
+    """Context manager: MLflow's functions that take no client work on ``uri``."""
+    with tracking.unchanged():
+        mlflow.set_tracking_uri(uri)
+        yield
+
+
+def unguarded(client: MlflowClient, begin: Callable[[MlflowClient], Run]) -> Record:
+    """A record of a run that no process ends when this one is killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "Guard", lambda *_: SimpleNamespace(conclude=lambda written, _: written))
+        return Record(client, "session", begin)
 
 
 def alter(client: MlflowClient, statement: str) -> None:

@@ -40,6 +40,7 @@ from cifar_ray.runs.weights import find_weights
 from cifar_ray.tracking import store
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.run import RunRecord
+from cifar_ray.tracking.study import FOLDER_TAG
 from cifar_ray.training import bottleneck, checkpoint, recipe
 from cifar_ray.training.observer import Launch, Outcome, SavedCheckpoint
 
@@ -96,7 +97,7 @@ def train(
     begun = begun or time.time()
     listeners = checked(callbacks)
     imports.refuse_while_importing()
-    uri = store.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
+    uri = stores.resolve_uri(config.tracking_uri)  # a module of the user's may set another one when it is imported
     notes: Sequence[str] = ()
     if not isinstance(config, ResolvedConfig):
         asked, path = config, None if model is None else imports.path_of(model)
@@ -271,7 +272,7 @@ class Training:
             except RunFailedError as error:
                 reason = str(error)
                 if self.is_void:  # its folder is removed
-                    session.record.tags({store.FOLDER_TAG: ""})
+                    session.record.tags({FOLDER_TAG: ""})
                 raise
             except Exception as error:
                 reason = f"{type(error).__name__}: {errors.first_line(error)}"

@@ -15,8 +15,8 @@ import ray
 from ray.train import Checkpoint, Result, RunConfig, UserCallback
 
 from cifar_ray.orchestration.run.events import Mailbox, open_mailbox
-from cifar_ray.tracking import store
 from cifar_ray.tracking.job import JobRecord
+from cifar_ray.tracking.uri import resolve_uri
 
 _POLL_S, _LAST_POLL_S = 0.5, 10.0
 
@@ -58,7 +58,7 @@ class MLflowRun:
     def __init__(
         self,
         name: str,
-        params: Any = None,
+        params: Mapping[str, Any] | None = None,
         experiment: str = "ray_train",
         tracking_uri: str | None = None,
         step: str = "epoch",
@@ -67,13 +67,13 @@ class MLflowRun:
 
         Args:
             name: of the job; the same name continues it.
-            params: its configuration: a mapping, a dataclass or argparse's Namespace, nested or not.
+            params: its configuration, nested or not, such as ``vars(args)`` or ``dataclasses.asdict(config)``.
             experiment: MLflow experiment.
             tracking_uri: the store; ``MLFLOW_TRACKING_URI``, else ``~/.cifar_ray/mlflow.db``.
             step: the reported metric that counts the steps. Reports without it are counted by themselves, from 1.
         """
         self._name, self._params, self._experiment = name, {} if params is None else params, experiment
-        self._uri = store.resolve_uri(tracking_uri)
+        self._uri = resolve_uri(tracking_uri)
         self._step = step
         self.trouble = ""
 

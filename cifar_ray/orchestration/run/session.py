@@ -11,7 +11,7 @@ from functools import partial, singledispatchmethod
 from pathlib import Path
 from typing import Any
 
-from cifar_ray import storage, tasks
+from cifar_ray import storage
 from cifar_ray.config import errors, limits
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import counted
@@ -270,9 +270,6 @@ class RunSession:
             self.record.tags({STOPPED_BY_TAG: outcome.stopped_by})
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
         final, load = Path(outcome.checkpoint).name, partial(checkpoints.load, self.folder.folder)
-        if self.record.task.has_masks:
-            shown = "best" if best else final
-            self.record.masks(partial(load, shown), self.dataset, tasks.of(self.config).target)
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):
             self.record.model("best", partial(load, "best"), self.dataset, best)
         if wanted in ("final", "all"):
@@ -322,7 +319,7 @@ class RunSession:
     def _record_spent(self) -> None:
         self._spent_at = time.monotonic()
         if self.spent != Spent():  # it would replace what an earlier driver has recorded
-            self.record.spent(self.spent.figures(self._price))
+            self.record.figures(self.spent.figures(self._price))
 
     def end(self, status: str, reason: str = "") -> None:
         """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written."""

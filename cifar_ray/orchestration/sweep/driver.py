@@ -21,6 +21,7 @@ from cifar_ray.orchestration.sweep.session import SweepSession
 from cifar_ray.runs.folder import discard
 from cifar_ray.tracking import parent, reading, store
 from cifar_ray.tracking.parent import SweepRecord
+from cifar_ray.tracking.uri import resolve_uri
 
 __all__ = ["SweepResult", "resume", "sweep"]
 
@@ -42,7 +43,7 @@ def sweep(config: SweepConfig, command: str = "", begun: float | None = None) ->
     """
     begun = begun or time.time()
     imports.refuse_while_importing()
-    address = store.resolve_uri(config.base.tracking_uri)  # a module of the user's may set another one when imported
+    address = resolve_uri(config.base.tracking_uri)  # a module of the user's may set another one when imported
     config, cells, probes = planned(config)
     with signals():
         tracking.quieten(config.base.verbose)
@@ -97,7 +98,7 @@ def resume(
     begun = begun or time.time()
     imports.refuse_while_importing()
     tracking.quieten(verbose=False)
-    client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
+    client, known = reading.open_sweep(resolve_uri(tracking_uri), name)
     config, cells = plan.read(known, limits)
     folder = storage.at(known.folder)
     with signals(), plan.lock(folder):

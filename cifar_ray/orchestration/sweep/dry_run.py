@@ -18,7 +18,8 @@ from cifar_ray.orchestration.sweep import driver, plan, preparation
 from cifar_ray.orchestration.sweep.budget import Budget
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.tracking import reading, store
+from cifar_ray.tracking import reading
+from cifar_ray.tracking.uri import resolve_uri
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def of_begun(
 ) -> DryRun:
     """Look at what is left of a sweep; arguments and errors as of ``driver.resume``."""
     tracking.quieten(verbose=False)
-    client, known = reading.open_sweep(store.resolve_uri(tracking_uri), name)
+    client, known = reading.open_sweep(resolve_uri(tracking_uri), name)
     config, cells = plan.read(known, limits)
     plan.find_again(client, known, cells, retry_failed)
     if any(cell.state == boards.WAITING for cell in cells):

@@ -134,7 +134,7 @@ class PlannedCell:
         state, note = boards.STOPPED if STOPPED_TAG in known.tags or halted else ended, known.reason
         if state == boards.FINISHED and known.score is not None:
             task = tasks.spec(self.config, data.facts(self.config))
-            note = boards.result(task, known.score, known.times)
+            note = boards.result(task, known.score, known.metrics)
         shown = Shown(state, note)
         self.row = replace(self.row, shown=shown, figures=known.metrics, has_run=True)
 

@@ -38,9 +38,9 @@ from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking import reading, store, uri
-from cifar_ray.tracking.parent import SweepRecord
+from cifar_ray.tracking.parent import PARENT_TAG, SweepRecord
 from cifar_ray.tracking.store import Client
-from cifar_ray.tracking.study import MEASURE_TAG
+from cifar_ray.tracking.study import MEASURE_TAG, SWEEP_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.rank_times import PHASES
 
@@ -326,7 +326,7 @@ class SweepSession:
             cell.folder,
             record.uri,
             cell.cell.name,
-            tags={**record.child_tags, store.SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure},
+            tags={PARENT_TAG: record.run_id, SWEEP_TAG: sweep.name, MEASURE_TAG: sweep.measure},
             experiment=record.experiment_id,
         )
         scheduler = "none" if cell.repeats else sweep.scheduler
@@ -370,7 +370,7 @@ class SweepSession:
         if winner is not None:
             ways.append(f"The best run is {winner.sentence}. Train it longer:\n\n    {winner.command}")
         try:
-            study = reading.study(address, name)
+            (study,) = reading.sweeps_or_runs(address, [name])
             if not self._config.is_search:
                 for line in reports.means(study):
                     self._board.line(line)

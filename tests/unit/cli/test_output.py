@@ -23,8 +23,8 @@ from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.runs import use
 from cifar_ray.runs.use import Prediction, Scored
 from cifar_ray.tasks import Figure, TaskSpec, segmentation
-from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import TASK_TAG
+from cifar_ray.tracking import parent, reading
+from cifar_ray.tracking.study import KEY_TAG, SWEEP_TAG, TASK_TAG
 from tests.support import mlflow_store
 from tests.support.studies import grid
 
@@ -205,9 +205,9 @@ def test_a_sweep_in_place_of_a_run_is_answered_by_its_runs(
     command: str, tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = mlflow_store.new_store(tmp_path)
-    own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "grid"}, "grid").info.run_id
+    own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, SWEEP_TAG: "grid"}, "grid").info.run_id
     for began, name in enumerate(("a", "b"), 2):
-        client.create_run("0", began, {store.KEY_TAG: name, parent.PARENT_TAG: own, store.SWEEP_TAG: "grid"}, name)
+        client.create_run("0", began, {KEY_TAG: name, parent.PARENT_TAG: own, SWEEP_TAG: "grid"}, name)
     words = f"{command.replace('IMAGE', str(IMAGE))} --tracking-uri {client.tracking_uri}"
     listing = f"cifar-ray runs grid --tracking-uri {client.tracking_uri}"
     said = f"error: 'grid' is a sweep, and a run is wanted; `{listing}` lists its runs\n"
@@ -218,8 +218,8 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
     client = mlflow_store.new_store(tmp_path)
     flag = f"--tracking-uri {client.tracking_uri}"
     assert printed(f"runs {flag}", capsys) == (f"no runs in {client.tracking_uri}\n", "")
-    own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "grid"}, "grid").info.run_id
-    run_id = client.create_run("0", 2, {store.KEY_TAG: "k", parent.PARENT_TAG: own}, "bs16 1x2").info.run_id
+    own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, SWEEP_TAG: "grid"}, "grid").info.run_id
+    run_id = client.create_run("0", 2, {KEY_TAG: "k", parent.PARENT_TAG: own}, "bs16 1x2").info.run_id
     for name, value in {"dataset": "folder:/home/me/photos", "model": "resnet", "topology": "1x2"}.items():
         client.log_param(run_id, name, value)
     for name, figure in {"test/accuracy": 0.9722, "images_per_s": 9300.4}.items():
@@ -246,7 +246,7 @@ def test_runs_are_listed_in_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_name_of_somebody_elses_run_commands_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     client = mlflow_store.new_store(tmp_path)
-    run_id = client.create_run("0", 1, {store.KEY_TAG: "k"}, "evil\x1b[2J\nfinished").info.run_id
+    run_id = client.create_run("0", 1, {KEY_TAG: "k"}, "evil\x1b[2J\nfinished").info.run_id
     client.log_param(run_id, "model", "m\x1b]0;title\x07")
     header, line = printed(f"runs --tracking-uri {client.tracking_uri}", capsys)[0].splitlines()
     assert line.endswith(r"  evil\x1b[2J finished")
@@ -261,7 +261,7 @@ def test_runs_of_several_tasks_are_listed_with_the_names_of_their_figures(
     own, flag = {TASK_TAG: json.dumps(facts)}, f"--tracking-uri {client.tracking_uri}"
     figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.9722, "images_per_s": 9300.4}
     for began, (name, tags) in enumerate({"depth": own, "digits": {}}.items(), 1):
-        run_id = client.create_run("0", began, {store.KEY_TAG: name, **tags}, name).info.run_id
+        run_id = client.create_run("0", began, {KEY_TAG: name, **tags}, name).info.run_id
         for metric, figure in figures.items():
             client.log_metric(run_id, metric, figure)
     assert [line[16:].split() for line in printed(f"runs {flag}", capsys)[0].splitlines()] == [

@@ -17,6 +17,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Lock
 from cifar_ray.tracking import parent, reading, registry, store
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG, SWEEP_TAG
 from tests.support import mlflow_store
 from tests.unit.tracking.test_registry import log
 
@@ -36,7 +37,7 @@ def train(client: MlflowClient, small: TrainConfig, name: str, of: str = "", abo
     (Path(made.address) / "checkpoints").mkdir()
     with (Path(made.address) / "checkpoints" / "weights").open("wb") as weights:
         weights.truncate(12_000_000)
-    tags = {store.KEY_TAG: made.key, store.FOLDER_TAG: made.address, "dataset": "digits", "model": "resnet"}
+    tags = {KEY_TAG: made.key, FOLDER_TAG: made.address, "dataset": "digits", "model": "resnet"}
     tags |= {parent.PARENT_TAG: of} if of else {}
     run_id = client.create_run(store.experiment_id(client, "test"), tags=tags, run_name=name).info.run_id
     client.log_metric(run_id, "test/accuracy", 0.5)
@@ -50,7 +51,7 @@ def sweep(client: MlflowClient, small: TrainConfig, name: str, *cells: str) -> P
     folder = storage.at(None).below(name)
     folder.make()
     folder.write("sweep.yaml", "")
-    tags = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: name, store.FOLDER_TAG: folder.address}
+    tags = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: name, FOLDER_TAG: folder.address}
     run_id = client.create_run(store.experiment_id(client, "test"), tags=tags, run_name=name).info.run_id
     client.set_terminated(run_id)
     for cell in cells:
@@ -187,7 +188,7 @@ def test_a_run_that_mlflow_has_lost_goes_by_its_folder(
 def test_names_that_mean_nothing_or_two_things_are_refused(
     client: MlflowClient, small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refusal(capsys, "nobody", "--yes").startswith("there is no run 'nobody' in sqlite:///")
+    assert refusal(capsys, "nobody", "--yes").startswith("there is no run or sweep 'nobody' in sqlite:///")
     folder = sweep(client, small, "twin", "a")
     train(client, small, "twin", above=str(tmp_path / "elsewhere"))
     known = reading.find_sweep(client, "twin")

@@ -151,7 +151,7 @@ def test_two_exports_of_a_sweep_are_the_later_one_of_it() -> None:
     for files in ([early, late], [late, early]):
         merged = exported.together(files)
         assert (merged.status, len(merged.trials)) == ("FINISHED", 2)
-        assert not any("still runs" in line for line in cautions.cautions(Runs(merged)))
+        assert not any("RUNNING" in line for line in cautions.cautions(Runs(merged)))
 
 
 def test_a_skipped_cell_stays_where_another_study_trained_one_with_other_settings() -> None:
@@ -184,8 +184,8 @@ def test_what_one_file_warns_of_all_of_them_warn_of() -> None:
     killed = study(trial(seed=1), name="other", status="KILLED")
     running = study(trial(seed=2), name="third", status="RUNNING")
     said = cautions.cautions(Runs(exported.together([busy, killed, running])))
-    assert "The sweep third still runs." in said
-    assert "The sweep other has ended as KILLED." in said
+    assert "The sweep third is RUNNING." in said
+    assert "The sweep other is KILLED." in said
     assert any(line.startswith("Up to 2 runs trained at the same time") for line in said)
 
 

@@ -15,8 +15,8 @@ from scipy import stats
 
 from cifar_ray.cli import main
 from cifar_ray.reporting import exported, slowdown
-from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import Run
+from cifar_ray.tracking import parent, reading
+from cifar_ray.tracking.study import KEY_TAG, SWEEP_TAG, Run
 from tests.support import mlflow_store
 from tests.support.studies import study, trial
 
@@ -39,10 +39,10 @@ def record(client: MlflowClient, *trials: Run, sweep: str = "") -> None:
     """Write runs to the store, below a sweep if it is named."""
     above = {}
     if sweep:
-        tags = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: sweep}
+        tags = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: sweep}
         above[parent.PARENT_TAG] = client.create_run("0", tags=tags, run_name=sweep).info.run_id
     for one in trials:
-        tags = {store.KEY_TAG: one.name, **above, **one.tags}
+        tags = {KEY_TAG: one.name, **above, **one.tags}
         run = client.create_run("0", run_name=one.name).info.run_id
         client.log_batch(
             run,
@@ -155,7 +155,7 @@ def test_mistakes_end_with_2(client: MlflowClient, capsys: pytest.CaptureFixture
         ((a, b, "c"), "--max-slowdown compares two sides, A and B, of names separated by commas, got 3"),
         (
             (a, "b0,nobody"),
-            f"there is no sweep or run 'nobody' in {client.tracking_uri}; a sweep or run is named by its name or MLflow id",
+            f"there is no run or sweep 'nobody' in {client.tracking_uri}; give its name or MLflow id",
         ),
         ((a, "nowhere.json"), f"cannot read {Path.cwd()}/nowhere.json: No such file or directory"),
         ((a, f"{b},a1"), "run 'a1' is on both sides, which must have different runs"),

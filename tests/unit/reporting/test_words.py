@@ -510,12 +510,12 @@ def test_a_sweep_that_has_not_ended_well() -> None:
     )
     assert warnings(some)[:4] == [
         "half of it is missing.",
-        "The sweep still runs: 1 of 3 runs are finished.",
+        "The sweep is RUNNING: 1 of 3 runs are finished.",
         "1 of 4 runs failed: bs16 1x2 seed0 FAILED: out of memory.",
         "1 of 4 runs was skipped: bs16 2x4 seed0 SKIPPED: needs 8 CPUs.",
     ]
     killed = replace(some, status="KILLED")
-    assert warned(killed, "ended as") == "The sweep has ended as KILLED: 1 of 3 runs are finished."
+    assert warned(killed, "is KILLED") == "The sweep is KILLED: 1 of 3 runs are finished."
     assert warned(replace(some, run_id=""), "Not everything") == "Not everything is done: 1 of 3 runs are finished."
     many = study(*(without_run("FAILED", "", "1x2", size) for size in range(1, 8)))
     assert warned(many, "failed").endswith("bs5 1x2 seed0 FAILED; and 2 more.")

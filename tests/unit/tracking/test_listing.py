@@ -12,14 +12,15 @@ from cifar_ray.cli import records
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tasks import USUAL
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import PLANNED_TAG, STOPPED_BY_TAG, WITHOUT_RUN_TAG, Run, Sweep
+from cifar_ray.tracking.study import KEY_TAG, PLANNED_TAG, STOPPED_BY_TAG, SWEEP_TAG, WITHOUT_RUN_TAG, Run, Sweep
+from cifar_ray.tracking.uri import exists
 
 EPOCH = "1970-01-01T00:00:"
 
 
 def run(client: MlflowClient, name: str, second: int, of: str = "", accuracy: float = 0.0, **params: str) -> str:
     """The id of a run that began at ``second``, with figures when it has an accuracy."""
-    tags = {store.KEY_TAG: name, **({parent.PARENT_TAG: of} if of else {})}
+    tags = {KEY_TAG: name, **({parent.PARENT_TAG: of} if of else {})}
     run_id = client.create_run(store.experiment_id(client, "test"), 1000 * second, tags, name).info.run_id
     figures = [Metric("test/accuracy", accuracy, 0, 1), Metric("images_per_s", 1000 * accuracy, 0, 1)]
     client.log_batch(run_id, figures if accuracy else [], [Param(*one) for one in params.items()])
@@ -27,12 +28,11 @@ def run(client: MlflowClient, name: str, second: int, of: str = "", accuracy: fl
 
 
 def sweep(client: MlflowClient, name: str, second: int) -> str:
-    tags = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: name}
+    tags = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: name}
     return client.create_run(store.experiment_id(client, "test"), 1000 * second, tags, name).info.run_id
 
 
-def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_PAGE", 2)  # there are several pages
+def test_sweeps_and_runs_of_none_are_listed_newest_first(client: MlflowClient) -> None:
     early = run(client, "early", 1, accuracy=0.5, dataset="mnist", model="vit", topology="1x1")
     grid = sweep(client, "grid", 2)
     for second, (name, topology) in enumerate({"a": "1x1", "b": "1x2", "c": "1x1"}.items(), 3):
@@ -97,12 +97,12 @@ def test_a_sweep_whose_runs_have_failed_is_not_finished(client: MlflowClient) ->
 def test_a_store_without_runs_has_none_and_is_not_made(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/away.db"
     assert reading.everything(uri) == []
-    assert not store.exists(uri)
+    assert not exists(uri)
 
 
 def test_a_sweep_named_in_place_of_a_run_is_said_to_be_one(client: MlflowClient) -> None:
     run_id = run(client, "one", 2, sweep(client, "grid", 1))
-    client.set_tag(run_id, store.SWEEP_TAG, "grid")
+    client.set_tag(run_id, SWEEP_TAG, "grid")
     with pytest.raises(ConfigError) as caught:
         reading.find_run(client, "grid")
     assert (
@@ -114,5 +114,5 @@ def test_a_sweep_named_in_place_of_a_run_is_said_to_be_one(client: MlflowClient)
 
 def test_a_sweep_without_runs_is_no_run_either(client: MlflowClient) -> None:
     sweep(client, "empty", 1)
-    with pytest.raises(ConfigError, match="there is no run 'empty'"):
+    with pytest.raises(ConfigError, match="there is no run or sweep 'empty'"):
         reading.find_run(client, "empty")

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from cifar_ray.config import imports
 from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import pages, store
-from cifar_ray.tracking.study import TASK_TAG
+from cifar_ray.tracking.study import KEY_TAG, TASK_TAG
 from tests.support import mlflow_store
 
 VIEW = "mlflow.sharedViewState.cifar_ray"
@@ -25,7 +25,7 @@ VIEW = "mlflow.sharedViewState.cifar_ray"
 def begun(client: MlflowClient, experiment: str, began: int) -> str:
     """An experiment of that name with a run of this program."""
     made = store.experiment_id(client, experiment)
-    client.create_run(made, began, {store.KEY_TAG: f"{experiment} {began}"})
+    client.create_run(made, began, {KEY_TAG: f"{experiment} {began}"})
     return made
 
 

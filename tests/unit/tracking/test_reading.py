@@ -14,7 +14,8 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import cautions
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking import parent, reading, store
-from cifar_ray.tracking.study import STOPPED_BY_TAG, Point, Run, Sweep
+from cifar_ray.tracking.study import FAILURE_TAG, FOLDER_TAG, KEY_TAG, STOPPED_BY_TAG, SWEEP_TAG, Point, Run, Sweep
+from cifar_ray.tracking.uri import exists
 from tests.support import mlflow_store
 from tests.unit.tracking.test_run_record import unguarded  # noqa: F401
 
@@ -26,7 +27,7 @@ def cell(name: str, state: str = "RUN", reason: str = "", **params: str) -> dict
     return {"name": name, "state": state, "reason": reason, "params": {**RESNET, **params}}
 
 
-SWEEP = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "s"}
+SWEEP = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: "s"}
 
 
 def sweep(client: MlflowClient, cells: list[dict[str, Any]], **tags: str) -> str:
@@ -38,7 +39,7 @@ def sweep(client: MlflowClient, cells: list[dict[str, Any]], **tags: str) -> str
 
 def child(client: MlflowClient, own: str, name: str, began: int = 1, **params: str) -> str:
     """The id of a run of a sweep, which began at ``began`` milliseconds."""
-    tags = {"mlflow.parentRunId": own, store.KEY_TAG: name}
+    tags = {"mlflow.parentRunId": own, KEY_TAG: name}
     experiment = client.get_run(own).info.experiment_id
     run_id = client.create_run(experiment, began, tags, name).info.run_id
     client.log_batch(run_id, params=[Param(*one) for one in params.items()])
@@ -57,9 +58,9 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
     stray = child(client, own, "stray")  # of no cell, and nothing is known of it
     old = child(client, own, "old", topology="1x1", batch_size="2", global_batch_size="2", **RESNET)
     for run_id in (two, stray, old):
-        client.set_tag(run_id, store.FAILURE_TAG, "no room")
+        client.set_tag(run_id, FAILURE_TAG, "no room")
         client.set_terminated(run_id, "FAILED")
-    trials = reading.study(client.tracking_uri, "s").trials
+    trials = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0].trials
     assert [(one.name, one.run_id, one.status, one.reason) for one in trials] == [
         ("one", "", "SKIPPED", "too large"),
         ("two", two, "FAILED", "no room"),
@@ -68,9 +69,6 @@ def test_every_cell_is_there_with_or_without_a_run(client: MlflowClient) -> None
         ("old", old, "FAILED", "no room"),  # of no cell, and known well enough to be placed
     ]
     assert (trials[1].batch_size, trials[1].global_batch_size) == (4, 8)  # its run's own, and what that lacks
-    client.set_terminated(own, "FINISHED")
-    three = reading.study(client.tracking_uri, "s").trials[2]
-    assert (three.status, three.reason) == ("PENDING", "MLflow does not have it (any more)")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_a_search_is_known_by_its_configuration(
     record.cells([{"reason": "", **each} for each in cells])
     child(client, record.run_id, "two")
     record.end("FINISHED")
-    study = reading.study(client.tracking_uri, "s")
+    study = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0]
     assert (study.search, study.scheduler, study.objective, study.ranges) == known
     assert [trial.repeats for trial in study.trials] == ["", "one"]
 
@@ -104,7 +102,7 @@ def test_a_search_is_known_by_its_configuration(
 def test_a_grid_is_no_search(client: MlflowClient) -> None:
     config = sweeps.from_mapping({"name": "s", "grid": {"lr": [0.1, 0.2]}})
     parent.SweepRecord.create(client, config, "/there", "").end("FINISHED")
-    assert reading.study(client.tracking_uri, "s").search is None
+    assert reading.sweeps_or_runs(client.tracking_uri, ["s"])[0].search is None
 
 
 def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
@@ -112,7 +110,7 @@ def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
     client.log_metric(run_id, "test/accuracy", 0.5)
     mlflow_store.alter(client, "DROP TABLE metrics")  # runs are found, and their histories are not
     for read in (
-        lambda: reading.study(client.tracking_uri, "s"),
+        lambda: reading.sweeps_or_runs(client.tracking_uri, ["s"])[0],
         lambda: reading.runs(client.tracking_uri, ["mine"]),
     ):
         with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: metrics\)"):
@@ -125,14 +123,14 @@ def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
 
 def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) -> None:
     assert reading.find_sweep(client, "its") is None
-    named = {parent.KIND_TAG: parent.KIND, store.SWEEP_TAG: "its"}
+    named = {parent.KIND_TAG: parent.KIND, SWEEP_TAG: "its"}
     for began, tags in (
-        (4, {**named, store.SWEEP_TAG: "another"}),
-        (3, {store.SWEEP_TAG: "its", store.FOLDER_TAG: "/of/one/of/its/runs"}),
-        (1, {**named, store.FOLDER_TAG: "/older"}),
+        (4, {**named, SWEEP_TAG: "another"}),
+        (3, {SWEEP_TAG: "its", FOLDER_TAG: "/of/one/of/its/runs"}),
+        (1, {**named, FOLDER_TAG: "/older"}),
     ):
         client.create_run("0", began, tags)
-    newest = client.create_run(store.experiment_id(client, "test"), 2, {**named, store.FOLDER_TAG: "/there"})
+    newest = client.create_run(store.experiment_id(client, "test"), 2, {**named, FOLDER_TAG: "/there"})
     run_id = newest.info.run_id
     for name in ("it's", run_id):
         found = reading.find_sweep(client, name)
@@ -140,10 +138,7 @@ def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) 
         assert (found.name, found.run_id, found.folder) == ("its", run_id, "/there")
 
 
-def test_a_sweeps_runs_are_read_page_by_page_the_oldest_first(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "_PAGE", 2)
+def test_a_sweeps_runs_are_read_the_oldest_first(client: MlflowClient) -> None:
     own = sweep(client, [])
     for began in (3, 1, 5, 2, 4):
         child(client, own, f"after {began}", began)
@@ -187,7 +182,7 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     found = reading.runs(client.tracking_uri, ["two", one, "two"])
     began = "1970-01-01T00:00:00+00:00"
     params = {**RESNET, "topology": "1x2"}
-    tags = {"mlflow.parentRunId": own, store.KEY_TAG: "two", "mlflow.runName": "two"}
+    tags = {"mlflow.parentRunId": own, KEY_TAG: "two", "mlflow.runName": "two"}
     trials = [
         Run(
             "two", two, "FINISHED", params={**params, "batch_size": batches[1], "global_batch_size": wholes[1]}, tags=tags,
@@ -200,7 +195,7 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
         ),
         Run(
             "one", one, "PENDING", params={**params, "batch_size": batches[0], "global_batch_size": wholes[0]},
-            tags={**tags, store.KEY_TAG: "one", "mlflow.runName": "one"}, started=began,
+            tags={**tags, KEY_TAG: "one", "mlflow.runName": "one"}, started=began,
         ),
     ]  # fmt: skip
     command = f"cifar-ray compare two {one} two"
@@ -214,7 +209,7 @@ def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: Mlf
         if by:
             client.set_tag(run_id, STOPPED_BY_TAG, by)
         client.set_terminated(run_id, "FINISHED")
-    study = reading.study(client.tracking_uri, "s")
+    study = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0]
     assert [(one.status, one.finished, one.reason) for one in study.trials] == [
         ("FINISHED", True, ""),
         ("STOPPED", False, "stopped by --max-time"),
@@ -231,7 +226,7 @@ def test_a_run_that_its_patience_has_ended_counts_as_finished(client: MlflowClie
         if name == "two":
             client.set_tag(run_id, STOPPED_BY_TAG, "patience")
         client.set_terminated(run_id, "FINISHED")
-    study = reading.study(client.tracking_uri, "s")
+    study = reading.sweeps_or_runs(client.tracking_uri, ["s"])[0]
     assert [(one.status, one.finished, one.reason) for one in study.trials] == [("FINISHED", True, "")] * 2
     told = "1 of 2 finished runs ended by --patience before their last epoch: their times are of fewer epochs."
     assert told in cautions.cautions(Runs(study))
@@ -250,6 +245,6 @@ def test_a_sweep_that_is_not_there_is_said(client: MlflowClient, tmp_path: Path)
     away = f"sqlite:///{tmp_path}/away.db"
     for uri in (client.tracking_uri, away):
         with pytest.raises(ConfigError) as caught:
-            reading.study(uri, "s")
-        assert str(caught.value) == f"there is no sweep 's' in {uri}; a sweep is named by its name or MLflow id"
-    assert not store.exists(away)
+            reading.sweeps_or_runs(uri, ["s"])[0]
+        assert str(caught.value) == f"there is no run or sweep 's' in {uri}; give its name or MLflow id"
+    assert not exists(away)

@@ -10,7 +10,6 @@ import subprocess
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,11 +29,11 @@ from cifar_ray.tasks import Figure, TaskSpec
 from cifar_ray.tracking import artifacts, drawing, origin, pages, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.tracking.sink import Sink
-from cifar_ray.tracking.study import CHOSEN_BY_TAG, TASK_TAG
+from cifar_ray.tracking.study import CHOSEN_BY_TAG, FAILURE_TAG, FOLDER_TAG, TASK_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
+from tests.support import mlflow_store
 from tests.support.helpers import decided_of
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
 
@@ -104,11 +103,8 @@ def test_a_run_says_from_its_beginning_what_it_is(
         "cifar_ray.key": "key of mine", "topology": "1x2", "world_size": "2", "global_batch_size": "32", "strategy": "ddp",
         "dataset": "digits", "model": "simple_cnn", "seed": "7", "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray train", "mlflow.source.git.commit": "abc-dirty", "mlflow.parentRunId": "p",
-        "cifar_ray.command": recipe.command(CONFIG), store.FOLDER_TAG: "/there/mine", "mlflow.user": "somebody",
-        "mlflow.note.content": (
-            "simple_cnn on digits: topology 1x2, 32 images per step (16 per worker), ddp, 10 epochs, seed 7\n\n"
-            f"    {recipe.command(CONFIG)}\n"
-        ),
+        "cifar_ray.command": recipe.command(CONFIG), FOLDER_TAG: "/there/mine", "mlflow.user": "somebody",
+        "mlflow.note.content": f"    {recipe.command(CONFIG)}\n",
     }  # fmt: skip
     assert expected.items() <= tags.items()
     assert tags["version.torch"] == metadata.version("torch")
@@ -176,15 +172,13 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
         ("epoch/figure", 1),
         *(("iteration/figure", step) for step in (2, 4, 6, 8, 11)),
     ]
-    held = value(client, record.run_id, "rows_after_checkpoint.json")["rows"]
-    assert [(row["kind"], row["step"]) for row in held] == [("iteration", 13), ("epoch", 2)]
     listed = value(client, record.run_id, "checkpoints.json")["checkpoints"]
     assert [(entry["step"], entry["epoch"], entry["path"], entry["weights_sha256"]) for entry in listed] == [
         (6, 0, "/there/mine/checkpoints/step-00000006", "hash6"),
         (11, 1, "/there/mine/checkpoints/step-00000011", "hash11"),
     ]
     assert found.data.tags["cifar_ray.best_checkpoint"] == "/there/mine/checkpoints/step-00000011"
-    assert (found.data.tags["cifar_ray.hardware"], found.data.tags[store.FAILURE_TAG]) == ("a CPU", "no room")
+    assert (found.data.tags["cifar_ray.hardware"], found.data.tags[FAILURE_TAG]) == ("a CPU", "no room")
     assert found.data.params == runfile.params(CONFIG, DECIDED)
     assert value(client, record.run_id, "placement.json") == [{"rank": 0, "node": "a"}]
     assert found.info.status == "FAILED"
@@ -237,7 +231,7 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     assert record.end("FINISHED")
     found = only_run(client)
     assert (found.info.status, found.info.end_time) == ("FINISHED", 1_000_040_750)
-    assert store.FAILURE_TAG not in found.data.tags
+    assert FAILURE_TAG not in found.data.tags
     written = points(client, record.run_id)
     assert [(name, step) for name, step, _, _ in written] == [
         ("best/accuracy", 2), ("epoch/figure", 1), ("epoch/figure", 2), ("iteration/figure", 22),
@@ -357,14 +351,13 @@ def test_a_description_that_a_person_has_written_stays(client: MlflowClient, dig
     assert only_run(client).data.tags[store.NOTE_TAG] == "mine"
 
 
-def test_what_is_said_above_a_description_is_replaced_and_has_room(client: MlflowClient, digits: Dataset) -> None:
+def test_what_is_said_above_a_description_is_replaced(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     record.end("KILLED")
     client.set_tag(record.run_id, store.NOTE_TAG, "mine\n\n---\n\nmine, too")
-    below = "\n\n- - -\n\nmine\n\n---\n\nmine, too"
-    for paragraphs, shown in ((["a", "b"], "a\n\nb"), (["c" * 9000], "c" * (8000 - len(below)))):
+    for paragraphs, shown in ((["a", "b"], "a\n\nb"), (["c"], "c")):
         store.describe(client, record.run_id, paragraphs)
-        assert only_run(client).data.tags[store.NOTE_TAG] == shown + below
+        assert only_run(client).data.tags[store.NOTE_TAG] == f"{shown}\n\n- - -\n\nmine\n\n---\n\nmine, too"
 
 
 def test_a_person_without_a_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,9 +376,8 @@ def test_a_crowded_confusion_matrix_has_colours_alone(classes: int, counts: int)
 def test_a_class_of_any_name_is_drawn(client: MlflowClient, name: str) -> None:
     run_id = client.create_run("0").info.run_id
     with matplotlib.rc_context({"text.usetex": True}):
-        draw = partial(drawing.matrix, [[1, 2], [3, 4]], [name, "b"], "images")
-        artifacts.log_picture(client, run_id, "matrix.png", draw)
-    assert files(client, run_id) == {"matrix.png"}
+        artifacts.log_matrix(client, run_id, [[1, 2], [3, 4]], [name, "b"], "images")
+    assert files(client, run_id) == {"confusion_matrix.png"}
 
 
 def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
@@ -399,7 +391,8 @@ def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
             seen.append(os.environ.get(name))
 
     with tracking.unchanged():
-        assert Sink(Watched(client.tracking_uri), lambda client: client.create_run("0")).close("FINISHED", 30)
+        record = mlflow_store.unguarded(Watched(client.tracking_uri), lambda client: client.create_run("0"))
+        assert record.end("FINISHED")
     assert seen == ["true"]
     assert name not in os.environ
 

@@ -18,6 +18,8 @@ from mlflow import MlflowClient
 from cifar_ray import tracking
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.tracking import reading, store
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG
+from cifar_ray.tracking.uri import exists, resolve_uri
 from tests.support import mlflow_store
 
 
@@ -36,7 +38,7 @@ def test_the_store_is_the_one_given_the_variable_or_one_in_the_home(
 ) -> None:
     if variable:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", variable)
-    assert store.resolve_uri(given) == expected.format(home=home)
+    assert resolve_uri(given) == expected.format(home=home)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_the_store_is_the_one_given_the_variable_or_one_in_the_home(
 )
 def test_a_relative_store_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        store.resolve_uri(uri)
+        resolve_uri(uri)
     assert caught.value.as_flag() == (
         f"--tracking-uri must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
     )
@@ -64,7 +66,7 @@ def test_a_secret_in_the_address_is_refused_and_not_repeated(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     for given in (uri, None):
         with pytest.raises(ConfigError, match=reason) as caught:
-            store.resolve_uri(given)
+            resolve_uri(given)
         assert "hunter2" not in str(caught.value)
 
 
@@ -172,7 +174,7 @@ def refused(run: str, client: MlflowClient) -> str:
 
 def test_a_run_is_found_by_its_name_or_id(client: MlflowClient, tmp_path: Path) -> None:
     experiment = store.experiment_id(client, "test")
-    tags = {store.KEY_TAG: "k1", store.FOLDER_TAG: "/there"}
+    tags = {KEY_TAG: "k1", FOLDER_TAG: "/there"}
     mine = client.create_run(experiment, 1, tags, "mine").info.run_id
     client.create_run(experiment, run_name="foreign")
     opened, known = reading.open_run(client.tracking_uri, "mine")
@@ -183,31 +185,31 @@ def test_a_run_is_found_by_its_name_or_id(client: MlflowClient, tmp_path: Path) 
         assert reading.find_run(client, by) == known
     for absent in ("foreign", "nobody", "0" * 32):
         assert refused(absent, client) == (
-            f"there is no run {absent!r} in {client.tracking_uri}; a run is named by its name or MLflow id"
+            f"there is no run or sweep {absent!r} in {client.tracking_uri}; give its name or MLflow id"
         )
-    twin = client.create_run("0", 2, {store.KEY_TAG: "k2", "cifar_ray.sweep": "s"}, "mine").info.run_id
+    twin = client.create_run("0", 2, {KEY_TAG: "k2", "cifar_ray.sweep": "s"}, "mine").info.run_id
     assert (
         refused("mine", client) == f"there are 2 runs named 'mine'; take one of their ids: {twin} (of sweep s), {mine}"
     )
     assert reading.find_run(client, twin).folder == ""
     client.delete_run(twin)
     assert reading.find_run(client, "mine") == known
-    assert "there is no run" in refused(twin, client)
+    assert "there is no run or sweep" in refused(twin, client)
 
 
 def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, tmp_path: Path) -> None:
     for began in (3, 1, 2):
-        client.create_run("0", began, {store.KEY_TAG: "k"}, f"began at {began}")
+        client.create_run("0", began, {KEY_TAG: "k"}, f"began at {began}")
     found = reading.with_key(client.tracking_uri, "k")
     assert found is not None
     assert (found.name, found.key, found.folder, found.status) == ("began at 1", "k", "", "RUNNING")
     assert reading.with_key(client.tracking_uri, "another") is None
     away = f"sqlite:///{tmp_path}/away.db"
     assert reading.with_key(away, "k") is None
-    with pytest.raises(ConfigError, match=f"there is no run 'mine' in {away};"):
+    with pytest.raises(ConfigError, match=f"there is no run or sweep 'mine' in {away};"):
         reading.open_run(away, "mine")
-    assert not store.exists(away)
-    assert store.exists("http://127.0.0.1:9")  # only a request would tell
+    assert not exists(away)
+    assert exists("http://127.0.0.1:9")  # only a request would tell
     mlflow_store.alter(client, "DROP TABLE runs")
     with pytest.raises(ConfigError, match=r"does not \(no such table: runs\)"):
         reading.with_key(client.tracking_uri, "k")
@@ -215,7 +217,7 @@ def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, t
 
 def test_a_run_in_the_oldest_of_many_experiments_is_found(client: MlflowClient) -> None:
     """MLflow answers with 1,000 experiments at a time."""
-    client.create_run("0", tags={store.KEY_TAG: "k"}, run_name="old")
+    client.create_run("0", tags={KEY_TAG: "k"}, run_name="old")
     later = "1 << 50, 1 << 50, 'active'"
     counted = "WITH RECURSIVE numbers(n) AS (VALUES(1) UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000)"
     mlflow_store.alter(
@@ -234,7 +236,8 @@ def test_an_address_as_people_see_it(home: Path) -> None:
 
 def test_mlflows_own_functions_work_on_a_store_for_a_while(client: MlflowClient, home: Path) -> None:
     before = mlflow.get_tracking_uri()
-    with contextlib.suppress(OSError), store.as_default(client.tracking_uri):
+    with contextlib.suppress(OSError), tracking.unchanged():
+        mlflow.set_tracking_uri(client.tracking_uri)
         assert mlflow.get_tracking_uri() == client.tracking_uri
         raise OSError
     assert (mlflow.get_tracking_uri(), os.environ.get("MLFLOW_TRACKING_URI")) == (before, None)

@@ -21,7 +21,7 @@ from cifar_ray.tracking import pages, reading, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.parent import SweepRecord
 from cifar_ray.tracking.run import RunRecord
-from cifar_ray.tracking.study import STOPPED_BY_TAG, STOPPED_TAG, TASK_TAG, Sweep
+from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG, STOPPED_BY_TAG, STOPPED_TAG, TASK_TAG, Sweep
 from cifar_ray.training import recipe
 from tests.support.helpers import decided_of
 from tests.support.mlflow_store import alter, files, only_run, points, refuse, text, value
@@ -51,7 +51,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     client: MlflowClient, guarded: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "is_server", lambda uri: True)  # which has pages
+    monkeypatch.setattr(pages, "is_server", lambda uri: True)  # which has pages
     record = SweepRecord.create(client, SWEEP, "/there/s", "cifar-ray sweep x")
     cells = [
         {"name": name, "params": {}, "state": state, "reason": reason}
@@ -66,7 +66,7 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     experiment = client.get_experiment(found.info.experiment_id)
     assert (experiment.name, experiment.experiment_id) == ("cifar_ray/digits", record.experiment_id)
     expected = {
-        "cifar_ray.kind": "sweep", "cifar_ray.sweep": "s", store.FOLDER_TAG: "/there/s", "cifar_ray.hold": SWEEP.held,
+        "cifar_ray.kind": "sweep", "cifar_ray.sweep": "s", FOLDER_TAG: "/there/s", "cifar_ray.hold": SWEEP.held,
         "cifar_ray.axes": "topology", "cifar_ray.command": "cifar-ray sweep x", "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray sweep",
         "mlflow.note.content": "Sweep over topology\n\n    cifar-ray sweep x",
@@ -79,7 +79,6 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     assert value(client, record.run_id, "cells.json") == {"cells": cells}
     assert {name for name, *_ in points(client, record.run_id)} == {"sweep/wall_s"}
     assert found.data.metrics == {"sweep/wall_s": 2.0}
-    assert record.child_tags == {"mlflow.parentRunId": record.run_id}
     assert guarded == [(client.tracking_uri, found.data.tags[store.SESSION_TAG])]
     assert record.page == pages.run(client.tracking_uri, found)
 
@@ -115,8 +114,7 @@ def test_a_store_that_refuses_is_said_when_a_driver_of_a_sweep_begins(client: Ml
 def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     own = client.create_run("0").info.run_id
     one, two = (
-        client.create_run("0", tags={store.KEY_TAG: key, "mlflow.parentRunId": own}, run_name=key).info.run_id
-        for key in "ab"
+        client.create_run("0", tags={KEY_TAG: key, "mlflow.parentRunId": own}, run_name=key).info.run_id for key in "ab"
     )
     client.log_metric(one, "time/wall_s", 3.0)
     client.log_metric(one, "test/loss", 1.0)
@@ -124,7 +122,7 @@ def test_what_is_known_of_a_sweeps_runs(client: MlflowClient) -> None:
     client.set_tag(two, STOPPED_TAG, "median")
     client.set_terminated(two, "KILLED")
     facts = asdict(TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans"))
-    tags = {store.KEY_TAG: "c", "mlflow.parentRunId": own, TASK_TAG: json.dumps(facts)}
+    tags = {KEY_TAG: "c", "mlflow.parentRunId": own, TASK_TAG: json.dumps(facts)}
     other = client.create_run("0", tags=tags, run_name="c").info.run_id
     figures = {"test/rmse": 3.21, "scans_per_s": 1500.0, "test/accuracy": 0.5, "images_per_s": 9.0}
     for name, figure in figures.items():
@@ -148,7 +146,7 @@ def test_a_request_whose_answer_was_lost_makes_no_second_run(
         create(*arguments, **options)
         raise MlflowException("no answer")
 
-    client.create_run("0", tags={store.KEY_TAG: "of another"})
+    client.create_run("0", tags={KEY_TAG: "of another"})
     monkeypatch.setattr(client, "create_run", lost)
     record = opened(client, digits)
     record.end("KILLED")
@@ -197,7 +195,7 @@ def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
 ) -> None:
     sweep = sweeps.from_mapping({"name": "s", "grid": grid})
     record = SweepRecord.create(client, sweep, "/there/s", "")
-    home, tags = record.experiment_id, record.child_tags
+    home, tags = record.experiment_id, {"mlflow.parentRunId": record.run_id}
     opened(client, digits, "one", tags=tags, experiment=home).end("FINISHED")
     record.end("FINISHED")
     assert client.get_experiment(home).name == name
