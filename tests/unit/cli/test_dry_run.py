@@ -63,7 +63,7 @@ def test_a_store_that_is_there_stays_as_it_was(home: Path, capsys: pytest.Captur
     [
         ("--grid lr=0.1 --json", "--json is for --dry-run, which shows the sweep and trains nothing"),
         ("--grid lr=0.1 --dry-run --price nosuch", "--price must be USD per hour, "),
-        ("--resume nosuch --dry-run", "there is no sweep 'nosuch' in "),
+        ("--resume nosuch --dry-run", "there is no run or sweep 'nosuch' in "),
         (
             f"{WORDS} --grid lr=0.1 --model tests.support.networks:build --model-options.kind nosuch",
             "--grid must have a cell that can run here; 1x1 seed0: model must build a model when called with (32, 3, 10), "

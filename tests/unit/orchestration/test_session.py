@@ -223,7 +223,7 @@ def test_what_a_run_has_used_is_shown_and_recorded_now_and_then(priced: Any) -> 
         priced.handle(Spent(seconds, 2 * seconds, 4.0, nodes=2))
     assert priced.view.calls == [("cost", pytest.approx(0.02)), ("cost", pytest.approx(0.022))]
     assert priced.record.calls == [
-        ("spent", {"time/placed_s": 10.0, "time/waiting_s": 4.0, "cost/usd": pytest.approx(0.02)})
+        ("figures", {"time/placed_s": 10.0, "time/waiting_s": 4.0, "cost/usd": pytest.approx(0.02)})
     ]
     priced.end("FINISHED")
     assert priced.record.calls[-1][1]["cost/usd"] == pytest.approx(0.022)
