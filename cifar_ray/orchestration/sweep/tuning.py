@@ -37,18 +37,18 @@ class _Ends(TrialProgressCallback, ray.tune.Stopper):
     It takes the place of Ray Tune's own callback, which prints.
     """
 
-    def __init__(self, board: Any) -> None:
+    def __init__(self, board: Any, cells: int) -> None:
         super().__init__()
-        self._board = board
+        self._board, self._cells = board, cells
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
         pass
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Wait for the last cells to be recorded: Ray Tune kills what lasts 10 s longer than its loop."""
-        is_last = all(other is trial or other.is_finished() for other in trials)
+        ended = sum(other is trial or other.is_finished() for other in trials)  # of those that Ray Tune has made so far
         end = time.monotonic() + _END_S
-        while is_last and not self._says_so("stopped", trial.config[CELL]) and time.monotonic() < end:
+        while ended == self._cells and not self._says_so("stopped", trial.config[CELL]) and time.monotonic() < end:
             time.sleep(_LOOK_S)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -76,7 +76,7 @@ def start(board: Any, cells: list[int], folder: Path, at_once: int, scheduler: T
     os.environ.update(_SETTINGS)
     for name in ("ray.tune", "ray.train"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    ends = _Ends(board)
+    ends = _Ends(board, len(cells))
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(ray.tune.with_parameters(CellTrainable, board=board), _here()),
         param_space={CELL: ray.tune.grid_search(cells)},
