@@ -109,7 +109,8 @@ def log_model(
         for package in ("torch", "mlflow", "numpy", taken.package)
     ]
     name = re.sub("[/:.%\"']", "_", run.info.run_name)  # MLflow takes none of these here
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    one_at_a_time = drawing.ONE_AT_A_TIME  # torch's export and generator, and MLflow's loading of a file, are global
+    with one_at_a_time, torch.random.fork_rng(devices=[]), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         learned, weights = load()
         logged = client.create_logged_model(
             run.info.experiment_id,

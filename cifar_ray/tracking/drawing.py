@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from cifar_ray.config import imports
 MOST_CLASSES = 20
 """Classes whose names and counts there is room for in a confusion matrix."""
 
+ONE_AT_A_TIME = threading.RLock()
+"""Of two runs in a sweep's process, one may be recorded while the other ends; what is global is used by one."""
+
 
 @contextmanager
 def settings(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
@@ -21,7 +25,7 @@ def settings(changes: Mapping[str, Any] | None = None) -> Iterator[None]:
     What is drawn in it must be saved in it, too. The user's matplotlibrc, ``rcParams`` and ``MPLBACKEND`` change
     nothing, and stay as they are.
     """
-    with warnings.catch_warnings():
+    with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font lacks
         matplotlib = imports.matplotlib()
         defaults = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}

@@ -28,6 +28,7 @@ FOLDER_TAG = "cifar_ray.job_folder"
 """Tag with the folder in which Ray Train keeps the job's checkpoints and their figures."""
 
 _REPORT = "report"
+_LONGEST = 6000  # characters that MLflow keeps of a parameter
 _NO_KEY = re.compile(r"[^\w\-. /:]")  # what MLflow's names may not have
 
 
@@ -62,7 +63,7 @@ class JobRecord(Record):
         if not isinstance(params, Mapping):
             rule = "must be a mapping, such as vars(args) or dataclasses.asdict(config)"
             raise ConfigError("params", f"{rule}, got {errors.brief(params)}")
-        flat = {_NO_KEY.sub("_", key): str(value) for key, value in schema.flatten(params).items()}
+        flat = {_NO_KEY.sub("_", key): str(value)[:_LONGEST] for key, value in schema.flatten(params).items()}
         quoted, session = store.escaped(name), uuid.uuid4().hex
 
         def begin(client: MlflowClient) -> Run:

@@ -145,6 +145,7 @@ class Record:
         except Exception as error:
             if _is_refusal(error):
                 del self._rows[: len(rows)]  # or they would be refused again with all that comes
+                self._points -= {(name, row.step) for row in rows for name in row.metrics}
             raise
         del self._rows[: len(rows)]
         self.sent = sent

@@ -29,6 +29,7 @@ Client: TypeAlias = MlflowClient  # what speaks to a store
 SESSION_TAG = "cifar_ray.session"  # the driver process that last worked on the run
 NOTE_TAG = "mlflow.note.content"  # MLflow shows it as a run's description
 
+_LONGEST_NOTE = 7900  # characters above the rule and below; MLflow takes 8,000 as a tag
 _RULE = "\n\n- - -\n\n"  # written as few people do
 _REMOTE_TIMEOUT_S = 8.0
 _MOST = 50_000  # runs or experiments that MLflow gives at once
@@ -140,7 +141,7 @@ def escaped(text: str) -> str:
 def describe(client: MlflowClient, run_id: str, paragraphs: Sequence[str]) -> None:
     """Begin a run's description with paragraphs in Markdown, above a rule, in place of earlier ones."""
     rest = client.get_run(run_id).data.tags.get(NOTE_TAG, "").rpartition(_RULE)[2]
-    client.set_tag(run_id, NOTE_TAG, "\n\n".join(paragraphs) + _RULE + rest)
+    client.set_tag(run_id, NOTE_TAG, "\n\n".join(paragraphs)[: _LONGEST_NOTE - len(rest)] + _RULE + rest)
 
 
 def shown(uri: str) -> str:

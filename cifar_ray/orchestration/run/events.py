@@ -1,8 +1,7 @@
 """Events of a run, and the mailbox that carries them to the driver.
 
 Ray Train's own ``report`` is a barrier over all workers, so it is not used. Everything that is displayed or recorded
-goes through a mailbox, an actor beside the driver: posting never waits, and losing the mailbox never stops training. A
-sweep's mailbox carries the events of all its trials.
+goes through a mailbox, an actor beside the driver: posting never waits, and losing the mailbox never stops training.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ class RunSession:
     is_recorded: bool = False
     _placed: dict[int, Placed] = field(default_factory=dict)
     _traced: dict[int, Traced] = field(default_factory=dict)
+    _had_no_room: bool = False
     _callbacks: Listeners = field(init=False)
     _price: Price | None = field(init=False)
     _spent_at: float = 0.0
@@ -180,10 +181,14 @@ class RunSession:
     @_on.register
     def _(self, event: NoRoom) -> None:
         self.view.no_room(event.seconds)
+        self._had_no_room = True
 
     @_on.register
     def _(self, event: Placed) -> None:
         self._placed[event.rank] = event
+        if self._had_no_room:
+            self._had_no_room = False
+            self.view.doing("starting the workers")
         if len(self._placed) == self.decided.world_size:
             workers = [self._placed[rank] for rank in sorted(self._placed)]
             self.record.json("placement.json", [asdict(worker) for worker in workers])

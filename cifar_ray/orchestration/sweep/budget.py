@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cifar_ray import data
 from cifar_ray.config import limits
@@ -60,8 +60,8 @@ class Budget:
         most = self._config.max_cost
         return "max_cost" if most is not None and (self.usd or 0.0) >= most else ""
 
-    def refusal(self, cell: PlannedCell) -> str:
-        """Why a cell is not started: it is expected to take more than others leave. Empty when it may start."""
+    def refusal(self, cell: PlannedCell, begun: Collection[PlannedCell]) -> str:
+        """Why a cell is not started: it is expected to take more than those that have ``begun`` leave; else empty."""
         if reached := self.reached:
             return f"{self.words(reached)} is reached"
         left = self._left_s(cell)
@@ -70,7 +70,7 @@ class Budget:
             return f"expected to take {limits.duration(left)}, and {rest} of {self.words('max_time')} are left"
         if self._config.max_cost is not None and left:
             wanted = self._paid(cell)
-            running = sum(self._paid(other) for other in self._cells if other.state == boards.RUNNING)
+            running = sum(self._paid(other) for other in begun if other.state in (boards.WAITING, boards.RUNNING))
             rest_usd = self._config.max_cost - (self.usd or 0.0) - running
             if wanted > rest_usd:
                 rest = limits.dollars(max(rest_usd, 0.0))

@@ -101,14 +101,13 @@ class _Cell(Callback):
         self.link.change(**vars(begin.row))
         view = self._view = CellView(lambda shown: self.link.change(shown=shown), begin.row.shown)
         view.change(state=boards.RUNNING, note="starting the workers")
-        os.environ.update(begin.variables)
+        os.environ.update(begin.variables)  # MLflow's settings among them
         tracking.quieten(self._config.verbose)
         data.keep(self._config, self._facts)
         training = Training(begin.start, view, ray.get(begin.dataset), launch, begin.dataset)
         state, note = boards.FAILED, ""
         try:
-            with tracking.settings():
-                training.run(self._check, [self], self._limit, mailbox, self._ended, self._interrupted)
+            training.run(self._check, [self], self._limit, mailbox, self._ended, self._interrupted)
             state, note = self.link.row.state, self.link.row.shown.note
         except TooSmallError as error:
             self.link.change(is_lost=True)
@@ -119,6 +118,8 @@ class _Cell(Callback):
                 state, note = boards.STOPPED, self._behind
         except (RunFailedError, ConfigError) as error:
             note = str(error)
+        except Exception as error:
+            note = f"{type(error).__name__}: {error}"
         if training.session is not None:
             self.link.change(spent=training.session.spent, has_run=bool(training.session.record.run_id))
             if state in (boards.FINISHED, boards.STOPPED) and not training.session.is_recorded:

@@ -40,7 +40,7 @@ class DryRun:
 
 @tracking.unchanged()
 def of_new(config: SweepConfig) -> DryRun:
-    """Look at a sweep that has not begun; a user's mistake ends in the same ConfigError as in the sweep itself."""
+    """Look at a sweep that has not begun; what is wrong with its options or topologies is a ConfigError."""
     return _of(*driver.planned(config))
 
 

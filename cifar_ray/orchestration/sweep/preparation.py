@@ -119,14 +119,19 @@ class Preparation:
         """Decide how many CPUs a worker gets where none are given: as many as ``at_once`` cells leave, in all alike.
 
         More runs at once come first, since many runs of one thread each are done earlier than one run after another.
-        With the same number in every run, their times tell what the workers do, and not what the threads do. Cells
-        of an earlier driver are among them, so a sweep that is continued goes on with their number.
+        With the same number in every run, their times tell what the workers do, and not what the threads do. So a
+        sweep that is continued goes on with the number of its first driver.
         """
         sharing = [(cell, config) for cell, config in configured(cells) if config.cpus_per_worker is None]
-        cpus, nodes = min((cell.decided.cpus for cell, _ in sharing), default=1), self._all_nodes()
-        while cpus > 1 and any(
-            topology.copies(cell.decided.placement, nodes, cpus, cell.decided.gpus(config)) < at_once
-            for cell, config in sharing
+        before = [cell.decided.cpus for cell, _ in sharing if cell.folder is not None]
+        cpus, nodes = min(before or [cell.decided.cpus for cell, _ in sharing], default=1), self._all_nodes()
+        while (
+            not before
+            and cpus > 1
+            and any(
+                topology.copies(cell.decided.placement, nodes, cpus, cell.decided.gpus(config)) < at_once
+                for cell, config in sharing
+            )
         ):
             cpus -= 1
         self._cpus = cpus

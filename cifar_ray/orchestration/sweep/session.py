@@ -127,18 +127,18 @@ class SweepSession:
 
     @property
     def _left(self) -> int:
-        """How many cells the limits have stopped, have not started, or have left to be proposed."""
+        """How many cells the limits have stopped, or have not started."""
         stopped = sum(is_of_sweep(cell.row.stopped_by) for cell in self._cells)
         refused = sum(cell.state == boards.SKIPPED and cell.config is not None for cell in self._cells)
-        return stopped + refused + sum(cell.is_open for cell in self._cells)
+        return stopped + refused + sum(cell.state == boards.WAITING and not cell.repeats for cell in self._cells)
 
     def _fit_to_cluster(self, check: Callable[..., bool]) -> None:
         """Decide what all runs share: devices, how many train at once, CPUs, and how they compute."""
         config, ready = self._config, self._ready
-        for _, run in configured(self._asked())[:1]:
-            preflight.check_storage(self._folder, run)
         with NodeAllocator(self._board.waiting, check) as allocator:
             preparation.bring_nodes(allocator, self._asked())
+            for _, run in configured(self._asked())[:1]:
+                preflight.check_storage(self._folder, run)
             ready.place(self._asked())
             plan.refuse(config, self._planned)
             left = sum(cell.state == boards.WAITING for cell in self._cells)
@@ -246,7 +246,7 @@ class SweepSession:
         """Let a cell begin, unless there are no values, no time or no money for it."""
         if cell.is_open:
             self._propose(cell)
-        if cell.is_waiting and (reason := self._budget.refusal(cell)):
+        if cell.is_waiting and (reason := self._budget.refusal(cell, self._tried)):
             self._skip(cell, reason)
         self._tried.add(cell)
 
@@ -298,6 +298,9 @@ class SweepSession:
         for cell in repeats_of(goal, self._config, self._cells):
             self._cells.append(cell)
             self._board.add(cell.cell.name)
+        for cell in self._cells:
+            if cell.repeats and cell.is_waiting:
+                self._ready.prepare(cell)
         if left := [cell for cell in self._cells if cell.repeats and cell.is_waiting]:
             again = counted(len(left), "other seed")
             self._board.line(f"the best run, {left[0].repeats}, is trained again with {again}")

@@ -182,34 +182,34 @@ def test_a_wide_estimate_leaves_no_run_out_that_would_fit_at_its_low_end() -> No
     finish(first, 10.0)
     finish(second, 30.0)
     budget.placed_s = 40.0
-    assert budget.refusal(third) == ""
+    assert budget.refusal(third, ()) == ""
     budget.placed_s = 43.0
-    assert budget.refusal(third) == "expected to take 10 s, and 9 s of the sweep's --max-time 52s are left"
+    assert budget.refusal(third, ()) == "expected to take 10 s, and 9 s of the sweep's --max-time 52s are left"
 
 
 def test_a_run_is_left_out_that_would_not_end_within_the_time_of_the_sweep() -> None:
     budget, (first, second) = planned({"seed": [1, 2]}, max_time="50s")
-    assert budget.refusal(first) == ""  # nothing is known of such runs
+    assert budget.refusal(first, ()) == ""  # nothing is known of such runs
     finish(first, 20.0)
     budget.placed_s = 29.0
-    assert budget.refusal(second) == ""
+    assert budget.refusal(second, ()) == ""
     budget.placed_s = 31.0
-    assert budget.refusal(second) == "expected to take 20 s, and 19 s of the sweep's --max-time 50s are left"
+    assert budget.refusal(second, ()) == "expected to take 20 s, and 19 s of the sweep's --max-time 50s are left"
     second.row = replace(second.row, spent=Spent(5.0, 5.0))  # it goes on
-    assert budget.refusal(second) == ""
+    assert budget.refusal(second, ()) == ""
     budget.placed_s = 50.0
     assert budget.reached == "max_time"
-    assert budget.refusal(second) == "the sweep's --max-time 50s is reached"
+    assert budget.refusal(second, ()) == "the sweep's --max-time 50s is reached"
 
 
 def test_a_run_is_left_out_that_would_cost_more_than_is_left_with_those_that_run() -> None:
     budget, (first, second, third) = planned({"seed": [1, 2, 3]}, max_cost=0.05)  # 50 s
     finish(first, 20.0)
     assert budget.usd == pytest.approx(0.02)
-    assert budget.refusal(second) == ""
+    assert budget.refusal(second, ()) == ""
     end(second, boards.RUNNING, spent=Spent(4.0, 4.0, nodes=1))
     told = "expected to cost 0.0200 USD, and 0.0100 USD of the sweep's --max-cost 0.05 are left"
-    assert budget.refusal(third) == told
+    assert budget.refusal(third, [second]) == told
     finish(second, 31.0)
     assert budget.reached == "max_cost"
 

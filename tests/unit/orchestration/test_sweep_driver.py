@@ -141,7 +141,7 @@ def test_runs_that_a_limit_has_stopped_or_the_sweep_are_left_for_later(driven: C
     assert (second.state, sweep.is_over) == (boards.WAITING, False)
     halted = replace(RUNNING, stopped_by="sweep_max_time").ended(boards.STOPPED, "stopped by the sweep's --max-time")
     sweep.post(first, replace(halted, is_recorded=True))
-    assert (first.state, third.state, sweep.driver._left, sweep.is_over) == (boards.STOPPED, boards.WAITING, 1, True)
+    assert (first.state, third.state, sweep.driver._left, sweep.is_over) == (boards.STOPPED, boards.WAITING, 3, True)
 
 
 def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_said_once(
