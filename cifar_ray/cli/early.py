@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,4 +42,5 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
-        raise ConfigError("port", f"must be a free port of this machine, got {port} at {host!r} ({error})") from None
+        key = "port" if getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise ConfigError(key, f"must be a free port of this machine, got {port} at {host!r} ({error})") from None

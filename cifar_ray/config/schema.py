@@ -301,7 +301,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse of :func:`flatten`.
 
     Raises:
-        ConfigError: when a key has a value as well as options.
+        ConfigError: when a key has a value as well as options, or is there twice.
     """
     values: dict[str, Any] = {}
     for key, value in flat.items():
@@ -311,5 +311,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
                 raise ConfigError(".".join(outer), f"must be a mapping of its options, got {brief(inner)}")
-        inner[last] = value
+        if last in inner:
+            raise ConfigError(key, "must be given once, and is given twice")
+        inner[last] = dict(value) if isinstance(value, Mapping) else value  # which is not the given one's to fill
     return values

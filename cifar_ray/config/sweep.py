@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -245,10 +245,16 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")
     if sweep.held == "batch" and not all("batch_size" in {**sweep.train, **axes} for axes in sweep.grid):
         raise ConfigError("grid", "must have batch_size in every grid, or global_batch_size in its place")
+    if sweep.measure == "times" and sweep.train.get("gpus_per_worker", 1) < 1:
+        raise ConfigError("measure", "must be all or accuracy where runs share a GPU: their times are each other's")
     limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
 def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
+    if set(_BATCHES) <= {name for each in sweep.grid for name in each}:
+        raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
+    if "seed" in axes and sweep.seeds > 1:
+        raise ConfigError("seeds", "must be 1 where seed is an axis")
     for name, values in axes.items():
         if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
             raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
@@ -288,17 +294,22 @@ def cells(sweep: SweepConfig, chosen: Sequence[Mapping[str, Any]]) -> list[Cell]
         ConfigError: when two cells are the same.
     """
     settings = [_with_seed(sweep, values, turn) for turn in range(sweep.seeds) for values in chosen]
-    names = _names(sweep, settings)
-    for name, count in Counter(names).most_common(1):
-        if count > 1:
-            raise ConfigError("grid", f"must not have the same cell twice; it has {name!r} twice")
-    return [_cell(sweep, name, values) for name, values in zip(names, settings, strict=True)]
+    made = [_cell(sweep, *named) for named in zip(_names(sweep, settings), settings, strict=True)]
+    first: dict[str, str] = {}
+    for cell in made:
+        of = json.dumps(schema.to_plain(cell.config) if cell.config else cell.values, sort_keys=True)
+        if first.setdefault(of, cell.name) is not cell.name:
+            raise ConfigError("grid", f"must not have the same cell twice; it has {cell.name!r} twice")
+    return made
 
 
 def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cell]) -> Cell | None:
     """One more run of a search, with the chosen combination of values; None when one of the others is the same."""
-    values, settings = _with_seed(sweep, chosen), [other.values for other in others]
-    return None if values in settings else _cell(sweep, _names(sweep, [*settings, values])[-1], values)
+    values, taken = _with_seed(sweep, chosen), {other.name for other in others}
+    if any(values == other.values for other in others):
+        return None
+    names = (_names(sweep, [values], whole)[0] for whole in (False, True))
+    return _cell(sweep, next(name for name in names if name not in taken), values)
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:

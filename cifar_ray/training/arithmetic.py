@@ -127,7 +127,8 @@ def _fastest(passes: Mapping[str, Callable[[], float]], gain: float, worker: Wor
             break
         names = [usual, best]  # the least of many may be so by chance
     chosen = best if seconds[usual] > gain * seconds[best] else usual
-    return chosen, ", ".join(f"{name} {1000 * each:.1f} ms" for name, each in seconds.items())
+    words = {name: f"{1000 * each:.1f} ms" if math.isfinite(each) else "not here" for name, each in seconds.items()}
+    return chosen, ", ".join(f"{name} {took}" for name, took in words.items())
 
 
 def in_turn(timed: Sequence[Callable[[], float]], least: int, most: int) -> list[tuple[float, ...]]:

@@ -176,6 +176,7 @@ class Outcome:
         mistakes: test images that the same checkpoint got wrong with the highest probabilities, the worst first.
         history: every row of the run.
         stopped_by: ``patience`` when that has ended the run before its last epoch, else empty.
+        untested: why the best checkpoint has no test figures, as a sentence, when it cannot be read; else empty.
         steps: the times of the steps of every rank, in its last process.
     """
 
@@ -189,6 +190,7 @@ class Outcome:
     confusion: list[list[int]]
     history: tuple[Row, ...]
     stopped_by: str = ""
+    untested: str = ""
     mistakes: tuple[Mistake, ...] = ()
     steps: StepTimes | None = None
 

@@ -204,9 +204,10 @@ def _check_shapes(config: ResolvedConfig, spec: Facts) -> None:
         except (RuntimeError, ValueError, ZeroDivisionError) as error:
             sized = "image_size" if option.chosen(config.dataset) in SIZED else "dataset"
             what = f"{errors.counted(count, tasks.spec(config, spec).unit[:-1])} of {'x'.join(map(str, spec.shape))}"
+            rule = "suit" if count > 1 else "leave at least 2 in each pass of"
             raise ConfigError(
                 sized if count > 1 else strategies.of(config).cut or "global_batch_size",
-                f"must suit --model {config.model}, which cannot take {what} at once: {errors.first_line(error)}",
+                f"must {rule} --model {config.model}, which cannot take {what} at once: {errors.first_line(error)}",
             ) from None
 
 

@@ -18,7 +18,7 @@ from cifar_ray.tasks.spec import CHOSEN, CHOSEN_EPOCH
 from cifar_ray.training import checkpoint, hardware, optimizer, step_times
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.collectives import from_all, from_rank0
-from cifar_ray.training.errors import DivergedError
+from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.observer import EpochRecord, Observer, Outcome, Row, step_of
 from cifar_ray.training.rank_times import PARTS
 from cifar_ray.training.setup import TrainingState
@@ -150,7 +150,7 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
     that was done before this process.
     """
     worker, task, clock = state.worker, state.task.spec, state.clock
-    newest, digest, best = from_rank0(worker, lambda: _kept(state.folder))
+    newest, digest, best, problem = from_rank0(worker, lambda: _kept(state))
     with clock.phase("evaluation"):
         if last is None or state.tester is not state.evaluator:
             last = _tested(state, newest)
@@ -193,15 +193,34 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
         confusion=shown.confusion,
         history=tuple(state.history),
         stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
+        untested=problem,
         mistakes=state.tester.mistakes(),  # it has evaluated the checkpoint that is shown last
         steps=step_times.gather(state),
     )
 
 
-def _kept(folder: Path) -> tuple[Path, str, Path | None]:
-    """The last checkpoint, its weights' SHA-256, and the checkpoint that is chosen; None where nothing chooses."""
-    newest = checkpoint.every(folder)[-1]
-    return newest, checkpoint.read(newest).weights_sha256, checkpoint.best(folder)
+def _kept(state: TrainingState) -> tuple[Path, str, Path | None, str]:
+    """The last checkpoint and its weights' SHA-256, the chosen one or None, and why that one cannot be read.
+
+    The chosen one is the best by the run's history: a damaged one does not make the next best the chosen one, as
+    :func:`checkpoint.best` would.
+    """
+    newest = checkpoint.every(state.folder)[-1]
+    digest = checkpoint.read(newest).weights_sha256
+    chooser = choosing.objective(state.task.spec, state.decided.facts)
+    if chooser is None or (best := checkpoint.best(state.folder)) is None:
+        return newest, digest, None, ""
+    rows = [row for row in state.history if row.kind == "epoch"]
+    top = max(rows, key=lambda row: chooser.figure.rank(row.metrics.get(chooser.metric, math.nan)))
+    of_epoch = {step_of(path.name): path for path in checkpoint.every(state.folder)}
+    best = of_epoch.get(top.step * state.loader.steps_per_epoch, best)
+    try:
+        if best != newest:  # whose figures are known
+            checkpoint.load(best)
+    except CheckpointError as error:
+        why = str(error).replace(f"{state.folder}/", "")
+        return newest, digest, None, f"the best checkpoint, of epoch {top.step}, cannot be tested: {why}"
+    return newest, digest, best, ""
 
 
 def _tested(state: TrainingState, path: Path) -> Evaluation:

@@ -157,9 +157,8 @@ def refused(person: Person, storage: str, command: Sequence[str] = ("train",), *
 def test_a_bucket_that_is_not_there(user: Person) -> None:
     for command in (["train"], ["sweep", "--name", "seeds", "--grid", "seed=1,2"]):
         sentence = refused(user, "s3://nobody-has-it/runs", command)
-        assert sentence.startswith(
-            "error: --storage must be a folder or a bucket that can be written; s3://nobody-has-it/runs: NO_SUCH_"
-        )
+        assert sentence.startswith("error: --storage must be a folder or a bucket that can be written; ")
+        assert "NO_SUCH_BUCKET" in sentence
     ill = user.runs("doctor", "--storage", "s3:/wrong")
     assert (ill.returncode, ill.stdout.count("!!  ")) == (0, 0)  # it is a folder's name
     well = user.runs("doctor", "--storage", f"s3://{stores.BUCKET}/team")

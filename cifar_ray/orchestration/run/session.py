@@ -273,6 +273,8 @@ class RunSession:
         self.record.result(outcome, self.dataset.tested_on(self.config.test_images))
         if outcome.stopped_by:
             self.record.tags({STOPPED_BY_TAG: outcome.stopped_by})
+        if outcome.untested:
+            self.view.line(f"{outcome.untested}; the figures are the last epoch's")
         wanted, best = self.config.log_models, int(outcome.metrics.get(CHOSEN_EPOCH, 0))
         final, load = Path(outcome.checkpoint).name, partial(checkpoints.load, self.folder.folder)
         if best and (wanted == "best" or (wanted == "all" and best != outcome.epochs)):

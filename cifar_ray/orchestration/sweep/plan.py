@@ -273,6 +273,8 @@ def read(known: Sweep, given: Mapping[str, Any] | None = None) -> tuple[SweepCon
         with folder.on_disk(_CONFIG) as path:
             config = sweeps.from_mapping(runfile.read(path))
         cells = [_read(index, cell) for index, cell in enumerate(json.loads(folder.read(_CELLS)))]
+    except ConfigError:
+        raise
     except (KeyError, TypeError, OSError, ValueError) as error:
         raise ConfigError("resume", f"needs the sweep's folder, {known.folder}, which is gone or damaged") from error
     for _, run in configured(cells):

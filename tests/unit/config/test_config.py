@@ -339,7 +339,7 @@ def test_every_option_says_whether_it_decides_the_weights() -> None:
         ("epochs: many\n", "{}: epochs must be a whole number, got 'many'"),
         ("text: {{vocabulary: 99}}", "{}: text.vocabulary must be at least 257, got 99"),
         ("model_options: 3\nmodel_options.width: 5\n", "{}: model_options must be a mapping of its options, got 3"),
-        ("model_options.width: 5\nmodel_options: 3\n", "{}: model_options must be a mapping, got 3"),
+        ("model_options.width: 5\nmodel_options: 3\n", "{}: model_options must be given once, and is given twice"),
         ("model_option: {{}}\n", "{}: unknown key 'model_option'; did you mean 'model_options'?"),
         ("- epochs\n", "{} must be a mapping of keys to values"),
         ("version: 99\n", "{}: version must be 2, got 99: the file was written by another version of cifar_ray"),
