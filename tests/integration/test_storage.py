@@ -284,7 +284,6 @@ def test_a_run_goes_on_though_its_config_cannot_be_kept(
     with redirect_stdout(said), Console() as console:
         RunSession(small, decided_of(small), digits, gone, record, console).handle(Started(decided_of(small), 0, 10))
     assert record.end("KILLED")
-    assert f"{gone.address}/config.yaml cannot be written: " in " ".join(said.getvalue().split())
     assert "training on" in said.getvalue()
 
 

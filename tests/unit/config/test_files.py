@@ -52,7 +52,7 @@ def test_a_port_is_free_taken_or_none_at_all() -> None:
         with pytest.raises(ConfigError) as caught:
             early.listen(host, taken)
         assert caught.value.as_flag().startswith(
-            f"--port must be a free port of this machine, got {taken} at {host!r} ("
+            f"--host must be a free port of this machine, got {taken} at {host!r} ("
         )
 
 

@@ -125,22 +125,35 @@ def test_a_run_whose_epochs_are_all_done_is_tested_when_it_is_resumed(tmp_path: 
     assert again.confusion == outcome.confusion
 
 
-def test_a_best_checkpoint_that_is_damaged_ends_the_run_with_a_sentence(digits: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json"])
+def test_a_best_checkpoint_that_cannot_be_read_is_told_and_the_last_one_counts(
+    file: str, digits: Dataset, tmp_path: Path
+) -> None:
     """It is damaged while the run goes on; another one is not taken for the best."""
     config = validated("1x1", lr=3.0, epochs=4)
     dataset = data.read(config)
-    epoch = int(train_here(config, dataset, tmp_path / "whole").metrics["chosen/epoch"])
+    whole = train_here(config, dataset, tmp_path / "whole")
+    epoch = int(whole.metrics["chosen/epoch"])
     assert epoch < 4
-    path = tmp_path / "damaged" / f"step-{4 * epoch:08d}" / "weights.safetensors"
 
     class Damaging(Recorder):
         def step_done(self, *event: Any) -> None:
             super().step_done(*event)
             if event[1] == 15:
+                path = tmp_path / "damaged" / f"step-{4 * epoch:08d}" / file
                 path.write_bytes(path.read_bytes()[:-9])
 
-    with pytest.raises(CheckpointError, match=f"^checkpoint file {path} is damaged"):
-        train_here(config, dataset, tmp_path / "damaged", Damaging())
+    outcome = train_here(config, dataset, tmp_path / "damaged", Damaging())
+    told = f"the best checkpoint, of epoch {epoch}, cannot be tested: checkpoint "
+    assert outcome.untested.startswith(told)
+    assert f"step-{4 * epoch:08d}" in outcome.untested
+    assert str(tmp_path) not in outcome.untested
+    assert outcome.weights_sha256 == whole.weights_sha256
+    ended = {name: value for name, value in whole.metrics.items() if not name.startswith(("peak", "epoch_s"))}
+    assert {name for name in ended if name not in outcome.metrics} == {
+        name for name in ended if name.startswith(("chosen/", "best/"))
+    }
+    assert outcome.metrics["test/accuracy"] == whole.metrics["test/accuracy"]
 
 
 def test_a_plain_run_chooses_nothing(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:

@@ -18,9 +18,7 @@ from tests.support.helpers import Recorder, Stopped, resolved, train_here
 
 DIGITS: dict[str, object] = {"dataset": "digits"}
 FEW = "must leave at least one step per epoch: "
-NORM = (
-    "must suit --model resnet50, which cannot take 1 image of 3x32x32 at once: Expected more than 1 value per channel"
-)
+NORM = "must leave at least 2 in each pass of --model resnet50, which cannot take 1 image of 3x32x32 at once: Expected more than 1 value per channel"
 
 
 @pytest.mark.parametrize(
