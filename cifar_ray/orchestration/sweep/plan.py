@@ -220,10 +220,10 @@ def absolute(config: SweepConfig) -> SweepConfig:
     def of(axes: Mapping[str, Any]) -> dict[str, Any]:
         changed = dict(axes)
         for name, way in ways.items():
-            if isinstance(values := axes.get(name), list):
-                changed[name] = [way(value) for value in values]
+            if isinstance(values := axes.get(name), list | tuple):
+                changed[name] = [value and way(str(value)) for value in values]
             elif values is not None:
-                changed[name] = way(values)
+                changed[name] = way(str(values))
         return changed
 
     return replace(config, train=of(config.train), grid=tuple(map(of, config.grid)))
