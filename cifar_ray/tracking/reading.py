@@ -181,52 +181,56 @@ def sweeps_or_runs(uri: str, names: Sequence[str]) -> list[Sweep]:
     """Read for each name the newest sweep of that name; without one, the run of that name or MLflow id."""
     client = _client(uri, names[0])
     sweeps = [(name, find_sweep(client, name)) for name in names]
-    return [_study(client, sweep) if sweep else _named(client, [name]) for name, sweep in sweeps]
+    return _measured(client, [_planned(client, sweep) if sweep else _named(client, [name]) for name, sweep in sweeps])
 
 
 def runs(uri: str, names: Sequence[str]) -> Sweep:
-    """Read runs of these names or MLflow ids, in the order given; one named twice counts once.
-
-    Raises:
-        ConfigError: also when one of them is no run of a training.
-    """
-    return _named(_client(uri, names[0]), names)
+    """Read runs of trainings by these names or MLflow ids, in the order given; one named twice counts once."""
+    client = _client(uri, names[0])
+    return _measured(client, [_named(client, names)])[0]
 
 
-def _study(client: MlflowClient, sweep: Sweep) -> Sweep:
-    """A sweep with its cells, and what reports show of them."""
+def _measured(client: MlflowClient, sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """Sweeps with what reports show of their runs, each of which is read once."""
+    read: dict[str, dict[str, Any]] = {"": {}}  # of a cell without a run, nothing
+    with store.refusing(client.tracking_uri):
+        for trial in (trial for sweep in sweeps for trial in sweep.trials):
+            if trial.run_id not in read:
+                read[trial.run_id] = _shown(client, trial)
+    return [replace(of, trials=[replace(trial, **read[trial.run_id]) for trial in of.trials]) for of in sweeps]
+
+
+def _planned(client: MlflowClient, sweep: Sweep) -> Sweep:
+    """A sweep with its cells."""
     with store.refusing(client.tracking_uri):
         cells = (_json(client, sweep.run_id, parent.CELLS_FILE) or {}).get("cells")
-        trials = [_read(client, trial) for trial in _cells(client, sweep, cells or ()) if _is_placed(trial)]
+        trials = [trial for trial in _cells(client, sweep, cells or ()) if _is_placed(trial)]
     return replace(sweep, trials=trials, cautions=(_NO_CELLS,) if cells is None else ())
 
 
 def _named(client: MlflowClient, names: Sequence[str]) -> Sweep:
-    """Runs named one by one, and what reports show of them."""
-    uri, trials = client.tracking_uri, {run.run_id: run for run in (find_run(client, name) for name in names)}
-    for trial in trials.values():
+    """Runs named one by one."""
+    uri, found = client.tracking_uri, [find_run(client, name) for name in names]
+    trials = [*{run.run_id: run for run in found}.values()]
+    for trial in trials:
         if not _is_placed(trial):
             raise ConfigError("", f"run {trial.name!r} in {uri} cannot be compared: it is no training with parameters")
-    with store.refusing(uri):
-        read = [_read(client, trial) for trial in trials.values()]
-    held = len({trial.global_batch_size for trial in read}) == 1 and len({trial.batch_size for trial in read}) > 1
-    command = f"cifar-ray compare {' '.join(names)}" if len(names) > 1 else read[0].tags.get("cifar_ray.command", "")
-    name = ", ".join(trial.name for trial in read)
-    return Sweep(name, read, store.shown(uri), command, hold="global_batch" if held else "")
+    held = len({trial.global_batch_size for trial in trials}) == 1 and len({trial.batch_size for trial in trials}) > 1
+    command = f"cifar-ray compare {' '.join(names)}" if len(names) > 1 else trials[0].tags.get("cifar_ray.command", "")
+    name = ", ".join(trial.name for trial in trials)
+    return Sweep(name, trials, store.shown(uri), command, hold="global_batch" if held else "")
 
 
-def _read(client: MlflowClient, trial: Run) -> Run:
-    """A run with its histories and its confusion matrix, each of which is a request."""
-    if not trial.run_id:
-        return trial
+def _shown(client: MlflowClient, trial: Run) -> dict[str, Any]:
+    """A run's histories and its confusion matrix, each of which is a request, by the fields of ``Run``."""
     confusion = (trial.finished and _json(client, trial.run_id, "confusion_matrix.json")) or {}
-    return replace(
-        trial,
-        history={name: _history(client, trial.run_id, name) for name in trial.metrics if _is_followed(name, trial)},
-        confusion=confusion.get("counts"),
-        class_names=tuple(confusion.get("classes", ())),
-        mistakes=tuple(confusion.get("mistakes", ())),
-    )
+    followed = [name for name in trial.metrics if _is_followed(name, trial)]
+    return {
+        "history": {name: _history(client, trial.run_id, name) for name in followed},
+        "confusion": confusion.get("counts"),
+        "class_names": tuple(confusion.get("classes", ())),
+        "mistakes": tuple(confusion.get("mistakes", ())),
+    }
 
 
 def _cells(client: MlflowClient, sweep: Sweep, cells: Sequence[Mapping[str, Any]]) -> list[Run]:
