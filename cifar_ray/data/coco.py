@@ -76,8 +76,11 @@ def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.nd
 
     if isinstance(runs := instance["segmentation"], dict):
         counts = runs["counts"]
-        fits = sum(counts) == size[0] * size[1] if isinstance(counts, list) else None
-        if not (mask.encode(mask.decode(runs))["counts"] == counts.encode() if fits is None else fits):
+        if isinstance(counts, list):
+            fits = sum(counts) == size[0] * size[1]
+        else:
+            fits = mask.encode(mask.decode(runs))["counts"] == counts.encode()
+        if not fits:
             raise ValueError(f"annotation {instance['id']} has no runs of all pixels of its image")
     return np.asarray(read.annToMask(instance))
 

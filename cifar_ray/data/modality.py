@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ _DRAWN_SIDE = 64  # pixels of an image that is drawn, at most: a report reads ev
 _CHARACTERS = 240  # of a text that is drawn, at most
 
 
-class Modality:
+class Modality(ABC):
     """One of :data:`~cifar_ray.config.facts.Inputs`, with the facts of a data set.
 
     Attributes:
@@ -67,13 +68,13 @@ class Modality:
         return True
 
     @property
+    @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What a program needs to know to read samples, for JSON."""
-        raise NotImplementedError
 
+    @abstractmethod
     def given(self, row: np.ndarray) -> dict[str, Any]:
         """One sample of the data set as people give it, by name."""
-        raise NotImplementedError
 
     def drawn(self, row: np.ndarray) -> dict[str, str]:
         """One sample for a picture or a table: ``png``, a small image in base64, or ``text``; nothing of others."""

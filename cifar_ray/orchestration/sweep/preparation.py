@@ -125,14 +125,8 @@ class Preparation:
         sharing = [(cell, config) for cell, config in configured(cells) if config.cpus_per_worker is None]
         before = [cell.decided.cpus for cell, _ in sharing if cell.folder is not None]
         cpus, nodes = min(before or [cell.decided.cpus for cell, _ in sharing], default=1), self._all_nodes()
-        while (
-            not before
-            and cpus > 1
-            and any(
-                topology.copies(cell.decided.placement, nodes, cpus, cell.decided.gpus(config)) < at_once
-                for cell, config in sharing
-            )
-        ):
+        needs = [] if before else [(cell.decided.placement, cell.decided.gpus(config)) for cell, config in sharing]
+        while cpus > 1 and any(topology.copies(placement, nodes, cpus, gpus) < at_once for placement, gpus in needs):
             cpus -= 1
         self._cpus = cpus
         for cell, _ in sharing:
