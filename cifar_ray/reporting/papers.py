@@ -14,7 +14,7 @@ from cifar_ray import tasks
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import audit, chance, figures, scaling
-from cifar_ray.reporting.cells import Group, measured, micro_batches
+from cifar_ray.reporting.cells import Group, measured
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.figures import Figure
 from cifar_ray.reporting.frame import Configuration, Runs
@@ -64,7 +64,7 @@ class _Row(NamedTuple):
             "global_batch_size": config.global_batch_size,
             "workers": config.devices,
             "strategy": _SINGLE if single else config.strategy,
-            "micro_batches": int(micro_batches(config.trials[0]) or 0),
+            "micro_batches": int(figures.micro_batches(config.trials[0]) or 0),
         }
         return all(own[name] == value for name, value in self.place.items() if name in own)
 
