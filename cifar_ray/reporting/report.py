@@ -240,7 +240,8 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"must be a folder that can be written to, and {error.filename or folder} is not ({error.strerror or error})"
+        path, reason = error.filename or folder, error.strerror or error
+        problem = f"must be a folder that can be written to, and {path} is not ({reason})"
         raise ConfigError("out", problem) from None
 
 
