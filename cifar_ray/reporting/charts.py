@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,14 +30,10 @@ _T = TypeVar("_T")
 Panel = Mapping[Configuration, _T]
 """Configurations from few workers to many, and what is drawn of each."""
 
-Read = Callable[[Run], Mapping[Any, float]]
-"""A curve of a run, heights by what they are over; empty where it was not recorded."""
-
 _MOST_TOGETHER = 3  # series; with more, each topology has a panel of its own
 _MOST_LINEAR = 8  # with a larger ratio, those with few workers would lie on each other
-_MOST_WRITTEN = 8  # more figures above the bars of one panel would run into each other
+_MOST_WRITTEN = 6  # more figures above the bars of one panel would run into each other
 _WORST_PAIRS = 5
-_ROW = 0.3  # height of a row of bars in inches
 _COLUMNS, _WIDTH, _WORDS, _LETTERS = 8, 1.25, 0.55, 16  # images beside each other; inches of one, of its words
 _BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "fontsize": 8}
 
@@ -115,14 +110,13 @@ def charts(runs: Runs) -> list[Chart]:
 
 
 def _learned(view: View) -> Chart | None:
-    spec, primary = view.runs.task.spec, view.runs.task.primary
+    spec, of, primary = view.runs.task.spec, view.runs.task.spec.primary, view.runs.task.primary
     epoch = "chosen" if any(CHOSEN_EPOCH in trial.metrics for trial in view.runs.study.trials) else "last"
     caption = (
-        f"{spec.primary.title} over the test {spec.unit} after the {epoch} epoch; "
-        f"{'higher' if spec.primary.better == 'max' else 'lower'} is better. The axis shows the range of the figures, "
-        "not all from 0."
+        f"{of.title} over the test {spec.unit} after the {epoch} epoch; {'higher' if of.better == 'max' else 'lower'} "
+        "is better. The axis shows the range of the figures, not all from 0."
     )
-    return _bars(view, primary, primary.key.removesuffix("_percent"), f"Test {spec.primary.noun}", caption)
+    return _bars(view, primary, primary.key.removesuffix("_percent"), f"Test {of.noun}", caption)
 
 
 def _spread(shown: Mapping[str, Panel[Any]]) -> str:
@@ -198,13 +192,13 @@ def _stacked(view: View, parts: Sequence[Figure], key: str, axis: str) -> Chart 
 
     title, caption = _TEXTS[key]
     caption += _unequal(shown, TRAINING_TIME) if key == "phases" else ""
-    heights = [_ROW * len(panel) + 1.0 for panel in shown.values()]
+    heights = [0.3 * len(panel) + 1.0 for panel in shown.values()]  # inches
     return Chart(key, title, caption, draw.panels(shown, paint, 9.5, 1, heights=heights)) if shown else None
 
 
 def _part(figure: Figure) -> str:
     """What a part of a time is called: ``start-up``."""
-    return re.sub(r" \(\w+\)$", "", figure.title).lower()
+    return figure.title.partition(" (")[0].lower()
 
 
 def _scaling(view: View) -> Chart | None:
@@ -246,8 +240,8 @@ def _scaling(view: View) -> Chart | None:
     return Chart("scaling", f"Speed by number of {word}", caption, draw.panels(shown, paint)) if shown else None
 
 
-def _lines(view: View, read: Read) -> dict[str, list[Line]]:
-    """By the titles of panels, a line for every curve of two points: means over the seeds.
+def _lines(view: View, read: Callable[[Run], Mapping[Any, float]]) -> dict[str, list[Line]]:
+    """By the titles of panels, a line for every curve that is ``read`` and has two points: means over the seeds.
 
     Where there are many series, each topology has a panel of its own; else topologies differ in the lines' shapes.
     """
@@ -352,16 +346,15 @@ def confusion(runs: Runs) -> Chart | None:
 
 def _confused(run: Run) -> str:
     """The classes most often taken for one another, where there are too many for numbers in the picture."""
-    counts, names = np.array(run.confusion), [plain(name).strip() for name in run.class_names]
+    counts = np.array(run.confusion)
     if len(counts) <= MOST_CLASSES:
         return ""
-    pairs = np.tril(counts + counts.T, -1)
-    worst = []
-    for at in np.argsort(-pairs, axis=None, kind="stable")[:_WORST_PAIRS]:
-        second, first = divmod(int(at), len(pairs))
-        if pairs[second, first]:
-            both = " and ".join(names[label] if names else f"{label}" for label in (first, second))
-            worst.append(f"{both} ({pairs[second, first]:,} of {counts[[first, second]].sum():,})")
+    names = [plain(name).strip() for name in run.class_names] or list(map(str, range(len(counts))))
+    pairs = pd.DataFrame(np.tril(counts + counts.T, -1)).stack().nlargest(_WORST_PAIRS)
+    worst = [
+        f"{names[first]} and {names[second]} ({count:,} of {counts[[first, second]].sum():,})"
+        for (second, first), count in pairs[pairs > 0].items()
+    ]
     return f" Most often taken for one another: {', '.join(worst)}." if worst else ""
 
 
@@ -403,5 +396,4 @@ def best(runs: Runs) -> tuple[Run, str] | None:
         return None
     _, run = max(known, key=lambda ranked: ranked[0])
     chosen = " by validation" if chooser is not primary else ", chosen on the test set" * (len(known) > 1)
-    figure = primary.text(primary.measure(run) or 0.0)
-    return run, f"{run.model}, {run.name}, the best finished run{chosen} ({figure})"
+    return run, f"{run.model}, {run.name}, the best finished run{chosen} ({primary.text(primary.measure(run) or 0.0)})"

@@ -62,7 +62,7 @@ def _highlights(searched: Searched) -> Iterator[Highlight]:
         (name, value), *others = best.ranked
         yield Highlight("Best run", best.of.text(value).replace("%", " %"), name)  # as the rest of a report has it
         if others:
-            told = "more than chance" if (best.by_chance or 0.0) < chance.CHANCE else "not distinguishable"
+            told = "more than chance" if best.is_told else "not distinguishable"
             second = others[0][0] + (f"; {told}" if best.by_chance is not None else "")
             title = "Ahead of the second" if best.ahead >= 0 else "Behind the second"
             yield Highlight(title, best.apart(abs(best.ahead)), second)
@@ -169,8 +169,7 @@ def _objective(searched: Searched, row: Any) -> Entry:
             return Entry(note=f"no finite {searched.goal.metric}" if row.trial.finished else "")
         return replace(entry, partial=True, note="" if row.trial.finished else "after its last epoch, before the end")
     lead = searched.lead
-    by_chance = lead.by_chance if lead is not None and lead.ahead > 0 else None
-    return replace(entry, best=row.Index == 0 and by_chance is not None and by_chance < chance.CHANCE)
+    return replace(entry, best=row.Index == 0 and lead is not None and lead.ahead > 0 and lead.is_told)
 
 
 def _entry(figure: Figure, trial: Run) -> Entry:

@@ -45,6 +45,11 @@ class Lead:
         return chance.of_shares(self.level, self.ranked[1][1], self.images)
 
     @property
+    def is_told(self) -> bool:
+        """Whether chance alone hardly sets the two so far apart; False where that is not known."""
+        return self.by_chance is not None and self.by_chance < chance.CHANCE
+
+    @property
     def sentence(self) -> str:
         """What a search says of its best run, without a full stop."""
         (name, value), *others = self.ranked
