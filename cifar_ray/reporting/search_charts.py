@@ -46,17 +46,17 @@ def _values(searched: Searched) -> Any:
 def _over_axes(searched: Searched) -> Draw:
     """A panel for each axis, which all have the same vertical one."""
     finished, values = searched.known.end == "finished", _values(searched)
-    rows = {"finished": finished, "stopped (last epoch)": ~finished, "the best": finished & (finished.index == 0)}
 
     def paint(look: Look, axes: Any, axis: Any) -> None:
-        kinds: dict[str, dict[str, Any]] = {
-            "finished": {"color": look.colour(_TRIALS), "marker": "o", "alpha": 0.75},
-            "stopped (last epoch)": {"color": look.colour(_TRIALS), "marker": "x"},
-            "the best": {"color": look.colour(_BEST), "marker": "*", "markersize": 13, "markeredgecolor": look.text},
+        point, star = {"color": look.colour(_TRIALS)}, {"color": look.colour(_BEST), "markeredgecolor": look.text}
+        kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+            "finished": (finished, point | {"marker": "o", "alpha": 0.75}),
+            "stopped (last epoch)": (~finished, point | {"marker": "x"}),
+            "the best": (finished & (finished.index == 0), star | {"marker": "*", "markersize": 13}),
         }
-        for label, of in rows.items():
-            if of.any():
-                axes.plot(places(axis)[of], values[of], label=label, linestyle="none", **kinds[label])
+        for label, (rows, kind) in kinds.items():
+            if rows.any():
+                axes.plot(places(axis)[rows], values[rows], label=label, linestyle="none", **kind)
         axes.set_ylabel(searched.objective.title)
         if axis.dtype == "category":
             draw.name_places(axes, list(map(shown, axis.cat.categories)), _WIDTH)
@@ -65,8 +65,7 @@ def _over_axes(searched: Searched) -> Draw:
             axes.xaxis.set_major_locator(_locator(axis, searched.is_log(axis.name)))
             axes.xaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
-        if not searched.goal.figure.percent:
-            draw.unflatten(axes, values)
+        draw.unflatten(axes, values)
 
     return draw.panels(dict(searched.axes.items()), paint, _WIDTH, share=True)
 
