@@ -71,15 +71,15 @@ class View:
 
     @cached_property
     def series(self) -> list[str]:
-        """What they are called, in the order of their colours."""
+        """Names of the series, in the order of their colours."""
         return list(dict.fromkeys(map(self.names.series, self.finished)))
 
     def colour(self, config: Configuration) -> int:
-        """The number of the colour of its series."""
+        """The number of its series, and so of its colour."""
         return self.series.index(self.names.series(config))
 
     def panels(self, read: Callable[[Configuration], _T | None]) -> dict[str, Panel[_T]]:
-        """A panel for every model, data set and device with finished configurations of which something is read."""
+        """A panel for every model, data set and device, with finished configurations and what is ``read`` of each."""
         values = {config: value for config in self.finished if (value := read(config))}
         groups = titled(self.runs.configurations, values.get)
         return {
@@ -202,7 +202,7 @@ def _part(figure: Figure) -> str:
 
 
 def _scaling(view: View) -> Chart | None:
-    """There is something to see where configurations with different numbers of workers were measured."""
+    """Speed by number of workers, where several numbers were measured."""
     throughput, counts = view.runs.task.throughput, view.runs.task.counts
     shown = view.panels(lambda config: config.statistic(throughput))
     shown = {title: panel for title, panel in shown.items() if len({config.devices for config in panel}) > 1}
@@ -307,7 +307,7 @@ def _timed(trial: Run) -> Mapping[float, float]:
 
 
 def _losses(view: View) -> Chart | None:
-    """The losses of those with several epochs; where none has several, of the steps of the only one."""
+    """Losses by epoch; where no run has two epochs, by step."""
     unit, loss, measured = view.runs.task.spec.unit, view.runs.task.spec.loss, view.runs.measured_on
     training = _lines(view, lambda trial: figures.by_step(trial, "train/epoch_loss"))
     after = _lines(view, lambda trial: figures.by_step(trial, tasks.LOSS.on(trial.measured_on)))

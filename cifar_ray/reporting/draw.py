@@ -115,7 +115,7 @@ def settings(look: Look) -> AbstractContextManager[None]:
 
 
 def drawn(paint: Callable[[Look], Any]) -> Draw:
-    """``paint``, which makes a figure, as a chart's ``draw``: it is called with a theme's look, within its settings."""
+    """Make a chart's ``draw`` of ``paint``, which returns a figure: it gets a theme's look, within its settings."""
 
     def draw(theme: Theme) -> Any:
         with settings(LOOKS[theme]):
@@ -133,11 +133,11 @@ def panels(
     share: bool = False,
     heights: Sequence[float] = (),
 ) -> Draw:
-    """A chart of panels that wrap into rows, each with its title, and below them what their parts are called.
+    """Make a chart's ``draw`` of panels that wrap into rows, each with its title, with one legend below them.
 
     Args:
-        shown: titles, and what is painted under each.
-        paint: draws one of them on axes of matplotlib.
+        shown: titles, and the content of each panel.
+        paint: draws a panel's content on its matplotlib axes; what it labels is in the legend.
         width: of a panel, in inches.
         columns: panels beside each other, at most.
         share: whether they share the vertical axis.

@@ -51,12 +51,14 @@ class Searched:
 
     @cached_property
     def trials(self) -> Any:
-        """A row for every trial.
+        """A row for every trial: those that finished, the best first; then the stopped ones; then the rest.
 
-        Those that finished with the objective come first, the best of all at the top, then the stopped ones, then the
-        rest, among them the best one with other seeds. Columns are ``trial`` (its run), ``end`` (how it ended, in a
-        word), ``epochs`` (how many it has trained) and ``value`` (of the objective, what it is compared by; of one that
-        was stopped, after its last epoch; else NaN).
+        The best one with other seeds is among the rest. Columns:
+
+        - ``trial``: its run.
+        - ``end``: how it ended, in a word.
+        - ``epochs``: how many it has trained.
+        - ``value``: of the objective; of a stopped one, after its last epoch; NaN of the rest.
         """
         trials, metric = self.study.trials, self.goal.metric
         frame = pd.DataFrame({"trial": pd.Series(list(trials), dtype=object)})
@@ -69,8 +71,8 @@ class Searched:
         values = pd.Series([self.goal.value(trial.metrics) for trial in trials], dtype=float)
         frame["value"] = values.where(frame.end.isin(("finished", "stopped")))
         worse = -frame.value if self.goal.better == "max" else frame.value
-        order = pd.DataFrame({0: frame.value.isna(), 1: frame.end != "finished", 2: worse}).sort_values([0, 1, 2])
-        return frame.loc[order.index].reset_index(drop=True)
+        order = pd.DataFrame({"rest": frame.value.isna(), "stopped": frame.end != "finished", "worse": worse})
+        return frame.loc[order.sort_values(list(order)).index].reset_index(drop=True)
 
     @property
     def known(self) -> Any:
@@ -84,10 +86,10 @@ class Searched:
 
     @cached_property
     def axes(self) -> Any:
-        """Where the :attr:`known` trials stand, a column for each axis.
+        """The :attr:`known` trials' values, a column for each axis.
 
-        It has numbers where the values were drawn from a range, NaN without one; else categories, ordered where all of
-        them are numbers.
+        A column has numbers where the values were drawn from a range, NaN where a trial has none; else categories,
+        ordered if all of them are numbers.
         """
         return pd.DataFrame({name: self._axis(name) for name in self.study.axes})
 
@@ -105,10 +107,10 @@ class Searched:
 
     @cached_property
     def compared(self) -> tuple[int | None, Any]:
-        """The last epoch that all trials have had, and what each had then, by its row: what the axes explain.
+        """The last epoch that all known trials reached, and the value of each after it, by its row.
 
-        Without the stopped ones, those that are left say little of values that had runs stopped. The epoch is None
-        where none was stopped, or no epoch is known of all: then it is what those that finished have.
+        This is what the axes explain: runs that finished alone say little of settings whose runs were stopped. Where
+        none was stopped, or the trials share no recorded epoch, the epoch is None and the values are the final ones.
         """
         curves = [figures.by_step(trial, self.goal.metric) for trial in self.known.trial]
         finite = [{epoch: value for epoch, value in curve.items() if math.isfinite(value)} for curve in curves]
@@ -150,5 +152,5 @@ def shown(value: str) -> str:
 
 
 def places(axis: Any) -> Any:
-    """Where trials stand on an axis, a column of :attr:`Searched.axes`, as numbers: of categories, their places."""
+    """A column of :attr:`Searched.axes` as numbers; of categories, their places in the list."""
     return axis.cat.codes.astype(float) if axis.dtype == "category" else axis

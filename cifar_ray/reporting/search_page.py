@@ -78,7 +78,7 @@ def _highlights(searched: Searched) -> Iterator[Highlight]:
 
 
 def _sentences(searched: Searched) -> Iterator[str]:
-    """From how many others the best run is told, and what the luck of the best means."""
+    """How many others the best run beats by more than chance, and how much luck flatters it."""
     best, goal = searched.lead, searched.goal
     if best is None:
         yield f"No run that finished has recorded {goal.metric}, so there is no best one."
@@ -145,7 +145,7 @@ def _trials(searched: Searched, targets: Sequence[float], price: Price | None) -
 
 
 def _figures(searched: Searched, targets: Sequence[float], price: Price | None) -> list[Figure]:
-    """The figures beside the objective, none of which it shows."""
+    """Columns beside the objective, without a figure that is the objective itself."""
     task, primary, objective = searched.runs.task, searched.runs.task.spec.primary, searched.goal.metric
     note = (
         f"Figures of the test are of the chosen epoch, the one with the best {primary.noun} on the validation images."

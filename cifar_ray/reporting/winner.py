@@ -46,7 +46,7 @@ class Lead:
 
     @property
     def is_told(self) -> bool:
-        """Whether chance alone hardly sets the two so far apart; False where that is not known."""
+        """Whether the two differ by more than chance; False where that is not known."""
         return self.by_chance is not None and self.by_chance < chance.CHANCE
 
     @property
