@@ -137,12 +137,12 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
         return Traffic(around.messages, around.size, turns * around.wire)
     if exchange.strategy == "local_sgd":
         whole = all_reduce(gradients.size + exchange.state_bytes, topology, route, exchange.has_trees)
-        return whole.times(1 / exchange.sync_every)
+        return Traffic(*(part / exchange.sync_every for part in whole))
     sizes: Sequence[float] = gradients.sizes
     if exchange.strategy == "ddp":
         sizes = [size * exchange.compression for size, _ in buckets(exchange)]
     parts = [all_reduce(part, topology, route, exchange.has_trees) for part in sizes]
-    return Traffic(*(sum(values) for values in zip(*((part.messages, part.size, part.wire) for part in parts))))
+    return Traffic(*map(sum, zip(*parts)))
 
 
 def exposed(exchange: Exchange, topology: Topology, route: Route, backward: Span) -> Span:

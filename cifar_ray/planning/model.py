@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -70,8 +70,8 @@ class Plan:
     # the workers from which on twice as many bring less than a fifth more images per second; None where they always
     # bring more
     knee: int | None
-    fastest: str  # the topology with the shortest run; empty where there is none
-    cheapest: str  # the one with the lowest cost; empty without a price
+    fastest: tuple[str, ...]  # the topology with the shortest run, then those that its range does not tell from it
+    cheapest: tuple[str, ...]  # as much of the lowest cost; empty without a price
     unit: str = "images"  # what the task calls its samples
     notes: tuple[str, ...] = ()  # what the figures rest on, in sentences
 
@@ -89,9 +89,18 @@ def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: 
     if rows:
         least = rows[0].images_per_s.mid / rows[0].workers
         rows = [replace(row, efficiency=row.images_per_s.mid / row.workers / least) for row in rows]
-    priced = [(row.usd.mid, row.topology) for row in rows if row.usd]
-    fastest = min(((row.total_s.mid, row.topology) for row in rows), default=(0.0, ""))
-    return Plan(tuple(rows), skipped, knee(rows), fastest[1], min(priced, default=(0.0, ""))[1])
+    fastest = _best({row.topology: row.total_s for row in rows})
+    cheapest = _best({row.topology: row.usd for row in rows if row.usd})
+    return Plan(tuple(rows), skipped, knee(rows), fastest, cheapest)
+
+
+def _best(spans: Mapping[str, Span]) -> tuple[str, ...]:
+    """The name of the lowest, then those whose ranges reach down into its own."""
+    if not spans:
+        return ()
+    best = min(spans, key=lambda name: spans[name].mid)
+    alike = [name for name, of in spans.items() if name != best and of.low <= spans[best].high]
+    return (best, *alike)
 
 
 def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Row | str:

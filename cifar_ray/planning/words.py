@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cifar_ray.config import topology
 from cifar_ray.config.errors import counted, one_of
@@ -13,22 +13,15 @@ from cifar_ray.planning.span import Span
 
 
 def findings(plan: Plan) -> Iterator[str]:
-    """What is fastest and cheapest, and the knee."""
-    rows = {row.topology: row for row in plan.rows}
-    if plan.fastest:
-        yield _best("Fastest", rows[plan.fastest], {row.topology: row.total_s for row in plan.rows})
-    if plan.cheapest:
-        yield _best("Cheapest", rows[plan.cheapest], {row.topology: row.usd for row in plan.rows if row.usd})
+    """What is fastest and cheapest, unless ranges overlap so that the plan does not tell, and the knee."""
+    whole = {row.topology: f"{row.topology}, {_whole(row)}" for row in plan.rows}
+    for what, names in (("Fastest", plan.fastest), ("Cheapest", plan.cheapest)):
+        if names:
+            best, *alike = names
+            others = f", and {one_of(alike)}: ranges overlap" if alike else ""
+            yield f"{what}: {'no difference between ' * bool(alike)}{whole[best]}{others}."
     if plan.knee is not None:
         yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {plan.unit} per second."
-
-
-def _best(what: str, best: Row, spans: Mapping[str, Span]) -> str:
-    """The best row, or with which others its range overlaps, so that the plan does not tell them apart."""
-    alike = [name for name, of in spans.items() if name != best.topology and of.low <= spans[best.topology].high]
-    if alike:
-        return f"{what}: no difference between {best.topology}, {_whole(best)}, and {one_of(alike)}: ranges overlap."
-    return f"{what}: {best.topology}, {_whole(best)}."
 
 
 def ranged(span: Span, write: Callable[[float], str]) -> str:
