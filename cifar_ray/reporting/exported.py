@@ -32,7 +32,7 @@ _LOCAL = (
     "mlflow.",
     *(f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key", "sent")),
 )
-"""How tags begin that say where a run's files are, and hold the names of people's folders; they say nothing elsewhere."""
+"""How tags begin that say where files of a run are, and hold the names of people's folders."""
 
 _PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
 """Flags with addresses, which may hold names of people's folders, and passwords."""

@@ -132,7 +132,7 @@ def _table(
     """A row for each of theirs and every configuration of ours that fits, theirs and ours side by side."""
     rows = []
     for row in theirs:
-        fitting = [config for config in group.among if _fits(row, config)]
+        fitting: list[Configuration | None] = [config for config in group.among if _fits(row, config)]
         for config in fitting or [None]:
             entries = []
             for name in names:
