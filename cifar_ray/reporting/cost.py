@@ -59,20 +59,12 @@ class Price:
 
 
 def checked(price: str | None) -> Price | None:
-    """The price of a node, if one is asked for.
-
-    Raises:
-        ConfigError: when it is not known.
-    """
+    """What :func:`find` says of a price, if one is asked for."""
     return None if price is None else find(price)
 
 
 def word(price: str | None) -> str | None:
-    """A price, if one is asked for, as any process can look it up, wherever a cluster file that names it is.
-
-    Raises:
-        ConfigError: when it is not known.
-    """
+    """A price, if one is asked for, as any process can :func:`find` it, wherever a cluster file that names it is."""
     return None if price is None else find(price).word
 
 

@@ -98,17 +98,10 @@ class Slowdown:
 def slowdown(
     sides: Sequence[tuple[str, Sequence[str]]], max_slowdown_percent: float, tracking_uri: str | None = None
 ) -> Slowdown:
-    """Compare the step of B with that of A.
-
-    Args:
-        sides: of A and of B, what it is called, and names of sweeps or runs, MLflow ids, or .json files of
-            ``cifar-ray export``.
-        max_slowdown_percent: how much longer B's step may take.
-        tracking_uri: the store.
+    """Compare the step of B with that of A, each named by sweeps, runs, MLflow ids or exported files: :func:`judge`.
 
     Raises:
-        ConfigError: when there is no such run or sweep, a run is on both sides, the runs of one side differ in more
-            than the seed, or a step of A and of B is different work.
+        ConfigError: also when there is no such run or sweep.
     """
     names = [name for _, of in sides for name in of]
     studies = dict(zip(names, report.read(names, tracking_uri)))
@@ -116,7 +109,16 @@ def slowdown(
 
 
 def judge(sides: Sequence[tuple[str, Sequence[Sweep]]], max_slowdown_percent: float) -> Slowdown:
-    """Compare the step of B with that of A, each some studies; see :func:`slowdown`."""
+    """Compare the step of B with that of A.
+
+    Args:
+        sides: of A and of B, what it is called, and its studies.
+        max_slowdown_percent: how much longer B's step may take.
+
+    Raises:
+        ConfigError: when a run is on both sides, the runs of one side differ in more than the seed, or a step of A and
+            of B is different work.
+    """
     every = [{trial.run_id: trial for study in of for trial in study.meant.trials} for _, of in sides]
     for run_id in every[0].keys() & every[1].keys() - {""}:
         raise ConfigError("", f"run {brief(every[0][run_id].name)} is on both sides, which must have different runs")
