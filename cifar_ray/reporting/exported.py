@@ -26,13 +26,12 @@ _DECIDED = ("precision", "convolutions", "device", "cpus_per_worker")
 
 _AT_ONCE = "sweep/concurrency"
 _POINT = ("step", "timestamp_ms", "value")
-_COMMIT = "mlflow.source.git.commit"
 _COMMAND = "cifar_ray.command"
-_LOCAL = (
-    "mlflow.",
-    *(f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key", "sent")),
+_LOCAL = re.compile(
+    rf"({re.escape(EARLIER)})?(mlflow\.(?!source\.git\.commit$)"
+    r"|cifar_ray\.(folder|checkpoint|best_checkpoint|session|key|sent)$)"
 )
-"""How tags begin that say where files of a run are, and hold the names of people's folders."""
+"""Tags that say where files of a run are, and hold the names of people's folders."""
 
 _PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
 """Flags with addresses, which may hold names of people's folders, and passwords."""
@@ -54,9 +53,9 @@ def text(study: Sweep) -> str:
 
 def _plain(trial: Run) -> dict[str, Any]:
     tags = {
-        name: _without_places(value) if name == _COMMAND else value
+        name: _without_places(value) if name.endswith(_COMMAND) else value
         for name, value in trial.tags.items()
-        if name.removeprefix(EARLIER) == _COMMIT or not name.removeprefix(EARLIER).startswith(_LOCAL)
+        if not _LOCAL.match(name)
     }
     history = {
         name: {key: [getattr(point, key) for point in points] for key in _POINT}
@@ -191,13 +190,12 @@ def _each_once(trials: Sequence[Run]) -> list[Run]:
         if key not in runs or not runs[key].finished:
             runs[key] = trial
     begun = [trial for trial in runs.values() if trial.run_id]
-    return [trial for trial in runs.values() if trial.run_id or not any(_is_cell_of(trial, run) for run in begun)]
 
+    def is_trained(cell: Run) -> bool:
+        params = {name: value for name, value in cell.params.items() if name not in _DECIDED}
+        return any(cell.name == run.name and params.items() <= run.params.items() for run in begun)
 
-def _is_cell_of(cell: Run, run: Run) -> bool:
-    """Whether a cell without a run is the one that another study has trained."""
-    params = {name: value for name, value in cell.params.items() if name not in _DECIDED}
-    return cell.name == run.name and params.items() <= run.params.items()
+    return [trial for trial in runs.values() if trial.run_id or not is_trained(trial)]
 
 
 def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
