@@ -15,6 +15,7 @@ from cifar_ray.planning.exchange import Exchange
 from cifar_ray.planning.link import Link, Route
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.span import Span
+from cifar_ray.reporting.cost import Price
 
 KNEE = 1.2
 """Times as many images per second that twice the workers must bring to be before the knee."""
@@ -41,8 +42,7 @@ class Means:
 
     link: Link | None = None  # between nodes
     host: Link | None = None  # the work of an exchange on the workers themselves
-    usd_per_hour: float | None = None  # of a node
-    gpus: int | None = None  # of a node; None where workers use CPUs, or the machine is not known
+    price: Price | None = None  # of a node
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
         ways = counted(world, "worker") + f" x {work.micro_batches} micro-batches" * (work.micro_batches > 1)
         return f"the global batch of {work.global_batch_size} is no multiple of {ways}"
     images = work.global_batch_size // (work.micro_batches * world)
-    if means.gpus is not None and per_node > means.gpus:
-        return f"the machine has {means.gpus} GPU{'s' * (means.gpus != 1)} for {per_node} workers"
+    price = means.price
+    if price is not None and price.gpu and per_node > price.gpus:
+        return f"the machine has {counted(price.gpus, 'GPU')} for {per_node} workers"
     if topology.nodes > 1 and means.link is None:
         return "needs --link, the rate between nodes"
     passes = measured.passes(images, per_node)
@@ -142,7 +143,7 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
         "checkpoints": checkpoint.mid,
         "start-up": once.mid,
     }
-    usd = None if means.usd_per_hour is None else total.times(topology.nodes * means.usd_per_hour / 3600)
+    usd = None if price is None else total.times(price.paid_for(topology.nodes))
     bound = max(parts, key=lambda name: parts[name])
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound)

@@ -120,7 +120,6 @@ def plan(
     trials: Sequence[Run],
     topologies: Sequence[Topology],
     means: Means,
-    price: Price | None = None,
     speed: float | None = None,
 ) -> Plan:
     """What a training takes on each topology, by short runs of it.
@@ -129,8 +128,7 @@ def plan(
         config: the training.
         trials: the runs.
         topologies: what is planned.
-        means: the link and the host's work.
-        price: of a node.
+        means: the link, the host's work and the price of a node.
         speed: how many times as fast as the runs' the machine of that price is.
 
     Raises:
@@ -142,13 +140,8 @@ def plan(
     runs = dataclasses.replace(runs, speed=speed or 1.0)
     precision, unit = trials[0].params.get("precision", "fp32"), trials[0].task.unit
     work = work_of(config, probe.readiness(config, precision, _IMAGES, config.cpus_per_worker or 1), runs.device)
-    if price is not None:
-        gpus = price.gpus if price.gpu else None
-        means = dataclasses.replace(means, usd_per_hour=price.usd_per_hour, gpus=gpus)
     made = model.plan(runs, work, topologies, means)
     notes += words.notes(runs, work, means, made.rows, f"{config.model} on {config.dataset}", unit)
-    if price is not None:
-        notes.append(f"Cost: every node for the whole run, {price.words}.")
     return dataclasses.replace(made, unit=unit, notes=tuple(notes))
 
 

@@ -66,6 +66,8 @@ def notes(runs: Measured, work: Work, means: Means, rows: Sequence[Row], of: str
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
     if any(topology.parse(row.topology).nodes > 1 for row in rows):
         sentences.append("Start-up is as measured on one node; on more it takes longer, which is left out.")
+    if means.price is not None:
+        sentences.append(f"Cost: every node for the whole run, {means.price.words}.")
     return sentences
 
 

@@ -20,12 +20,13 @@ from cifar_ray.planning.exchange import Exchange, Gradients
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Work
-from cifar_ray.reporting import exported
+from cifar_ray.reporting import cost, exported
 from tests.support.studies import trial
 
 STUDIES = Path(__file__).parents[3] / "docs" / "studies"
 NAMES = ("1x1", "2x1", "4x1", "8x1", "16x1")
 FAST = Link(125e9)
+PRICE = cost.find("3.6")
 
 
 def sample(images: int = 64, **changes: Any) -> Sample:
@@ -140,7 +141,7 @@ def test_what_an_exchange_costs_is_no_matter_of_one_worker() -> None:
 
 
 def test_a_range_that_prints_as_one_figure_is_none() -> None:
-    lines = words.table(planned("1x1", "2x1", usd_per_hour=3.6))[1]
+    lines = words.table(planned("1x1", "2x1", price=PRICE))[1]
     assert (lines[0][5], lines[0][6]) == ("42 s", "0.0424 USD")
     assert " to " in lines[1][5]
     assert " to " in lines[1][6]
@@ -173,7 +174,7 @@ def test_the_knee_is_where_twice_the_workers_bring_less_than_a_fifth() -> None:
 
 
 def test_the_fastest_and_the_cheapest_are_those_of_the_whole_run() -> None:
-    plan = planned(usd_per_hour=3.6)
+    plan = planned(price=PRICE)
     assert (plan.fastest[0], plan.cheapest) == ("8x1", ("1x1",))
     alone = rows(plan)["1x1"]
     assert alone.usd is not None
@@ -192,7 +193,7 @@ def test_samples_have_the_name_that_the_task_gives_them() -> None:
 def test_what_cannot_be_planned_is_said_with_the_reason() -> None:
     assert planned("3x1").skipped["3x1"] == "the global batch of 64 is no multiple of 3 workers"
     assert planned("2x1", link=None).skipped["2x1"] == "needs --link, the rate between nodes"
-    assert planned("1x2", gpus=1).skipped["1x2"] == "the machine has 1 GPU for 2 workers"
+    assert planned("1x2", price=cost.find("g4dn.xlarge")).skipped["1x2"] == "the machine has 1 GPU for 2 workers"
 
 
 def recorded(topology: str = "1x1", batch: int = 64, seed: int = 0, **changes: Any) -> Any:
