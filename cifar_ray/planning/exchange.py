@@ -9,11 +9,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning.link import Route, Traffic
 from cifar_ray.planning.span import Span
+
+if TYPE_CHECKING:  # imports torch
+    from cifar_ray.training.probe import Gradients
 
 WHOLE = ("ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd")
 """Those whose workers have the whole model and optimizer, so that their runs tell what a plan of any strategy needs."""
@@ -23,19 +27,6 @@ AFTER = ("all_reduce", "gather_scatter", "send_recv")
 
 STAR = "gather_scatter"
 """The one whose exchange passes through rank 0; that of the others goes around a ring."""
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients of a model in the order in which a backward pass computes them."""
-
-    sizes: tuple[int, ...]  # bytes of each
-    ready: tuple[float, ...]  # when each is there, as a share of the backward pass
-
-    @property
-    def size(self) -> int:
-        """Bytes of all."""
-        return sum(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -51,8 +42,8 @@ class Exchange:
     has_trees: bool = False  # whether the backend chooses between a ring and a tree, as NCCL does; gloo has rings
 
     @classmethod
-    def of(cls, config: ResolvedConfig, gradients: Gradients, buffer_bytes: int, device: str) -> Exchange:
-        """That of a training on ``cpu`` or ``cuda`` whose model has so many bytes of floating-point buffers."""
+    def of(cls, config: ResolvedConfig, gradients: Gradients, device: str) -> Exchange:
+        """That of a training on ``cpu`` or ``cuda``."""
         options = config.strategy_options
         states = 2 if config.optimizer == "adamw" else 1  # numbers that the optimizer keeps of each weight
         return cls(
@@ -61,7 +52,7 @@ class Exchange:
             bucket_bytes=int(config.bucket_cap_mb * 2**20),
             compression=0.5 if options.get("comm_hook", "none") != "none" else 1.0,
             sync_every=options.get("sync_every", 1),
-            state_bytes=states * gradients.size + buffer_bytes,
+            state_bytes=states * gradients.size + gradients.buffer_bytes,
             has_trees=device == "cuda",
         )
 

@@ -15,13 +15,13 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning import measured, model, words
-from cifar_ray.planning.exchange import AFTER, Exchange, Gradients
+from cifar_ray.planning.exchange import AFTER, Exchange
 from cifar_ray.planning.model import Means, Plan, Work
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Run
 
 if TYPE_CHECKING:  # imports torch
-    from cifar_ray.training.probe import Readiness
+    from cifar_ray.training.probe import Gradients
 
 STEPS = 40
 """Of each run, at least."""
@@ -145,9 +145,9 @@ def plan(
     return dataclasses.replace(made, unit=unit, notes=tuple(notes))
 
 
-def work_of(config: ResolvedConfig, readiness: Readiness, device: str) -> Work:
+def work_of(config: ResolvedConfig, gradients: Gradients, device: str) -> Work:
     """What a training does in a step and in all, on ``cpu`` or ``cuda``."""
     from cifar_ray import data
 
-    sent = Exchange.of(config, Gradients(readiness.sizes, readiness.ready), readiness.buffer_bytes, device)
+    sent = Exchange.of(config, gradients, device)
     return Work(config.global_batch_size, config.accumulate, data.steps_per_epoch(config), config.epochs, sent)

@@ -7,9 +7,10 @@ import pytest
 from cifar_ray import strategies
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange, link
-from cifar_ray.planning.exchange import WHOLE, Exchange, Gradients, Timeline
+from cifar_ray.planning.exchange import WHOLE, Exchange, Timeline
 from cifar_ray.planning.link import Link, Route, Traffic
 from cifar_ray.planning.span import Span
+from cifar_ray.training.probe import Gradients
 
 GIGABIT = Link(125e6)
 # 10 MB in three gradients, of which the last to be ready is the smallest.

@@ -16,11 +16,12 @@ import pytest
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology, parse
 from cifar_ray.planning import measured, model, words
-from cifar_ray.planning.exchange import Exchange, Gradients
+from cifar_ray.planning.exchange import Exchange
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.reporting import cost, exported
+from cifar_ray.training.probe import Gradients
 from tests.support.studies import trial
 
 STUDIES = Path(__file__).parents[3] / "docs" / "studies"
