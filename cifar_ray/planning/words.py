@@ -14,7 +14,8 @@ from cifar_ray.planning.span import Span
 
 def findings(plan: Plan) -> Iterator[str]:
     """What is fastest and cheapest, unless ranges overlap so that the plan does not tell, and the knee."""
-    whole = {row.topology: f"{row.topology}, {_whole(row)}" for row in plan.rows}
+    whole = {row.topology: f"{row.topology}, {ranged(row.total_s, duration)}" for row in plan.rows}
+    whole |= {row.topology: f"{whole[row.topology]}, {ranged(row.usd, dollars)}" for row in plan.rows if row.usd}
     for what, names in (("Fastest", plan.fastest), ("Cheapest", plan.cheapest)):
         if names:
             best, *alike = names
@@ -36,7 +37,8 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     header += ["cost"] * any(row.usd for row in plan.rows)
     lines = []
     for row in plan.rows:
-        line = [row.topology, str(row.images), _spread(row.step_s, ".3g", " s"), _spread(row.images_per_s, ",.0f")]
+        line = [row.topology, str(row.images)]
+        line += [ranged(row.step_s, "{:.3g} s".format), ranged(row.images_per_s, "{:,.0f}".format)]
         line += [f"{100 * row.efficiency:.0f} %", ranged(row.total_s, duration)]
         line += [ranged(row.usd, dollars)] if row.usd else []
         lines.append([*line, row.bound])
@@ -69,11 +71,3 @@ def notes(runs: Measured, work: Work, means: Means, rows: Sequence[Row], of: str
     if means.price is not None:
         sentences.append(f"Cost: every node for the whole run, {means.price.words}.")
     return sentences
-
-
-def _whole(row: Row) -> str:
-    return ranged(row.total_s, duration) + (f", {ranged(row.usd, dollars)}" if row.usd else "")
-
-
-def _spread(span: Span, form: str, unit: str = "") -> str:
-    return f"{span.mid:{form}}{unit} ({span.low:{form}} to {span.high:{form}})"
