@@ -70,8 +70,10 @@ def plan(
     """
     node, asked = cost.checked(price), runfile.load(None, options)
     means = Means(links.parse(link) if link else None, links.parse(host) if host else None, node)
-    if asked.strategy not in exchange.WHOLE:
-        raise ConfigError("strategy", f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {asked.strategy!r}")
+    if asked.strategy not in exchange.PLANNED:
+        raise ConfigError(
+            "strategy", f"must be {errors.one_of(exchange.PLANNED)} to be planned, got {asked.strategy!r}"
+        )
     if link is None and max(nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
     servers.reach_chosen(asked.address)

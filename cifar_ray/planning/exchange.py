@@ -19,8 +19,8 @@ from cifar_ray.planning.span import Span
 if TYPE_CHECKING:  # imports torch
     from cifar_ray.training.probe import Gradients
 
-WHOLE = ("ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd")
-"""Those whose workers have the whole model and optimizer, so that their runs tell what a plan of any strategy needs."""
+PLANNED = ("ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd")
+"""Strategies that can be planned: every worker has the whole model and optimizer."""
 
 AFTER = ("all_reduce", "gather_scatter", "send_recv")
 """Those whose exchange begins after the backward pass: what they wait is all that they exchange."""
@@ -122,10 +122,9 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
         wire = 2 * (workers - topology.workers_per_node) * gradients.size
         return Traffic(2 * len(gradients.sizes), size, wire)  # the others send at the same time
     if exchange.strategy == "send_recv":
-        around = _alike(2 * (workers - 1), 2 * (workers - 1) / workers * gradients.size, topology)
+        ring = all_reduce(gradients.size, topology, route, has_trees=False)
         # Between two ranks, gloo's two directions take turns on one connection.
-        turns = 2 if workers == 2 and not exchange.has_trees else 1
-        return Traffic(around.messages, around.size, turns * around.wire)
+        return ring._replace(wire=2 * ring.wire) if workers == 2 and not exchange.has_trees else ring
     if exchange.strategy == "local_sgd":
         whole = all_reduce(gradients.size + exchange.state_bytes, topology, route, exchange.has_trees)
         return Traffic(*(part / exchange.sync_every for part in whole))
