@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -74,12 +73,3 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-
-
-def digest(path: Path, algorithm: str) -> str:
-    """A file's hash in hex, by an algorithm of ``hashlib``, read in chunks."""
-    state = hashlib.new(algorithm, usedforsecurity=False)  # it guards against accidents, not against attackers
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            state.update(chunk)
-    return state.hexdigest()

@@ -9,24 +9,16 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator
 
+from cifar_ray.config import strategy
 from cifar_ray.config.errors import brief
 from cifar_ray.config.model import ConvolutionsName
 from cifar_ray.config.option import OWN, option, or_own
 from cifar_ray.config.schema import Count, NotNegative, Options, Positive, Share, Texts, Whole, fits, listed
-from cifar_ray.config.strategy import (
-    ACCUMULATING,
-    AVERAGING,
-    COMPILING,
-    FREEZING,
-    GROUPING,
-    UNFREEZING,
-    WHOLE_GRADIENT,
-)
 
-OptimizerName = Literal["sgd", "adamw"]
-ScheduleName = Literal["cosine", "constant", "triangle"]
-OptimizerText = Annotated[str, or_own(get_args(OptimizerName)), OptimizerName]
-ScheduleText = Annotated[str, or_own(get_args(ScheduleName)), ScheduleName]
+_Optimizer = Literal["sgd", "adamw"]
+_Schedule = Literal["cosine", "constant", "triangle"]
+OptimizerText = Annotated[str, or_own(get_args(_Optimizer)), _Optimizer]
+ScheduleText = Annotated[str, or_own(get_args(_Schedule)), _Schedule]
 
 
 def parse_scale(text: str) -> tuple[str, float]:
@@ -76,22 +68,22 @@ class Optimisation:
     """Weight decay; not applied to biases and normalisation weights (speednet: not to the biases of its norms).
     Default: the model's own."""
 
-    clip_norm: Positive | None = option(None, weights=True, only={"strategy": WHOLE_GRADIENT})
+    clip_norm: Positive | None = option(None, weights=True, only={"strategy": strategy.WHOLE_GRADIENT})
     """Clip the global gradient norm to this value. Default: no clipping."""
 
-    ema: Share | None = option(None, weights=True, only={"strategy": AVERAGING})
+    ema: Share | None = option(None, weights=True, only={"strategy": strategy.AVERAGING})
     """Decay of an exponential moving average (EMA) of the weights, such as 0.999. The average is evaluated, saved and
     exported. Default: no average."""
 
-    freeze: Texts = option((), weights=True, only={"strategy": FREEZING})
+    freeze: Texts = option((), weights=True, only={"strategy": strategy.FREEZING})
     """Parameters that do not learn, as shell patterns of their names. A pattern also matches everything below a match:
     layer1, layer? and features.* match layer1.0.conv1.weight and features.0.bias. Their modules stay in evaluation
     mode, so batch norm keeps its statistics. Default: all learn."""
 
-    unfreeze_epoch: Count | None = option(None, weights=True, only={"strategy": UNFREEZING})
+    unfreeze_epoch: Count | None = option(None, weights=True, only={"strategy": strategy.UNFREEZING})
     """Epoch, counted from 1, at which to unfreeze the parameters of --freeze. Default: never."""
 
-    lr_scale: Scales = option((), weights=True, only={"strategy": GROUPING})
+    lr_scale: Scales = option((), weights=True, only={"strategy": strategy.GROUPING})
     """PATTERN=NUMBER ...: multiply the learning rate of the parameters that a pattern matches, such as features=0.1.
     Patterns are as for --freeze; of several that match, the last counts."""
 
@@ -129,7 +121,7 @@ class Optimisation:
     """Computation of convolutions on CPUs, the fastest that was measured; channels_last for fewer than 1,000 steps, on
     GPUs, with --compile and with --strategy reproducible."""
 
-    compile: bool = option(False, weights=True, only={"strategy": COMPILING})
+    compile: bool = option(False, weights=True, only={"strategy": strategy.COMPILING})
     """Compile the forward and backward pass with torch.compile, which takes up to minutes before the first step; on
     GPUs they are CUDA graphs, which pay where launching kernels takes longer than they run. On CPUs it is slower."""
 
@@ -146,5 +138,5 @@ class Batch:
     """Images per optimizer step over all workers; --batch-size says it per worker. Default without either: 128; 1,024
     for speednet."""
 
-    accumulate: Count = option(1, weights=False, only={"strategy": ACCUMULATING})
+    accumulate: Count = option(1, weights=False, only={"strategy": strategy.ACCUMULATING})
     """Micro-batches per optimizer step on each worker (gradient accumulation)."""

@@ -8,19 +8,10 @@ import typing
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
-from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors
-from cifar_ray.config.option import (
-    FOLDER_PATH,
-    SIZED,
-    TABLE_PATH,
-    TEXT_PATH,
-    kinds_of_data,
-    library_of,
-    option,
-)
-from cifar_ray.config.schema import NO_OTHERS, Columns, Count, Positive, Share, Whole, fits, plainly
+from cifar_ray.config.option import DATASETS, FOLDER_PATH, SIZED, TABLE_PATH, TEXT_PATH, option, or_own
+from cifar_ray.config.schema import Columns, Count, Options, Positive, Share, Whole, fits
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -28,12 +19,6 @@ DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
 AugmentName = Literal["none", "crop", "crop_flip", "resized_crop", "randaugment", "trivialaugment", "mixup", "cutmix"]
 WhichCheckpoint = Literal["last", "best"]
 Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
-"""Names of runs and of sweeps: they are folders, too."""
-
-LEAST_VOCABULARY = 257
-"""Tokens that there are at least: bytes, and padding."""
-
 MIXING = ("mixup", "cutmix")
 """Values of ``augment`` that mix images, and so labels."""
 
@@ -42,36 +27,17 @@ MOVING = ("none", "crop", "crop_flip", "resized_crop")
 
 
 def _name(text: str) -> str:
-    if not re.fullmatch(NAME, text):
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,119}", text):
         raise ValueError(f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(text)}")
     return text
 
 
-def _dataset(text: str) -> str:
-    known = typing.get_args(DatasetName)
-    # Which kinds there are is asked where the data are read: a worker knows none that a script has added.
-    is_own = re.fullmatch(r"[A-Za-z_][\w.]*:.*[^:]", text, re.ASCII | re.DOTALL) and library_of(text) != "timm"
-    if text not in known and not is_own:
-        raise ValueError(f"must be {errors.one_of([*known, *kinds_of_data()])}, got {errors.brief(text)}")
-    return text
-
-
 Name = Annotated[str, AfterValidator(_name)]
-DatasetText = Annotated[str, AfterValidator(_dataset), DatasetName]
+# A worker knows no kind that a script has added to SOURCES: which there are is asked where the data are read.
+_DATASET = or_own(typing.get_args(DatasetName), *DATASETS, pattern=r"(?!timm:)[A-Za-z_][\w.]*:.*[^:]")
+DatasetText = Annotated[str, _DATASET, DatasetName]
 TopologyText = Annotated[str, fits(parse_topology)]
 RangeText = Annotated[str, fits(parse_range)]
-
-
-@plainly
-@dataclass(frozen=True, config=NO_OTHERS)
-class TextOptions:
-    """Only with ``--dataset text:PATH``."""
-
-    vocabulary: Annotated[Count, Field(ge=LEAST_VOCABULARY)] = option(8000, weights=True)
-    """Vocabulary size: 256 bytes, padding, and the most frequent pieces of the training texts."""
-
-    max_length: Count = option(256, weights=True)
-    """Longest text, in tokens; what is beyond is cut off."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,37 +52,35 @@ class Data:
     MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = option(None, weights=False)
-    """Where data sets are read from, downloaded to, and where decoded images are cached (CIFAR_RAY_DATA_DIR, else
-    ~/.cache/cifar_ray)."""
+    """Where data sets are downloaded to and decoded images kept (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
 
     image_size: Count = option(32, weights=True, only={"dataset": SIZED})
-    """Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH, torchvision:NAME and table:PATH: the shorter
-    side is resized to it, and the centre is cropped."""
+    """Side of the images in pixels: the shorter side is resized to it, and the centre is cropped."""
 
     target: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)})
-    """Columns of table:PATH that are learned, such as a,b."""
+    """Columns that are learned, such as a,b."""
 
     features: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)})
-    """Columns of table:PATH that they are learned from, such as a,b,c. Default: all others, which must be numbers."""
+    """Columns that they are learned from, such as a,b,c. Default: all others, which must be numbers."""
 
     image_column: str | None = option(None, weights=True, only={"dataset": (TABLE_PATH,)})
-    """Column of table:PATH that has the paths of images, from its folder on, in place of all other columns."""
+    """Column that has the paths of images, from the table's folder on, in place of all other columns."""
 
     test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH, TEXT_PATH, TABLE_PATH)})
-    """Share of each class's images of folder:PATH or texts of text:PATH, or of the rows of table:PATH, to keep for the
-    test, if there are none for it."""
+    """Share of each class's images or texts, or of a table's rows, to keep for the test, if there are none for it."""
 
     val_share: Share | None = option(None, weights=True)
-    """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
-    every epoch in place of the test images, and what is chosen is chosen by them. Default: none; 0.1 where something is
-    chosen: by --log-models best or all, by --patience, or by --scheduler. A folder with val/ and test/ needs no
-    share, nor a torchvision:NAME that has validation images."""
+    """Share of each class's training images to keep for validation, the same ones in every run: measured after every
+    epoch in place of the test images, they choose what is chosen. Default: none, as where the data set has its own; 0.1
+    where something is chosen, by --log-models best or all, by --patience, or by --scheduler."""
 
     stream: bool = option(False, weights=False, only={"dataset": SIZED})
     """Keep the decoded images on disk, below --data-dir, which all nodes must share, and read them ahead of the steps.
     For data sets larger than memory."""
 
-    text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
+    text: Options = option(dict, weights=True, only={"dataset": (TEXT_PATH,)})
+    """Options of texts: --text.vocabulary (8000), the tokens that there are: 256 bytes, padding, and the most frequent
+    pieces of the training texts; --text.max-length (256), the tokens of the longest text, beyond which it is cut."""
 
     augment: AugmentName | None = option(None, weights=True)
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of
@@ -178,8 +142,8 @@ class Tracking:
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = option(None, weights=False)
-    """Test images per evaluation, spread evenly over the test set. Default: all. For timing runs. The
-    images of --val-share are always all used."""
+    """Test images per evaluation, spread evenly over the test set, for timing runs; validation images are all used.
+    Default: all."""
 
     per_rank_test: bool = option(False, weights=False)
     """After the last epoch, also test every rank's own replica on the same images."""
@@ -191,8 +155,7 @@ class Tracking:
     """Name of the run, new in its storage folder. Default: made from the configuration and the time."""
 
     tracking_uri: str | None = option(None, weights=False)
-    """MLflow tracking store: http(s)://... or sqlite:////absolute/path (MLFLOW_TRACKING_URI, else
-    ~/.cifar_ray/mlflow.db)."""
+    """MLflow tracking store: http(s)://... or sqlite:////PATH (MLFLOW_TRACKING_URI, else ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = option(None, weights=False)
     """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.

@@ -1,6 +1,7 @@
 """A search that stops runs early, or whose runs Optuna proposes: its winner, and what a kill leaves of it."""
 
 from __future__ import annotations
+from tests.support import typed
 
 import json
 import random
@@ -46,7 +47,7 @@ def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(perso
     winner = named[1]
     assert values[winner] == top  # of few validation images, several may be equal
     command = re.sub("^train it longer +cifar-ray train ", "", longer)
-    config = flags.call(command_line.train, command.split(), "train")
+    config = typed.run(*command.split())
     assert (config.epochs, config.lr) == (4, float(runs[winner].data.params["lr"]))
     assert f"The best run is {winner}: " in person.run_named("tpe").data.tags["mlflow.note.content"]
 

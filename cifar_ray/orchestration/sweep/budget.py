@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from cifar_ray import data
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
@@ -110,7 +109,7 @@ class Budget:
 def _value(cell: PlannedCell, name: str) -> object:
     """An option's value, as far as it is decided."""
     decided = vars(cell.decided)
-    return decided[name] if name in decided else value_of(cell.config, name)
+    return decided[name] if name in decided else getattr(cell.config, name)
 
 
 def _images(config: ResolvedConfig, epochs: int) -> int:

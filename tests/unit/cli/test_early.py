@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.cli import early, main
+from cifar_ray.cli import main
+from cifar_ray.cli.train import known_config
 from tests.support import mlflow_store
 
 EACH = """
 import json, shlex, sys
 from cifar_ray.cli import main
+from cifar_ray.cli.train import known_config
 for line in json.loads(sys.argv[1]):
     status = main.main(shlex.split(line))
     loaded = [name for name in ("torch", "ray", "mlflow", "pandas", "matplotlib", "sklearn") if name in sys.modules]
@@ -81,6 +83,7 @@ class Refuse:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Refuse())
 from cifar_ray.cli import main
+from cifar_ray.cli.train import known_config
 main.main(sys.argv[1:])
 """
 
@@ -110,6 +113,7 @@ PROGRAM = """
 import os
 os.getuid = lambda: 4_000_000  # a user without a home folder, as in a container
 from cifar_ray.cli import main
+from cifar_ray.cli.train import known_config
 if os.environ.get("PRINTS"):
     main.main = lambda: print(os.environ["PRINTS"]) or 0
 main.program()
@@ -151,19 +155,20 @@ def test_where_a_run_or_a_sweep_that_is_continued_has_been_is_known_before_ray(h
     ):
         (runs / name).mkdir(parents=True)
         (runs / name / file).write_text(text)
-    run, by_path, sweep = early.known_config("mine"), early.known_config(str(runs / "mine")), early.known_config("grid")
+    run, by_path, sweep = known_config("mine"), known_config(str(runs / "mine")), known_config("grid")
     assert run is not None
     assert run.local_nodes == 2
     assert run == by_path
     assert sweep is not None
     assert sweep.address == "127.0.0.1:6379"
-    assert early.known_config("torn") is None
-    assert early.known_config("0123456789abcdef") is None
+    assert known_config("torn") is None
+    assert known_config("0123456789abcdef") is None
 
 
 HELP = """
 import sys
 from cifar_ray.cli import main
+from cifar_ray.cli.train import known_config
 try:
     status = main.main(sys.argv[1:])
 except SystemExit as stop:

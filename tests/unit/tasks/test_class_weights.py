@@ -1,6 +1,7 @@
 """``--class-weights balanced``: classes of unequal size that count alike in the loss."""
 
 from __future__ import annotations
+from tests.support import typed
 
 import dataclasses
 from functools import partial
@@ -120,9 +121,7 @@ def test_weights_that_do_not_fit_are_refused(values: dict[str, object], sentence
 
 
 def test_a_sweep_compares_runs_with_and_without() -> None:
-    asked = flags.call(
-        command_line.sweep, ["--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced"], "sweep"
-    )
+    asked = typed.sweep("--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced")
     assert asked.grid == ({"class_weights": ["none", "balanced"]},)
     without = trial("1x1", params={"class_weights": "none"})
     weighted = dataclasses.replace(without, name="weighted", params={**without.params, "class_weights": "balanced"})

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from tests.support import typed
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def test_a_share_is_taken_where_something_is_to_choose(
     assert bool([*recipe.notes(config, asked)]) == (share == 0.1)
     assert recipe.resolve(config) == config
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
-    again = flags.call(command_line.train, recipe.command(config).split()[2:], "train")
+    again = typed.run(*recipe.command(config).split()[2:])
     assert recipe.resolve(again) == replace(config, log_models=again.log_models)
     objective = choosing.objective(USUAL, data.facts(config))
     assert (objective and objective.metric) == ("val/accuracy" if share else None)

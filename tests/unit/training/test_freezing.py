@@ -1,6 +1,7 @@
 """What --freeze, --unfreeze-epoch and --lr-scale do to one worker's run, and what is refused."""
 
 from __future__ import annotations
+from tests.support import typed
 
 import shlex
 import weakref
@@ -248,10 +249,10 @@ def test_a_scaled_step_is_that_much_shorter(optimizer_name: str) -> None:
 
 def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     words = "--dataset digits --model resnet --freeze '[0-3]' 4.conv1 --unfreeze-epoch 2 --lr-scale 9=2 '[0-3]=0.1'"
-    made = recipe.resolve(flags.call(command_line.train, shlex.split(words), "train"))
+    made = recipe.resolve(typed.run(*shlex.split(words)))
     assert (made.freeze, made.unfreeze_epoch, made.lr_scale) == (("[0-3]", "4.conv1"), 2, ("9=2", "[0-3]=0.1"))
     again = shlex.split(recipe.command(made))[2:]
-    assert recipe.resolve(flags.call(command_line.train, again, "train")) == made
+    assert recipe.resolve(typed.run(*again)) == made
     assert runfile.resolved_from_mapping(runfile.to_mapping(made)) == made
     assert {"freeze": "['[0-3]', '4.conv1']", "unfreeze_epoch": "2"}.items() <= runfile.params(
         made, Decided.asked(made)

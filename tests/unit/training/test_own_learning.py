@@ -1,6 +1,7 @@
 """Optimizers and courses of the learning rate of the user's own: made, tried, and held to their source."""
 
 from __future__ import annotations
+from tests.support import typed
 
 import shlex
 import sys
@@ -52,9 +53,9 @@ def test_torchs_classes_need_no_file_of_ones_own(name: str) -> None:
 def test_options_and_paths_come_from_words_and_go_into_them_again() -> None:
     words = f"--dataset digits --model simple_cnn --optimizer {HERE}:Lion --lr 0.001 --weight-decay 0.1"
     words += f" --optimizer-options.beta 0.5 --schedule {HERE}:falling"
-    config = recipe.resolve(flags.call(command_line.train, words.split(), "train"))
+    config = recipe.resolve(typed.run(*words.split()))
     again = shlex.split(recipe.command(config))[2:]
-    assert recipe.resolve(flags.call(command_line.train, again, "train")) == config
+    assert recipe.resolve(typed.run(*again)) == config
     known = {"optimizer": f"{HERE}:Lion", "optimizer_options.beta": "0.5", "schedule": f"{HERE}:falling"}
     params = runfile.params(config, Decided.asked(config))
     assert known.items() <= params.items()

@@ -1,6 +1,7 @@
 """``--patience``: a run ends after so many epochs without a better validation figure."""
 
 from __future__ import annotations
+from tests.support import typed
 
 import math
 from dataclasses import replace
@@ -139,7 +140,7 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
     assert config.val_share == 0.1
     assert [*recipe.notes(config, asked)]
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
-    assert flags.call(command_line.train, recipe.command(config).split()[2:], "train").patience == 3
+    assert typed.run(*recipe.command(config).split()[2:]).patience == 3
 
 
 @pytest.mark.parametrize(
@@ -154,5 +155,5 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
 )
 def test_what_cannot_be_is_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        recipe.resolve(flags.call(command_line.train, ["--dataset", "digits", *words], "train"))
+        recipe.resolve(typed.run("--dataset", "digits", *words))
     assert refused.value.as_flag().startswith(sentence)
