@@ -71,7 +71,11 @@ def nodes(share: float | None = None) -> Iterator[list[Path]]:
 
 def resolved(words: list[str], topology: Topology) -> ResolvedConfig:
     """What the workers train."""
-    return recipe.resolve(dataclasses.replace(runfile.load(None, flags.parse(TrainConfig, words, "cifar-ray train")), topology=str(topology)))
+    return recipe.resolve(
+        dataclasses.replace(
+            runfile.load(None, flags.parse(TrainConfig, words, "cifar-ray train")), topology=str(topology)
+        )
+    )
 
 
 def train(groups: list[Path], topology: Topology, rate: str, words: list[str], limit_s: float) -> Run:

@@ -74,4 +74,3 @@ def strategies(name: StrategyName | None = None) -> None:
     console.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
     if name and options is not None:
         print(f"\n{flags.listed('strategy_options', name, options)}")
-

@@ -77,7 +77,9 @@ def compare(
     return verdict.status
 
 
-def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = None, overwrite: Overwrite = False) -> None:
+def export(
+    sweep: str, *, out: str | None = None, tracking_uri: str | None = None, overwrite: Overwrite = False
+) -> None:
     """Write the figures of a sweep's runs to one file, from which anyone can make its report; it contains no weights.
 
     Args:

@@ -49,12 +49,6 @@ class Keyword:
         """Whether it is the ``*words`` of the signature."""
         return self.passed is Parameter.VAR_POSITIONAL
 
-    @property
-    def is_several(self) -> bool:
-        """Whether it takes several values, which commas separate in a word."""
-        kind = schema.bare(self.kind)
-        return (typing.get_origin(kind) or kind) in (tuple, list) or (kind is Any and isinstance(self.default, tuple))
-
 
 def of(function: Callable[..., Any], taken: int) -> list[Keyword] | None:
     """The keywords of a function or a class beyond its first ``taken`` arguments; None where it takes any."""
@@ -145,7 +139,8 @@ def complete(
     for name, keyword in known.items():
         if name in given:
             value = schema.plain(given[name])
-            if keyword.is_several and isinstance(value, str | int | float):
+            takes_several = schema.is_list(keyword.kind) or isinstance(keyword.default, tuple | list)
+            if takes_several and isinstance(value, str | int | float):
                 value = schema.listed(str(value))
             completed[name] = schema.build(_checked(keyword.kind), value, f"{key}.{name}")
         elif keyword.default is Parameter.empty:

@@ -108,11 +108,6 @@ def or_own(names: tuple[str, ...], *own: str, pattern: str = IMPORT_PATH) -> Aft
     return AfterValidator(check)
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The value of an option that is not set."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
 def of_weights(cls: Any, config: Any) -> dict[str, Any]:
     """The options of a ``cls`` that decide the weights, with their values in a config of such a class."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(cls) if field.metadata["weights"]}
@@ -148,8 +143,8 @@ def unused(cls: Any, values: Mapping[str, Any]) -> Iterator[dataclasses.Field[An
 def check_choices(config: Any) -> None:
     """Refuse options of what was not chosen."""
     for field in unused(type(config), vars(config)):
-        value, default = getattr(config, field.name), default_of(field)
-        if value == default:
+        made, value = field.default_factory, getattr(config, field.name)
+        if value == (field.default if made is dataclasses.MISSING else made()):
             continue
         ((kind, owners),) = field.metadata["only"].items()
         name = f"{field.name}.{next(iter(value))}" if isinstance(value, dict) else field.name

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import errors, limits, schema
+from cifar_ray.config import errors, limits, schema, yaml
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import USUAL
@@ -66,8 +66,6 @@ def read(path: str | Path) -> dict[str, Any]:
         ConfigError: when it cannot be read, is not a mapping, has a repeated key, or was written by another version.
             The sentence names the file.
     """
-    from cifar_ray.config import yaml  # PyYAML, which training itself does without
-
     values = yaml.read(path)
     with blamed(path):
         return _of_this_version(values)
@@ -94,8 +92,6 @@ def blamed(path: str | Path | None, given: Collection[str] = ()) -> Iterator[Non
 
 def decided(path: Path) -> Decided | None:
     """What the file of a run says was decided of it; None when nothing was yet."""
-    from cifar_ray.config import yaml
-
     values = yaml.read(path).get(_DECIDED)
     return None if values is None else schema.build(Decided, values)
 
@@ -132,8 +128,6 @@ def to_yaml(config: TrainConfig, decided: Decided | None = None) -> str:
 
     The run's name is left out, since every run has its own, and so are the options of other data sets.
     """
-    from cifar_ray.config import yaml
-
     values = {name: value for name, value in _own(config).items() if name != "run_name"}
     return yaml.dump(values if decided is None else {**values, _DECIDED: schema.to_plain(decided)})
 

@@ -221,7 +221,7 @@ def is_mapping(kind: Any) -> bool:
 
 def is_list(kind: Any) -> bool:
     """Whether a field takes several values."""
-    return typing.get_origin(bare(kind)) is tuple
+    return typing.get_origin(bare(kind)) in (tuple, list)
 
 
 def bare(kind: Any) -> Any:

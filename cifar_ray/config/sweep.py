@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors, limits, runfile, schema
+from cifar_ray.config import errors, limits, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
 from cifar_ray.config.option import check_choices, left_out, option
@@ -386,8 +386,6 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
 
 def to_yaml(sweep: SweepConfig) -> str:
     """The sweep as a YAML file that makes the same runs again."""
-    from cifar_ray.config import yaml  # PyYAML, which training itself does without
-
     values: dict[str, Any] = {"version": runfile.VERSION, **schema.to_plain(sweep)}
     values["grid"] = [
         {name: str(item) if isinstance(item, Range) else schema.plain(item) for name, item in axes.items()}

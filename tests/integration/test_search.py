@@ -1,7 +1,6 @@
 """A search that stops runs early, or whose runs Optuna proposes: its winner, and what a kill leaves of it."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import json
 import random
@@ -10,9 +9,9 @@ import time
 
 import pytest
 
-from cifar_ray.config import command_line, flags
 from examples.text import make_texts
 from tests.integration.test_sweep import SMALL, children
+from tests.support import typed
 from tests.support.person import Person
 
 PROPOSED = ["--search", "optuna", "--epochs", "2", "--steps-per-epoch", "10", "--max-concurrent", "1"]

@@ -15,7 +15,7 @@ import pytest
 
 from cifar_ray import models, strategies
 from cifar_ray.cli import main
-from cifar_ray.cli.train import sweep, train
+from cifar_ray.cli import train as commands
 from cifar_ray.config import command_line, errors, flags, keywords, runfile, schema
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
@@ -110,7 +110,7 @@ def test_train_commands_are_read(page: Path) -> None:
         words = shlex.split(line)
         if words in (["--help"], ["--help-all"]):
             continue
-        given = flags.read(train, words, "train")
+        given = flags.read(commands.train, words, "train")
         runfile.load(ROOT / given["config"] if "config" in given else None, given["options"])
 
 
@@ -118,7 +118,7 @@ def test_train_commands_are_read(page: Path) -> None:
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", lines_of(page), flags=re.MULTILINE):
-        given = flags.read(sweep, shlex.split(line), "sweep")
+        given = flags.read(commands.sweep, shlex.split(line), "sweep")
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
         file = str(ROOT / given["file"]) if "file" in given else None

@@ -18,7 +18,6 @@ from tests.support import mlflow_store
 EACH = """
 import json, shlex, sys
 from cifar_ray.cli import main
-from cifar_ray.cli.train import known_config
 for line in json.loads(sys.argv[1]):
     status = main.main(shlex.split(line))
     loaded = [name for name in ("torch", "ray", "mlflow", "pandas", "matplotlib", "sklearn") if name in sys.modules]
@@ -83,7 +82,6 @@ class Refuse:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Refuse())
 from cifar_ray.cli import main
-from cifar_ray.cli.train import known_config
 main.main(sys.argv[1:])
 """
 
@@ -113,7 +111,6 @@ PROGRAM = """
 import os
 os.getuid = lambda: 4_000_000  # a user without a home folder, as in a container
 from cifar_ray.cli import main
-from cifar_ray.cli.train import known_config
 if os.environ.get("PRINTS"):
     main.main = lambda: print(os.environ["PRINTS"]) or 0
 main.program()
@@ -168,7 +165,6 @@ def test_where_a_run_or_a_sweep_that_is_continued_has_been_is_known_before_ray(h
 HELP = """
 import sys
 from cifar_ray.cli import main
-from cifar_ray.cli.train import known_config
 try:
     status = main.main(sys.argv[1:])
 except SystemExit as stop:

@@ -1,7 +1,6 @@
 """What the words of `train`, `resume` and `sweep` ask for, and how a job greets who has submitted it."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import dataclasses
 import re
@@ -15,7 +14,7 @@ from cifar_ray.config import command_line, flags
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-
+from tests.support import typed
 
 
 def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cifar_ray import data, models, strategies
-from cifar_ray.config import flags, option, runfile, schema
+from cifar_ray.config import flags, option, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import ModelName

@@ -1,7 +1,6 @@
 """Grids, cells, and what a sweep refuses."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import re
 from pathlib import Path, PurePath
@@ -10,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import command_line, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig, cells, proposed
 from cifar_ray.config.train import TrainConfig
+from tests.support import typed
 
 
 def cells_of(**values: Any) -> list[Cell]:

@@ -76,5 +76,5 @@ def test_texts_need_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_vocabulary_has_room_for_every_byte() -> None:
-    with pytest.raises(ConfigError, match="text.vocabulary must be at least 257, got 100"):
+    with pytest.raises(ConfigError, match=r"^text.vocabulary must be at least 257, got 100$"):
         tokens.complete(TrainConfig(dataset="text:reviews", text={"vocabulary": 100}))

@@ -8,7 +8,7 @@ import pytest
 
 from cifar_ray import data
 from cifar_ray.cli import main
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, flags, imports, runfile
+from cifar_ray.config import imports, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -71,9 +71,7 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
         "model_options.act": "gelu",
     } == runfile.params(full, Decided.asked(full))
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
-    assert (
-        typed.run(*recipe.command(full).split()[2:]).model_options == config.model_options
-    )
+    assert typed.run(*recipe.command(full).split()[2:]).model_options == config.model_options
     swept = sweeps.from_mapping(
         {
             "name": "x",

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.config import command_line, flags
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards

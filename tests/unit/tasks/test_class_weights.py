@@ -1,7 +1,6 @@
 """``--class-weights balanced``: classes of unequal size that count alike in the loss."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import dataclasses
 from functools import partial
@@ -16,13 +15,14 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from cifar_ray import data
-from cifar_ray.config import command_line, flags, runfile, schema
+from cifar_ray.config import runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, recipe
+from tests.support import typed
 from tests.support.helpers import digest, plain_losses, resolved
 from tests.support.studies import grid, trial
 from tests.support.threads import losses_of_steps, train_everywhere, train_on_threads

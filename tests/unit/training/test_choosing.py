@@ -6,13 +6,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from tests.support import typed
 
 import numpy as np
 import pytest
 
 from cifar_ray import data, tasks
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -22,6 +21,7 @@ from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
+from tests.support import typed
 from tests.support.helpers import Recorder, digest, small_config, train_here
 from tests.support.threads import train_on_threads
 from tests.unit.tasks.test_own_task import config as ink

@@ -1,7 +1,6 @@
 """What --freeze, --unfreeze-epoch and --lr-scale do to one worker's run, and what is refused."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import shlex
 import weakref
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -24,6 +23,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, freezing, optimizer, recipe, setup
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.observer import Launch
+from tests.support import typed
 from tests.support.helpers import Recorder, Stopped, digest, resolved, train_here
 
 LEARNING = "tests.support.learning"

@@ -1,7 +1,6 @@
 """Optimizers and courses of the learning rate of the user's own: made, tried, and held to their source."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import shlex
 import sys
@@ -11,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config import command_line, flags, imports, runfile
+from cifar_ray.config import imports, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.training import optimizer, recipe
+from tests.support import typed
 from tests.support.helpers import resolved
 from tests.support.learning import Lion
 

@@ -1,7 +1,6 @@
 """``--patience``: a run ends after so many epochs without a better validation figure."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import math
 from dataclasses import replace
@@ -11,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data, tasks
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import limits
 from cifar_ray.tasks import USUAL, choosing
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.observer import Outcome
+from tests.support import typed
 from tests.support.helpers import Recorder, digest, small_config, train_here
 from tests.support.threads import train_on_threads
 from tests.unit.tasks.test_own_task import config as ink

@@ -1,7 +1,6 @@
 """What a person asked for made explicit: what is refused, and the command that would do it again."""
 
 from __future__ import annotations
-from tests.support import typed
 
 import re
 from dataclasses import replace
@@ -9,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.training import recipe
+from tests.support import typed
 from tests.support.helpers import Recorder, Stopped, resolved, train_here
 
 DIGITS: dict[str, object] = {"dataset": "digits"}
