@@ -309,6 +309,7 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
 
 _ALWAYS = ("dataset", "task", "model", "epochs", "global_batch_size", "topology", "seed")
 _NEVER = (*runfile.WHERE, *(field.name for field in dataclasses.fields(TrainConfig) if field.metadata["recorded"]))
+_DEFAULTS = schema.flatten(schema.to_plain(TrainConfig()))
 
 
 def command(config: ResolvedConfig, **changes: Any) -> str:
@@ -316,11 +317,10 @@ def command(config: ResolvedConfig, **changes: Any) -> str:
 
     What tells runs apart is always spelled out, the rest where it differs from an option's default.
     """
-    defaults = schema.flatten(schema.to_plain(TrainConfig()))
     words = ["cifar-ray train"]
     for key, value in schema.flatten({**schema.to_plain(config), **changes}).items():
         group, _, is_keyword = key.partition(".")
-        if value is None or group in _NEVER or (key not in _ALWAYS and value == defaults.get(key)):
+        if value is None or group in _NEVER or (key not in _ALWAYS and value == _DEFAULTS.get(key)):
             continue
         if isinstance(value, bool) and not is_keyword:
             words.append(errors.flag_of(key if value else f"no_{key}"))
