@@ -108,8 +108,9 @@ class Budget:
 
 def _value(cell: PlannedCell, name: str) -> object:
     """An option's value, as far as it is decided."""
-    decided = vars(cell.decided)
-    return decided[name] if name in decided else getattr(cell.config, name)
+    decided, (outer, _, inner) = vars(cell.decided), name.partition(".")
+    value = decided[outer] if outer in decided else getattr(cell.config, outer)
+    return value.get(inner) if inner else value
 
 
 def _images(config: ResolvedConfig, epochs: int) -> int:

@@ -99,7 +99,10 @@ def test_a_course_follows_the_warm_up() -> None:
             LION | {"optimizer_options": {"alpha": 1}},
             "--optimizer must make an optimizer of (groups, lr=..., **options)",
         ),
-        ({"optimizer_options": {"beta": 1}}, "--optimizer-options.beta is for --optimizer MODULE:FUNCTION only, and the "),
+        (
+            {"optimizer_options": {"beta": 1}},
+            "--optimizer-options.beta is for --optimizer MODULE:FUNCTION only, and the ",
+        ),
         (
             {"schedule_source": "a"},
             "--schedule-source is for --schedule MODULE:FUNCTION only, and the schedule is the ",
