@@ -49,8 +49,7 @@ class Optimisation:
 
     optimizer: OptimizerText | None = option(None, weights=True)
     """Optimizer: sgd, adamw, or MODULE:FUNCTION, called as the classes of torch.optim are, such as torch.optim:RMSprop.
-    Default: the model's own. Options not given follow the model's recipe for the optimizer; if it has none, --lr and
-    --weight-decay are required."""
+    Without a recipe of the model's for it, --lr and --weight-decay are required. Default: the model's own."""
 
     optimizer_options: Options = option(dict, weights=True, only={"optimizer": (OWN,)})
     """Further keyword arguments of your own optimizer, such as --optimizer-options.alpha 0.9."""
@@ -76,9 +75,8 @@ class Optimisation:
     exported. Default: no average."""
 
     freeze: Texts = option((), weights=True, only={"strategy": strategy.FREEZING})
-    """Parameters that do not learn, as shell patterns of their names. A pattern also matches everything below a match:
-    layer1, layer? and features.* match layer1.0.conv1.weight and features.0.bias. Their modules stay in evaluation
-    mode, so batch norm keeps its statistics. Default: all learn."""
+    """Parameters that do not learn, as shell patterns of their names or of what these begin with: layer1, layer? and
+    features.*. Their modules stay in evaluation mode, so batch norm keeps its statistics. Default: all learn."""
 
     unfreeze_epoch: Count | None = option(None, weights=True, only={"strategy": strategy.UNFREEZING})
     """Epoch, counted from 1, at which to unfreeze the parameters of --freeze. Default: never."""
@@ -88,8 +86,8 @@ class Optimisation:
     Patterns are as for --freeze; of several that match, the last counts."""
 
     schedule: ScheduleText | None = option(None, weights=True)
-    """Learning-rate schedule after the warm-up, or MODULE:FUNCTION, a function from progress (0 to 1) to the share of
-    the peak rate. Default: the model's own."""
+    """Learning-rate schedule after warm-up, or MODULE:FUNCTION from progress (0 to 1) to the share of the peak rate.
+    Default: the model's own."""
 
     schedule_source: str | None = option(None, weights=True, only={"schedule": (OWN,)}, recorded=True)
     """SHA-256 of the file that defines your own schedule."""
@@ -102,12 +100,11 @@ class Optimisation:
     """Label smoothing: share of the target spread evenly over all classes. Default: the model's own."""
 
     class_weights: Literal["none", "balanced"] = option("none", weights=True)
-    """balanced: in the training loss an image counts in inverse proportion to its class's training images, so that all
-    classes count alike; the loss is the weighted mean over a global batch. Not with mixup or cutmix."""
+    """balanced: all classes count alike in the training loss, an image in inverse proportion to its class's images; the
+    loss is the weighted mean over a global batch. Not with mixup or cutmix."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = option("none", weights=True)
-    """Scale the learning rate with the global batch, as a multiple of the model's own: linearly, by its square root, or
-    not at all."""
+    """Scale the learning rate with the global batch over the model's own: linearly, by its root, or not at all."""
 
     base_batch: Count | None = option(None, weights=True, recorded=True)
     """Global batch for which the model's recipe is meant."""

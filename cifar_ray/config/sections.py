@@ -36,8 +36,6 @@ Name = Annotated[str, AfterValidator(_name)]
 # A worker knows no kind that a script has added to SOURCES: which there are is asked where the data are read.
 _DATASET = or_own(typing.get_args(DatasetName), *DATASETS, pattern=r"(?!timm:)[A-Za-z_][\w.]*:.*[^:]")
 DatasetText = Annotated[str, _DATASET, DatasetName]
-TopologyText = Annotated[str, fits(parse_topology)]
-RangeText = Annotated[str, fits(parse_range)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +73,7 @@ class Data:
     where something is chosen, by --log-models best or all, by --patience, or by --scheduler."""
 
     stream: bool = option(False, weights=False, only={"dataset": SIZED})
-    """Keep the decoded images on disk, below --data-dir, which all nodes must share, and read them ahead of the steps.
-    For data sets larger than memory."""
+    """For data larger than memory: read images ahead of the steps, decoded below --data-dir, which all nodes share."""
 
     text: Options = option(dict, weights=True, only={"dataset": (TEXT_PATH,)})
     """Options of texts: --text.vocabulary (8000), the tokens that there are: 256 bytes, padding, and the most frequent
@@ -84,24 +81,22 @@ class Data:
 
     augment: AugmentName | None = option(None, weights=True)
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of
-    them. 'resized_crop': a crop of 8 to 100 % of the image, resized to it (torchvision's RandomResizedCrop), and the
-    mirror; for images larger than 32 pixels. The others follow 'crop_flip': 'randaugment' and 'trivialaugment' change
-    shapes and colours, 'mixup' and 'cutmix' mix two images; these four are not for masks. Default: crop_flip; crop for
-    mnist and digits, whose mirror images are wrong."""
+    them. 'resized_crop': a crop of 8 to 100 % of the image, resized to it, and the mirror; for images above 32 pixels.
+    After 'crop_flip', and not for masks, 'randaugment' and 'trivialaugment' change shapes and colours, 'mixup' and
+    'cutmix' mix two images. Default: crop_flip; crop for mnist and digits, whose mirror images are wrong."""
 
     normalise: Literal["dataset", "half", "imagenet"] = option("dataset", weights=True)
-    """Normalise pixels by the mean and standard deviation of the training images, by 0.5 and 0.5, or by those of
-    ImageNet's training images, as networks trained on them expect."""
+    """Normalise pixels by the training images' mean and deviation, by 0.5, or by ImageNet's, as its networks expect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Where it runs."""
 
-    topology: TopologyText = option("1x1", weights=False)
+    topology: Annotated[str, fits(parse_topology)] = option("1x1", weights=False)
     """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
 
-    elastic: RangeText | None = option(None, weights=False)
+    elastic: Annotated[str, fits(parse_range)] | None = option(None, weights=False)
     """MIN:MAX in place of --topology, such as 1x1:2x2: use as many workers as there is room for, and grow or shrink
     between two steps when nodes come or go. The global batch stays that of MAX."""
 
@@ -116,8 +111,7 @@ class Placement:
     """Ray cluster to join (RAY_ADDRESS). Default: start Ray on this machine."""
 
     local_nodes: Count = option(1, weights=False)
-    """Ray nodes to simulate on this machine; several count more CPUs than it has where the workers need them. Times are
-    not a cluster's."""
+    """Ray nodes to simulate on this machine, with more CPUs than it has if workers need them; not for timing."""
 
     max_failures: Whole = option(3, weights=False)
     """Worker failures to recover from before the run fails."""
@@ -142,8 +136,7 @@ class Tracking:
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = option(None, weights=False)
-    """Test images per evaluation, spread evenly over the test set, for timing runs; validation images are all used.
-    Default: all."""
+    """Test images per evaluation, spread evenly over the test set, for timing runs. Default: all, as in validation."""
 
     per_rank_test: bool = option(False, weights=False)
     """After the last epoch, also test every rank's own replica on the same images."""
@@ -158,8 +151,7 @@ class Tracking:
     """MLflow tracking store: http(s)://... or sqlite:////PATH (MLFLOW_TRACKING_URI, else ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = option(None, weights=False)
-    """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
-    Default: ~/.cifar_ray/runs."""
+    """Folder of runs, which all nodes share, or s3://BUCKET/PREFIX, or gs://BUCKET/PREFIX. Default: ~/.cifar_ray/runs."""
 
     profile_steps: Annotated[Count, Field(le=100)] | None = option(None, weights=False)
     """Steps to profile on every rank, 100 at most, once the run has warmed up: a trace per rank for ui.perfetto.dev,
