@@ -151,7 +151,7 @@ class Tracking:
     """MLflow tracking store: http(s)://... or sqlite:////PATH (MLFLOW_TRACKING_URI, else ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = option(None, weights=False)
-    """Folder of runs, which all nodes share, or s3://BUCKET/PREFIX, or gs://BUCKET/PREFIX. Default: ~/.cifar_ray/runs."""
+    """Folder of runs, which all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX. Default: ~/.cifar_ray/runs."""
 
     profile_steps: Annotated[Count, Field(le=100)] | None = option(None, weights=False)
     """Steps to profile on every rank, 100 at most, once the run has warmed up: a trace per rank for ui.perfetto.dev,
