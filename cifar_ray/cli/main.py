@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -84,12 +85,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, is gone: drop the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return 130
-    except InterruptedRunError as error:
-        print(error, file=sys.stderr)
-        return 128 + error.signum
+    except (KeyboardInterrupt, InterruptedRunError) as error:
+        print(str(error) or "Stopped.", file=sys.stderr)
+        return 128 + getattr(error, "signum", signal.SIGINT)
     except (ConfigError, CheckpointError, CommandFailedError) as error:
         sentence = error.as_flag() if isinstance(error, ConfigError) else str(error)
         print(f"error: {printable(sentence)}", file=sys.stderr)
