@@ -167,10 +167,8 @@ def known_config(name: str) -> TrainConfig | None:
     """The config of a run, or what all runs of a sweep share, from its folder; None where only the store knows that."""
     folder = storage.at(name) if "/" in name else storage.at(None).below(name)
     with suppress(ConfigError, OSError):
-        if (path := folder.disk / CONFIG).is_file():
-            return runfile.load(path)
-        if (path := folder.disk / SWEEP).is_file():
-            return sweeps.from_mapping(runfile.read(path)).base
+        path = folder.disk / CONFIG
+        return runfile.load(path) if path.is_file() else sweeps.from_mapping(runfile.read(folder.disk / SWEEP)).base
     return None
 
 

@@ -111,12 +111,11 @@ class Optimisation:
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option("auto", weights=True)
     """Arithmetic of the forward and backward pass. 'auto' times both and uses bf16 if it is at least 15 % faster,
-    decided once per run, or once per model of a sweep; fp32 with --strategy reproducible. fp16 is
-    for GPUs without bf16 arithmetic: the loss is scaled, and a step whose gradients overflow is skipped."""
+    decided once per run, or once per model of a sweep; fp32 with --strategy reproducible. fp16, for GPUs without bf16,
+    scales the loss and skips a step whose gradients overflow."""
 
     convolutions: ConvolutionsName | None = option(None, weights=True, recorded=True)
-    """Computation of convolutions on CPUs, the fastest that was measured; channels_last for fewer than 1,000 steps, on
-    GPUs, with --compile and with --strategy reproducible."""
+    """How convolutions are computed, in place of the fastest way that is measured."""
 
     compile: bool = option(False, weights=True, only={"strategy": strategy.COMPILING})
     """Compile the forward and backward pass with torch.compile, which takes up to minutes before the first step; on
@@ -128,8 +127,8 @@ class Batch:
     """Batch."""
 
     batch_size: Count | None = option(None, weights=False)
-    """Images per worker in a micro-batch, in place of --global-batch-size. In a pipeline, where all workers
-    see every image, the global batch divided by the workers. Default: a worker's share."""
+    """Images per worker in a micro-batch, in place of --global-batch-size; in a pipeline, whose workers see
+    every image, the global batch divided by the workers. Default: a worker's share."""
 
     global_batch_size: Count | None = option(None, weights=True)
     """Images per optimizer step over all workers; --batch-size says it per worker. Default without either: 128; 1,024
