@@ -124,6 +124,8 @@ def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri:
     Args:
         name: Name of the registered model; created if it is new.
         alias: Alias for this version, such as champion; it moves here from the version that had it.
+        tracking_uri: MLflow tracking store that has the run, and the registry (MLFLOW_TRACKING_URI, else
+            ~/.cifar_ray/mlflow.db).
     """
     with output.loading("loading MLflow"):
         from cifar_ray.tracking import registry

@@ -50,7 +50,8 @@ class Data:
     MODULE:FUNCTION, a function of your own that returns arrays."""
 
     data_dir: str | None = option(None, weights=False)
-    """Where data sets are downloaded to and decoded images kept (CIFAR_RAY_DATA_DIR, else ~/.cache/cifar_ray)."""
+    """Where data sets are read from, downloaded to, and where decoded images are cached (CIFAR_RAY_DATA_DIR, else
+    ~/.cache/cifar_ray)."""
 
     image_size: Count = option(32, weights=True, only={"dataset": SIZED})
     """Side of the images in pixels: the shorter side is resized to it, and the centre is cropped."""
@@ -136,7 +137,7 @@ class Tracking:
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = option(None, weights=False)
-    """Test images per evaluation, spread evenly over the test set, for timing runs. Default: all, as in validation."""
+    """Test images per evaluation, spread evenly, for timing runs; validation always uses all. Default: all."""
 
     per_rank_test: bool = option(False, weights=False)
     """After the last epoch, also test every rank's own replica on the same images."""
@@ -148,7 +149,8 @@ class Tracking:
     """Name of the run, new in its storage folder. Default: made from the configuration and the time."""
 
     tracking_uri: str | None = option(None, weights=False)
-    """MLflow tracking store: http(s)://... or sqlite:////PATH (MLFLOW_TRACKING_URI, else ~/.cifar_ray/mlflow.db)."""
+    """MLflow tracking store: http(s)://... or sqlite:////absolute/path (MLFLOW_TRACKING_URI, else
+    ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = option(None, weights=False)
     """Folder of runs, which all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX. Default: ~/.cifar_ray/runs."""
