@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cifar_ray import IMPORTED_AT, storage, tracking
 from cifar_ray.cli import output
-from cifar_ray.config import addresses, command_line, flags, runfile, schema
+from cifar_ray.config import command_line, files, flags, runfile, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson, Given, Of, RunName
@@ -159,7 +159,7 @@ def new_limits(file: str | None, options: Given) -> dict[str, Any]:
     given = [*["file"] * bool(file), *schema.flatten(options)]
     if other := next((name for name in given if name not in ("tracking_uri", *_NEW_LIMITS)), None):
         raise ConfigError("resume", f"goes on as the sweep was begun, and takes no {other} beside it")
-    addresses.check("tracking_uri", options.get("tracking_uri"))
+    files.check_address("tracking_uri", options.get("tracking_uri"))
     return {key: schema.field(SweepConfig, key, options[key]) for key in _NEW_LIMITS if key in options}
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import addresses, limits
+from cifar_ray.config import files, limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
 from cifar_ray.config.model import Model, Task, usual
@@ -109,8 +109,8 @@ def _check(config: TrainConfig) -> None:
     if unfreeze is not None and not (config.freeze and 2 <= unfreeze <= epochs):
         rule = f"must be 2 or more, at most epochs ({epochs}), and given with --freeze"
         raise ConfigError("unfreeze_epoch", f"{rule}, got {unfreeze}")
-    for key in addresses.KEYS:
-        addresses.check(key, getattr(config, key))
+    for key in files.ADDRESSES:
+        files.check_address(key, getattr(config, key))
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     limits.check(config)
