@@ -33,7 +33,7 @@ import torch._dynamo  # as the first optimizer of a process does
 import torchmetrics  # noqa: F401  # and the first evaluation: both take seconds
 
 from cifar_ray import data
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import flags, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
@@ -71,7 +71,11 @@ def nodes(share: float | None = None) -> Iterator[list[Path]]:
 
 def resolved(words: list[str], topology: Topology) -> ResolvedConfig:
     """What the workers train."""
-    return recipe.resolve(dataclasses.replace(flags.call(command_line.train, words, "train"), topology=str(topology)))
+    return recipe.resolve(
+        dataclasses.replace(
+            runfile.load(None, flags.parse(TrainConfig, words, "cifar-ray train")), topology=str(topology)
+        )
+    )
 
 
 def train(groups: list[Path], topology: Topology, rate: str, words: list[str], limit_s: float) -> Run:

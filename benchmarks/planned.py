@@ -23,9 +23,9 @@ from typing import NamedTuple
 import exchanged
 import record
 
-from cifar_ray.config import command_line, flags, runfile, schema
+from cifar_ray.config import flags, runfile, schema
 from cifar_ray.config.topology import parse
-from cifar_ray.config.train import ResolvedConfig
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.planning import link as links
 from cifar_ray.planning import measured, model, probing
 from cifar_ray.planning.link import Link
@@ -53,7 +53,7 @@ def study(name: str) -> Sweep:
 def training(trial: Run) -> ResolvedConfig:
     """The training of a run, by its recorded command."""
     words = shlex.split(trial.tags["cifar_ray.command"])[2:]
-    asked = schema.to_plain(flags.call(command_line.train, words, "train"))
+    asked = schema.to_plain(runfile.load(None, flags.parse(TrainConfig, words, "cifar-ray train")))
     changes = {"topology": "1x1", "batch_size": None, "global_batch_size": trial.global_batch_size}
     return recipe.resolve(runfile.load(None, {**asked, **changes, "steps_per_epoch": None}))
 

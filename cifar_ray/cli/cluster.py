@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.cli.sweep import new_limits, sweep
-from cifar_ray.cli.train import resume, train
+from cifar_ray.cli.train import new_limits, resume, sweep, train
 from cifar_ray.config import command_line, flags, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sections import Name
@@ -78,23 +77,20 @@ def read(words: Sequence[str], name: str | None) -> Submission:
         raise ConfigError("", f"cifar-ray submit takes train, resume or sweep after `--`, got {command!r}")
     given = flags.read(commands[command], rest, command)
     options, earlier = given["options"], given.get("run") or given.get("resume")
-    new = {key: given[key] for key in ("config", "file", "grid") if key in given}
-    own, flag = None, "--run-name"
+    file, flag = given.get("config") or given.get("file"), "--run-name"
     if earlier:
+        own: str | None = f"resume-{time.strftime('%Y%m%d-%H%M%S')}"  # which can be done more than once
         if command == "sweep":
-            new_limits(**new, options=options)
+            new_limits(file, options)
         config = runfile.load(None, {**options, "max_cost": None})  # the run may have a price
     elif command == "train":
-        config = command_line.train(**new, options=options)
+        config = runfile.load(file, options)
         own = config.run_name
     else:
-        asked = command_line.sweep(**new, options=options)
-        config, own, flag = asked.base, asked.name if "file" in new or "name" in options else None, "--name"
+        asked = command_line.sweep(file, options)
+        config, own, flag = asked.base, asked.name if file or "name" in options else None, "--name"
     for key, path in (("storage", config.storage), ("data_dir", config.data_dir)):
         if path is not None and "://" not in path and not path.startswith(("/", "~")):
             raise ConfigError(key, f"must begin with / or ~ in a job, which runs in a temporary folder, got {path!r}")
     job = name or own or f"{command}-{hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]}"
-    if earlier and not name:
-        job = f"resume-{time.strftime('%Y%m%d-%H%M%S')}"  # a run can be continued more than once
-    words = [*words, *([flag, job] if not own and not earlier else [])]
-    return Submission(job, words, config.tracking_uri, new.get("config") or new.get("file"))
+    return Submission(job, [*words, *([] if own else [flag, job])], config.tracking_uri, file)

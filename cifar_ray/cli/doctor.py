@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Annotated
 
 from cifar_ray import storage
 from cifar_ray._version import __version__
 from cifar_ray.cli import output
-from cifar_ray.config import files
+from cifar_ray.config import files, runfile
 from cifar_ray.config.errors import ConfigError, counted
-from cifar_ray.config.flags import AsJson
+from cifar_ray.config.flags import AsJson, Given, Of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 
@@ -29,14 +30,10 @@ class Check:
 
 
 def doctor(
-    *,
-    storage: str | None = None,
-    tracking_uri: str | None = None,
-    address: str | None = None,
-    json: AsJson = False,
+    *, json: AsJson = False, options: Annotated[Given, Of(TrainConfig, only=("storage", "tracking_uri", "address"))]
 ) -> int:
     """Check what this machine offers to a run, and what would stop one."""
-    config = TrainConfig(storage=storage, tracking_uri=tracking_uri, address=address)
+    config = runfile.load(None, options)
     with output.progress(json):
         console, checks = Console(), []
         for check in examine(config):
@@ -52,14 +49,8 @@ def doctor(
 
 def examine(config: TrainConfig) -> Iterator[Check]:
     """Look at everything that a run with this config would use. Nothing is started or changed."""
-    looks: dict[str, Callable[[TrainConfig], str]] = {
-        "cifar_ray": _packages,
-        "processor": _processor,
-        "GPUs": _gpus,
-        "storage": _storage,
-        "tracking store": _store,
-        "Ray": _ray,
-    }
+    looks = {"cifar_ray": _packages, "processor": _processor, "GPUs": _gpus}
+    looks |= {"storage": _storage, "tracking store": _store, "Ray": _ray}
     for subject, look in looks.items():
         try:
             yield Check(subject, look(config))
@@ -117,7 +108,7 @@ def _store(config: TrainConfig) -> str:
     from cifar_ray.tracking import store
     from cifar_ray.tracking.uri import exists, resolve_uri
 
-    tracking.quieten(config.verbose)
+    tracking.quieten(verbose=False)
     uri = resolve_uri(config.tracking_uri)
     if not exists(uri):
         return f"{uri} is made at first use"

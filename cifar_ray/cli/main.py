@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -19,28 +20,28 @@ from cifar_ray.config.errors import CommandFailedError, ConfigError, Interrupted
 from cifar_ray.training.errors import CheckpointError
 
 COMMANDS = {
-    "train": ("train:train", "train a model and record it in MLflow"),
-    "resume": ("train:resume", "continue a run that was interrupted or has failed"),
-    "sweep": ("sweep:sweep", "train every combination of batch sizes, workers or other options"),
-    "report": ("report:report", "write the results of sweeps or runs as a page, tables and charts"),
-    "export": ("report:export", "write a sweep with its runs as one file"),
-    "runs": ("records:runs", "list the runs and sweeps that MLflow has"),
-    "compare": ("report:compare", "show what differs between runs, and their results"),
-    "explain": ("records:explain", "say what bounds a run: a slow rank, its data, the network"),
-    "plan": ("plan:plan", "say what a training would take on other machines"),
-    "delete": ("records:delete", "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
-    "models": ("models:models", "list the models of this package, torchvision and timm"),
-    "strategies": ("models:strategies", "list the ways of keeping replicas in step, and what each costs"),
-    "evaluate": ("trained:evaluate", "evaluate a run's model on every test image"),
-    "predict": ("trained:predict", "answer for images, texts or rows with a run's model"),
-    "serve": ("trained:serve", "answer HTTP requests with a run's model"),
-    "register": ("records:register", "register a run's model in MLflow's model registry"),
-    "ui": ("records:ui", "open MLflow's pages on the runs"),
-    "doctor": ("doctor:doctor", "look at what this machine offers, and what would stop a run"),
-    "submit": ("cluster:submit", "train, resume or sweep on a Ray cluster, as a job"),
-    "check-cluster": ("cluster:check_cluster", "check files for `ray up`, offline"),
+    "train": ("train", "train a model and record it in MLflow"),
+    "resume": ("train", "continue a run that was interrupted or has failed"),
+    "sweep": ("train", "train every combination of batch sizes, workers or other options"),
+    "report": ("report", "write the results of sweeps or runs as a page, tables and charts"),
+    "export": ("report", "write a sweep with its runs as one file"),
+    "runs": ("records", "list the runs and sweeps that MLflow has"),
+    "compare": ("report", "show what differs between runs, and their results"),
+    "explain": ("records", "say what bounds a run: a slow rank, its data, the network"),
+    "plan": ("plan", "say what a training would take on other machines"),
+    "delete": ("records", "delete a run or a sweep: its MLflow runs, folder and checkpoints"),
+    "models": ("models", "list the models of this package, torchvision and timm"),
+    "strategies": ("models", "list the ways of keeping replicas in step, and what each costs"),
+    "evaluate": ("trained", "evaluate a run's model on every test image"),
+    "predict": ("trained", "answer for images, texts or rows with a run's model"),
+    "serve": ("trained", "answer HTTP requests with a run's model"),
+    "register": ("records", "register a run's model in MLflow's model registry"),
+    "ui": ("records", "open MLflow's pages on the runs"),
+    "doctor": ("doctor", "look at what this machine offers, and what would stop a run"),
+    "submit": ("cluster", "train, resume or sweep on a Ray cluster, as a job"),
+    "check-cluster": ("cluster", "check files for `ray up`, offline"),
 }
-"""Name -> the function, as MODULE:FUNCTION below ``cifar_ray.cli``, and a summary."""
+"""Name -> the module below ``cifar_ray.cli`` that has a function of this name, and a summary."""
 
 
 def function(name: str) -> Callable[..., Any]:
@@ -48,8 +49,8 @@ def function(name: str) -> Callable[..., Any]:
     if name not in COMMANDS:
         near = errors.suggestion(name, COMMANDS) or f"; it may be {errors.one_of(COMMANDS)}"
         raise ConfigError("", f"unknown command {errors.brief(name)}{near}")
-    module, _, of_module = COMMANDS[name][0].partition(":")
-    found: Callable[..., Any] = getattr(import_module(f"cifar_ray.cli.{module}"), of_module)
+    module = import_module(f"cifar_ray.cli.{COMMANDS[name][0]}")
+    found: Callable[..., Any] = getattr(module, name.replace("-", "_"))
     return found
 
 
@@ -80,17 +81,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
         command_line.greet()
         with variables(servers.token_mode()), tracking.settings():
-            status: int = flags.call(function(words[0]), words[1:], words[0])
-            return status
+            return flags.call(function(words[0]), words[1:], words[0]) or 0
     except BrokenPipeError:  # the reader, such as `head`, is gone: drop the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return 130
-    except InterruptedRunError as error:
-        print(error, file=sys.stderr)
-        return 128 + error.signum
+    except (KeyboardInterrupt, InterruptedRunError) as error:
+        print(str(error) or "Stopped.", file=sys.stderr)
+        return 128 + getattr(error, "signum", signal.SIGINT)
     except (ConfigError, CheckpointError, CommandFailedError) as error:
         sentence = error.as_flag() if isinstance(error, ConfigError) else str(error)
         print(f"error: {printable(sentence)}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import typing
 
-from cifar_ray.cli import early
+from cifar_ray.cli import output
 from cifar_ray.config import flags, keywords
 from cifar_ray.config.errors import ConfigError, brief
 from cifar_ray.config.model import ModelName
@@ -14,7 +14,7 @@ from cifar_ray.config.strategy import StrategyName
 from cifar_ray.display.run import Console
 
 
-def models(pattern: str | None = None) -> int:
+def models(pattern: str | None = None) -> None:
     """List the models of this package, of torchvision and of timm.
 
     With PATTERN: also the names for --weights, which those of this package do not have. With the whole NAME of one of
@@ -23,7 +23,7 @@ def models(pattern: str | None = None) -> int:
     Args:
         pattern: Part of a name, or a pattern of the whole name such as 'timm:convnext*'. Default: the names of all.
     """
-    with early.loading("loading PyTorch"):
+    with output.loading("loading PyTorch"):
         from cifar_ray.config import imports
         from cifar_ray.data import modality
         from cifar_ray.models import libraries, registry
@@ -33,7 +33,7 @@ def models(pattern: str | None = None) -> int:
         build = entry.build if entry else imports.load(pattern, "model")
         options = keywords.of(build, len(modality.KINDS[entry.inputs if entry else "images"].arguments)) or []
         print(flags.listed("model_options", pattern, options))
-        return 0
+        return
     names = [*typing.get_args(ModelName)]
     for library in LIBRARIES:
         try:
@@ -46,14 +46,13 @@ def models(pattern: str | None = None) -> int:
         raise ConfigError("", f"PATTERN must match the name of a model, got {brief(part)}")
     if pattern is None:
         print("\n".join(matches))
-        return 0
+        return
     found = [libraries.find(name) if library_of(name) else None for name in matches]
     weights = [" ".join(entry[0].weights(entry[1])) if entry else "" for entry in found]
     Console().columns(("model", "weights"), zip(matches, weights))
-    return 0
 
 
-def strategies(name: StrategyName | None = None) -> int:
+def strategies(name: StrategyName | None = None) -> None:
     """List the strategies that keep replicas in step: promise, source, and cost per step.
 
     Args:
@@ -63,7 +62,7 @@ def strategies(name: StrategyName | None = None) -> int:
 
     console, options = Console(), None
     if name is not None:
-        with early.loading("loading PyTorch"):
+        with output.loading("loading PyTorch"):
             options = keywords.of(named(name), CONTEXT) or []
     for each in [name] if name else NAMES:
         known = about(each)
@@ -75,4 +74,3 @@ def strategies(name: StrategyName | None = None) -> int:
     console.line("each step: what a rank hands over, in a pipeline all ranks; W workers, P parameters of G bytes")
     if name and options is not None:
         print(f"\n{flags.listed('strategy_options', name, options)}")
-    return 0

@@ -7,11 +7,10 @@ import time
 from typing import Annotated
 
 from cifar_ray import IMPORTED_AT, tracking
-from cifar_ray.cli import early, output
+from cifar_ray.cli import output
 from cifar_ray.config import errors, flags, runfile
 from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.flags import AsJson, Given, Of
-from cifar_ray.config.limits import PriceText
 from cifar_ray.config.schema import Counts, Positive, fits
 from cifar_ray.config.sections import Name
 from cifar_ray.config.topology import Topology
@@ -43,7 +42,6 @@ def plan(
     workers: Counts = (1,),
     link: LinkText | None = None,
     host: LinkText | None = None,
-    price: PriceText | None = None,
     speed_factor: Positive | None = None,
     json: AsJson = False,
     options: Annotated[Given, Of(TrainConfig, without=_NOT_PLANNED)],
@@ -64,11 +62,10 @@ def plan(
             and ping measure them. Needed for more than one node.
         host: What an exchange costs the workers themselves, whatever the network: copying, adding up and the backend's
             own work, as RATE:LATENCY. Default: none.
-        price: Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot,
-            or a Ray cluster file.
         speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
     """
-    node, asked = cost.checked(price), runfile.load(None, options)
+    asked = runfile.load(None, options)
+    node = cost.checked(asked.price)
     means = Means(links.parse(link) if link else None, links.parse(host) if host else None, node)
     if asked.strategy not in exchange.PLANNED:
         raise ConfigError(
@@ -80,7 +77,7 @@ def plan(
     name = name or f"plan-{asked.model_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     topologies = [Topology(each, beside) for each in nodes for beside in workers]
     with output.progress(json):
-        with early.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
+        with output.loading(f"sweep {name}: loading PyTorch and Ray", always=True), servers.before_ray(asked):
             from cifar_ray import data
             from cifar_ray.training import recipe
 
@@ -98,9 +95,8 @@ def plan(
         if asked.device != "auto":
             on = dataclasses.replace(on, device=asked.device)
         probing.check_price(node, speed_factor, on)
-        runs = probing.sweep(
-            name, {**options, "device": on.device}, probing.cells(planned, on.device, topologies, images)
-        )
+        cells = probing.cells(planned, on.device, topologies, images)
+        runs = probing.sweep(name, {**options, "device": on.device, "price": None}, cells)
         result = driver.sweep(runs, output.typed(), begun=IMPORTED_AT)
         if FINISHED not in result.states.values():
             raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")

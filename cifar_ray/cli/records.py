@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from cifar_ray.cli import early, output
+from cifar_ray.cli import output
 from cifar_ray.config import flags, option
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.config.flags import AsJson, Port, RunName
@@ -22,20 +22,19 @@ from cifar_ray.training.bottleneck import Verdict
 from cifar_ray.training.rank_times import PARTS, StepTimes
 
 
-def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJson = False) -> int:
+def runs(sweep: str | None = None, *, tracking_uri: str | None = None, json: AsJson = False) -> None:
     """List sweeps, and runs that belong to none, newest first.
 
     Args:
         sweep: Sweep whose runs to list. Default: all sweeps and single runs.
     """
-    with output.progress(json), early.loading("loading MLflow"):
+    with output.progress(json), output.loading("loading MLflow"):
         from cifar_ray.tracking import reading, store
 
     uri = stores.resolve_uri(tracking_uri)
     listed = reading.everything(uri) if sweep is None else reading.trials(*reading.open_sweep(uri, sweep))[::-1]
     rows = [row(run) for run in listed]
     output.show(rows, json, lambda: _print_runs(rows, store.shown(uri)))
-    return 0
 
 
 def row(run: Run | Sweep) -> dict[str, Any]:
@@ -85,20 +84,19 @@ def _print_runs(listed: Sequence[dict[str, Any]], store: str) -> None:
     Console().columns(header, rows)
 
 
-def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = False) -> int:
+def explain(run: RunName, *, tracking_uri: str | None = None, json: AsJson = False) -> None:
     """Say what bounds a run, with the times of a step on every rank and what to try.
 
     That is a slow rank, slow data, a slow link, too few CPUs, overhead, or nothing that stands out (balanced).
     """
     with output.progress(json):
-        with early.loading("loading MLflow"):
+        with output.loading("loading MLflow"):
             from cifar_ray.tracking import reading
 
         name, times = reading.step_times(stores.resolve_uri(tracking_uri), run)
     verdict = bottleneck.explain(times)
     document = {"run": name, "verdict": verdict, "times": times}
     output.show(document, json, lambda: _print_verdict(name, verdict, times))
-    return 0
 
 
 def _print_verdict(name: str, verdict: Verdict, times: StepTimes) -> None:
@@ -120,7 +118,7 @@ def _print_verdict(name: str, verdict: Verdict, times: StepTimes) -> None:
     console.line("milliseconds of a step: mean, median and 95th percentile")
 
 
-def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri: str | None = None) -> int:
+def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri: str | None = None) -> None:
     """Register a finished run's model in MLflow's model registry.
 
     Args:
@@ -129,14 +127,13 @@ def register(run: RunName, *, name: str, alias: str | None = None, tracking_uri:
         tracking_uri: MLflow tracking store that has the run, and the registry (MLFLOW_TRACKING_URI, else
             ~/.cifar_ray/mlflow.db).
     """
-    with early.loading("loading MLflow"):
+    with output.loading("loading MLflow"):
         from cifar_ray.tracking import registry
 
     version = registry.register(run, name, alias, tracking_uri)
     state = "is" if version.fresh else "is already"
     uri = f"models:/{version.name}/{version.version}"
     print(f"the model of run {version.run} {state} version {version.version} of {version.name}: {uri}")
-    return 0
 
 
 def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> int:
@@ -150,7 +147,7 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
     """
     if not yes and not sys.stdin.isatty():
         raise ConfigError("yes", "must be given where there is no terminal to ask on")
-    with early.loading("loading PyTorch and MLflow"):
+    with output.loading("loading PyTorch and MLflow"):
         from cifar_ray.runs import removal
 
     with contextlib.ExitStack() as stack:
@@ -166,7 +163,7 @@ def delete(name: str, *, yes: bool = False, tracking_uri: str | None = None) -> 
     return 0
 
 
-def ui(*, tracking_uri: str | None = None, port: Port = 5000, open: bool = False) -> int:
+def ui(*, tracking_uri: str | None = None, port: Port = 5000, open: bool = False) -> None:
     """Open MLflow's pages of the tracking store, on this machine only.
 
     Args:
@@ -175,9 +172,8 @@ def ui(*, tracking_uri: str | None = None, port: Port = 5000, open: bool = False
     """
     uri = stores.resolve_uri(tracking_uri)
     if not stores.is_server(uri):
-        early.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
-    with early.loading("loading MLflow"):
+        output.listen("127.0.0.1", port).close()  # refused before MLflow is loaded
+    with output.loading("loading MLflow"):
         from cifar_ray.tracking import pages
 
     pages.serve(uri, port, open)
-    return 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from typing import Annotated
 
-from cifar_ray.cli import early, output
+from cifar_ray.cli import output
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError, counted, printable
-from cifar_ray.config.flags import AsJson, Overwrite
-from cifar_ray.config.keywords import passes_to
+from cifar_ray.config.flags import AsJson, Given, Of, Overwrite
 from cifar_ray.config.schema import NotNegative
 from cifar_ray.reporting import EXPORTED, data, exported
 from cifar_ray.reporting import compare as side_by_side
@@ -18,8 +17,9 @@ from cifar_ray.reporting.words import spoken
 from cifar_ray.tracking import uri as stores
 
 
-@passes_to(reports.report)
-def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options: Any) -> int:
+def report(
+    *sweeps: str, out: str | None = None, json: AsJson = False, options: Annotated[Given, Of(reports.report)]
+) -> None:
     """Write the results of sweeps or runs as a page, charts and data, from the tracking store or from exported files
     alone.
 
@@ -27,20 +27,23 @@ def report(*sweeps: str, out: str | None = None, json: AsJson = False, **options
         out: Folder for report.html, report.md, runs.csv, figures.csv, charts/ and, with --latex, tables/. An earlier
             report in it is replaced. Default: report; with --json, none.
     """
-    with output.progress(json), early.loading("reading runs"):
+    with output.progress(json), output.loading("reading runs"):
         made = reports.report(*sweeps, out="report" if out is None and not json else out, **options)
     if json:
         output.show(data.whole(made), as_json=True)
-        return 0
+        return
     for line in (*filter(None, [made.lead]), *spoken(made.findings, made.cautions)):
         print(printable(line))
     print(made.files[0])
     print(f"{len(made.files)} files in {made.files[0].parent}")
-    return 0
 
 
-@passes_to(side_by_side.compare)
-def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = False, **options: Any) -> int:
+def compare(
+    *runs: str,
+    max_slowdown: NotNegative | None = None,
+    json: AsJson = False,
+    options: Annotated[Given, Of(side_by_side.compare)],
+) -> int:
     """Show in which settings runs differ, and their results; of one run, all its settings. With --max-slowdown, tell
     whether the runs of B train slower than those of A.
 
@@ -59,14 +62,14 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
     """
     uri = options.get("tracking_uri")
     if max_slowdown is None:
-        with output.progress(json), early.loading("reading runs"):
+        with output.progress(json), output.loading("reading runs"):
             comparison = side_by_side.compare(*runs, **options)
         output.show(data.whole(comparison), json, lambda: print(comparison))
         return 0
     sides = [(side, list(dict.fromkeys(name.strip() for name in side.split(",")))) for side in runs]
     if len(sides) != 2 or any("" in names for _, names in sides):
         raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
-    with output.progress(json), early.loading("reading runs"):
+    with output.progress(json), output.loading("reading runs"):
         from cifar_ray.reporting.slowdown import slowdown
 
         verdict = slowdown(sides, max_slowdown, uri)
@@ -74,7 +77,9 @@ def compare(*runs: str, max_slowdown: NotNegative | None = None, json: AsJson = 
     return verdict.status
 
 
-def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = None, overwrite: Overwrite = False) -> int:
+def export(
+    sweep: str, *, out: str | None = None, tracking_uri: str | None = None, overwrite: Overwrite = False
+) -> None:
     """Write the figures of a sweep's runs to one file, from which anyone can make its report; it contains no weights.
 
     Args:
@@ -85,7 +90,7 @@ def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = Non
     if not path.endswith(EXPORTED):
         raise ConfigError("out", f"must be a file whose name ends in {EXPORTED}, got {path}")
     file = files.output("out", path, overwrite)
-    with early.loading("loading MLflow"):
+    with output.loading("loading MLflow"):
         from cifar_ray.tracking import reading
     (study,) = reading.sweeps_or_runs(stores.resolve_uri(tracking_uri), [sweep])
     try:
@@ -93,4 +98,3 @@ def export(sweep: str, *, out: str | None = None, tracking_uri: str | None = Non
     except OSError as error:
         raise ConfigError("out", f"must be a file that can be written, and {file} is not ({error.strerror})") from None
     print(f"{file}: {counted(len(study.trials), 'run')}; `cifar-ray report {shlex.quote(path)}` reads it")
-    return 0

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
-
-from cifar_ray.cli import early, output
+from cifar_ray.cli import output
 from cifar_ray.config import files, flags
 from cifar_ray.config.errors import ConfigError, counted, printable
 from cifar_ray.config.flags import AsJson, Overwrite, Port, RunName
@@ -24,10 +22,7 @@ if TYPE_CHECKING:
 
 _TEXT = 60  # characters of a text in a line about it
 
-Checkpoint = Annotated[
-    WhichCheckpoint,
-    Field(description="The newest checkpoint, or the one with the best validation figure (--val-share)."),
-]
+Checkpoint = Annotated[WhichCheckpoint, "The newest one, or that with the best validation figure (--val-share)."]
 
 
 def evaluate(
@@ -38,19 +33,18 @@ def evaluate(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     tracking_uri: str | None = None,
     json: AsJson = False,
-) -> int:
+) -> None:
     """Evaluate a run's model on every test image.
 
     Args:
         device: Where to compute; 'auto' takes the first GPU, if there is one.
     """
     with output.progress(json):
-        with early.loading("loading PyTorch and MLflow"):
+        with output.loading("loading PyTorch and MLflow"):
             from cifar_ray.runs import use
 
         scored = use.evaluate(run, checkpoint, data_dir, tracking_uri, flags.note, device)
     output.show(scored, json, lambda: _print_scores(scored))
-    return 0
 
 
 def _print_scores(scored: Scored) -> None:
@@ -76,7 +70,7 @@ def predict(
     tracking_uri: str | None = None,
     overwrite: Overwrite = False,
     json: AsJson = False,
-) -> int:
+) -> None:
     """Answer for image files, texts, or the rows of CSV files, with a run's model.
 
     Args:
@@ -95,7 +89,7 @@ def predict(
     if not images and not text:
         raise ConfigError("", "images must be given, or --text; `cifar-ray predict --help` tells what it takes")
 
-    with output.progress(json), early.loading("loading PyTorch and MLflow"):
+    with output.progress(json), output.loading("loading PyTorch and MLflow"):
         from cifar_ray.runs import use
 
     task, predictions = use.predict(run, images, checkpoint, tracking_uri, flags.note, top, masks, text, overwrite)
@@ -105,7 +99,6 @@ def predict(
     if table is None or json:
         documents = [{**_sample(each), task.names: each.answers} for each in predictions]
         output.show(documents, json, lambda: _print_answers(task, predictions))
-    return 0
 
 
 def _sample(each: Prediction) -> dict[str, object]:
@@ -152,7 +145,7 @@ def serve(
     tracking_uri: str | None = None,
     host: str = "127.0.0.1",
     port: Port = 8000,
-) -> int:
+) -> None:
     """Answer for images, or rows of numbers, sent over HTTP with a run's model, until Ctrl-C.
 
     Examples:
@@ -162,8 +155,7 @@ def serve(
         host: Address to listen on. 0.0.0.0 admits other machines; there is no password.
         port: Port to listen on.
     """
-    with early.listen(host, port) as listener:
-        with early.loading("loading PyTorch and MLflow", always=True):
+    with output.listen(host, port) as listener:
+        with output.loading("loading PyTorch and MLflow", always=True):
             from cifar_ray.serving import server
         server.serve(run, checkpoint, tracking_uri, listener, Console().line, flags.note)
-    return 0

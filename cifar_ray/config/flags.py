@@ -7,14 +7,13 @@ described as the field of that name of a run. Words stay text here: :mod:`cifar_
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import re
 import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -30,24 +29,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 Given = Mapping[str, Any]
 """Options of a config that are given, nested and as text."""
 
-AsJson = Annotated[
-    bool,
-    Field(description="Print the result as one JSON document on standard output; progress goes to standard error."),
-]
+AsJson = Annotated[bool, "Print the result as one JSON document on standard output; progress goes to standard error."]
 Port = Annotated[int, Field(ge=1, le=65535)]
-Overwrite = Annotated[bool, Field(description="Replace files that are there.")]
-RunName = Annotated[str, Field(description="Name or MLflow id of the run, or its folder if MLflow has lost it.")]
+Overwrite = Annotated[bool, "Replace files that are there."]
+RunName = Annotated[str, "Name or MLflow id of the run, or its folder if MLflow has lost it."]
 _METAVARS = {int: "INT", float: "FLOAT"}
 _WIDEST, _COLUMN = 100, 33  # characters: lines that are easy to read; where every explanation starts
 
 
 @dataclass(frozen=True)
 class Of:
-    """Mark of a parameter: it takes the options of ``config`` that are given, ``without`` some of them, or ``only``."""
+    """Mark of a parameter: it takes the options of ``owner``, a config or a function, that are given.
 
-    config: type
+    All of them, all ``without`` some, or ``only`` some.
+    """
+
+    owner: Any
     without: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> list[Keyword]:
+        """These options."""
+        known = keywords.of(self.owner, 0) or []
+        return [each for each in known if each.name in (self.only or {each.name} - {*self.without})]
 
 
 def usual(*names: str) -> Callable[[F], F]:
@@ -104,8 +109,8 @@ def read(command: Callable[..., Any], words: Sequence[str], name: str) -> dict[s
     given = parse(command, words, f"cifar-ray {name}")
     arguments: dict[str, Any] = {}
     for keyword in keywords.signature(command) or ():
-        if configs := _configs(keyword):
-            known = {field.name for each in configs for field in _fields(each)}
+        if marks := _marks(keyword):
+            known = {option.name for mark in marks for option in mark.options}
             arguments[keyword.name] = {key: given.pop(key) for key in known & given.keys()}
         elif keyword.name in given:
             arguments[keyword.name] = schema.build(keyword.kind, given.pop(keyword.name), keyword.name)
@@ -143,54 +148,29 @@ def parse(command: Any, words: Sequence[str], program: str) -> dict[str, Any]:
 
 
 def of(command: Any) -> list[Keyword]:
-    """The flags of a function, or of a config whose options the words give."""
-    own = [] if isinstance(command, type) else keywords.signature(command) or []
-    flags = {keyword.name: keyword for keyword in own if not _configs(keyword)}
-    for config in _all_configs(command):
-        for flag in _of_config(config):
-            flags.setdefault(flag.name, flag)
+    """The flags of a function, its own first, or of a config, whose options the words give."""
+    own = [keyword for keyword in keywords.signature(command) or () if not _marks(keyword)]
+    flags: dict[str, Keyword] = {}
+    for flag in (*own, *(option for mark in _taken(command) for option in mark.options)):
+        flags.setdefault(flag.name, flag)
     return [*flags.values()]
 
 
-def _all_configs(command: Any) -> list[Of]:
-    """The configs whose options a command takes; of a config, itself."""
-    if isinstance(command, type):
-        return [Of(command)]
-    return [config for keyword in keywords.signature(command) or () for config in _configs(keyword)]
+def _taken(command: Any) -> list[Of]:
+    """The options of others that a command takes."""
+    return [mark for keyword in keywords.signature(command) or () for mark in _marks(keyword)]
 
 
-def _configs(keyword: Keyword) -> list[Of]:
+def _marks(keyword: Keyword) -> list[Of]:
     return [mark for mark in _metadata(keyword.kind) if isinstance(mark, Of)]
-
-
-def _fields(options: Of) -> list[dataclasses.Field[Any]]:
-    """The fields of a config that a person may give."""
-    known = [each for each in dataclasses.fields(options.config) if not each.metadata.get("recorded")]
-    return [each for each in known if each.name in (options.only or {each.name} - {*options.without})]
-
-
-def _of_config(options: Of) -> Iterator[Keyword]:
-    """The options of a config; their description says only for which choice they are."""
-    config, hints = options.config, schema.field_types(options.config)
-    for field in _fields(options):
-        hint, only = hints[field.name], field.metadata.get("only", {})
-        belongs = " ".join(f"Only with --{kind} {one_of(owners)}." for kind, owners in only.items())
-        if dataclasses.is_dataclass(hint):
-            for name, inner in schema.field_types(typing.cast(type, hint)).items():
-                yield Keyword(f"{field.name}.{name}", inner, getattr(hint, name), belongs, f"{field.name} options")
-            continue
-        section = next(cls for cls in reversed(config.__mro__) if field.name in vars(cls).get("__annotations__", ()))
-        title = "" if section is config else (section.__doc__ or "").removesuffix(".")
-        default = None if field.default is dataclasses.MISSING else field.default
-        yield Keyword(field.name, hint, default, belongs, title)
 
 
 def _docs(command: Any) -> dict[str, str]:
     """Option -> what its docstring says: in the command's, else below the field of that name of a config."""
     docs = dict(schema.docstrings(TrainConfig))
-    for options in reversed(_all_configs(command)):
-        docs |= schema.docstrings(options.config)
-    return docs if isinstance(command, type) else docs | keywords.descriptions(command)
+    for owner in (*(mark.owner for mark in reversed(_taken(command))), command):
+        docs |= keywords.descriptions(owner)
+    return docs
 
 
 def parser(command: Any, program: str, described: bool = True, usual: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -254,7 +234,7 @@ def _add(group: Any, flag: Keyword, doc: str = "") -> None:
     is_switch = kind is bool and default is False and flag.passed is Parameter.KEYWORD_ONLY
     choices = _choices(item)
     sentences = [doc, flag.description, f"One of {one_of(choices)}." if choices else ""]
-    if not is_required and not takes_any_name and default not in (None, ()) and not is_switch:
+    if not is_required and not takes_any_name and default not in (None, (), "") and not is_switch:
         sentences.append(f"(default: {_in_words(default)})")
     options: dict[str, Any] = {"help": " ".join(filter(None, sentences)).replace("%", "%%")}
     if kind is bool:

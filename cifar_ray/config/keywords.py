@@ -7,6 +7,7 @@ YAML file may have.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -21,7 +22,7 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from cifar_ray.config import schema
-from cifar_ray.config.errors import ConfigError, suggestion
+from cifar_ray.config.errors import ConfigError, one_of, suggestion
 from cifar_ray.config.schema import Value
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Keyword:
     """One keyword of a function, or option of a config; a word or flag of a command."""
 
-    name: str  # dotted, of an option of a group
+    name: str
     kind: Any  # the annotation
     default: Any  # ``inspect.Parameter.empty`` where it must be given
     description: str = ""
@@ -48,22 +49,6 @@ class Keyword:
         """Whether it is the ``*words`` of the signature."""
         return self.passed is Parameter.VAR_POSITIONAL
 
-    @property
-    def is_several(self) -> bool:
-        """Whether it takes several values, which commas separate in a word."""
-        kind = schema.bare(self.kind)
-        return (typing.get_origin(kind) or kind) in (tuple, list) or (kind is Any and isinstance(self.default, tuple))
-
-
-def passes_to(inner: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorator: the ``**options`` of a function are the keywords of ``inner``."""
-
-    def mark(function: F) -> F:
-        function.passes_to = inner  # type: ignore[attr-defined]
-        return function
-
-    return mark
-
 
 def of(function: Callable[..., Any], taken: int) -> list[Keyword] | None:
     """The keywords of a function or a class beyond its first ``taken`` arguments; None where it takes any."""
@@ -72,36 +57,51 @@ def of(function: Callable[..., Any], taken: int) -> list[Keyword] | None:
 
 
 def signature(function: Callable[..., Any]) -> list[Keyword] | None:
-    """All arguments of a function or a class; None where it takes any."""
+    """All arguments of a function or a class, or the options of a config; None where it takes any."""
+    if dataclasses.is_dataclass(function):
+        return _options(function)
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a callable without a signature
         return None
-    inner = getattr(function, "passes_to", None)
-    if inner is None and any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     try:
         typed: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
         hints = typing.get_type_hints(typed, include_extras=True)
     except Exception:  # annotations of the user's own that name nothing
         hints = {}
-    found = {}
+    found = []
     for each in parameters:
         kind, default = hints.get(each.name, Value), each.default
         if each.kind is each.VAR_POSITIONAL:
             kind, default = Annotated[tuple[kind, ...], _description(kind)], ()  # type: ignore[valid-type]
-        if each.kind is not each.VAR_KEYWORD:
-            found[each.name] = Keyword(each.name, kind, default, _description(kind), passed=each.kind)
-    others = signature(inner) or [] if inner else []
-    return [*found.values(), *(each for each in others if each.name not in found)]
+        found.append(Keyword(each.name, kind, default, _description(kind), passed=each.kind))
+    return found
+
+
+def _options(config: Any) -> list[Keyword]:
+    """The options of a config that a person may give; their description says only for which choice they are."""
+    found = []
+    for field in dataclasses.fields(config):
+        if field.metadata.get("recorded"):
+            continue
+        only = field.metadata.get("only", {})
+        belongs = " ".join(f"Only with --{choice} {one_of(owners)}." for choice, owners in only.items())
+        section = next(cls for cls in reversed(config.__mro__) if field.name in vars(cls).get("__annotations__", ()))
+        title = "" if section is config else (section.__doc__ or "").removesuffix(".")
+        default = None if field.default is dataclasses.MISSING else field.default
+        found.append(Keyword(field.name, schema.field_types(config)[field.name], default, belongs, title))
+    return found
 
 
 def descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """What the section ``Args:`` of a function's docstring says of each argument."""
+    """What the section ``Args:`` of a function's docstring, or a config, says of each argument or option."""
+    if dataclasses.is_dataclass(function):
+        return schema.docstrings(function)
     section = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     lines = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
-    own = {name: " ".join(text.split()) for name, text in lines}
-    return {**(descriptions(function.passes_to) if hasattr(function, "passes_to") else {}), **own}
+    return {name: " ".join(text.split()) for name, text in lines}
 
 
 def checked(function: F) -> F:
@@ -139,7 +139,8 @@ def complete(
     for name, keyword in known.items():
         if name in given:
             value = schema.plain(given[name])
-            if keyword.is_several and isinstance(value, str | int | float):
+            takes_several = schema.is_list(keyword.kind) or isinstance(keyword.default, tuple | list)
+            if takes_several and isinstance(value, str | int | float):
                 value = schema.listed(str(value))
             completed[name] = schema.build(_checked(keyword.kind), value, f"{key}.{name}")
         elif keyword.default is Parameter.empty:

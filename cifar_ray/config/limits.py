@@ -61,11 +61,10 @@ class Limits:
 
     max_time: DurationText | None = option(None, weights=False)
     """Stop between two steps, with a checkpoint, after so long on the nodes over all attempts: 90s, 10m, 2h or 1h30m.
-    Waiting for nodes does not count. To cifar-ray sweep, the limit of the whole sweep. Default: no limit."""
+    Waiting for nodes does not count. Default: no limit."""
 
     max_cost: Positive | None = option(None, weights=False)
-    """Stop as with --max-time after so many USD, at --price. To cifar-ray sweep, the limit of the whole sweep. Default:
-    no limit."""
+    """Stop as with --max-time after so many USD, at --price. Default: no limit."""
 
     patience: Count | None = option(None, weights=False)
     """Stop after so many epochs in a row without a better validation figure, of the images of --val-share. The run then

@@ -13,33 +13,26 @@ from typing import Any
 from pydantic import AfterValidator
 
 from cifar_ray.config.errors import ConfigError, brief, one_of
-from cifar_ray.config.schema import flat_fields
 
-FOLDER, MASKS, COCO, TEXT = "folder:", "masks:", "coco:", "text:"
-"""What precedes the path of a folder in ``--dataset``: of images by class, with masks, or with COCO's annotations, or
-of texts."""
-
-TORCHVISION = "torchvision:"
-"""What precedes the name of a data set of torchvision in ``--dataset``."""
-
-TABLE = "table:"
-"""What precedes the path of a table in ``--dataset``: a CSV file, or a folder of some."""
-
+TORCHVISION, TEXT = "torchvision:", "text:"
 SOURCES: dict[str, Any] = {
     TORCHVISION: "published",
-    FOLDER: "folders",
-    MASKS: "masks",
-    COCO: "coco",
+    "folder:": "folders",
+    "masks:": "masks",
+    "coco:": "coco",
     TEXT: "texts",
-    TABLE: "tables",
+    "table:": "tables",
 }
-"""What reads the data sets that begin with a prefix: a file of ``data/`` that has a ``SOURCE``, or such a class."""
+"""What ``--dataset`` begins with, and what reads such data: a file of ``data/`` that has a ``SOURCE``, or its class."""
 
 FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH = (
-    f"{kind}PATH" for kind in (FOLDER, MASKS, COCO, TEXT, TABLE)
+    f"{kind}:PATH" for kind in ("folder", "masks", "coco", "text", "table")
 )
 OWN, OF_TORCHVISION = "MODULE:FUNCTION", f"{TORCHVISION}NAME"
 """Choices that an option may be for, beside the names of this package."""
+
+DATASETS = (OF_TORCHVISION, FOLDER_PATH, MASKS_PATH, COCO_PATH, TEXT_PATH, TABLE_PATH, OWN)
+"""What ``--dataset`` may be, beside a name."""
 
 SIZED = (FOLDER_PATH, MASKS_PATH, COCO_PATH, OF_TORCHVISION, TABLE_PATH)
 """Data sets whose images are brought to ``--image-size``."""
@@ -52,16 +45,12 @@ IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 
 def option(
-    default: Any,
-    *,
-    weights: bool | None,
-    only: Mapping[str, tuple[str, ...]] | None = None,
-    recorded: bool = False,
+    default: Any, *, weights: bool, only: Mapping[str, tuple[str, ...]] | None = None, recorded: bool = False
 ) -> Any:
     """A field of a config, with its default or a class that makes it.
 
     Args:
-        weights: whether it decides the weights, so that a run keeps it to its last step; None for a group of options.
+        weights: whether it decides the weights, so that a run keeps it to its last step.
         only: the choice that it is for: a field of ``TrainConfig`` and the values it may have.
         recorded: whether the program fills it in, and no person does.
     """
@@ -93,11 +82,6 @@ def prefix_of(dataset: str) -> str:
     return prefix if prefix in SOURCES else ""
 
 
-def kinds_of_data() -> list[str]:
-    """What ``--dataset`` may be, beside a name."""
-    return [f"{prefix}{'NAME' if prefix == TORCHVISION else 'PATH'}" for prefix in SOURCES] + [OWN]
-
-
 def is_folder(dataset: str) -> bool:
     """Whether a data set is files below a path."""
     return prefix_of(dataset) not in ("", TORCHVISION)
@@ -110,35 +94,23 @@ def path_of(dataset: str) -> str:
 
 def short(dataset: str) -> str:
     """A data set without the folders that its path goes through: ``folder:flowers``."""
-    return f"{dataset.partition(':')[0]}:{path_of(dataset).rpartition('/')[2]}" if is_folder(dataset) else dataset
+    return f"{prefix_of(dataset)}{path_of(dataset).rpartition('/')[2]}" if is_folder(dataset) else dataset
 
 
-def or_own(names: tuple[str, ...], *own: str) -> AfterValidator:
-    """One of ``names``, or ``own`` (a function, unless given) of the user's."""
+def or_own(names: tuple[str, ...], *own: str, pattern: str = IMPORT_PATH) -> AfterValidator:
+    """One of ``names``, or ``own`` (a function, unless given) of the user's, which has this ``pattern``."""
 
     def check(text: str) -> str:
-        if text not in names and not re.fullmatch(IMPORT_PATH, text, re.ASCII):
+        if text not in names and not re.fullmatch(pattern, text, re.ASCII | re.DOTALL):
             raise ValueError(f"must be {one_of([*names, *(own or (OWN,))])}, got {brief(text)}")
         return text
 
     return AfterValidator(check)
 
 
-def value_of(config: Any, name: str) -> Any:
-    """The value of an option by its dotted name."""
-    for part in name.split("."):
-        config = config[part] if isinstance(config, dict) else getattr(config, part)
-    return config
-
-
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The value of an option that is not set."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
-def decide_weights(cls: type) -> list[str]:
-    """Dotted names of the options that decide the weights."""
-    return [name for name, field, _ in flat_fields(cls) if field.metadata["weights"]]
+def of_weights(cls: Any, config: Any) -> dict[str, Any]:
+    """The options of a ``cls`` that decide the weights, with their values in a config of such a class."""
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(cls) if field.metadata["weights"]}
 
 
 def chosen(value: str | None) -> str | None:
@@ -170,14 +142,11 @@ def unused(cls: Any, values: Mapping[str, Any]) -> Iterator[dataclasses.Field[An
 
 def check_choices(config: Any) -> None:
     """Refuse options of what was not chosen."""
-    cls = type(config)
-    for field in unused(cls, vars(config)):
-        value, default = getattr(config, field.name), default_of(field)
-        if value == default:
+    for field in unused(type(config), vars(config)):
+        made, value = field.default_factory, getattr(config, field.name)
+        if value == (field.default if made is dataclasses.MISSING else made()):
             continue
         ((kind, owners),) = field.metadata["only"].items()
-        name = field.name
-        if dataclasses.is_dataclass(value):
-            name += "." + next(key for key, of in vars(value).items() if of != getattr(default, key))
+        name = f"{field.name}.{next(iter(value))}" if isinstance(value, dict) else field.name
         now = getattr(config, kind) or "the model's own"
         raise ConfigError(name, f"is for --{kind} {one_of(owners)} only, and the {kind} is {now}")

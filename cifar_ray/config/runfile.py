@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import errors, limits, schema
+from cifar_ray.config import errors, limits, schema, yaml
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.model import USUAL
@@ -20,20 +21,21 @@ VERSION = 2
 WHERE = ("run_name", "tracking_uri", "storage", "data_dir", "address", "verbose")
 """Where a run is, and not what it is."""
 
-_IN_TIME_AND_MONEY = tuple(key for key in limits.KEYS if key != limits.PATIENCE)
-KEPT = ("version", *WHERE, *_IN_TIME_AND_MONEY, "hang_timeout_s", "profile_steps")
+KEPT = ("version", *WHERE, *(key for key in limits.KEYS if key != limits.PATIENCE), "hang_timeout_s", "profile_steps")
 """Where and how a run is kept: in its ``config.yaml``, and no parameter in MLflow, since no figure depends on it.
 
 ``--patience`` is a parameter: it decides how many epochs a run has. It stays the one that the run began with, as MLflow
 changes none; a larger one that is given to ``resume`` is in ``config.yaml`` and in the tag ``cifar_ray.command``.
 """
 
-_OF_TABLES = ("target", "features", "image_column")
-OF_DATA = ("dataset", "image_size", "task", *_OF_TABLES, "test_share", "text", "val_share")
+OF_DATA = ("dataset", "image_size", "task", "target", "features", "image_column", "test_share", "text", "val_share")
 """Fields that together decide which data set is read."""
 
 _OF_OWN_DATA = ("digest", "num_classes", "train_size", "val_size", "test_size", "test_copies", "val_copies")
 """Facts of data of the user's own that are parameters in MLflow."""
+
+BATCHES = ("batch_size", "global_batch_size")
+"""The two ways to give the batch; the one given last counts."""
 
 _DECIDED = "decided"
 """Key of a run's file under which is what was decided of the run. Whoever starts another from the file decides anew."""
@@ -45,17 +47,16 @@ def merge(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
     The two ways to give the batch exclude each other: the one given last counts. What was recorded of a choice is
     forgotten where another is given, and so are the options of another model or strategy.
     """
-    kept = _nested(values)
-    for kind in ("model", "strategy"):
-        if kind in given and given[kind] != kept.get(kind, given[kind]):
-            kept.pop(f"{kind}_options", None)
+    flat = schema.flatten(values)
+    others = [kind for kind in ("model", "strategy") if kind in given and given[kind] != flat.get(kind, given[kind])]
+    dropped = {f"{kind}_options" for kind in others}
     for field in dataclasses.fields(TrainConfig):
-        if field.metadata.get("recorded") and field.name.rpartition("_")[0] in given:
-            kept.pop(field.name, None)
-    for one, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
-        if one in given:
-            kept.pop(other, None)
-    return schema.overlay(kept, given)
+        if field.metadata["recorded"] and field.name.rpartition("_")[0] in given:
+            dropped.add(field.name)
+    if given.keys() & {*BATCHES}:
+        dropped |= {*BATCHES}
+    kept = {name: value for name, value in flat.items() if name.partition(".")[0] not in dropped}
+    return schema.nest({**kept, **schema.flatten(given)})
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -65,21 +66,24 @@ def read(path: str | Path) -> dict[str, Any]:
         ConfigError: when it cannot be read, is not a mapping, has a repeated key, or was written by another version.
             The sentence names the file.
     """
-    from cifar_ray.config import yaml  # PyYAML, which training itself does without
-
     values = yaml.read(path)
-    try:
+    with blamed(path):
         return _of_this_version(values)
-    except ConfigError as error:
-        raise ConfigError("", f"{path}: {error}") from None
 
 
 def load(path: str | Path | None, given: Mapping[str, Any] | None = None) -> TrainConfig:
     """The run that a YAML file, if any, describes, with the ``given`` values (as from flags) on top."""
     given = given or {}
     values = {} if path is None else read(path)
-    try:
+    with blamed(path, given):
         return schema.build(TrainConfig, merge(values, given))
+
+
+@contextmanager
+def blamed(path: str | Path | None, given: Collection[str] = ()) -> Iterator[None]:
+    """Context manager: a mistake in a value that was not ``given``, as by a flag, is that of the file, if any."""
+    try:
+        yield
     except ConfigError as error:
         if path is None or error.key.partition(".")[0] in given:
             raise
@@ -88,15 +92,13 @@ def load(path: str | Path | None, given: Mapping[str, Any] | None = None) -> Tra
 
 def decided(path: Path) -> Decided | None:
     """What the file of a run says was decided of it; None when nothing was yet."""
-    from cifar_ray.config import yaml
-
     values = yaml.read(path).get(_DECIDED)
     return None if values is None else schema.build(Decided, values)
 
 
 def resolved_from_mapping(values: Mapping[str, Any]) -> ResolvedConfig:
     """A resolved config from what :func:`to_mapping` made of one."""
-    return schema.build(ResolvedConfig, _nested(_of_this_version(values)))
+    return schema.build(ResolvedConfig, _of_this_version(values))
 
 
 def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,11 +110,6 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
             f"must be {VERSION}, got {errors.brief(version)}: the file was written by another version of cifar_ray",
         )
     return values
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a run, whose names may be dotted, as nested mappings."""
-    return schema.nest(schema.flatten(values))
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
@@ -131,8 +128,6 @@ def to_yaml(config: TrainConfig, decided: Decided | None = None) -> str:
 
     The run's name is left out, since every run has its own, and so are the options of other data sets.
     """
-    from cifar_ray.config import yaml
-
     values = {name: value for name, value in _own(config).items() if name != "run_name"}
     return yaml.dump(values if decided is None else {**values, _DECIDED: schema.to_plain(decided)})
 

@@ -81,7 +81,6 @@ Number = Annotated[float, BeforeValidator(_no_bool), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, lt=1)]
-Part = Annotated[Number, Field(gt=0, le=1)]
 Value = Annotated[Any, BeforeValidator(_value)]
 Options = dict[str, Value]
 """Keywords of a function, by name."""
@@ -96,16 +95,13 @@ Counts = Annotated[tuple[Count, ...], BeforeValidator(listed), Field(min_length=
 
 @functools.cache
 def docstrings(kind: type) -> dict[str, str]:
-    """Dotted field name -> the docstring below the field, read from the source: Python itself keeps none."""
+    """Field -> the docstring below the field, read from the source: Python itself keeps none."""
     docs = {}
     for cls in reversed(kind.__mro__[:-1]):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         for line, doc in itertools.pairwise(typing.cast(ast.ClassDef, tree).body):
             if isinstance(line, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
                 docs[ast.unparse(line.target)] = " ".join(str(doc.value.value).split())
-    for name, hint in field_types(kind).items():
-        if dataclasses.is_dataclass(hint):
-            docs |= {f"{name}.{inner}": doc for inner, doc in docstrings(typing.cast(type, hint)).items()}
     return docs
 
 
@@ -175,7 +171,6 @@ _KINDS = {
     "too": "a list with at least one value",
     "tuple": "a list",
     "dict": "a mapping",
-    "dataclass": "a mapping of its options",
 }
 _BOUNDS = {"ge": "at least", "gt": "more than", "lt": "below", "le": "at most"}
 
@@ -187,11 +182,9 @@ def _sentence(error: ValidationError, kind: Any, key: str) -> ConfigError:
     path = [str(part) for part in details["loc"] if not isinstance(part, int)]
     where = ".".join([key, *path] if key else path)
     if isinstance(problem := context.get("error"), ConfigError):  # from a check of several fields
-        is_of_group = path and dataclasses.is_dataclass(bare(field_types(kind).get(path[0])))
-        return ConfigError(f"{where}.{problem.key}", problem.problem) if is_of_group else problem
+        return problem
     if code == "unexpected_keyword_argument":
-        known = functools.reduce(lambda cls, part: field_types(cls)[part], path[:-1], kind)
-        return ConfigError("", f"unknown key {brief(where)}{suggestion(path[-1], field_types(known))}")
+        return ConfigError("", f"unknown key {brief(where)}{suggestion(where, field_types(kind))}")
     if code == "invalid_key":  # YAML has keys that are no text
         return ConfigError("", f"unknown key {brief(value)}")
     if code == "missing":
@@ -212,25 +205,9 @@ def field_types(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def flat_fields(cls: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
-    """Dotted name, field and annotation of every option of a config, those of its groups included."""
-    for field in dataclasses.fields(cls):
-        kind = field_types(cls)[field.name]
-        if dataclasses.is_dataclass(kind):
-            yield from flat_fields(kind, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", field, kind
-
-
-@functools.cache
-def flat_types(cls: type) -> dict[str, Any]:
-    """Dotted field name -> annotation, nested dataclasses included."""
-    return {name: kind for name, _, kind in flat_fields(cls)}
-
-
 def type_of(cls: type, name: str) -> Any:
     """The annotation of a field by its dotted name, or of a value in a field that is a mapping; None of no field."""
-    known = flat_types(cls)
+    known = field_types(cls)
     outer, dot, inner = name.partition(".")
     if dot and inner.isidentifier() and is_mapping(known.get(outer)):
         return typing.get_args(bare(known[outer]))[1]
@@ -244,7 +221,7 @@ def is_mapping(kind: Any) -> bool:
 
 def is_list(kind: Any) -> bool:
     """Whether a field takes several values."""
-    return typing.get_origin(bare(kind)) is tuple
+    return typing.get_origin(bare(kind)) in (tuple, list)
 
 
 def bare(kind: Any) -> Any:
@@ -272,15 +249,6 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def overlay(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested ``values`` on top of ``base``."""
-    merged = dict(base)
-    for name, value in values.items():
-        inner = merged.get(name)
-        merged[name] = overlay(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, keys joined by dots; empty ones stay.
 
@@ -305,13 +273,11 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     for key, value in flat.items():
-        *outer, last = key.split(".")
-        inner = values
-        for name in outer:
-            inner = inner.setdefault(name, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(".".join(outer), f"must be a mapping of its options, got {brief(inner)}")
-        if last in inner:
+        outer, dot, inner = key.partition(".")
+        group = values.setdefault(outer, {}) if dot else values
+        if not isinstance(group, dict):
+            raise ConfigError(outer, f"must be a mapping of its options, got {brief(group)}")
+        if (name := inner or outer) in group:
             raise ConfigError(key, "must be given once, and is given twice")
-        inner[last] = dict(value) if isinstance(value, Mapping) else value  # which is not the given one's to fill
+        group[name] = dict(value) if isinstance(value, Mapping) else value  # which is not the given one's to fill
     return values

@@ -8,19 +8,10 @@ import typing
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
-from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import errors
-from cifar_ray.config.option import (
-    FOLDER_PATH,
-    SIZED,
-    TABLE_PATH,
-    TEXT_PATH,
-    kinds_of_data,
-    library_of,
-    option,
-)
-from cifar_ray.config.schema import NO_OTHERS, Columns, Count, Positive, Share, Whole, fits, plainly
+from cifar_ray.config.option import DATASETS, FOLDER_PATH, SIZED, TABLE_PATH, TEXT_PATH, option, or_own
+from cifar_ray.config.schema import Columns, Count, Options, Positive, Share, Whole, fits
 from cifar_ray.config.topology import parse as parse_topology
 from cifar_ray.config.topology import parse_range
 
@@ -28,12 +19,6 @@ DatasetName = Literal["cifar10", "cifar100", "mnist", "digits"]
 AugmentName = Literal["none", "crop", "crop_flip", "resized_crop", "randaugment", "trivialaugment", "mixup", "cutmix"]
 WhichCheckpoint = Literal["last", "best"]
 Measure = Literal["all", "accuracy", "times"]  # what a sweep's runs are made for: all, what they learn, or their times
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}"
-"""Names of runs and of sweeps: they are folders, too."""
-
-LEAST_VOCABULARY = 257
-"""Tokens that there are at least: bytes, and padding."""
-
 MIXING = ("mixup", "cutmix")
 """Values of ``augment`` that mix images, and so labels."""
 
@@ -42,36 +27,15 @@ MOVING = ("none", "crop", "crop_flip", "resized_crop")
 
 
 def _name(text: str) -> str:
-    if not re.fullmatch(NAME, text):
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,119}", text):
         raise ValueError(f"must be 1 to 120 letters, digits, '.', '_' or '-', got {errors.brief(text)}")
     return text
 
 
-def _dataset(text: str) -> str:
-    known = typing.get_args(DatasetName)
-    # Which kinds there are is asked where the data are read: a worker knows none that a script has added.
-    is_own = re.fullmatch(r"[A-Za-z_][\w.]*:.*[^:]", text, re.ASCII | re.DOTALL) and library_of(text) != "timm"
-    if text not in known and not is_own:
-        raise ValueError(f"must be {errors.one_of([*known, *kinds_of_data()])}, got {errors.brief(text)}")
-    return text
-
-
 Name = Annotated[str, AfterValidator(_name)]
-DatasetText = Annotated[str, AfterValidator(_dataset), DatasetName]
-TopologyText = Annotated[str, fits(parse_topology)]
-RangeText = Annotated[str, fits(parse_range)]
-
-
-@plainly
-@dataclass(frozen=True, config=NO_OTHERS)
-class TextOptions:
-    """Only with ``--dataset text:PATH``."""
-
-    vocabulary: Annotated[Count, Field(ge=LEAST_VOCABULARY)] = option(8000, weights=True)
-    """Vocabulary size: 256 bytes, padding, and the most frequent pieces of the training texts."""
-
-    max_length: Count = option(256, weights=True)
-    """Longest text, in tokens; what is beyond is cut off."""
+# A worker knows no kind that a script has added to SOURCES: which there are is asked where the data are read.
+_DATASET = or_own(typing.get_args(DatasetName), *DATASETS, pattern=r"(?!timm:)[A-Za-z_][\w.]*:.*[^:]")
+DatasetText = Annotated[str, _DATASET, DatasetName]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,54 +54,50 @@ class Data:
     ~/.cache/cifar_ray)."""
 
     image_size: Count = option(32, weights=True, only={"dataset": SIZED})
-    """Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH, torchvision:NAME and table:PATH: the shorter
-    side is resized to it, and the centre is cropped."""
+    """Side of the images in pixels: the shorter side is resized to it, and the centre is cropped."""
 
     target: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)})
-    """Columns of table:PATH that are learned, such as a,b."""
+    """Columns that are learned, such as a,b."""
 
     features: Columns = option((), weights=True, only={"dataset": (TABLE_PATH,)})
-    """Columns of table:PATH that they are learned from, such as a,b,c. Default: all others, which must be numbers."""
+    """Columns that they are learned from, such as a,b,c. Default: all others, which must be numbers."""
 
     image_column: str | None = option(None, weights=True, only={"dataset": (TABLE_PATH,)})
-    """Column of table:PATH that has the paths of images, from its folder on, in place of all other columns."""
+    """Column that has the paths of images, from the table's folder on, in place of all other columns."""
 
     test_share: Share = option(0.0, weights=True, only={"dataset": (FOLDER_PATH, TEXT_PATH, TABLE_PATH)})
-    """Share of each class's images of folder:PATH or texts of text:PATH, or of the rows of table:PATH, to keep for the
-    test, if there are none for it."""
+    """Share of each class's images or texts, or of a table's rows, to keep for the test, if there are none for it."""
 
     val_share: Share | None = option(None, weights=True)
-    """Share of each class's training images to keep for validation, the same ones in every run. They are measured after
-    every epoch in place of the test images, and what is chosen is chosen by them. Default: none; 0.1 where something is
-    chosen: by --log-models best or all, by --patience, or by --scheduler. A folder with val/ and test/ needs no
-    share, nor a torchvision:NAME that has validation images."""
+    """Share of each class's training images to keep for validation, the same ones in every run: measured after every
+    epoch in place of the test images, they choose what is chosen. Default: none, as where the data set has its own; 0.1
+    where something is chosen, by --log-models best or all, by --patience, or by --scheduler."""
 
     stream: bool = option(False, weights=False, only={"dataset": SIZED})
-    """Keep the decoded images on disk, below --data-dir, which all nodes must share, and read them ahead of the steps.
-    For data sets larger than memory."""
+    """For data larger than memory: read images ahead of the steps, decoded below --data-dir, which all nodes share."""
 
-    text: TextOptions = option(TextOptions, weights=None, only={"dataset": (TEXT_PATH,)})
+    text: Options = option(dict, weights=True, only={"dataset": (TEXT_PATH,)})
+    """Options of texts: --text.vocabulary (8000), the tokens that there are: 256 bytes, padding, and the most frequent
+    pieces of the training texts; --text.max-length (256), the tokens of the longest text, beyond which it is cut."""
 
     augment: AugmentName | None = option(None, weights=True)
     """Augmentation of training images. 'crop': random crop after padding by 4 pixels. 'crop_flip': also mirrors half of
-    them. 'resized_crop': a crop of 8 to 100 % of the image, resized to it (torchvision's RandomResizedCrop), and the
-    mirror; for images larger than 32 pixels. The others follow 'crop_flip': 'randaugment' and 'trivialaugment' change
-    shapes and colours, 'mixup' and 'cutmix' mix two images; these four are not for masks. Default: crop_flip; crop for
-    mnist and digits, whose mirror images are wrong."""
+    them. 'resized_crop': a crop of 8 to 100 % of the image, resized to it, and the mirror; for images above 32 pixels.
+    After 'crop_flip', and not for masks, 'randaugment' and 'trivialaugment' change shapes and colours, 'mixup' and
+    'cutmix' mix two images. Default: crop_flip; crop for mnist and digits, whose mirror images are wrong."""
 
     normalise: Literal["dataset", "half", "imagenet"] = option("dataset", weights=True)
-    """Normalise pixels by the mean and standard deviation of the training images, by 0.5 and 0.5, or by those of
-    ImageNet's training images, as networks trained on them expect."""
+    """Normalise pixels by the training images' mean and deviation, by 0.5, or by ImageNet's, as its networks expect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Where it runs."""
 
-    topology: TopologyText = option("1x1", weights=False)
+    topology: Annotated[str, fits(parse_topology)] = option("1x1", weights=False)
     """NODESxWORKERS: 1x2 is two workers on one node, 2x2 two workers on each of two nodes."""
 
-    elastic: RangeText | None = option(None, weights=False)
+    elastic: Annotated[str, fits(parse_range)] | None = option(None, weights=False)
     """MIN:MAX in place of --topology, such as 1x1:2x2: use as many workers as there is room for, and grow or shrink
     between two steps when nodes come or go. The global batch stays that of MAX."""
 
@@ -152,8 +112,7 @@ class Placement:
     """Ray cluster to join (RAY_ADDRESS). Default: start Ray on this machine."""
 
     local_nodes: Count = option(1, weights=False)
-    """Ray nodes to simulate on this machine; several count more CPUs than it has where the workers need them. Times are
-    not a cluster's."""
+    """Ray nodes to simulate on this machine, with more CPUs than it has if workers need them; not for timing."""
 
     max_failures: Whole = option(3, weights=False)
     """Worker failures to recover from before the run fails."""
@@ -178,8 +137,7 @@ class Tracking:
     Every checkpoint is listed in MLflow in any case, with its path, step and SHA-256."""
 
     test_images: Count | None = option(None, weights=False)
-    """Test images per evaluation, spread evenly over the test set. Default: all. For timing runs. The
-    images of --val-share are always all used."""
+    """Test images per evaluation, spread evenly, for timing runs; validation always uses all. Default: all."""
 
     per_rank_test: bool = option(False, weights=False)
     """After the last epoch, also test every rank's own replica on the same images."""
@@ -195,8 +153,7 @@ class Tracking:
     ~/.cifar_ray/mlflow.db)."""
 
     storage: str | None = option(None, weights=False)
-    """Where runs and checkpoints are kept: a folder that all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
-    Default: ~/.cifar_ray/runs."""
+    """Folder of runs, which all nodes share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX. Default: ~/.cifar_ray/runs."""
 
     profile_steps: Annotated[Count, Field(le=100)] | None = option(None, weights=False)
     """Steps to profile on every rank, 100 at most, once the run has warmed up: a trace per rank for ui.perfetto.dev,

@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from cifar_ray.config import errors, limits, runfile, schema
+from cifar_ray.config import errors, limits, runfile, schema, yaml
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import DurationText
-from cifar_ray.config.model import usual
 from cifar_ray.config.option import check_choices, left_out, option
+from cifar_ray.config.runfile import BATCHES
 from cifar_ray.config.schema import NO_OTHERS, Count, Number, Positive, Whole, fits, plainly
 from cifar_ray.config.sections import Measure, Name
 from cifar_ray.config.train import TrainConfig
@@ -34,7 +34,6 @@ OWN = ("address", "local_nodes", "price", "data_dir", "tracking_uri", "storage",
 """Fields of ``TrainConfig`` that are the same for all runs of a sweep, and so no axes."""
 
 _MOST_RUNS = 10_000
-_BATCHES = ("batch_size", "global_batch_size")  # the two ways to give the batch; one of them counts
 _SHORT = {"batch_size": "bs", "global_batch_size": "gbs", "model": "", "dataset": "", "strategy": ""}
 _DRAWN: Mapping[str, Any] = {"uniform": float, "loguniform": float, "int": int}  # kind of range -> type of the field
 
@@ -51,11 +50,32 @@ class Range:
         return f"{self.kind}:{self.low!r}:{self.high!r}"
 
 
-Axes = Mapping[str, Any]
-"""Dotted field name -> a list of values, or a :class:`Range`."""
+def axes(words: Sequence[str]) -> dict[str, Any]:
+    """``batch_size=16,64 topology=1x1,1x2 lr=loguniform:0.01:0.3`` as one grid.
+
+    Of a field that takes several words, ``+`` joins those of one value: ``freeze=0,0+1``.
+
+    Raises:
+        ConfigError: when a word has no ``=``, or a field comes twice.
+    """
+    grid: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise ConfigError("grid", f"must be FIELD=VALUE,VALUE ..., got {errors.brief(word)}")
+        if name in grid:
+            raise ConfigError("grid", f"must name every field once, and {name} comes twice")
+        grid[name] = text.split(",") if text else []
+        if schema.is_list(schema.type_of(TrainConfig, name)):
+            grid[name] = [value.split("+") for value in grid[name]]
+    return grid
 
 
-_ONE_OR_SEVERAL = BeforeValidator(lambda grid: [grid] if isinstance(grid, Mapping) else grid)
+def _several(grid: Any) -> Any:
+    """The grids that a single one, or the words of a command, stand for."""
+    is_words = isinstance(grid, list) and grid and all(isinstance(word, str) for word in grid)
+    return [axes(grid)] if is_words else [grid] if isinstance(grid, Mapping) else grid
 
 
 def parse_objective(text: str) -> tuple[str, Any]:
@@ -66,8 +86,8 @@ def parse_objective(text: str) -> tuple[str, Any]:
     return match[1], match[2]
 
 
-def _typed(grids: Sequence[Axes]) -> tuple[Axes, ...]:
-    """Grids with the fields' own types: a single value is a list of one, ``uniform:0:1`` is a range."""
+def _typed(grids: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Grids by dotted field name, with the fields' own types: a value is a list of one, ``uniform:0:1`` a Range."""
     return tuple({name: _values(name, values) for name, values in _fields("grid", axes).items()} for axes in grids)
 
 
@@ -107,7 +127,7 @@ def _fields(key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     flat = schema.flatten(values)
     for name in flat:
         if schema.type_of(TrainConfig, name) is None:
-            near = errors.suggestion(name, schema.flat_types(TrainConfig))
+            near = errors.suggestion(name, schema.field_types(TrainConfig))
             raise ConfigError(key, f"has {errors.brief(name)}, which is no field of a run{near}")
     return flat
 
@@ -120,8 +140,9 @@ class SweepConfig:
     name: Name = field(default_factory=functools.partial(time.strftime, "sweep-%Y%m%d-%H%M%S"))
     """Name of the sweep, new in its storage folder. Default: one made from the time."""
 
-    grid: Annotated[tuple[dict[str, Any], ...], _ONE_OR_SEVERAL, AfterValidator(_typed)] = ()
-    """One or several grids; each maps fields of a run to the values they take."""
+    grid: Annotated[tuple[dict[str, Any], ...], BeforeValidator(_several), AfterValidator(_typed)] = ()
+    """FIELD=VALUE,VALUE ...: fields of a run and the values they take, in place of the file's: one grid of them, or
+    several. For a search also ranges to draw from: FIELD=uniform:LOW:HIGH, loguniform:LOW:HIGH and int:LOW:HIGH."""
 
     train: Annotated[dict[str, Any], BeforeValidator(_differing), AfterValidator(_shared)] = field(default_factory=dict)
     """Fields of a run that all runs share, or a TrainConfig, of which fields that differ from their default count."""
@@ -182,8 +203,8 @@ class SweepConfig:
 
         Else it is the global batch. What the grids name replaces what all runs share.
         """
-        of_grids = set(_BATCHES).intersection(name for axes in self.grid for name in axes)
-        return "batch" if (of_grids or self.train.keys() & set(_BATCHES)) == {"batch_size"} else "global_batch"
+        of_grids = {name for axes in self.grid for name in axes} & {*BATCHES}
+        return "batch" if (of_grids or self.train.keys() & {*BATCHES}) == {"batch_size"} else "global_batch"
 
     @property
     def is_search(self) -> bool:
@@ -225,11 +246,17 @@ def _check(sweep: SweepConfig) -> None:
         raise ConfigError("repeat", "is for a search: --search random or optuna, a --scheduler or an --objective")
     if not any(sweep.grid):
         raise ConfigError("grid", "must name at least one field with its values, such as batch_size=16,64")
+    names = {name for axes in sweep.grid for name in axes}
     for name in ("run_name", "elastic"):
-        if any(name in values for values in (*sweep.grid, sweep.train)):
+        if name in names or name in sweep.train:
             raise ConfigError(name, "is for cifar-ray train alone, and not for the runs of a sweep")
+    if names.issuperset(BATCHES):
+        raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
+    if "seed" in names and sweep.seeds > 1:
+        raise ConfigError("seeds", "must be 1 where seed is an axis")
     for axes in sweep.grid:
-        _check_axes(sweep, axes)
+        for name, values in axes.items():
+            _check_axis(sweep, name, values)
     sizes = [sweep.samples or math.prod(map(len, axes.values())) for axes in sweep.grid]
     if (number := sweep.seeds * sum(sizes)) > _MOST_RUNS:
         raise ConfigError("grid", f"must make at most {_MOST_RUNS:,} runs, with --seeds or --samples, not {number:,}")
@@ -250,28 +277,23 @@ def _check(sweep: SweepConfig) -> None:
     limits.check(sweep)  # with what all runs share, which is checked even where no cell can be made
 
 
-def _check_axes(sweep: SweepConfig, axes: Axes) -> None:
-    if set(_BATCHES) <= {name for each in sweep.grid for name in each}:
-        raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
-    if "seed" in axes and sweep.seeds > 1:
-        raise ConfigError("seeds", "must be 1 where seed is an axis")
-    for name, values in axes.items():
-        if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
-            raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
-        if not isinstance(values, Range):
-            if not values:
-                raise ConfigError("grid", f"must have at least one value for {name}")
-            continue
-        if sweep.search == "grid":
-            raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
-        if schema.bare(schema.type_of(TrainConfig, name)) not in (_DRAWN[values.kind], Any):
-            rule = "int:LOW:HIGH is for whole numbers, uniform and loguniform for others"
-            raise ConfigError("grid", f"must list the values of {name}, or have a range of their kind: {rule}")
-        for end in (values.low, values.high):
-            schema.field(TrainConfig, name, end)
-        if not values.low < values.high or (values.kind == "loguniform" and values.low <= 0):
-            rule = "the lower number first, and positive ones for loguniform"
-            raise ConfigError("grid", f"must have {rule}, in the range of {name}, got {values}")
+def _check_axis(sweep: SweepConfig, name: str, values: Any) -> None:
+    if name.partition(".")[0] in (*OWN, *runfile.KEPT, *limits.KEYS):
+        raise ConfigError("grid", f"must not have {name}, which is the same for all runs of a sweep")
+    if not isinstance(values, Range):
+        if not values:
+            raise ConfigError("grid", f"must have at least one value for {name}")
+        return
+    if sweep.search == "grid":
+        raise ConfigError("grid", f"must list the values of {name}; ranges are for --search random and optuna")
+    if schema.bare(schema.type_of(TrainConfig, name)) not in (_DRAWN[values.kind], Any):
+        rule = "int:LOW:HIGH is for whole numbers, uniform and loguniform for others"
+        raise ConfigError("grid", f"must list the values of {name}, or have a range of their kind: {rule}")
+    for end in (values.low, values.high):
+        schema.field(TrainConfig, name, end)
+    if not values.low < values.high or (values.kind == "loguniform" and values.low <= 0):
+        rule = "the lower number first, and positive ones for loguniform"
+        raise ConfigError("grid", f"must have {rule}, in the range of {name}, got {values}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,11 +335,8 @@ def proposed(sweep: SweepConfig, chosen: Mapping[str, Any], others: Sequence[Cel
 
 
 def merged(sweep: SweepConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's values on top of what all runs share, by dotted names; of the two ways to give the batch, its own."""
-    shared = schema.flatten(sweep.train)
-    if {*values}.intersection(_BATCHES):
-        shared = {name: value for name, value in shared.items() if name not in _BATCHES}
-    return {**shared, **values}
+    """A cell's values on top of what all runs share, by dotted names."""
+    return schema.flatten(runfile.merge(sweep.train, values))
 
 
 def _with_seed(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> dict[str, Any]:
@@ -326,8 +345,7 @@ def _with_seed(sweep: SweepConfig, values: Mapping[str, Any], turn: int = 0) -> 
 
 def _cell(sweep: SweepConfig, name: str, values: dict[str, Any]) -> Cell:
     flat = merged(sweep, values)
-    model = usual(flat.get("dataset", TrainConfig.dataset), flat.get("image_column"))
-    others = left_out(TrainConfig, {"model": model, **flat})
+    others = left_out(TrainConfig, flat)
     # What all runs share may be meant for the data sets and optimizers of other cells.
     flat = {key: flat[key] for key in flat if key in values or key.partition(".")[0] not in others}
     try:
@@ -342,10 +360,10 @@ def _names(sweep: SweepConfig, settings: Sequence[Mapping[str, Any]], whole: boo
     ``whole``: no number is rounded and no path cut, even where that tells these runs apart.
     """
     order: list[str] = [name for name in ("model", "dataset", "strategy") if name in sweep.axes]
-    order += [name for name in sweep.axes if name not in (*order, *_BATCHES, "topology", "seed")]
+    order += [name for name in sweep.axes if name not in (*order, *BATCHES, "topology", "seed")]
     names = []
     for values in (merged(sweep, setting) for setting in settings):
-        known = [name for name in (*order, *_BATCHES) if values.get(name) is not None]
+        known = [name for name in (*order, *BATCHES) if values.get(name) is not None]
         parts = [_label(name, values[name], whole) for name in known]
         names.append(" ".join([*parts, values.get("topology", TrainConfig.topology), f"seed{values['seed']}"]))
     return names if whole or len(set(names)) == len(names) else _names(sweep, settings, whole=True)
@@ -368,8 +386,6 @@ def from_mapping(values: Mapping[str, Any]) -> SweepConfig:
 
 def to_yaml(sweep: SweepConfig) -> str:
     """The sweep as a YAML file that makes the same runs again."""
-    from cifar_ray.config import yaml  # PyYAML, which training itself does without
-
     values: dict[str, Any] = {"version": runfile.VERSION, **schema.to_plain(sweep)}
     values["grid"] = [
         {name: str(item) if isinstance(item, Range) else schema.plain(item) for name, item in axes.items()}

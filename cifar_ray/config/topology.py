@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cifar_ray.config.errors import counted
@@ -51,14 +52,12 @@ def parse(text: str) -> Topology:
 def parse_range(text: str) -> tuple[Topology, Topology]:
     """Read ``MIN:MAX``, two topologies; a ValueError says what that is."""
     low, _, high = text.partition(":")
-    try:
+    with suppress(ValueError):
         least, most = parse(low), parse(high)
-    except ValueError:
-        raise ValueError(f"must be MIN:MAX, two topologies such as 1x1:2x2, got {text[:80]!r}") from None
-    if least.nodes > most.nodes or least.workers_per_node > most.workers_per_node:
-        rule = "must be MIN:MAX with MIN at most MAX in nodes and in workers on each, such as 1x1:2x2"
-        raise ValueError(f"{rule}, got {text[:80]!r}")
-    return least, most
+        if least.nodes <= most.nodes and least.workers_per_node <= most.workers_per_node:
+            return least, most
+    rule = "must be MIN:MAX, two topologies such as 1x1:2x2, MIN at most MAX in nodes and in workers on each"
+    raise ValueError(f"{rule}, got {text[:80]!r}")
 
 
 def between(low: Topology, high: Topology) -> list[Topology]:

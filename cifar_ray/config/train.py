@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import Any
 
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs
 
-from cifar_ray.config import addresses, limits
+from cifar_ray.config import files, limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.limits import Limits
-from cifar_ray.config.model import Model, usual
+from cifar_ray.config.model import Model, Task, usual
 from cifar_ray.config.optimisation import Batch, Optimisation, OptimizerText, ScheduleText
 from cifar_ray.config.option import check_choices, is_folder, path_of
 from cifar_ray.config.schema import NO_OTHERS, Count, NotNegative, Positive, Share, plainly
 from cifar_ray.config.sections import AugmentName, Data, Placement, Tracking
 from cifar_ray.config.strategy import Strategy
-from cifar_ray.config.task import Task
 from cifar_ray.config.topology import Topology, parse_range
 from cifar_ray.config.topology import parse as parse_topology
 
@@ -35,18 +31,10 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
 
     # What a person may choose is declared by its owners, which are listed from the last section to the first.
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_usual_model(cls, values: Any) -> Any:
-        """Name the model that is usual for the data set where none is named."""
-        given = values.kwargs if isinstance(values, ArgsKwargs) else values
-        if isinstance(given, dict) and "dataset" in given and "model" not in given:
-            given = {**given, "model": usual(given["dataset"], given.get("image_column"))}
-            return ArgsKwargs(values.args, given) if isinstance(values, ArgsKwargs) else given
-        return values
-
     def __post_init__(self) -> None:
-        """Make the largest topology of an elastic run its topology, and the batch, however given, a global batch."""
+        """Name the usual model where none is, the largest topology of an elastic run, and the batch as a global one."""
+        if not self.model:
+            object.__setattr__(self, "model", usual(self.dataset, self.image_column))
         if self.elastic is not None:
             largest = str(parse_range(self.elastic)[1])
             if self.topology not in (TrainConfig.topology, largest):
@@ -82,11 +70,6 @@ class TrainConfig(Tracking, Limits, Strategy, Placement, Batch, Optimisation, Mo
         """What tells the model from others: its name, options and weights to start from."""
         options = (f"{name}={value}" for name, value in sorted(self.model_options.items()))
         return self.model, *options, f"{self.model_source} {self.weights}"
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether the best of its checkpoints is asked for."""
-        return self.log_models in ("best", "all")
 
 
 @plainly
@@ -126,8 +109,8 @@ def _check(config: TrainConfig) -> None:
     if unfreeze is not None and not (config.freeze and 2 <= unfreeze <= epochs):
         rule = f"must be 2 or more, at most epochs ({epochs}), and given with --freeze"
         raise ConfigError("unfreeze_epoch", f"{rule}, got {unfreeze}")
-    for key in addresses.KEYS:
-        addresses.check(key, getattr(config, key))
+    for key in files.ADDRESSES:
+        files.check_address(key, getattr(config, key))
     if config.local_nodes > 1 and config.address is not None:
         raise ConfigError("local_nodes", "starts nodes on this machine and cannot go with --address")
     limits.check(config)

@@ -31,14 +31,11 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # noqa: S506  it is a SafeLoader
-    except OSError as error:
-        raise ConfigError("", f"cannot read config file {path}: {error.strerror}") from None
-    except yaml.MarkedYAMLError as error:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = " ".join(str(error.problem).split())[:LONGEST]
-        raise ConfigError("", f"cannot read config file {path}: {problem}{line}") from None
-    except Exception as error:  # PyYAML's own of any kind, as for a `!!bool` that is none
-        raise ConfigError("", f"cannot read config file {path}: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # of the file, or of PyYAML, which has several kinds
+        problem = getattr(error, "strerror", None) or getattr(error, "problem", None) or error
+        mark, text = getattr(error, "problem_mark", None), " ".join(str(problem).split())[:LONGEST]
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise ConfigError("", f"cannot read config file {path}: {text}{where}") from None
     if not isinstance(values, dict | None):
         raise ConfigError("", f"{path} must be a mapping of keys to values")
     return values or {}

@@ -11,9 +11,10 @@ from typing import Any
 
 from cifar_ray.config import files
 from cifar_ray.config.facts import Facts
-from cifar_ray.config.option import SOURCES, is_folder, is_own, path_of, prefix_of
+from cifar_ray.config.option import SOURCES, TEXT, is_folder, is_own, path_of, prefix_of
 from cifar_ray.config.runfile import OF_DATA
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.data import tokens
 from cifar_ray.data.datasets import SPECS, Dataset, Split, folder, unusable
 from cifar_ray.data.decoded import Progress
 from cifar_ray.data.published import present
@@ -44,7 +45,7 @@ def find(config: TrainConfig) -> Source:
         root = Path(path_of(dataset))
         paths = [root, *(path for some in ("*", "*/*/", "annotations/*") for path in root.glob(some))]
         times = tuple(path.stat().st_ctime_ns for path in paths if path.exists())
-    asked = (getattr(config, name) for name in OF_DATA if name not in ("test_share", "val_share"))
+    asked = (repr(getattr(config, name)) for name in OF_DATA if name not in ("test_share", "val_share"))
     key = (dataset, times, folder(config.data_dir), *asked)
     kind = "published" if dataset in SPECS else SOURCES.get(prefix_of(dataset), "function")
     make = import_module(f"cifar_ray.data.{kind}").SOURCE if isinstance(kind, str) else kind
@@ -71,12 +72,17 @@ def keep(config: TrainConfig, facts: Facts) -> Facts:
 
 
 def _key(config: TrainConfig) -> tuple[Any, ...]:
-    return tuple(getattr(config, name) for name in (*OF_DATA, "data_dir"))
+    return tuple(repr(getattr(config, name)) for name in (*OF_DATA, "data_dir"))
 
 
 def facts(config: TrainConfig) -> Facts:
     """The facts of a resolved config's data set, which has been read or looked at, or is looked at now."""
     return _known.get(_key(config)) or look(config)
+
+
+def complete(config: TrainConfig) -> dict[str, Any]:
+    """The options of texts: those that are given, checked, and the defaults of the others; empty for other data."""
+    return tokens.complete(config) if prefix_of(config.dataset) == TEXT else {}
 
 
 def absolute(dataset: str) -> str:

@@ -84,7 +84,7 @@ class Source:
         counts = Counter(sizes)
 
         def content(path: str, size: int) -> Hashable:
-            return files.digest(Path(path), "sha256") if counts[size] > 1 else size
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest() if counts[size] > 1 else size
 
         with ThreadPoolExecutor() as pool:
             return [*pool.map(content, origins, sizes)]

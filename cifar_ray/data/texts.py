@@ -32,6 +32,7 @@ class Texts(Files):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         tokens.library()
+        self.options = tokens.complete(config)
         self.parts = {}
         for part, path in self.paths(*SUFFIXES).items():  # that to train with is the first
             texts, labels = zip(*((text, label.strip()) for text, label in rows(path)))
@@ -53,20 +54,20 @@ class Texts(Files):
 
     def look(self, config: TrainConfig) -> Facts:
         """The facts, as far as they are known without a tokenizer."""
-        shape, vocabulary = (config.text.max_length,), config.text.vocabulary
+        shape, vocabulary = (self.options["max_length"],), self.options["vocabulary"]
         return replace(super().look(config), inputs="tokens", shape=shape, vocabulary=vocabulary)
 
     def load(self, config: TrainConfig, progress: decoded.Progress, encoding: str) -> Dataset:
         """The texts as tokens, by the tokenizer ``encoding`` or one that the training texts give."""
-        length, cut, splits = config.text.max_length, 0, {}
-        encoding = encoding or tokens.train([*self.parts["train"].samples], config.text)
+        length, cut, splits = self.options["max_length"], 0, {}
+        encoding = encoding or tokens.train([*self.parts["train"].samples], **self.options)
         for name, part in self.parts.items():
             encoded, longer = tokens.encode(encoding, [*part.samples], length)
             splits[name] = Split({"tokens": encoded, "labels": part.targets})
             cut += longer
         facts = arrays.facts_of(config.dataset, splits, self.classes)
         digest = hashlib.sha256(f"{facts.digest} {encoding}".encode()).hexdigest()[:16]
-        facts = replace(facts, vocabulary=config.text.vocabulary, digest=digest)
+        facts = replace(facts, vocabulary=self.options["vocabulary"], digest=digest)
         words = f"{counted(cut, 'text')} longer than {length:,} tokens, cut there" if cut else ""
         return replace(arrays.made(config.dataset, splits, facts), left_out=words, encoding=encoding)
 

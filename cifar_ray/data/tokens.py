@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
+from cifar_ray.config import keywords
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.sections import TextOptions
+from cifar_ray.config.option import TEXT_PATH
+from cifar_ray.config.schema import Count
+from cifar_ray.config.train import TrainConfig
 
 PADDING = 0
 _AT_ONCE = 1024  # texts that are encoded together
@@ -33,8 +37,14 @@ def is_unicode(text: str) -> bool:
     return text.encode(errors="ignore").decode() == text
 
 
-def train(texts: Sequence[str], options: TextOptions) -> str:
-    """A tokenizer of these texts as JSON, in the library's own format; equal texts give equal ones."""
+Vocabulary = Annotated[Count, Field(ge=257)]  # with 256 bytes, and padding
+
+
+def train(texts: Sequence[str], *, vocabulary: Vocabulary = 8000, max_length: Count = 256) -> str:
+    """A tokenizer of these texts as JSON, in the library's own format; equal texts give equal ones.
+
+    The keywords are the options ``--text.vocabulary`` and ``--text.max-length``.
+    """
     of = library()
     normalizers, words = of.normalizers, of.pre_tokenizers
     made = of.Tokenizer(of.models.BPE())
@@ -43,12 +53,17 @@ def train(texts: Sequence[str], options: TextOptions) -> str:
     whole = words.ByteLevel(add_prefix_space=True)
     # A word is learned in parts of 256 bytes: the time to learn one grows with its square.
     made.pre_tokenizer = words.Sequence([whole, words.Split(of.Regex(".{256}"), "isolated")])
-    size, alphabet = options.vocabulary - 1, sorted(words.ByteLevel.alphabet())
+    size, alphabet = vocabulary - 1, sorted(words.ByteLevel.alphabet())
     trainer = of.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(texts, trainer)
     made.pre_tokenizer = whole
-    made.enable_truncation(options.max_length)
+    made.enable_truncation(max_length)
     return str(made.to_str())
+
+
+def complete(config: TrainConfig) -> dict[str, Any]:
+    """The options of texts: those that are given, checked, and the defaults of the others."""
+    return keywords.complete("text", TEXT_PATH, train, 1, config.text)
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,14 +6,13 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from cifar_ray import tasks
-from cifar_ray.config import schema
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.reporting import figures
 from cifar_ray.reporting.figures import Figure, Statistic
@@ -37,7 +36,7 @@ PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 RUN = "run"
 """Name under which compared runs differ that are alike in everything, even the seed."""
 
-OPTIONAL = {name for name, field, _ in schema.flat_fields(TrainConfig) if field.default in (None, ())}
+OPTIONAL = {each.name for each in fields(TrainConfig) if each.default in (None, ())}
 """Parameters that are not recorded where they are not set."""
 
 _SECTION = ["model", "dataset"]

@@ -1,6 +1,6 @@
 """Tasks by name: what a batch, a loss, an evaluation and a prediction are.
 
-The registry is ``TaskName`` in ``config/task.py``: every name in it is a file here, whose ``TASK`` is a class with the
+The registry is ``TaskName`` in ``config/model.py``: every name in it is a file here, whose ``TASK`` is a class with the
 methods of :class:`~cifar_ray.tasks.protocol.Task`.
 """
 
@@ -10,8 +10,8 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING
 
+from cifar_ray.config.model import TASKS
 from cifar_ray.config.option import chosen, is_own
-from cifar_ray.config.task import OF_DATA
 from cifar_ray.tasks import classification
 from cifar_ray.tasks.protocol import Evaluation, Targets
 from cifar_ray.tasks.spec import LOSS, SUBSETS, Figure, Subset, TaskSpec, measured_on
@@ -46,7 +46,7 @@ def _named(name: str) -> type[Task]:
 
 def usual(config: TrainConfig) -> str:
     """The task that a config's data set is for."""
-    return OF_DATA.get(chosen(config.dataset) or "", USUAL.name)
+    return TASKS.get(chosen(config.dataset) or "", USUAL.name)
 
 
 def column(config: TrainConfig) -> str:

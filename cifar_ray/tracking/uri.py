@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from cifar_ray.config import addresses, files
+from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def resolve_uri(given: str | None) -> str:
     uri = given or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return _at_home()
-    addresses.check("tracking_uri", uri)
+    files.check_address("tracking_uri", uri)
     scheme = uri.split(":", 1)[0] if "://" in uri else ""
     if not scheme or scheme == "file" or (scheme.startswith("sqlite") and sqlite_path(uri) is None):
         raise ConfigError(

@@ -220,10 +220,8 @@ def _verified(path: Path, digest: str) -> bytes:
 
 def _check_same(made: Manifest, config: ResolvedConfig, decided: Decided, path: Path) -> None:
     """Refuse to go on with a run that learns something else, or otherwise; what is not decided yet may be anything."""
-    pairs = {
-        name: (option.value_of(made.config, name), option.value_of(config, name))
-        for name in option.decide_weights(TrainConfig)
-    }
+    theirs, ours = (option.of_weights(TrainConfig, each) for each in (made.config, config))
+    pairs = {name: (theirs[name], ours[name]) for name in theirs}
     known = {name: value for name, value in vars(decided).items() if value not in (None, "auto")}
     pairs |= {name: (getattr(made.decided, name), known[name]) for name in _OF_WEIGHTS if name in known}
     if decided.data is not None:

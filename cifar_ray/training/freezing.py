@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cifar_ray import models
 from cifar_ray.config.errors import ConfigError, brief, some
+from cifar_ray.config.optimisation import parse_scale
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Facts
 
@@ -40,7 +41,7 @@ def rules(model: nn.Module, config: TrainConfig) -> list[Rule]:
     names: dict[int, list[str]] = {}  # a parameter may have several
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    every_scale, made = _scales(config), []
+    every_scale, made = [*map(parse_scale, config.lr_scale)], []
     for of in names.values():
         scales = [scale for pattern, scale in every_scale if _matches(pattern, of)]
         made.append(Rule(_frozen(config, of), scales[-1] if scales else 1.0))
@@ -76,7 +77,7 @@ def check(config: TrainConfig, spec: Facts) -> None:
         return
     model = models.outline(config, spec)
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    patterns = {"freeze": config.freeze, "lr_scale": [pattern for pattern, _ in _scales(config)]}
+    patterns = {"freeze": config.freeze, "lr_scale": [pattern for pattern, _ in map(parse_scale, config.lr_scale)]}
     for key, pattern in ((key, pattern) for key, each in patterns.items() for pattern in each):
         if not _matches(pattern, names):
             begin = some([*dict.fromkeys(name.partition(".")[0] for name in names)])
@@ -97,8 +98,3 @@ def _matches(pattern: str, names: Iterable[str]) -> bool:
     """Whether a pattern matches one of these names, or what one of them begins with."""
     runs = (run for name in names for run in accumulate(name.split("."), "{}.{}".format))
     return any(fnmatch.fnmatchcase(run, pattern) for run in runs)
-
-
-def _scales(config: TrainConfig) -> list[tuple[str, float]]:
-    """The patterns of ``--lr-scale`` with their numbers."""
-    return [(pattern, float(number)) for pattern, _, number in (each.rpartition("=") for each in config.lr_scale)]

@@ -50,6 +50,7 @@ def resolve(asked: TrainConfig, chooser: str = "", **known: str | None) -> Resol
     values = vars(config)
     values |= {name: value for name, value in known.items() if value is not None}
     values["dataset"] = data.absolute(config.dataset)
+    values["text"] = data.complete(config)
     values["val_share"] = _val_share(config, chooser)
     values["task"] = None if config.task == tasks.usual(config) else config.task  # the data set's own
     spec = data.look(config)
@@ -232,7 +233,7 @@ def _val_share(config: TrainConfig, chooser: str) -> float | None:
     Raises:
         ConfigError: when it is refused to what is to choose, or to data that has validation images.
     """
-    chooser = chooser or (f"--log-models {config.log_models}" if config.keeps_best else "")
+    chooser = chooser or (f"--log-models {config.log_models}" if config.log_models in ("best", "all") else "")
     chooser = chooser or (f"--patience {config.patience}" if config.patience is not None else "")
     has_own = not config.val_share and data.look(config).val_size > 0
     if has_own and config.val_share == 0:
@@ -308,6 +309,7 @@ def _recipe(config: TrainConfig) -> dict[str, Any]:
 
 _ALWAYS = ("dataset", "task", "model", "epochs", "global_batch_size", "topology", "seed")
 _NEVER = (*runfile.WHERE, *(field.name for field in dataclasses.fields(TrainConfig) if field.metadata["recorded"]))
+_DEFAULTS = schema.flatten(schema.to_plain(TrainConfig()))
 
 
 def command(config: ResolvedConfig, **changes: Any) -> str:
@@ -315,11 +317,10 @@ def command(config: ResolvedConfig, **changes: Any) -> str:
 
     What tells runs apart is always spelled out, the rest where it differs from an option's default.
     """
-    defaults = {name: schema.plain(option.default_of(field)) for name, field, _ in schema.flat_fields(TrainConfig)}
     words = ["cifar-ray train"]
     for key, value in schema.flatten({**schema.to_plain(config), **changes}).items():
         group, _, is_keyword = key.partition(".")
-        if value is None or group in _NEVER or (key not in _ALWAYS and value == defaults.get(key)):
+        if value is None or group in _NEVER or (key not in _ALWAYS and value == _DEFAULTS.get(key)):
             continue
         if isinstance(value, bool) and not is_keyword:
             words.append(errors.flag_of(key if value else f"no_{key}"))

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from cifar_ray.config import command_line, flags
 from examples.text import make_texts
 from tests.integration.test_sweep import SMALL, children
+from tests.support import typed
 from tests.support.person import Person
 
 PROPOSED = ["--search", "optuna", "--epochs", "2", "--steps-per-epoch", "10", "--max-concurrent", "1"]
@@ -46,7 +46,7 @@ def test_a_search_by_optuna_trains_what_it_proposes_and_names_the_best_run(perso
     winner = named[1]
     assert values[winner] == top  # of few validation images, several may be equal
     command = re.sub("^train it longer +cifar-ray train ", "", longer)
-    config = flags.call(command_line.train, command.split(), "train")
+    config = typed.run(*command.split())
     assert (config.epochs, config.lr) == (4, float(runs[winner].data.params["lr"]))
     assert f"The best run is {winner}: " in person.run_named("tpe").data.tags["mlflow.note.content"]
 

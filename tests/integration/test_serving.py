@@ -24,7 +24,7 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from cifar_ray import data
-from cifar_ray.cli import early
+from cifar_ray.cli import output
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.runs import use
 from cifar_ray.serving.app import MAX_BODY_MIB
@@ -173,7 +173,7 @@ def test_a_body_that_is_too_large_or_of_unknown_length_is_refused_before_it_has_
 @pytest.mark.parametrize("host", ["203.0.113.1", "nohost.invalid"])
 def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        early.listen(host, free_port())
+        output.listen(host, free_port())
     assert caught.value.as_flag().startswith(f"--host must be an address of this machine, got '{host}' (")
 
 

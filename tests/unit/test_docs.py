@@ -15,11 +15,11 @@ import pytest
 
 from cifar_ray import models, strategies
 from cifar_ray.cli import main
-from cifar_ray.cli.sweep import sweep
-from cifar_ray.config import command_line, errors, flags, keywords, schema
+from cifar_ray.cli import train as commands
+from cifar_ray.config import command_line, errors, flags, keywords, runfile, schema
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import SPECS
+from cifar_ray.data import SPECS, tokens
 from cifar_ray.reporting import cost
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +74,7 @@ def test_flags_exist(page: Path) -> None:
     known = {errors.flag_of(flag.name) for name in main.COMMANDS for flag in flags.of(main.function(name))}
     sizes = {"features": 2, "images": 3, "tokens": 3}
     owners = [("model_options", each.build, sizes[each.inputs]) for each in models.registry().values()]
+    owners += [("text", tokens.train, 1)]
     owners += [("strategy_options", strategies.named(name), strategies.CONTEXT) for name in strategies.NAMES]
     known |= {errors.flag_of(f"{key}.{one.name}") for key, of, taken in owners for one in keywords.of(of, taken) or ()}
     known |= {"--comm-hook"} if page.name == "performance.md" else set()  # measurements name those of their commits
@@ -109,21 +110,19 @@ def test_train_commands_are_read(page: Path) -> None:
         words = shlex.split(line)
         if words in (["--help"], ["--help-all"]):
             continue
-        given = flags.read(command_line.train, words, "train")
-        file = given.pop("config", None)
-        assert file is None or (ROOT / file).is_file()
-        command_line.train(**given)
+        given = flags.read(commands.train, words, "train")
+        runfile.load(ROOT / given["config"] if "config" in given else None, given["options"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sweep_commands_are_read(page: Path) -> None:
     """Every complete ``cifar-ray sweep`` command, as the program reads it."""
     for line in re.findall(r"(?:^|`)cifar-ray sweep([^`#\n]*)", lines_of(page), flags=re.MULTILINE):
-        given = flags.read(sweep, shlex.split(line), "sweep")
+        given = flags.read(commands.sweep, shlex.split(line), "sweep")
         if "resume" in given or not line.strip():  # the command's name alone is no use of it
             continue
         file = str(ROOT / given["file"]) if "file" in given else None
-        asked = command_line.sweep(file, grid=given.get("grid", ()), options=given["options"])
+        asked = command_line.sweep(file, given["options"])
         if asked.search == "grid":
             assert all(cell.config for cell in cells_of(asked, asked.combinations))
 

@@ -16,7 +16,6 @@ import torch
 import cifar_ray
 from cifar_ray import SweepConfig, TrainConfig, TrainResult, data
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.sections import TextOptions
 from cifar_ray.display.run import Console
 from cifar_ray.runs.folder import RunFolder
 from tests.support.helpers import Recorder, train_here
@@ -27,13 +26,13 @@ def test_the_package_lists_what_it_offers() -> None:
     assert all(getattr(cifar_ray, name) is not None for name in dir(cifar_ray))
 
 
-@pytest.mark.parametrize("kind", [TrainConfig, SweepConfig, TextOptions])
+@pytest.mark.parametrize("kind", [TrainConfig, SweepConfig])
 def test_help_explains_every_option(kind: type) -> None:
     shown = pydoc.plaintext.document(kind)
     for field in fields(kind):
         assert f"  {field.name}: " in shown or f"  {field.name}." in shown
     if kind is TrainConfig:
-        assert "text.max_length: Longest text, in tokens; what is beyond is cut off." in shown
+        assert "--text.max-length (256), the tokens of the longest text" in " ".join(shown.split())
 
 
 def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cifar_ray.config import addresses
+from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.variables import variables
@@ -27,7 +27,7 @@ def ray_head(address: str | None) -> str | None:
         ConfigError: when the address has a secret in it.
     """
     chosen = address or os.environ.get("RAY_ADDRESS")
-    addresses.check("address", chosen)
+    files.check_address("address", chosen)
     return None if chosen in (None, "", "local") else chosen
 
 

@@ -18,7 +18,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from cifar_ray._version import __version__
-from cifar_ray.config import addresses, command_line
+from cifar_ray.config import command_line, files
 from cifar_ray.config.errors import CommandFailedError, ConfigError, first_line
 from cifar_ray.orchestration.cluster import optional, servers
 from cifar_ray.orchestration.jobs import Submission
@@ -112,7 +112,7 @@ def _store(named: str | None) -> dict[str, str]:
     here = os.environ.get(_STORE)
     if named is not None or not here:
         return {}
-    addresses.check("tracking_uri", here)
+    files.check_address("tracking_uri", here)
     if re.match(_REACHABLE, here):
         return {_STORE: here}
     print(f"note: {here} is on this machine, so records go to the cluster's own store; --tracking-uri names another")

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from cifar_ray import data
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.option import value_of
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
@@ -110,8 +109,9 @@ class Budget:
 
 def _value(cell: PlannedCell, name: str) -> object:
     """An option's value, as far as it is decided."""
-    decided = vars(cell.decided)
-    return decided[name] if name in decided else value_of(cell.config, name)
+    decided, (outer, _, inner) = vars(cell.decided), name.partition(".")
+    value = decided[outer] if outer in decided else getattr(cell.config, outer)
+    return value.get(inner) if inner else value
 
 
 def _images(config: ResolvedConfig, epochs: int) -> int:

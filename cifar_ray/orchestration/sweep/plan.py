@@ -17,6 +17,7 @@ from cifar_ray.config import files, imports, limits, runfile, schema
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
+from cifar_ray.config.model import usual
 from cifar_ray.config.option import is_function
 from cifar_ray.config.sweep import Cell, Range, SweepConfig
 from cifar_ray.config.train import FUNCTIONS, ResolvedConfig, TrainConfig
@@ -141,8 +142,8 @@ class PlannedCell:
 
 def _wished(sweep: SweepConfig, cell: Cell) -> dict[str, str]:
     """The parameters of a cell that cannot run, as far as its values say; the batch is rounded down."""
-    usual = {"model": TrainConfig.model, "dataset": TrainConfig.dataset, "topology": TrainConfig.topology}
-    merged = {**usual, **sweeps.merged(sweep, cell.values)}
+    merged = {"dataset": TrainConfig.dataset, "topology": TrainConfig.topology, **sweeps.merged(sweep, cell.values)}
+    merged.setdefault("model", usual(merged["dataset"], merged.get("image_column")))
     values = {name: value for name, value in merged.items() if value is not None and name not in sweeps.OWN}
     nodes, workers = placement(values["topology"]) or (1, 1)
     per_step = nodes * workers * values.get("accumulate", 1)

@@ -16,7 +16,6 @@ from cifar_ray.config import errors, runfile, topology
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError, RunFailedError
 from cifar_ray.config.facts import Facts
-from cifar_ray.config.option import value_of
 from cifar_ray.config.topology import Node
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -197,7 +196,7 @@ def room(cells: Sequence[PlannedCell]) -> Decided:
 
 def _of_data(config: ResolvedConfig) -> tuple[object, ...]:
     """What tells its data set from others."""
-    return tuple(value_of(config, field) for field in runfile.OF_DATA)
+    return tuple(repr(getattr(config, field)) for field in runfile.OF_DATA)
 
 
 def _measure(config: ResolvedConfig, facts: Facts, device: str, passes: int) -> arithmetic.Choice:

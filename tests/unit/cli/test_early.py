@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.cli import early, main
+from cifar_ray.cli import main
+from cifar_ray.cli.train import known_config
 from tests.support import mlflow_store
 
 EACH = """
@@ -151,14 +152,14 @@ def test_where_a_run_or_a_sweep_that_is_continued_has_been_is_known_before_ray(h
     ):
         (runs / name).mkdir(parents=True)
         (runs / name / file).write_text(text)
-    run, by_path, sweep = early.known_config("mine"), early.known_config(str(runs / "mine")), early.known_config("grid")
+    run, by_path, sweep = known_config("mine"), known_config(str(runs / "mine")), known_config("grid")
     assert run is not None
     assert run.local_nodes == 2
     assert run == by_path
     assert sweep is not None
     assert sweep.address == "127.0.0.1:6379"
-    assert early.known_config("torn") is None
-    assert early.known_config("0123456789abcdef") is None
+    assert known_config("torn") is None
+    assert known_config("0123456789abcdef") is None
 
 
 HELP = """

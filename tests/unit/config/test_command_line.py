@@ -9,31 +9,21 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import __version__
-from cifar_ray.cli.sweep import sweep
-from cifar_ray.cli.train import resume
+from cifar_ray.cli.train import resume, sweep
 from cifar_ray.config import command_line, flags
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-
-
-def run(*words: str) -> TrainConfig:
-    config: TrainConfig = flags.call(command_line.train, words, "train")
-    return config
-
-
-def new(*words: str) -> SweepConfig:
-    config: SweepConfig = flags.call(command_line.sweep, words, "sweep")
-    return config
+from tests.support import typed
 
 
 def test_a_run_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 3\nlr: 0.1\n")
-    assert run("--lr", "0.2", f"--config={file}") == TrainConfig(epochs=3, lr=0.2)
-    assert run("--augment", "none") == TrainConfig(augment="none")
+    assert typed.run("--lr", "0.2", f"--config={file}") == TrainConfig(epochs=3, lr=0.2)
+    assert typed.run("--augment", "none") == TrainConfig(augment="none")
     with pytest.raises(ConfigError, match=r"^--config: expected one argument; `cifar-ray train --help` tells"):
-        run("--config")
+        typed.run("--config")
 
 
 def test_a_run_goes_on_with_what_is_given_alone() -> None:
@@ -55,9 +45,9 @@ def test_a_sweep_is_a_file_with_flags_on_top(tmp_path: Path) -> None:
     file = tmp_path / "lrs.yaml"
     file.write_text("grid: {lr: [0.1, 0.2]}\n")
     config = SweepConfig(name="lrs", grid=({"lr": [0.1, 0.2]},), train={"epochs": 2}, seeds=3)
-    assert new(str(file), "--epochs", "2", "--seeds", "3") == config
+    assert typed.sweep(str(file), "--epochs", "2", "--seeds", "3") == config
     words = ("--name", "mine", "--grid", "lr=0.1,0.2", "--epochs", "2", "--seeds", "3")
-    assert new(*words) == dataclasses.replace(config, name="mine")
+    assert typed.sweep(*words) == dataclasses.replace(config, name="mine")
 
 
 @pytest.mark.parametrize(
@@ -97,14 +87,14 @@ def test_a_job_greets_who_has_submitted_it(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_sweep_without_a_name_gets_one() -> None:
-    assert re.fullmatch(r"sweep-\d{8}-\d{6}", new("--grid", "batch_size=16,32").name)
+    assert re.fullmatch(r"sweep-\d{8}-\d{6}", typed.sweep("--grid", "batch_size=16,32").name)
 
 
 def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text("strategy_options: {servers: 2}\nmodel_options.depth: 2\ngrid: {batch_size: [16, 32]}\n")
     with pytest.raises(ConfigError) as caught:
-        new(str(file))
+        typed.sweep(str(file))
     put = f"{file}: put strategy_options, model_options.depth under `train:`"
     assert str(caught.value) == f"{put}, where options of all runs belong"
 
@@ -134,5 +124,5 @@ def test_a_mistake_in_a_sweep_is_told_where_it_was_made(
     file = tmp_path / "grid.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        new(str(file), *words)
+        typed.sweep(str(file), *words)
     assert caught.value.as_flag() == sentence.format(file)

@@ -11,24 +11,13 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from cifar_ray.cli.report import compare
-from cifar_ray.cli.sweep import sweep
-from cifar_ray.cli.train import train
+from cifar_ray.cli.train import sweep, train
 from cifar_ray.config import flags
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Given, Of
-from cifar_ray.config.keywords import checked, complete, passes_to
-from cifar_ray.config.schema import Count, Counts, flat_fields
+from cifar_ray.config.keywords import checked, complete
+from cifar_ray.config.schema import Count, Counts
 from cifar_ray.config.train import TrainConfig
-
-
-@dataclass(frozen=True)
-class Inner:
-    """Shape of the inside."""
-
-    depth: Count = 2
-    """How deep, at 100 % at most."""
-
-    sizes: Counts = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -39,7 +28,10 @@ class Shape:
     """Whether it is quick."""
 
     hidden: int = 1
-    inner: Inner = field(default_factory=Inner)
+    depth: Count = 2
+    """How deep, at 100 % at most."""
+
+    sizes: Counts = (1, 2)
     others: dict[str, Any] = field(default_factory=dict)
 
 
@@ -68,7 +60,7 @@ def show(
 
 
 def test_only_what_is_given_is_there_as_text() -> None:
-    words = ["--count=7", "r", "--fast-one", "--inner.sizes", "4", "5", "--name", "n", "x.png", "--mode", "b", "y.png"]
+    words = ["--count=7", "r", "--fast-one", "--sizes", "4", "5", "--name", "n", "x.png", "--mode", "b", "y.png"]
     assert flags.parse(show, [*words, "--others.some-one", "3"], "show") == {
         "run": "r",
         "images": ["x.png", "y.png"],
@@ -76,7 +68,7 @@ def test_only_what_is_given_is_there_as_text() -> None:
         "count": "7",
         "fast_one": True,
         "mode": "b",
-        "inner": {"sizes": ["4", "5"]},
+        "sizes": ["4", "5"],
         "others": {"some_one": "3"},
     }
     assert flags.parse(show, ["r", "--name=a=b", "--no-fast-one", "--count", "-1", "--", "i", "--x"], "show") == {
@@ -86,12 +78,12 @@ def test_only_what_is_given_is_there_as_text() -> None:
         "fast_one": False,
         "count": "-1",
     }
-    assert flags.parse(Shape, ["--inner.depth", "3"], "show") == {"inner": {"depth": "3"}}
+    assert flags.parse(Shape, ["--depth", "3", "--others.kind", "4"], "show") == {"depth": "3", "others": {"kind": "4"}}
 
 
 def test_words_become_the_arguments_of_the_command() -> None:
-    words = ["r", "x.png", "--name", "n", "--count", "3", "--loud", "--inner.depth", "4"]
-    given = {"inner": {"depth": "4"}}
+    words = ["r", "x.png", "--name", "n", "--count", "3", "--loud", "--others.kind", "4"]
+    given = {"others": {"kind": "4"}}
     assert flags.call(show, words, "show") == ("r", (Path("x.png"),), "n", "a", 3, True, given)
     assert flags.call(show, ["r", "--name", "n"], "show") == ("r", (), "n", "a", None, False, {})
 
@@ -101,7 +93,7 @@ def test_words_become_the_arguments_of_the_command() -> None:
     [
         ("--nmae y", "unknown flag --nmae; did you mean --name?"),
         ("--nmae=y", "unknown flag --nmae; did you mean --name?"),
-        ("--inner.size 3", "unknown flag --inner.size; did you mean --inner.sizes?"),
+        ("--size 3", "unknown flag --size; did you mean --sizes?"),
         ("--hidden 3", "unknown flag --hidden"),
         ("--zzz r", "unknown flag --zzz"),
         ("--no-loud", "unknown flag --no-loud; did you mean --loud?"),
@@ -142,11 +134,27 @@ def test_the_help_is_made_of_the_signature_and_the_docstring(word: str, capsys: 
         "--loud Say more.",
         "--seed INT Seed of ",  # as a run's
         "--fast-one, --no-fast-one Whether it is quick. (default: off)",
-        "inner options: --inner.depth INT How deep, at 100 % at most. (default: 2)",
-        "--inner.sizes INT [INT ...] (default: 1 2)",
+        "--depth INT How deep, at 100 % at most. (default: 2)",
+        "--sizes INT [INT ...] (default: 1 2)",
         "--others.NAME TEXT",
     ):
         assert part in text
+
+
+@checked
+def measured(*runs: str, digits: Count = 3) -> tuple[tuple[str, ...], int]:
+    """Measure runs.
+
+    Args:
+        runs: Names of runs.
+        digits: Digits to show.
+    """
+    return runs, digits
+
+
+def measure(*runs: str, json: bool = False, options: Annotated[Given, Of(measured)]) -> Any:
+    """Measure runs, and print it."""
+    return json, measured(*runs, **options)
 
 
 def test_a_keyword_of_a_function_is_a_flag_its_help_and_an_argument_from_python(
@@ -154,33 +162,18 @@ def test_a_keyword_of_a_function_is_a_flag_its_help_and_an_argument_from_python(
 ) -> None:
     """To add one takes the keyword and a line of the docstring."""
 
-    @checked
-    def measured(*runs: str, digits: Count = 3) -> tuple[tuple[str, ...], int]:
-        """Measure runs.
-
-        Args:
-            runs: Names of runs.
-            digits: Digits to show.
-        """
-        return runs, digits
-
-    @passes_to(measured)
-    def command(*runs: str, json: bool = False, **options: Any) -> Any:
-        """Measure runs, and print it."""
-        return json, measured(*runs, **options)
-
-    text = " ".join(helped(command, "--help", capsys).split())
+    text = " ".join(helped(measure, "--help", capsys).split())
     assert "runs Names of runs." in text
     assert "--digits INT Digits to show. (default: 3)" in text
-    assert flags.call(command, ["a", "b", "--json", "--digits", "5"], "show") == (True, (("a", "b"), 5))
+    assert flags.call(measure, ["a", "b", "--json", "--digits", "5"], "show") == (True, (("a", "b"), 5))
     assert measured("a", digits=5) == (("a",), 5)
-    for call in (lambda: flags.call(command, ["a", "--digits", "0"], "show"), lambda: measured("a", digits=0)):
+    for call in (lambda: flags.call(measure, ["a", "--digits", "0"], "show"), lambda: measured("a", digits=0)):
         with pytest.raises(ConfigError, match=r"^digits must be at least 1, got 0$"):
             call()
     with pytest.raises(ConfigError, match=r"^runs must be given$"):
         measured()
     with pytest.raises(ConfigError, match=r"^RUNS must be given$"):
-        flags.call(command, [], "show")
+        flags.call(measure, [], "show")
 
 
 @pytest.mark.parametrize("command", [train, sweep])
@@ -205,7 +198,7 @@ def test_the_help_of_a_run_is_in_columns_at_every_width(
     lines = helped(command, "--help-all", capsys).splitlines()
     assert max(map(len, lines)) <= min(columns, 100)
     options = [line for line in lines if line.startswith("  -")]
-    assert len(options) > sum(not one.metadata["recorded"] for _, one, _ in flat_fields(TrainConfig))
+    assert len(options) > sum(not one.metadata["recorded"] for one in fields(TrainConfig))
     for line in options:  # what a long flag does stands below it
         flag = re.match(r"  \S+(?: \S+)*", line)
         assert flag is not None
@@ -220,13 +213,12 @@ def test_the_help_of_a_run_groups_its_options_and_says_whose_they_are(capsys: py
     assert [title for title in titles if not title.endswith("options")] == runs
     words = " ".join(text.split())
     for told in (
-        "--image-size INT Side in pixels of the images of folder:PATH, masks:PATH, coco:PATH, torchvision:NAME and table:PATH: the shorter side is "
-        "resized to it, and the centre is cropped. Only with --dataset folder:PATH, masks:PATH, coco:PATH, torchvision:NAME or table:PATH.",
+        "--image-size INT Side of the images in pixels: the shorter side is resized to it, and the centre is cropped. Only with --dataset folder:PATH, masks:PATH, coco:PATH, torchvision:NAME or table:PATH.",
         "--model-options.NAME TEXT Options of the model, such as --model-options.depth 4: `cifar-ray models NAME` lists",
         "Needs GPUs. Only with --strategy gather_scatter, send_recv, all_reduce, ddp or fsdp.",
         "--bucket-cap-mb FLOAT Size of DDP's gradient buckets in MiB. Only with --strategy ddp. (default: 25)",
-        "text options: --text.vocabulary INT Vocabulary size: 256 bytes, padding, and the most frequent pieces of the training "
-        "texts. Only with --dataset text:PATH.",
+        "--text.NAME TEXT Options of texts: --text.vocabulary (8000), the tokens that there are: ",
+        "beyond which it is cut. Only with --dataset text:PATH.",
     ):
         assert told in words
     assert "None" not in words

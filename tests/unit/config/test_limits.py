@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.cli.sweep import new_limits
-from cifar_ray.cli.train import resume
+from cifar_ray.cli.train import new_limits, resume, sweep
 from cifar_ray.config import command_line, flags, limits, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
@@ -60,9 +59,9 @@ def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
 
 def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_train_each_runs() -> None:
     file = {**GRID, "max_cost": 5, "train": {"max_time": "10m", "price": 2.49}}
-    sweep = sweeps.from_mapping(command_line.merged(file, {"max_time": "2h"}, "s.yaml"))
-    assert (sweep.max_time, sweep.max_cost) == ("2h", 5.0)
-    for cell in cells(sweep, sweep.combinations):
+    asked = sweeps.from_mapping(command_line.merged(file, {"max_time": "2h"}, "s.yaml"))
+    assert (asked.max_time, asked.max_cost) == ("2h", 5.0)
+    for cell in cells(asked, asked.combinations):
         assert cell.config is not None
         assert (cell.config.max_time, cell.config.max_cost, cell.config.price) == ("10m", None, "2.49")
     again = sweeps.from_mapping(command_line.merged({}, {"grid": ["seed=1,2"], "price": "2.49", "max_cost": "5"}, "s"))
@@ -87,9 +86,9 @@ def test_a_run_and_a_sweep_go_on_with_larger_limits() -> None:
     new = {"max_time": "4h", "max_cost": 9.0}
     given = flags.read(resume, ["mine", *words, "--price", "2.49"], "resume")
     assert given == {"run": "mine", "options": {"price": "2.49", "max_time": "4h", "max_cost": "9"}}
-    assert new_limits(**flags.read(command_line.sweep, words, "sweep")) == new
+    assert new_limits(None, flags.read(sweep, words, "sweep")["options"]) == new
     with pytest.raises(ConfigError, match=r"^max_time must be a duration"):
-        new_limits(**flags.read(command_line.sweep, ["--max-time", "0s"], "sweep"))
+        new_limits(None, {"max_time": "0s"})
 
 
 def test_what_has_stopped_a_run_has_a_name() -> None:

@@ -10,14 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from cifar_ray.config import schema, yaml
 from cifar_ray.config.errors import ConfigError
-from cifar_ray.config.schema import NO_OTHERS, Count, Counts, Number, Positive, Share, Whole, plainly
-
-
-@plainly
-@dataclass(frozen=True, config=NO_OTHERS)
-class Inner:
-    depth: Count = 2
-    sizes: Counts = (1, 2)
+from cifar_ray.config.schema import NO_OTHERS, Counts, Number, Options, Positive, Share, Whole, plainly
 
 
 @plainly
@@ -30,7 +23,8 @@ class Outer:
     share: Share = 0.0
     mode: Literal["a", "b"] = "a"
     fast: bool = False
-    inner: Inner = field(default_factory=Inner)
+    sizes: Counts = (1, 2)
+    inner: Options = field(default_factory=dict)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +32,8 @@ class Outer:
     [
         ({"nmae": "y"}, "unknown key 'nmae'; did you mean 'name'?"),
         ({1: "y"}, "unknown key 1"),
-        ({"inner": {"dept": 1}}, "unknown key 'inner.dept'; did you mean 'depth'?"),
-        ({"inner": 3}, "inner must be a mapping of its options, got 3"),
+        ({"inner": 3}, "inner must be a mapping, got 3"),
+        ({"inner": {"depth": {}}}, "inner.depth must be a number, true, false or a text, got {}"),
         ({"name": 3}, "name must be text, got 3"),
         ({"rate": True}, "rate must be a number, got True"),
         ({"rate": "fast"}, "rate must be a finite number, got 'fast'"),
@@ -47,11 +41,10 @@ class Outer:
         ({"count": 1.5}, "count must be a whole number, got 1.5"),
         ({"mode": "c"}, "mode must be a or b, got 'c'"),
         ({"fast": 2}, "fast must be true or false, got 2"),
-        ({"inner": {"sizes": []}}, "inner.sizes must be a list with at least one value, got []"),
-        ({"inner": {"sizes": [1, "b"]}}, "inner.sizes must be a whole number, got 'b'"),
-        ({"inner": {"sizes": {1: 2}}}, "inner.sizes must be a list, got {1: 2}"),
-        ({"inner": {"sizes": "3 x"}}, "inner.sizes must be a whole number, got 'x'"),
-        ({"inner": {"depth": "0"}}, "inner.depth must be at least 1, got 0"),
+        ({"sizes": []}, "sizes must be a list with at least one value, got []"),
+        ({"sizes": [1, "b"]}, "sizes must be a whole number, got 'b'"),
+        ({"sizes": {1: 2}}, "sizes must be a list, got {1: 2}"),
+        ({"sizes": "3 x"}, "sizes must be a whole number, got 'x'"),
         ({"count": -1}, "count must be at least 0, got -1"),
         ({"count": 2**63}, "count must be below 9.22337e+18, got 9223372036854775808"),
         ({"step": 0}, "step must be more than 0, got 0"),
@@ -66,18 +59,16 @@ def test_a_mistake_is_one_sentence_that_names_the_key(values: dict[str, object],
 
 
 def test_values_are_taken_over_and_the_rest_stays() -> None:
-    base = Outer(name="base", count=1, inner=Inner(depth=9))
+    base = Outer(name="base", count=1, inner={"depth": 9})
     given = {"rate": "1e-3", "count": "None", "inner": {"sizes": ["3"]}}
-    built = schema.build(Outer, schema.overlay(schema.to_plain(base), given))
-    assert built == Outer(name="base", rate=1e-3, inner=Inner(depth=9, sizes=(3,)))
+    built = schema.build(Outer, schema.nest({**schema.flatten(schema.to_plain(base)), **schema.flatten(given)}))
+    assert built == Outer(name="base", rate=1e-3, inner={"depth": 9, "sizes": (3,)})
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"inner": {"detph": 1}}, "unknown key 'inner.detph'; did you mean 'depth'?"),
-        ({"inner": {1: 1}}, "unknown key 1"),
-        ({"inner": 1}, "inner must be a mapping of its options, got 1"),
+        ({"inner": 1}, "inner must be a mapping, got 1"),
         ({"count": np.float64(1.5)}, "count must be a whole number, got 1.5"),
         ({"nmae": "y"}, "unknown key 'nmae'; did you mean 'name'?"),
     ],
@@ -86,25 +77,26 @@ def test_a_mistake_in_python_is_one_sentence_too(values: dict[str, Any], sentenc
     with pytest.raises(ConfigError) as caught:
         Outer(**values)
     assert str(caught.value) == sentence
-    assert Outer(rate=1, inner=Inner(sizes=[3])).inner == Inner(sizes=(3,))  # type: ignore[arg-type]
+    assert Outer(rate=1, sizes=[3]).sizes == (3,)  # type: ignore[arg-type]
 
 
 def test_from_python_whatever_fits_is_taken() -> None:
     made = Outer(
         name=Path("a/b"), count=np.int64(3), rate=np.float32(0.5), fast=np.bool_(True),
-        inner={"depth": np.uint8(2), "sizes": range(1, 3)},
+        sizes=range(1, 3), inner={"depth": np.uint8(2)},
     )  # type: ignore[arg-type]  # fmt: skip
-    assert made == Outer(name="a/b", count=3, rate=0.5, fast=True, inner=Inner(depth=2, sizes=(1, 2)))
-    kinds = {type(value) for value in (made.name, made.count, made.rate, made.fast, made.inner.depth)}
+    assert made == Outer(name="a/b", count=3, rate=0.5, fast=True, sizes=(1, 2), inner={"depth": 2})
+    kinds = {type(value) for value in (made.name, made.count, made.rate, made.fast, made.inner["depth"])}
     assert kinds == {str, int, float, bool}
-    assert Inner(np.int64(4)) == Inner(depth=4)
-    assert Inner(sizes=np.array([3, 4])) == Inner(sizes=(3, 4))  # type: ignore[arg-type]
+    assert Outer("x", np.int64(4)) == Outer(rate=4)  # type: ignore[arg-type]
+    assert Outer(sizes=np.array([3, 4])) == Outer(sizes=(3, 4))  # type: ignore[arg-type]
 
 
 def test_a_value_is_checked_as_one_field() -> None:
-    assert schema.field(Outer, "inner.sizes", ["1", 2]) == (1, 2)
-    with pytest.raises(ConfigError, match=r"^inner.depth must be a whole number, got 'x'$"):
-        schema.field(Outer, "inner.depth", "x")
+    assert schema.field(Outer, "sizes", ["1", 2]) == (1, 2)
+    assert schema.field(Outer, "inner.depth", "2") == 2
+    with pytest.raises(ConfigError, match=r"^inner.depth must be a number, true, false or a text, got {}$"):
+        schema.field(Outer, "inner.depth", {})
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,7 @@ def test_a_value_is_checked_as_one_field() -> None:
     [
         ("count: 2026-01-01", "count must be a whole number, got datetime.date(2026, 1, 1)"),
         ("name: !!timestamp 2026-01-01", "name must be text, got datetime.date(2026, 1, 1)"),
-        ("inner: 2026-01-01", "inner must be a mapping of its options, got datetime.date(2026, 1, 1)"),
+        ("inner: 2026-01-01", "inner must be a mapping, got datetime.date(2026, 1, 1)"),
         ("count: 0x" + "f" * 5000, "count must be below 9.22337e+18, got a number of thousands of digits"),
         ("rate: 0x" + "f" * 5000, "rate must be a finite number, got a number of thousands of digits"),
     ],
@@ -135,8 +127,8 @@ LONG = "x" * 1000
         {"count": LONG},
         {"mode": LONG},
         {"inner": LONG},
-        {"inner": {"sizes": [LONG]}},
-        {"inner": {LONG: 1}},
+        {"sizes": [LONG]},
+        {"inner": {"depth": {LONG: 1}}},
         {LONG: 1},
         {("a", LONG): 1},
     ],
@@ -144,8 +136,8 @@ LONG = "x" * 1000
 def test_no_sentence_repeats_more_than_80_characters_of_a_value(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as caught:
         schema.build(Outer, values)
-    around = {"must be a whole number, got ", "must be a mapping of its options, got ", "unknown key "}
-    assert len(str(caught.value)) <= 80 + max(map(len, around)) + len("inner.sizes ")
+    around = {"must be a number, true, false or a text, got ", "unknown key "}
+    assert len(str(caught.value)) <= 80 + max(map(len, around)) + len("inner.depth ")
 
 
 def test_flatten_joins_nested_keys() -> None:
@@ -157,6 +149,6 @@ def test_flatten_joins_nested_keys() -> None:
         "share": 0.0,
         "mode": "a",
         "fast": False,
-        "inner.depth": 2,
-        "inner.sizes": [1, 2],
+        "sizes": [1, 2],
+        "inner": {},
     }

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import command_line, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import Cell, Range, SweepConfig, cells, proposed
 from cifar_ray.config.train import TrainConfig
+from tests.support import typed
 
 
 def cells_of(**values: Any) -> list[Cell]:
@@ -148,7 +149,7 @@ def test_values_that_do_not_go_together_say_so() -> None:
 def test_a_sweep_without_a_name_has_one_made_from_the_time_as_the_command_makes_it() -> None:
     named = [
         SweepConfig(grid={"lr": [0.1]}, train={"batch_size": 16}).name,
-        flags.call(command_line.sweep, ["--grid", "lr=0.1", "--batch-size", "16"], "sweep").name,
+        typed.sweep("--grid", "lr=0.1", "--batch-size", "16").name,
     ]
     assert all(re.fullmatch(r"sweep-\d{8}-\d{6}", name) for name in named)
 
@@ -356,7 +357,7 @@ def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
 
 
 def test_a_plus_joins_the_words_of_one_value() -> None:
-    axes = command_line.axes(["freeze=0,0+1", "lr-scale=0=0.1"])
+    axes = sweeps.axes(["freeze=0,0+1", "lr-scale=0=0.1"])
     sweep = sweeps.from_mapping({"name": "s", "train": {"dataset": "digits", "model": "resnet"}, "grid": axes})
     assert sweep.grid[0] == {"freeze": [("0",), ("0", "1")], "lr_scale": [("0=0.1",)]}
     names = [cell.name for cell in cells(sweep, sweep.combinations)]
@@ -364,7 +365,7 @@ def test_a_plus_joins_the_words_of_one_value() -> None:
 
 
 def test_words_of_the_command_line() -> None:
-    assert command_line.axes(["batch-size=16,64", "model_options.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c"]) == {
+    assert sweeps.axes(["batch-size=16,64", "model_options.depth=2", "lr=loguniform:0.01:0.3", "storage=uniform", "lr2=a:b=c"]) == {
         "batch_size": ["16", "64"],
         "model_options.depth": ["2"],
         "lr": ["loguniform:0.01:0.3"],
@@ -376,7 +377,7 @@ def test_words_of_the_command_line() -> None:
         (["lr=1", "lr=2"], "--grid must name every field once, and lr comes twice"),
     ):
         with pytest.raises(ConfigError) as caught:
-            command_line.axes(words)
+            sweeps.axes(words)
         assert caught.value.as_flag() == sentence
 
 
@@ -404,7 +405,7 @@ OF_SWEEP = {
             None,
             {"skip_infeasible": True, "max_concurrent": "1", "train": {"lr": "1"}},
         ),
-        ({"grid": {"lr": [0.1]}}, {"grid": ["epochs=1"]}, None, {"grid": {"epochs": ["1"]}, "train": {}}),
+        ({"grid": {"lr": [0.1]}}, {"grid": ["epochs=1"]}, None, {"grid": ["epochs=1"], "train": {}}),
         # Of the two ways to give the batch, the one given last counts.
         (
             {"grid": {"lr": [0.1]}, "train": SHARED},

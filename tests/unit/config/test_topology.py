@@ -85,7 +85,10 @@ def test_a_range_has_the_most_workers_first_and_of_equals_the_fewest_nodes() -> 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("2x2", "must be MIN:MAX, two topologies such as 1x1:2x2, got '2x2'"),
+        (
+            "2x2",
+            "must be MIN:MAX, two topologies such as 1x1:2x2, MIN at most MAX in nodes and in workers on each, got '2x2'",
+        ),
         ("1x1:2x2:3x3", "must be MIN:MAX, two topologies"),
         ("1x1:two", "must be MIN:MAX, two topologies"),
         ("2x1:1x2", "MIN at most MAX in nodes and in workers on each"),

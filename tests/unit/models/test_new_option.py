@@ -8,11 +8,11 @@ import pytest
 
 from cifar_ray import data
 from cifar_ray.cli import main
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.training import recipe
-from tests.support import mlflow_store
+from tests.support import mlflow_store, typed
 from tests.support.helpers import decided_of
 
 MODULE = """
@@ -45,7 +45,7 @@ def test_a_keyword_of_a_function_is_in_the_help_in_yaml_in_python_and_in_mlflow(
     assert "--model-options.depth must be at least 1, got 0" in capsys.readouterr().err
 
     (tmp_path / "run.yaml").write_text("dataset: digits\nmodel: with_depth:build\nmodel_options: {depth: 3}\n")
-    from_file = flags.call(command_line.train, ["--config", "run.yaml"], "train")
+    from_file = typed.run("--config", "run.yaml")
     from_python = TrainConfig(dataset="digits", model="with_depth:build", model_options={"depth": 3})
     assert from_file == from_python
     usual = recipe.resolve(TrainConfig(dataset="digits", model="with_depth:build"))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, flags, imports, runfile
+from cifar_ray.config import imports, runfile
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
@@ -21,7 +21,7 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS
 from cifar_ray.models import own
 from cifar_ray.training import recipe
-from tests.support import nets
+from tests.support import nets, typed
 from tests.support.helpers import resolved
 
 NETS = "tests.support.nets"
@@ -61,7 +61,7 @@ def test_a_function_of_the_working_folder_builds_the_model(module: Path) -> None
 def test_options_reach_the_function_from_words_files_and_axes() -> None:
     words = ["--dataset", "digits", "--model", f"{NETS}:build"]
     words += ["--model-options.width", "8", "--model-options.act=gelu", "--model-options.norm", "False"]
-    config = flags.call(command_line.train, words, "train")
+    config = typed.run(*words)
     assert config.model_options == {"width": 8, "act": "gelu", "norm": False}
     built = models.build(config, SPECS["digits"])
     assert (type(built[0]), built[1].out_channels, type(built[2])) == (nn.Identity, 8, nn.GELU)  # type: ignore[index]
@@ -71,13 +71,11 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
         "model_options.act": "gelu",
     } == runfile.params(full, Decided.asked(full))
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
-    assert (
-        flags.call(command_line.train, recipe.command(full).split()[2:], "train").model_options == config.model_options
-    )
+    assert typed.run(*recipe.command(full).split()[2:]).model_options == config.model_options
     swept = sweeps.from_mapping(
         {
             "name": "x",
-            "grid": command_line.axes([f"model={NETS}:build", "model_options.width=4,8"]),
+            "grid": sweeps.axes([f"model={NETS}:build", "model_options.width=4,8"]),
             "train": {"dataset": "digits"},
         }
     )

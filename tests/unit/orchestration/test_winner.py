@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from cifar_ray.config import command_line, flags
 from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.display import sweep as boards
@@ -16,6 +15,7 @@ from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import planned
 from cifar_ray.orchestration.sweep.result import Winner, repeats_of, winner_of
 from tests.support import cells as of_sweeps
+from tests.support import typed
 
 DONE, STOPPED, FAILED = boards.FINISHED, boards.STOPPED, boards.FAILED
 UNKNOWN = " (how much of that is chance, one run of the second does not tell)"
@@ -85,7 +85,7 @@ def test_the_best_of_the_whole_runs_wins(
     winner = found(ends, **values)
     assert winner is not None
     assert winner.sentence == sentence
-    rest = flags.call(command_line.train, winner.command.removeprefix("cifar-ray train ").split(), "train")
+    rest = typed.run(*winner.command.removeprefix("cifar-ray train ").split())
     assert (rest.lr, rest.epochs, rest.dataset) == (float(winner.name[2:5]), 6, "digits")
 
 

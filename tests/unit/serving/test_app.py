@@ -18,7 +18,6 @@ from PIL import Image
 from torch import Tensor
 
 from cifar_ray import tasks
-from cifar_ray.config.sections import TextOptions
 from cifar_ray.data import SPECS, Facts, tokens
 from cifar_ray.serving import app as apps
 from cifar_ray.tasks import regression, segmentation
@@ -163,7 +162,7 @@ def test_every_refusal_is_json(app: FastAPI) -> None:
 @pytest.fixture
 def reader() -> FastAPI:
     """Answers with the share of a text's tokens that are those of ``good``."""
-    encoding = tokens.train(["good bad"] * 20, TextOptions(vocabulary=280, max_length=20))
+    encoding = tokens.train(["good bad"] * 20, vocabulary=280, max_length=20)
     good, _ = tokens.encode(encoding, ["good"], 1)
 
     def shares(rows: Tensor) -> Tensor:

@@ -15,13 +15,14 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from cifar_ray import data
-from cifar_ray.config import command_line, flags, runfile, schema
+from cifar_ray.config import runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, recipe
+from tests.support import typed
 from tests.support.helpers import digest, plain_losses, resolved
 from tests.support.studies import grid, trial
 from tests.support.threads import losses_of_steps, train_everywhere, train_on_threads
@@ -120,9 +121,7 @@ def test_weights_that_do_not_fit_are_refused(values: dict[str, object], sentence
 
 
 def test_a_sweep_compares_runs_with_and_without() -> None:
-    asked = flags.call(
-        command_line.sweep, ["--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced"], "sweep"
-    )
+    asked = typed.sweep("--dataset", "digits", "--name", "both", "--grid", "class_weights=none,balanced")
     assert asked.grid == ({"class_weights": ["none", "balanced"]},)
     without = trial("1x1", params={"class_weights": "none"})
     weighted = dataclasses.replace(without, name="weighted", params={**without.params, "class_weights": "balanced"})

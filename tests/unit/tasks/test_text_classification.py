@@ -130,7 +130,7 @@ def test_a_checkpoint_has_the_tokenizer_and_answers_for_texts(usual: dict[str, o
 def test_another_tokenizer_makes_other_data(usual: dict[str, object]) -> None:
     asked = resolved(usual)
     found = recipe.settle(asked, Decided.asked(asked), data.read(asked))
-    other = data.read(asked, encoding=tokens.train(["another text"], asked.text))
+    other = data.read(asked, encoding=tokens.train(["another text"], **asked.text))
     with pytest.raises(ConfigError, match=r"dataset must have the .* that the run began with"):
         recipe.settle(asked, found, other)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cifar_ray import data, tasks
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
@@ -21,6 +21,7 @@ from cifar_ray.training import checkpoint, predictor, recipe
 from cifar_ray.training.errors import CheckpointError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
+from tests.support import typed
 from tests.support.helpers import Recorder, digest, small_config, train_here
 from tests.support.threads import train_on_threads
 from tests.unit.tasks.test_own_task import config as ink
@@ -210,7 +211,7 @@ def test_a_share_is_taken_where_something_is_to_choose(
     assert bool([*recipe.notes(config, asked)]) == (share == 0.1)
     assert recipe.resolve(config) == config
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
-    again = flags.call(command_line.train, recipe.command(config).split()[2:], "train")
+    again = typed.run(*recipe.command(config).split()[2:])
     assert recipe.resolve(again) == replace(config, log_models=again.log_models)
     objective = choosing.objective(USUAL, data.facts(config))
     assert (objective and objective.metric) == ("val/accuracy" if share else None)

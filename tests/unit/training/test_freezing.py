@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cifar_ray import models
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -23,6 +23,7 @@ from cifar_ray.strategies.worker import Worker
 from cifar_ray.training import checkpoint, freezing, optimizer, recipe, setup
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.observer import Launch
+from tests.support import typed
 from tests.support.helpers import Recorder, Stopped, digest, resolved, train_here
 
 LEARNING = "tests.support.learning"
@@ -248,10 +249,10 @@ def test_a_scaled_step_is_that_much_shorter(optimizer_name: str) -> None:
 
 def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     words = "--dataset digits --model resnet --freeze '[0-3]' 4.conv1 --unfreeze-epoch 2 --lr-scale 9=2 '[0-3]=0.1'"
-    made = recipe.resolve(flags.call(command_line.train, shlex.split(words), "train"))
+    made = recipe.resolve(typed.run(*shlex.split(words)))
     assert (made.freeze, made.unfreeze_epoch, made.lr_scale) == (("[0-3]", "4.conv1"), 2, ("9=2", "[0-3]=0.1"))
     again = shlex.split(recipe.command(made))[2:]
-    assert recipe.resolve(flags.call(command_line.train, again, "train")) == made
+    assert recipe.resolve(typed.run(*again)) == made
     assert runfile.resolved_from_mapping(runfile.to_mapping(made)) == made
     assert {"freeze": "['[0-3]', '4.conv1']", "unfreeze_epoch": "2"}.items() <= runfile.params(
         made, Decided.asked(made)

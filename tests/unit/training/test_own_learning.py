@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray.config import command_line, flags, imports, runfile
+from cifar_ray.config import imports, runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.training import optimizer, recipe
+from tests.support import typed
 from tests.support.helpers import resolved
 from tests.support.learning import Lion
 
@@ -52,9 +53,9 @@ def test_torchs_classes_need_no_file_of_ones_own(name: str) -> None:
 def test_options_and_paths_come_from_words_and_go_into_them_again() -> None:
     words = f"--dataset digits --model simple_cnn --optimizer {HERE}:Lion --lr 0.001 --weight-decay 0.1"
     words += f" --optimizer-options.beta 0.5 --schedule {HERE}:falling"
-    config = recipe.resolve(flags.call(command_line.train, words.split(), "train"))
+    config = recipe.resolve(typed.run(*words.split()))
     again = shlex.split(recipe.command(config))[2:]
-    assert recipe.resolve(flags.call(command_line.train, again, "train")) == config
+    assert recipe.resolve(typed.run(*again)) == config
     known = {"optimizer": f"{HERE}:Lion", "optimizer_options.beta": "0.5", "schedule": f"{HERE}:falling"}
     params = runfile.params(config, Decided.asked(config))
     assert known.items() <= params.items()
@@ -98,7 +99,10 @@ def test_a_course_follows_the_warm_up() -> None:
             LION | {"optimizer_options": {"alpha": 1}},
             "--optimizer must make an optimizer of (groups, lr=..., **options)",
         ),
-        ({"optimizer_options": {"beta": 1}}, "--optimizer-options is for --optimizer MODULE:FUNCTION only, and the "),
+        (
+            {"optimizer_options": {"beta": 1}},
+            "--optimizer-options.beta is for --optimizer MODULE:FUNCTION only, and the ",
+        ),
         (
             {"schedule_source": "a"},
             "--schedule-source is for --schedule MODULE:FUNCTION only, and the schedule is the ",

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from cifar_ray import data, tasks
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import limits
 from cifar_ray.tasks import USUAL, choosing
 from cifar_ray.training import checkpoint, recipe
 from cifar_ray.training.observer import Outcome
+from tests.support import typed
 from tests.support.helpers import Recorder, digest, small_config, train_here
 from tests.support.threads import train_on_threads
 from tests.unit.tasks.test_own_task import config as ink
@@ -139,7 +140,7 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
     assert config.val_share == 0.1
     assert [*recipe.notes(config, asked)]
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
-    assert flags.call(command_line.train, recipe.command(config).split()[2:], "train").patience == 3
+    assert typed.run(*recipe.command(config).split()[2:]).patience == 3
 
 
 @pytest.mark.parametrize(
@@ -154,5 +155,5 @@ def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -
 )
 def test_what_cannot_be_is_refused(words: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        recipe.resolve(flags.call(command_line.train, ["--dataset", "digits", *words], "train"))
+        recipe.resolve(typed.run("--dataset", "digits", *words))
     assert refused.value.as_flag().startswith(sentence)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cifar_ray.config import command_line, flags, runfile
+from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.training import recipe
+from tests.support import typed
 from tests.support.helpers import Recorder, Stopped, resolved, train_here
 
 DIGITS: dict[str, object] = {"dataset": "digits"}
@@ -80,7 +81,7 @@ def test_a_command_does_the_same_again_and_leaves_out_defaults_and_where_the_run
     elsewhere = resolved(DIGITS, cpus_per_worker=None, run_name="x", storage="y", verbose=True, **values)
     words = recipe.command(elsewhere)
     assert words.startswith("cifar-ray train --dataset digits ")
-    assert recipe.resolve(flags.call(command_line.train, words.split()[2:], "train")) == config
+    assert recipe.resolve(typed.run(*words.split()[2:])) == config
     assert not {"--run-name", "--storage", "--verbose", "--accumulate 1", "--max-failures"} & {*words.split()}
     assert "--epochs 20" in recipe.command(config, epochs=20)
 
@@ -98,7 +99,7 @@ def test_a_batch_per_worker_is_a_global_batch_once_it_is_asked_for(tmp_path: Pat
     assert TrainConfig(batch_size=8, elastic="1x1:2x2", accumulate=2).global_batch_size == 64
     file = tmp_path / "run.yaml"
     file.write_text("batch_size: 32")
-    asked = flags.call(command_line.train, ["--config", str(file), "--topology", "1x2"], "train")
+    asked = typed.run("--config", str(file), "--topology", "1x2")
     config = recipe.resolve(asked)
     assert (asked.global_batch_size, config.global_batch_size, config.batch_size) == (64, 64, None)
 
@@ -115,7 +116,7 @@ def test_a_config_is_validated_where_it_enters_and_resolved_once(
 
     monkeypatch.setattr(TrainConfig, "__post_init__", counted)  # the last of every validated construction
     words = "--dataset digits --model simple_cnn --epochs 1 --batch-size 64 --precision fp32 --cpus-per-worker 1"
-    config = recipe.resolve(flags.call(command_line.train, words.split(), "train"))
+    config = recipe.resolve(typed.run(*words.split()))
     decided = Decided.asked(config)
     assert runfile.params(config, decided)["batch_size"] == "64"
     assert recipe.command(config).endswith(
