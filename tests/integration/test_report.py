@@ -160,7 +160,11 @@ def test_the_same_from_python(uri: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert repr(made) == "<report scaling: 5 runs>"
     capsys.readouterr()
     assert main.main(["report", "scaling", "--json", "--tracking-uri", uri]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"] == data.records(made.data["runs"])
+    told = json.loads(capsys.readouterr().out)
+    for name in ("runs", "figures"):
+        assert told[name] == data.records(made.data[name])
+        filled = [{key: value for key, value in row.items() if value != ""} for row in told[name]]
+        assert filled == data.records(pd.read_csv(tmp_path / "out" / f"{name}.csv"))
     assert main.main(["compare", "bs16 1x1 seed0", "bs16 2x2 seed0", "--tracking-uri", uri]) == 0
     compared = cifar_ray.compare("bs16 1x1 seed0", "bs16 2x2 seed0", tracking_uri=uri)
     assert capsys.readouterr().out == f"{compared}\n"
