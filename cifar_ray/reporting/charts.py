@@ -144,7 +144,7 @@ def _bars(view: View, figure: Figure, key: str, title: str, caption: str) -> Cha
     dots = figure.of is not None
     colours = sorted({view.colour(config) for panel in shown.values() for config in panel})
     most = max(len({config.topology for config in panel}) for panel in shown.values()) * len(colours)
-    columns, width = (3, 3.4) if most <= _MOST_WRITTEN else (2, 5.0) if most <= 2 * _MOST_WRITTEN else (1, 9.5)
+    width = max(3.4, 0.25 * most)  # inches
 
     def paint(look: Look, axes: Any, panel: Panel[Statistic]) -> None:
         places, step = list(dict.fromkeys(config.topology for config in panel)), 0.8 / len(colours)
@@ -166,7 +166,7 @@ def _bars(view: View, figure: Figure, key: str, title: str, caption: str) -> Cha
             axes.set_ylim(bottom=0)
 
     caption += _spread(shown) + (_unequal(shown, figure) if figure.alike == "work" else "")
-    return Chart(key, title, caption, draw.panels(shown, paint, width, columns, share=dots))
+    return Chart(key, title, caption, draw.panels(shown, paint, width, share=dots))
 
 
 def _stacked(view: View, parts: Sequence[Figure], key: str, axis: str) -> Chart | None:
@@ -193,7 +193,7 @@ def _stacked(view: View, parts: Sequence[Figure], key: str, axis: str) -> Chart 
     title, caption = _TEXTS[key]
     caption += _unequal(shown, TRAINING_TIME) if key == "phases" else ""
     heights = [0.3 * len(panel) + 1.0 for panel in shown.values()]  # inches
-    return Chart(key, title, caption, draw.panels(shown, paint, 9.5, 1, heights=heights)) if shown else None
+    return Chart(key, title, caption, draw.panels(shown, paint, 9.5, heights=heights)) if shown else None
 
 
 def _part(figure: Figure) -> str:
@@ -281,7 +281,7 @@ def _line_panels(shown: Mapping[str, Sequence[Line]], over: str, title: str, *, 
         if is_loss:
             draw.unflatten(axes, values)
 
-    return draw.panels(shown, paint, columns=2 if is_loss else 3, share=is_loss)
+    return draw.panels(shown, paint, 4.0 if is_loss else 3.4, share=is_loss)
 
 
 def _by_time(view: View) -> Chart | None:

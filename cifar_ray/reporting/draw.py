@@ -26,7 +26,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 _PARTS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#BB99CC", "#AAAA00")
 _CHARACTER, _HANDLE, _LINE = 0.085, 0.9, 0.22  # inches: mean width; of a legend, width beside a label, height of a line
-_HEIGHT = 3.0  # of a panel in inches
+_PAGE, _HEIGHT = 10.5, 3.0  # inches: most width of all panels, height of one
 _MARKERS_PER_LINE = 10
 _MOST_FLATTENING = 10  # ratio of the largest value to the median on a linear axis
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -128,7 +128,6 @@ def panels(
     shown: Mapping[str, _T],
     paint: Callable[[Look, Any, _T], None],
     width: float = 3.4,
-    columns: int = 3,
     *,
     share: bool = False,
     heights: Sequence[float] = (),
@@ -139,13 +138,13 @@ def panels(
         shown: titles, and the content of each panel.
         paint: draws a panel's content on its matplotlib axes; what it labels is in the legend.
         width: of a panel, in inches.
-        columns: panels beside each other, at most.
         share: whether they share the vertical axis.
         heights: of the rows, in inches, where they are not all alike.
     """
 
     def whole(look: Look) -> Any:
-        across = min(columns, len(shown), 2 if len(shown) == 4 else 3)
+        across = min(max(int(_PAGE / width), 1), len(shown))
+        across = 2 if len(shown) == 4 and across == 3 else across
         down = heights or [_HEIGHT] * math.ceil(len(shown) / across)
         figure = sheet(max(width * across, 5.0), sum(down) + 0.6)
         every = list(figure.subplots(len(down), across, sharey=share, height_ratios=down, squeeze=False).flat)
