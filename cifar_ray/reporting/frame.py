@@ -168,12 +168,10 @@ class Runs:
         if figure.key not in self._means:
             frame = self.frame.assign(value=self.values(figure))
             groups = frame[frame.finished & frame.value.notna()].groupby("configuration")
-            found = groups.agg(
-                mean=("value", "mean"), std=("value", "std"), n=("value", "count"), ids=("run_id", tuple)
-            )
+            means = groups.value.agg(["mean", "std", "count"])
             self._means[figure.key] = {
-                row.Index: Statistic(row.mean, None if row.n == 1 else row.std, row.n, row.ids)
-                for row in found.itertuples()
+                row.Index: Statistic(row.mean, None if row.n == 1 else row.std, row.n, tuple(run_ids))
+                for row, (_, run_ids) in zip(means.rename(columns={"count": "n"}).itertuples(), groups.run_id)
             }
         return self._means[figure.key]
 
