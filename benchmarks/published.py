@@ -25,7 +25,7 @@ from cifar_ray.config.topology import Topology, parse
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.planning import link as links
 from cifar_ray.planning import model
-from cifar_ray.planning.exchange import Exchange, Gradients
+from cifar_ray.planning.exchange import Exchange
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Row, Work
 from cifar_ray.reporting import papers
@@ -62,15 +62,14 @@ class Compared(NamedTuple):
 
 
 @cache
-def gradients(name: str, side: int = 0) -> Gradients:
+def gradients(name: str, side: int = 0) -> probe.Gradients:
     """The gradients of a network of torchvision for 1,000 classes, or of one of this package for CIFAR-10."""
     config = TrainConfig(dataset="folder:imagenet", model=f"torchvision:{name}")
     if side:
         data.keep(config, Facts(1000, 1_281_167, 50_000, shape=(3, side, side)))
     else:
         config = recipe.resolve(TrainConfig(model=name))
-    ready = probe.readiness(config, "fp32", 16, 1)
-    return Gradients(ready.sizes, ready.ready)
+    return probe.readiness(config, "fp32", 16, 1)
 
 
 def step(seconds: float, images: int, exchange: Exchange, topology: Topology, link: str) -> Row:

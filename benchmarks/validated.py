@@ -196,7 +196,7 @@ def predict(folder: Path, names: list[str], strategies: list[str], is_all: bool)
     """What a step takes in each cell of these models and strategies, from the probe alone; others stay as they were."""
     probed = json.loads((folder / "probe.json").read_text())
     trials = [Run(**trial) for trial in probed["trials"]]
-    ready: dict[tuple[str, str], passes.Readiness] = {}
+    ready: dict[tuple[str, str], passes.Gradients] = {}
     path, former = folder / "predictions.json", {}
     if path.exists():
         former = {Cell(*(of[name] for name in Cell._fields)): of for of in json.loads(path.read_text())["cells"]}

@@ -66,9 +66,11 @@ def plan(
     """
     asked = runfile.load(None, options)
     node = cost.checked(asked.price)
-    means = Means(links.parse(link) if link else None, links.parse(host) if host else None)
-    if asked.strategy not in exchange.WHOLE:
-        raise ConfigError("strategy", f"must be {errors.one_of(exchange.WHOLE)} to be planned, got {asked.strategy!r}")
+    means = Means(links.parse(link) if link else None, links.parse(host) if host else None, node)
+    if asked.strategy not in exchange.PLANNED:
+        raise ConfigError(
+            "strategy", f"must be {errors.one_of(exchange.PLANNED)} to be planned, got {asked.strategy!r}"
+        )
     if link is None and max(nodes) > 1:
         raise ConfigError("link", "must be given for --nodes of more than 1, such as --link 10gbit")
     servers.reach_chosen(asked.address)
@@ -99,7 +101,7 @@ def plan(
         if FINISHED not in result.states.values():
             raise CommandFailedError(f"sweep {name}: no run has finished, so there is nothing to plan from")
         (study,) = reading.sweeps_or_runs(result.tracking_uri, [name])
-        made = probing.plan(planned, study.trials, topologies, means, node, speed_factor)
+        made = probing.plan(planned, study.trials, topologies, means, speed_factor)
     output.show(made, json, lambda: _print(made))
     return 0 if made.rows else 1
 

@@ -83,7 +83,7 @@ def convolutions(channels: Sequence[int], has_norm: bool = True) -> list[nn.Modu
 def initialise(network: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_in") -> None:
     """Draw the weights of convolutions before ReLU (He et al. 2015), and set their biases to 0."""
     for module in network.modules():
-        if isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # drawing nothing would import torch's compiler
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

@@ -9,33 +9,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning.link import Route, Traffic
 from cifar_ray.planning.span import Span
 
-WHOLE = ("ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd")
-"""Those whose workers have the whole model and optimizer, so that their runs tell what a plan of any strategy needs."""
+if TYPE_CHECKING:  # imports torch
+    from cifar_ray.training.probe import Gradients
+
+PLANNED = ("ddp", "all_reduce", "gather_scatter", "send_recv", "local_sgd")
+"""Strategies that can be planned: every worker has the whole model and optimizer."""
 
 AFTER = ("all_reduce", "gather_scatter", "send_recv")
 """Those whose exchange begins after the backward pass: what they wait is all that they exchange."""
 
 STAR = "gather_scatter"
 """The one whose exchange passes through rank 0; that of the others goes around a ring."""
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients of a model in the order in which a backward pass computes them."""
-
-    sizes: tuple[int, ...]  # bytes of each
-    ready: tuple[float, ...]  # when each is there, as a share of the backward pass
-
-    @property
-    def size(self) -> int:
-        """Bytes of all."""
-        return sum(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -51,8 +42,8 @@ class Exchange:
     has_trees: bool = False  # whether the backend chooses between a ring and a tree, as NCCL does; gloo has rings
 
     @classmethod
-    def of(cls, config: ResolvedConfig, gradients: Gradients, buffer_bytes: int, device: str) -> Exchange:
-        """That of a training on ``cpu`` or ``cuda`` whose model has so many bytes of floating-point buffers."""
+    def of(cls, config: ResolvedConfig, gradients: Gradients, device: str) -> Exchange:
+        """That of a training on ``cpu`` or ``cuda``."""
         options = config.strategy_options
         states = 2 if config.optimizer == "adamw" else 1  # numbers that the optimizer keeps of each weight
         return cls(
@@ -61,7 +52,7 @@ class Exchange:
             bucket_bytes=int(config.bucket_cap_mb * 2**20),
             compression=0.5 if options.get("comm_hook", "none") != "none" else 1.0,
             sync_every=options.get("sync_every", 1),
-            state_bytes=states * gradients.size + buffer_bytes,
+            state_bytes=states * gradients.size + gradients.buffer_bytes,
             has_trees=device == "cuda",
         )
 
@@ -131,18 +122,17 @@ def traffic(exchange: Exchange, topology: Topology, route: Route) -> Traffic:
         wire = 2 * (workers - topology.workers_per_node) * gradients.size
         return Traffic(2 * len(gradients.sizes), size, wire)  # the others send at the same time
     if exchange.strategy == "send_recv":
-        around = _alike(2 * (workers - 1), 2 * (workers - 1) / workers * gradients.size, topology)
+        ring = all_reduce(gradients.size, topology, route, has_trees=False)
         # Between two ranks, gloo's two directions take turns on one connection.
-        turns = 2 if workers == 2 and not exchange.has_trees else 1
-        return Traffic(around.messages, around.size, turns * around.wire)
+        return ring._replace(wire=2 * ring.wire) if workers == 2 and not exchange.has_trees else ring
     if exchange.strategy == "local_sgd":
         whole = all_reduce(gradients.size + exchange.state_bytes, topology, route, exchange.has_trees)
-        return whole.times(1 / exchange.sync_every)
+        return Traffic(*(part / exchange.sync_every for part in whole))
     sizes: Sequence[float] = gradients.sizes
     if exchange.strategy == "ddp":
         sizes = [size * exchange.compression for size, _ in buckets(exchange)]
     parts = [all_reduce(part, topology, route, exchange.has_trees) for part in sizes]
-    return Traffic(*(sum(values) for values in zip(*((part.messages, part.size, part.wire) for part in parts))))
+    return Traffic(*map(sum, zip(*parts)))
 
 
 def exposed(exchange: Exchange, topology: Topology, route: Route, backward: Span) -> Span:

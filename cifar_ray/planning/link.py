@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cifar_ray.planning.span import Span
 
@@ -42,18 +43,13 @@ def parse(text: str) -> Link:
     return Link(float(match[1]) * _BITS[match[2]] / 8, latency_s)
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What an exchange takes: messages one after the other, bytes that one worker handles, and those of its node's
     link, the busiest worker's or node's."""
 
     messages: float
     size: float
     wire: float
-
-    def times(self, factor: float) -> Traffic:
-        """So many of them, or a part of one."""
-        return Traffic(self.messages * factor, self.size * factor, self.wire * factor)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from cifar_ray.config.errors import ConfigError, counted, one_of
 from cifar_ray.planning.exchange import AFTER
@@ -12,12 +12,6 @@ from cifar_ray.planning.span import Span
 from cifar_ray.tracking.study import HARDWARE_TAG, Run
 
 _PARTS = ("data", "forward", "backward", "optimizer")
-KIND = (
-    *("model", "dataset", "augment", "optimizer", "freeze", "precision", "device", "compile"),
-    *("image_size", "text.max_length", "stream", "val_share", "test_images"),
-)
-"""Options that, beside those of the model, tell the work of a step or of an evaluation from others."""
-
 _P95 = 1.645  # standard deviations from a normal distribution's median to its 95th percentile
 
 
@@ -78,29 +72,32 @@ class Measured:
 
         Between two sizes that were measured lies a straight line; nothing is said of sizes beyond them.
         """
+        import numpy as np  # takes long to import
+
         runs = [sample for sample in self.on(workers) if sample.is_plain]
         if not runs and self.is_fixed:
             runs = [sample for sample in self.samples if sample.is_plain]
         if not runs:
             return f"needs a run with {counted(workers, 'worker')} on a node, in whose passes nothing is exchanged"
         sizes = sorted({sample.images for sample in runs})
-        at = {size: [sample for sample in runs if sample.images == size] for size in sizes}
         if not sizes[0] <= images <= sizes[-1]:
             known = one_of(map(str, sizes))
             return f"needs a run with about {images} images per worker and micro-batch; those given have {known}"
-        above = bisect.bisect_left(sizes, images)
-        near = [images] if images in at else sizes[above - 1 : above + 1]
-        spans = [_passes(at[size]) for size in near]
-        share = (images - near[0]) / (near[1] - near[0]) if len(near) > 1 else 0.0
-        seconds = spans[0].times(1 - share) + spans[-1].times(share)
-        backward = _mean([run.backward / (run.computing * run.micro_batches) for run in at[near[-1]]])
-        return seconds.times(1 / self.speed), backward
+        alike = [[sample for sample in runs if sample.images == size] for size in sizes]
+        spans = list(map(_passes, alike))
+
+        def at(of_sizes: list[float]) -> float:
+            return float(np.interp(images, sizes, of_sizes))
+
+        seconds = Span(*(at([getattr(span, end) for span in spans]) for end in ("low", "mid", "high")))
+        shares = [fmean(run.backward / (run.computing * run.micro_batches) for run in of_size) for of_size in alike]
+        return seconds.times(1 / self.speed), at(shares)
 
     def jitter(self, workers: int) -> float:
         """The standard deviation of a step's computing, as a share of it, where no worker waits for another."""
         runs = self.on(workers)
         alone = [sample for sample in runs if sample.world_size == 1] or runs
-        return _mean([sample.jitter / sample.iteration for sample in alone])
+        return fmean(sample.jitter / sample.iteration for sample in alone)
 
     def optimizer(self, workers: int) -> Span:
         """Seconds of the optimizer's step, and of a step's rest such as its record, with so many workers."""
@@ -179,10 +176,6 @@ def _passes(samples: Sequence[Sample]) -> Span:
     shares = [1 + _P95 * sample.jitter / sample.iteration for sample in samples]
     return Span(
         min(sample.computing / share for sample, share in zip(samples, shares)),
-        _mean([sample.computing for sample in samples]),
+        fmean(sample.computing for sample in samples),
         max(sample.computing * share for sample, share in zip(samples, shares)),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -15,6 +15,7 @@ from cifar_ray.planning.exchange import Exchange
 from cifar_ray.planning.link import Link, Route
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.span import Span
+from cifar_ray.reporting.cost import Price
 
 KNEE = 1.2
 """Times as many images per second that twice the workers must bring to be before the knee."""
@@ -41,8 +42,7 @@ class Means:
 
     link: Link | None = None  # between nodes
     host: Link | None = None  # the work of an exchange on the workers themselves
-    usd_per_hour: float | None = None  # of a node
-    gpus: int | None = None  # of a node; None where workers use CPUs, or the machine is not known
+    price: Price | None = None  # of a node
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Plan:
     # the workers from which on twice as many bring less than a fifth more images per second; None where they always
     # bring more
     knee: int | None
-    fastest: str  # the topology with the shortest run; empty where there is none
-    cheapest: str  # the one with the lowest cost; empty without a price
+    fastest: tuple[str, ...]  # the topology with the shortest run, then those that its range does not tell from it
+    cheapest: tuple[str, ...]  # as much of the lowest cost; empty without a price
     unit: str = "images"  # what the task calls its samples
     notes: tuple[str, ...] = ()  # what the figures rest on, in sentences
 
@@ -89,9 +89,18 @@ def plan(measured: Measured, work: Work, topologies: Sequence[Topology], means: 
     if rows:
         least = rows[0].images_per_s.mid / rows[0].workers
         rows = [replace(row, efficiency=row.images_per_s.mid / row.workers / least) for row in rows]
-    priced = [(row.usd.mid, row.topology) for row in rows if row.usd]
-    fastest = min(((row.total_s.mid, row.topology) for row in rows), default=(0.0, ""))
-    return Plan(tuple(rows), skipped, knee(rows), fastest[1], min(priced, default=(0.0, ""))[1])
+    fastest = _best({row.topology: row.total_s for row in rows})
+    cheapest = _best({row.topology: row.usd for row in rows if row.usd})
+    return Plan(tuple(rows), skipped, knee(rows), fastest, cheapest)
+
+
+def _best(spans: Mapping[str, Span]) -> tuple[str, ...]:
+    """The name of the lowest, then those whose ranges reach down into its own."""
+    if not spans:
+        return ()
+    best = min(spans, key=lambda name: spans[name].mid)
+    alike = [name for name, of in spans.items() if name != best and of.low <= spans[best].high]
+    return (best, *alike)
 
 
 def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Row | str:
@@ -101,8 +110,9 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
         ways = counted(world, "worker") + f" x {work.micro_batches} micro-batches" * (work.micro_batches > 1)
         return f"the global batch of {work.global_batch_size} is no multiple of {ways}"
     images = work.global_batch_size // (work.micro_batches * world)
-    if means.gpus is not None and per_node > means.gpus:
-        return f"the machine has {means.gpus} GPU{'s' * (means.gpus != 1)} for {per_node} workers"
+    price = means.price
+    if price is not None and price.gpu and per_node > price.gpus:
+        return f"the machine has {counted(price.gpus, 'GPU')} for {per_node} workers"
     if topology.nodes > 1 and means.link is None:
         return "needs --link, the rate between nodes"
     passes = measured.passes(images, per_node)
@@ -133,7 +143,7 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
         "checkpoints": checkpoint.mid,
         "start-up": once.mid,
     }
-    usd = None if means.usd_per_hour is None else total.times(topology.nodes * means.usd_per_hour / 3600)
+    usd = None if price is None else total.times(price.paid_for(topology.nodes))
     bound = max(parts, key=lambda name: parts[name])
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound)

@@ -15,13 +15,13 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning import measured, model, words
-from cifar_ray.planning.exchange import AFTER, Exchange, Gradients
+from cifar_ray.planning.exchange import AFTER, Exchange
 from cifar_ray.planning.model import Means, Plan, Work
 from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Run
 
 if TYPE_CHECKING:  # imports torch
-    from cifar_ray.training.probe import Readiness
+    from cifar_ray.training.probe import Gradients
 
 STEPS = 40
 """Of each run, at least."""
@@ -120,7 +120,6 @@ def plan(
     trials: Sequence[Run],
     topologies: Sequence[Topology],
     means: Means,
-    price: Price | None = None,
     speed: float | None = None,
 ) -> Plan:
     """What a training takes on each topology, by short runs of it.
@@ -129,8 +128,7 @@ def plan(
         config: the training.
         trials: the runs.
         topologies: what is planned.
-        means: the link and the host's work.
-        price: of a node.
+        means: the link, the host's work and the price of a node.
         speed: how many times as fast as the runs' the machine of that price is.
 
     Raises:
@@ -142,19 +140,14 @@ def plan(
     runs = dataclasses.replace(runs, speed=speed or 1.0)
     precision, unit = trials[0].params.get("precision", "fp32"), trials[0].task.unit
     work = work_of(config, probe.readiness(config, precision, _IMAGES, config.cpus_per_worker or 1), runs.device)
-    if price is not None:
-        gpus = price.gpus if price.gpu else None
-        means = dataclasses.replace(means, usd_per_hour=price.usd_per_hour, gpus=gpus)
     made = model.plan(runs, work, topologies, means)
     notes += words.notes(runs, work, means, made.rows, f"{config.model} on {config.dataset}", unit)
-    if price is not None:
-        notes.append(f"Cost: every node for the whole run, {price.words}.")
     return dataclasses.replace(made, unit=unit, notes=tuple(notes))
 
 
-def work_of(config: ResolvedConfig, readiness: Readiness, device: str) -> Work:
+def work_of(config: ResolvedConfig, gradients: Gradients, device: str) -> Work:
     """What a training does in a step and in all, on ``cpu`` or ``cuda``."""
     from cifar_ray import data
 
-    sent = Exchange.of(config, Gradients(readiness.sizes, readiness.ready), readiness.buffer_bytes, device)
+    sent = Exchange.of(config, gradients, device)
     return Work(config.global_batch_size, config.accumulate, data.steps_per_epoch(config), config.epochs, sent)

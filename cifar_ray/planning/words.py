@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cifar_ray.config import topology
 from cifar_ray.config.errors import counted, one_of
@@ -13,22 +13,16 @@ from cifar_ray.planning.span import Span
 
 
 def findings(plan: Plan) -> Iterator[str]:
-    """What is fastest and cheapest, and the knee."""
-    rows = {row.topology: row for row in plan.rows}
-    if plan.fastest:
-        yield _best("Fastest", rows[plan.fastest], {row.topology: row.total_s for row in plan.rows})
-    if plan.cheapest:
-        yield _best("Cheapest", rows[plan.cheapest], {row.topology: row.usd for row in plan.rows if row.usd})
+    """What is fastest and cheapest, unless ranges overlap so that the plan does not tell, and the knee."""
+    whole = {row.topology: f"{row.topology}, {ranged(row.total_s, duration)}" for row in plan.rows}
+    whole |= {row.topology: f"{whole[row.topology]}, {ranged(row.usd, dollars)}" for row in plan.rows if row.usd}
+    for what, names in (("Fastest", plan.fastest), ("Cheapest", plan.cheapest)):
+        if names:
+            best, *alike = names
+            others = f", and {one_of(alike)}: ranges overlap" if alike else ""
+            yield f"{what}: {'no difference between ' * bool(alike)}{whole[best]}{others}."
     if plan.knee is not None:
         yield f"Beyond {counted(plan.knee, 'worker')}, twice as many bring less than 20 % more {plan.unit} per second."
-
-
-def _best(what: str, best: Row, spans: Mapping[str, Span]) -> str:
-    """The best row, or with which others its range overlaps, so that the plan does not tell them apart."""
-    alike = [name for name, of in spans.items() if name != best.topology and of.low <= spans[best.topology].high]
-    if alike:
-        return f"{what}: no difference between {best.topology}, {_whole(best)}, and {one_of(alike)}: ranges overlap."
-    return f"{what}: {best.topology}, {_whole(best)}."
 
 
 def ranged(span: Span, write: Callable[[float], str]) -> str:
@@ -43,7 +37,8 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     header += ["cost"] * any(row.usd for row in plan.rows)
     lines = []
     for row in plan.rows:
-        line = [row.topology, str(row.images), _spread(row.step_s, ".3g", " s"), _spread(row.images_per_s, ",.0f")]
+        line = [row.topology, str(row.images)]
+        line += [ranged(row.step_s, "{:.3g} s".format), ranged(row.images_per_s, "{:,.0f}".format)]
         line += [f"{100 * row.efficiency:.0f} %", ranged(row.total_s, duration)]
         line += [ranged(row.usd, dollars)] if row.usd else []
         lines.append([*line, row.bound])
@@ -73,12 +68,6 @@ def notes(runs: Measured, work: Work, means: Means, rows: Sequence[Row], of: str
         sentences.append("When each gradient is ready within the backward pass was measured on this machine's CPU.")
     if any(topology.parse(row.topology).nodes > 1 for row in rows):
         sentences.append("Start-up is as measured on one node; on more it takes longer, which is left out.")
+    if means.price is not None:
+        sentences.append(f"Cost: every node for the whole run, {means.price.words}.")
     return sentences
-
-
-def _whole(row: Row) -> str:
-    return ranged(row.total_s, duration) + (f", {ranged(row.usd, dollars)}" if row.usd else "")
-
-
-def _spread(span: Span, form: str, unit: str = "") -> str:
-    return f"{span.mid:{form}}{unit} ({span.low:{form}} to {span.high:{form}})"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-BALANCED = {"cifar10": 10, "cifar100": 100}
-"""Data sets with as many test images of every class, and their numbers of classes."""
-SAME_WEIGHTS = ("gather_scatter", "send_recv", "all_reduce", "ddp", "reproducible")
-"""Strategies after which every rank holds the same weights."""
-_PRINTED = 1e-4
-"""A share that was printed with four decimals is off by half of this; so is what is computed from it."""
-
-_ROUNDED = 1.01
-"""A ratio of two times with three digits is off by a percent at most."""
+_CLASSES = {"cifar10": 10, "cifar100": 100}  # data sets with as many test images of every class
+# Strategies after which every rank holds the same weights.
+_SAME_WEIGHTS = ("gather_scatter", "send_recv", "all_reduce", "ddp", "reproducible")
+_PRINTED = 1e-4  # a share that was printed with four decimals is off by half of this; so is what is computed from it
+_ROUNDED = 1.01  # a ratio of two times with three digits is off by a percent at most
 
 
 @dataclass(frozen=True)
@@ -35,26 +32,28 @@ class Claim:
 
 def faults(claim: Claim) -> Iterator[str]:
     """Why figures of a claim cannot be right, one sentence each."""
-    shares = {name: values[0] for name, values in claim.figures.items() if name != "test_loss" and len(values) == 1}
-    accuracy, recall, classes = shares.get("accuracy"), shares.get("recall"), BALANCED.get(claim.dataset)
-    if accuracy is not None and recall is not None and classes and abs(accuracy - recall) > _PRINTED:
+
+    def share(name: str) -> float:
+        values = claim.figures.get(name, ())
+        return values[0] if len(values) == 1 else math.nan  # NaN exceeds nothing
+
+    accuracy, recall, specificity = share("accuracy"), share("recall"), share("specificity")
+    if claim.dataset in _CLASSES and abs(accuracy - recall) > _PRINTED:
         yield (
             f"accuracy {accuracy:.4f} beside macro recall {recall:.4f}: with as many test images of every class they "
             "are one figure"
         )
-    if accuracy is not None and classes and "specificity" in shares:
-        must_be = 1 - (1 - accuracy) / (classes - 1)
-        if abs(shares["specificity"] - must_be) > _PRINTED:
-            yield (
-                f"macro specificity {shares['specificity']:.4f}: with as many test images of every class, accuracy "
-                f"{accuracy:.4f} makes it {must_be:.4f}"
-            )
-    if {"precision", "recall", "f1"} <= shares.keys():
-        most = (shares["precision"] + shares["recall"]) / 2
-        if shares["f1"] > most + _PRINTED:
-            yield f"macro F1 {shares['f1']:.4f}: it is at most the mean of macro precision and recall, {most:.4f}"
+    must_be = 1 - (1 - accuracy) / (_CLASSES.get(claim.dataset, math.nan) - 1)
+    if abs(specificity - must_be) > _PRINTED:
+        yield (
+            f"macro specificity {specificity:.4f}: with as many test images of every class, accuracy {accuracy:.4f} "
+            f"makes it {must_be:.4f}"
+        )
+    most = (share("precision") + recall) / 2
+    if share("f1") > most + _PRINTED:
+        yield f"macro F1 {share('f1'):.4f}: it is at most the mean of macro precision and recall, {most:.4f}"
     losses = claim.figures.get("test_loss", ())
-    if claim.strategy in SAME_WEIGHTS and max(losses, default=0) - min(losses, default=0) > _PRINTED:
+    if claim.strategy in _SAME_WEIGHTS and max(losses, default=0) - min(losses, default=0) > _PRINTED:
         yield (
             f"test losses {min(losses):.4f} to {max(losses):.4f} on {len(losses)} ranks: not one model's on the same "
             f"images, though after {claim.strategy} all ranks hold the same weights; batch norm's running statistics "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,18 +52,20 @@ def cautions(runs: Runs, price: Price | None = None) -> list[str]:
         *study.cautions,
         *_unfinished(study),
         *_left_out(runs, finished),
-        *_ended_early(finished),
-        *_of_few_images(runs, finished),
+        *_smaller(runs, finished),
         *_copied(runs, finished),
-        *(_of_another_machine(finished, price) if price is not None else ()),
         *_unequal(runs),
         *_held_rate(runs),
-        *_times(study, finished),
+        *_times(study, finished, price),
         *_mixed(finished),
         *_impossible(runs),
         *_outliers(runs),
         *_single(runs),
     ]
+
+
+def _of(count: int, every: Sequence[object]) -> str:
+    return "All" if count == len(every) else f"{count} of {len(every)}"
 
 
 def _unfinished(study: Sweep) -> Iterator[str]:
@@ -90,24 +92,22 @@ def _left_out(runs: Runs, finished: list[Run]) -> Iterator[str]:
     counts = [sum(not trial.timed for trial in finished) - shared, sum(not trial.learned for trial in finished)]
     for count, what, other in zip(counts, (learned, "times"), ("their times are", f"{learned} is")):
         if count:
-            those = "All" if count == len(finished) else f"{count} of {len(finished)}"
-            yield f"{those} finished runs were made for their {what} alone: {other} left out."
+            yield f"{_of(count, finished)} finished runs were made for their {what} alone: {other} left out."
     if shared:
-        those = "All" if shared == len(finished) else f"{shared} of {len(finished)}"
+        those = _of(shared, finished)
         yield f"{those} finished runs shared GPUs: their times are each other's, and are in no speed, scaling or cost."
 
 
-def _ended_early(finished: list[Run]) -> Iterator[str]:
+def _smaller(runs: Runs, finished: list[Run]) -> Iterator[str]:
+    """Runs of fewer epochs or test images than others have."""
     if count := sum(trial.tags.get(STOPPED_BY_TAG) == PATIENCE for trial in finished):
-        those = "All" if count == len(finished) else f"{count} of {len(finished)}"
+        those = _of(count, finished)
         yield f"{those} finished runs ended by --patience before their last epoch: their times are of fewer epochs."
-
-
-def _of_few_images(runs: Runs, finished: list[Run]) -> Iterator[str]:
-    those = [trial.params.get("test_images", "None") for trial in finished if trial.learned]
-    for images, count in Counter(those).items():
+    tested = [trial.params.get("test_images", "None") for trial in finished if trial.learned]
+    for images, count in Counter(tested).items():
         if images != "None":
-            yield f"{count} of {len(those)} finished runs were evaluated on {images} test {runs.task.spec.unit} only."
+            unit = runs.task.spec.unit
+            yield f"{count} of {len(tested)} finished runs were evaluated on {images} test {unit} only."
 
 
 def _copied(runs: Runs, finished: list[Run]) -> Iterator[str]:
@@ -121,17 +121,6 @@ def _copied(runs: Runs, finished: list[Run]) -> Iterator[str]:
                     f"In {count} of {len(finished)} finished runs, {copies} of {size} {name} {unit} are copies of "
                     f"{others} {unit}: their figures may be too good."
                 )
-
-
-def _of_another_machine(finished: list[Run], price: Price) -> Iterator[str]:
-    """A price of a GPU machine on seconds of CPUs, or the other way round."""
-    devices = [trial.params["device"] for trial in finished if "device" in trial.params]
-    if others := sum(not price.suits(device) for device in devices):
-        has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
-        yield (
-            f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "
-            f"their costs at {price.usd_per_hour:g} USD per hour are not what the runs would cost there."
-        )
 
 
 def _unequal(runs: Runs) -> Iterator[str]:
@@ -167,8 +156,8 @@ def _held_rate(runs: Runs) -> list[str]:
     return list(dict.fromkeys(warnings))
 
 
-def _times(study: Sweep, finished: list[Run]) -> Iterator[str]:
-    """Times that are not a cluster's, or of runs that trained side by side."""
+def _times(study: Sweep, finished: list[Run], price: Price | None) -> Iterator[str]:
+    """Times that are not a cluster's, or of runs that trained side by side, or not of the machine with the price."""
     timed = [trial for trial in finished if trial.timed and not trial.changed]
     if count := sum(trial.tags.get("times_are_a_clusters") == "false" for trial in timed):
         share = "All runs" if count == len(timed) else f"{count} of {len(timed)} runs"
@@ -176,6 +165,13 @@ def _times(study: Sweep, finished: list[Run]) -> Iterator[str]:
     at_once = study.metrics.get("sweep/concurrency", 1.0)
     if at_once > 1:
         yield f"Up to {at_once:.0f} runs trained at the same time and may have slowed each other down."
+    devices = [trial.params["device"] for trial in finished if "device" in trial.params]
+    if price is not None and (others := sum(not price.suits(device) for device in devices)):
+        has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
+        yield (
+            f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "
+            f"their costs at {price.usd_per_hour:g} USD per hour are not what the runs would cost there."
+        )
 
 
 def _mixed(finished: list[Run]) -> Iterator[str]:

@@ -1,18 +1,17 @@
-"""The entries of a table: how a figure of a configuration becomes a cell."""
+"""The cells of a table: a figure of a configuration as a reader sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import NamedTuple
 
-from cifar_ray.reporting import figures, scaling, task
+from cifar_ray.reporting import figures, scaling
 from cifar_ray.reporting.contents import Entry
-from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, MOST_STALE, SHARE, Figure, Statistic
+from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, MOST_STALE, SHARE, SPEED_UP, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration
 from cifar_ray.reporting.names import Names
-from cifar_ray.tracking.study import BOUND_TAG, Run
 
 _COMMON = "over the seeds that both have"
 
@@ -24,27 +23,28 @@ class Group(NamedTuple):
     names: Names
 
 
-class Column(NamedTuple):
-    """A figure, and what makes its entry for a configuration."""
+def entry(figure: Figure, config: Configuration, group: Group) -> Entry:
+    """A figure of a configuration, which some figures compare with others of its group."""
+    if figure.words is not None:
+        words = dict.fromkeys(word for trial in config.finished if (word := figure.words(trial)) is not None)
+        run_ids = tuple(trial.run_id for trial in config.finished)
+        return Entry(", ".join(words).replace("None", "none"), run_ids=run_ids)
+    if figure.key == figures.GLOBAL_BATCH.key:
+        return Entry(figure.number(config.global_batch_size), config.global_batch_size)
+    if figure.key == figures.RUNS.key:
+        return Entry(str(len(config.finished)))
+    if figure in (SPEED_UP, EFFICIENCY):
+        return _ratio(figure, config, group)
+    if figure is SHARE:
+        return _share_of_single(config, group)
+    return _most_stale(config) if figure is MOST_STALE else measured(config, figure)
 
-    figure: Figure
-    make: Callable[[Group, Configuration], Entry]
 
-
-Why = Callable[[Run], str]
-"""Why a figure of a run is not known."""
-
-
-def unrecorded(_: Run) -> str:
-    """Why an entry is empty where nothing more is known."""
-    return "the run recorded no number"
-
-
-def measured(config: Configuration, figure: Figure, why: Why = unrecorded) -> Entry:
+def measured(config: Configuration, figure: Figure) -> Entry:
     """A figure of a configuration over its finished runs; empty, with the reason, when none has it."""
     statistic = config.statistic(figure)
     if statistic is None:
-        return Entry(note="; ".join(dict.fromkeys(why(trial) for trial in config.finished)))
+        return Entry(note="; ".join(dict.fromkeys(map(figure.why, config.finished))))
     made_for_it = {trial.measure for trial, _ in config.measured(figure)}
     runs = sum(trial.measure in made_for_it for trial in config.finished)
     lacking = f"{runs - statistic.n} of {runs} finished runs do not have it" if statistic.n < runs else ""
@@ -57,58 +57,21 @@ def _entry(figure: Figure, statistic: Statistic, runs: int, *notes: str) -> Entr
     return Entry(figure.cell(statistic, runs), mean, std, n, run_ids=run_ids, note=note, partial=runs > n)
 
 
-def columns(*shown: Figure, why: Why = unrecorded) -> list[Column]:
-    """A column for each figure that is read from the runs."""
-    return [Column(figure, lambda _, config, figure=figure: measured(config, figure, why)) for figure in shown]  # type: ignore[misc]
-
-
-def global_batch() -> Column:
-    """The global batch size."""
-    figure = Figure("global_batch", "Global batch")
-    return Column(figure, lambda _, config: Entry(figure.number(config.global_batch_size), config.global_batch_size))
-
-
-def setting(title: str, read: Callable[[Run], str | None]) -> Column:
-    """What its runs were given, in words."""
-
-    def make(_: Group, config: Configuration) -> Entry:
-        values = dict.fromkeys(value for trial in config.finished if (value := read(trial)) is not None)
-        return Entry(
-            ", ".join(values).replace("None", "none"), run_ids=tuple(trial.run_id for trial in config.finished)
-        )
-
-    return Column(Figure(title.lower(), title), make)
-
-
-def micro_batches(trial: Run) -> str | None:
-    """Into how many parts a pipeline cuts the batch; whatever else it was given, model_parallel does not cut it."""
-    return "1" if trial.strategy == "model_parallel" else trial.params.get("strategy_options.micro_batches")
-
-
-def bound(trial: Run) -> str | None:
-    """What bounds a run, in two or three words; None where its times do not count, or it did not record it."""
-    return trial.tags[BOUND_TAG].partition(":")[0] if trial.timed and BOUND_TAG in trial.tags else None
-
-
-def ratio(figure: Figure) -> Column:
+def _ratio(figure: Figure, config: Configuration, group: Group) -> Entry:
     """Speed-up or efficiency, with what it is against unless that is a single worker of the same kind."""
-
-    def make(group: Group, config: Configuration) -> Entry:
-        against = scaling.ratio(config, group.among)
-        if against is None:
-            return Entry(note=f"{config.runs.task.spec.unit} per second were not recorded" if config.finished else "")
-        if against.reference is config and config.devices > 1:
-            return Entry(note="nothing with fewer workers and the same seeds to compare with")
-        value = against.efficiency if figure is EFFICIENCY else against.speed_up
-        like = against.reference.devices == 1 and group.names.series(against.reference) == group.names.series(config)
-        runs = len(config.by_seed(config.runs.task.throughput))
-        note = "" if like else f"against {group.names.row(against.reference)}"
-        return _entry(figure, value, runs, note, _COMMON if runs > value.n else "")
-
-    return Column(figure, make)
+    against = scaling.ratio(config, group.among)
+    if against is None:
+        return Entry(note=f"{config.runs.task.spec.unit} per second were not recorded" if config.finished else "")
+    if against.reference is config and config.devices > 1:
+        return Entry(note="nothing with fewer workers and the same seeds to compare with")
+    value = against.efficiency if figure is EFFICIENCY else against.speed_up
+    like = against.reference.devices == 1 and group.names.series(against.reference) == group.names.series(config)
+    runs = len(config.by_seed(config.runs.task.throughput))
+    note = "" if like else f"against {group.names.row(against.reference)}"
+    return _entry(figure, value, runs, note, _COMMON if runs > value.n else "")
 
 
-def share_of_single(group: Group, config: Configuration) -> Entry:
+def _share_of_single(config: Configuration, group: Group) -> Entry:
     """Its iteration as a share of a single worker's; empty without one."""
     runs = len(config.by_seed(ITERATION_TIME))
     if not runs or config.devices == 1:
@@ -121,47 +84,10 @@ def share_of_single(group: Group, config: Configuration) -> Entry:
     return _entry(SHARE, share, runs, f"against {group.names.row(alone)}", _COMMON if runs > share.n else "")
 
 
-def most_stale(_: Group, config: Configuration) -> Entry:
+def _most_stale(config: Configuration) -> Entry:
     """The largest staleness with any seed."""
-    entry = measured(config, MOST_STALE)
-    if entry.n < 2:
-        return entry
+    mean = measured(config, MOST_STALE)
+    if mean.n < 2:
+        return mean
     largest = max(value for _, value in config.measured(MOST_STALE))
-    note = f"the largest of {entry.n} runs"
-    return replace(entry, text=MOST_STALE.number(largest), value=largest, std=None, note=note)
-
-
-def unreached(target: float) -> Why:
-    """Why there is no way to a target."""
-
-    def why(trial: Run) -> str:
-        best, epochs, text = task.best(trial), task.epochs_to(trial, target), trial.task.primary.text
-        if epochs is not None:
-            return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
-        if best is None:
-            return "not recorded"
-        if task.reaches(trial, best, target):
-            return f"reached, since the best epoch has {text(best)}, but the epoch is not recorded"
-        return f"not reached: the best epoch has {text(best)}"
-
-    return why
-
-
-def unsplit(trial: Run) -> str:
-    """Why a part of its step is not known."""
-    recorded = any(part.measure(trial) is not None for part in figures.PARTS)
-    return "not measured apart from the rest" if recorded else "the run did not split its steps"
-
-
-def exceeded(trial: Run) -> str:
-    """Why the rest of its step is not known."""
-    if ITERATION_TIME.measure(trial) is None:
-        return unrecorded(trial)
-    if figures.own_paces(trial):
-        return "not known where ranks have a pace each: the parts are means over the ranks"
-    return "the parts come to more than the mean iteration"
-
-
-def unsampled(_: Run) -> str:
-    """Why a machine's load is not known."""
-    return "no sample was taken while it trained"
+    return replace(mean, text=MOST_STALE.number(largest), value=largest, std=None, note=f"the largest of {mean.n} runs")

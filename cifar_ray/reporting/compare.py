@@ -21,7 +21,7 @@ from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Run, Sweep
 
-_SHOWN = ("main", "quality")
+_SHOWN = ("_main", "_quality")
 _TAGS = ("commit", "hardware")
 _IMPLIED = {"world_size", "nodes", "workers_per_node"}  # by the topology
 _UNSET = "-"
@@ -122,11 +122,11 @@ def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> dict[str, list[En
             dict.fromkeys(value(trial, name) or _UNSET for trial in config.trials) for config in runs.configurations
         ]
         rows[name] = [Entry(", ".join(of_one)) for of_one in values]
-    for filled in (filled for part in parts for filled in part.tables if filled.spec.key in _SHOWN):
-        for at, column in enumerate(filled.columns):
-            if any(entries[at].n for _, entries in filled.rows):  # else it is a setting
-                row = rows.setdefault(column.figure.title, [Entry()] * len(runs.configurations))
-                for config, entries in filled.rows:
+    for table in (table for part in parts for table in part.tables if table.key.endswith(_SHOWN)):
+        for at, figure in enumerate(table.figures):
+            if any(entries[at].n for _, entries in table.rows):  # else it is a setting
+                row = rows.setdefault(figure.title, [Entry()] * len(runs.configurations))
+                for config, (_, entries) in zip(table.places, table.rows):
                     row[config.number] = entries[at]
     return rows
 

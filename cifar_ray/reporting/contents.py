@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cifar_ray.config.errors import counted
+from cifar_ray.reporting.figures import Figure
+from cifar_ray.reporting.frame import Configuration
 from cifar_ray.tracking.study import Sweep
 
 Theme = Literal["light", "dark"]
@@ -58,13 +60,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, named columns, of which the first has the rows' labels, and rows; ``notes`` stand below it."""
+    """A heading, named columns, of which the first has the rows' labels, and rows; ``notes`` stand below it.
+
+    Of figures by configuration, ``figures`` are those of the columns after the first, ``places`` those of the rows.
+    """
 
     key: str
     title: str
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Entry]]]
     notes: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    places: Sequence[Configuration] = ()
 
     @cached_property
     def footnotes(self) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,35 +13,30 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.yaml import mapping
 
 _PRICES = Path(__file__).with_name("prices.yaml")
-_MARKETS = {"spot": True, "on-demand": False}
+_MARKETS = {"on-demand": "on demand", "spot": "spot, a typical value that moves"}
 
 
 @dataclass(frozen=True)
 class Price:
     """What one machine costs.
 
-    ``machine`` is its type, or empty for a price of one's own, of which nothing else is known. ``date`` is the month in
-    which it was noted, ``source`` the provider's pages, ``gpu`` its GPUs, such as ``4 T4``; with ``spot`` the machine
-    may be taken away at any time.
+    Attributes:
+        word: what :func:`find` finds it by, wherever a cluster file is.
+        usd_per_hour: US dollars.
+        words: the price and where it comes from, in one sentence.
+        machine: its type; empty for a price of one's own, of which nothing else is known.
+        gpu: its GPUs, such as ``4 T4``; empty without any.
     """
 
-    machine: str
+    word: str
     usd_per_hour: float
-    spot: bool = False
-    provider: str = ""
-    region: str = ""
-    date: str = ""
-    source: str = ""
+    words: str
+    machine: str = ""
     gpu: str = ""
 
     def suits(self, device: str) -> bool:
         """Whether it is a price for runs on ``cpu`` or ``cuda``; one's own is for all."""
         return not self.machine or device == ("cuda" if self.gpu else "cpu")
-
-    @property
-    def word(self) -> str:
-        """What :func:`find` finds it by, wherever a cluster file is."""
-        return f"{self.machine}{':spot' * self.spot}" if self.machine else repr(self.usd_per_hour)
 
     @property
     def at(self) -> str:
@@ -51,6 +45,7 @@ class Price:
 
     @property
     def gpus(self) -> int:
+        """How many GPUs a machine has."""
         count = self.gpu.split(" ")[0]
         return int(count) if count.isdecimal() else int(self.gpu != "")
 
@@ -62,72 +57,32 @@ class Price:
         """US dollars for so many seconds, times machines."""
         return node_seconds / 3600 * self.usd_per_hour
 
-    @property
-    def words(self) -> str:
-        """The price and where it comes from, in one sentence."""
-        if not self.machine:
-            return f"your price, {self.usd_per_hour:g} USD per node and hour"
-        market = "spot, a typical value that moves" if self.spot else "on demand"
-        return (
-            f"{self.machine} at {self.usd_per_hour:g} USD per hour ({self.provider} {self.region}, {market}, "
-            f"as of {self.date}; {self.source})"
-        )
-
 
 def checked(price: str | None) -> Price | None:
-    """The price of a node, if one is asked for.
-
-    Raises:
-        ConfigError: when it is not known.
-    """
-    return find(price) if price is not None else None
+    """What :func:`find` says of a price, if one is asked for."""
+    return None if price is None else find(price)
 
 
 def word(price: str | None) -> str | None:
-    """A price, if one is asked for, as any process can look it up, wherever a cluster file that names it is.
-
-    Raises:
-        ConfigError: when it is not known.
-    """
-    found = checked(price)
-    return None if found is None else found.word
+    """A price, if one is asked for, as any process can :func:`find` it, wherever a cluster file that names it is."""
+    return None if price is None else find(price).word
 
 
-def find(word: str) -> Price:
+def find(price: str) -> Price:
     """The price that ``--price`` gives or names.
 
-    USD per hour, a type, ``TYPE:spot``, or a Ray cluster file, whose worker nodes count.
+    USD per hour, ``TYPE``, ``TYPE:spot``, ``TYPE:on-demand``, or a Ray cluster file, whose worker nodes count.
 
     Raises:
         ConfigError: when it has no price here, or is not more than zero.
     """
     try:
-        usd = float(word)
+        usd = float(price)
     except ValueError:  # a name
-        return _named(word)
+        return _named(price)
     if not 0 < usd < math.inf:
-        raise ConfigError("price", f"must be more than 0 USD per node and hour, got {word}")
-    return Price("", usd)
-
-
-def _named(word: str) -> Price:
-    name, _, market = word.partition(":")
-    if name.endswith((".yaml", ".yml")):
-        name, spot = _machine_of(Path(name).expanduser())
-    else:
-        spot = False
-    if market and market not in _MARKETS:
-        raise ConfigError("price", f"must be TYPE, TYPE:spot or TYPE:on-demand, got {word!r}")
-    return _look_up(name, _MARKETS.get(market, spot))
-
-
-def of_node_type(kind: Mapping[str, Any]) -> Price:
-    """The price of an entry of a Ray cluster file's ``available_node_types``, on demand or spot as it says.
-
-    Raises:
-        ConfigError: when its machine has no price here.
-    """
-    return _look_up(*_described(kind))
+        raise ConfigError("price", f"must be more than 0 USD per node and hour, got {price}")
+    return Price(repr(usd), usd, f"your price, {usd:g} USD per node and hour")
 
 
 def check_device(price: Price | None, device: str) -> None:
@@ -153,54 +108,60 @@ def assumption(price: Price) -> str:
 
 
 @cache
-def _listed() -> Mapping[str, Any]:
+def _listed() -> Any:
     return yaml.read(_PRICES)
 
 
-def _look_up(machine: str, spot: bool) -> Price:
-    listed = _listed()
+def _named(price: str) -> Price:
+    """The price of a machine type, or of a cluster file's."""
+    machine, _, market = price.partition(":")
+    if machine.endswith((".yaml", ".yml")):
+        machine, _, of_file = _of_workers(Path(machine).expanduser()).partition(":")
+        price, market = machine, market or of_file
+    listed, market = _listed(), market or "on-demand"
     types = listed["types"]
-    if machine not in types:
-        near = errors.suggestion(machine, types)
-        raise ConfigError(
-            "price", f"must be USD per hour, {errors.one_of(types)}, or a Ray cluster file, got {machine!r}{near}"
-        )
-    entry, kind = types[machine], "spot" if spot else "on_demand"
-    provider, gpu = entry["provider"], str(entry.get("gpu", ""))
-    pages = [listed["sources"][provider][page] for page in ([kind, "gpus"] if "+" in machine else [kind])]
-    region, source = listed["regions"][provider], " and ".join(pages)
-    return Price(machine, float(entry[kind]), spot, provider, region, listed["date"], source, gpu)
+    if machine not in types or market not in _MARKETS:
+        known = f"{', '.join(types)}, one of these with :spot or :on-demand"
+        near = "" if machine in types else errors.suggestion(machine, types)
+        raise ConfigError("price", f"must be USD per hour, {known}, or a Ray cluster file, got {price!r}{near}")
+    of_type, usd = types[machine], float(types[machine][market])
+    provider = listed["providers"][of_type["provider"]]
+    origin = f"{of_type['provider']} {provider['region']}, {_MARKETS[market]}, as of {listed['date']}"
+    words = f"{machine} at {usd:g} USD per hour ({origin}; {provider[market]})"
+    return Price(machine + ":spot" * (market == "spot"), usd, words, machine, of_type.get("gpu", ""))
 
 
-def _machine_of(path: Path) -> tuple[str, bool]:
-    """The machine type of a Ray cluster file's worker nodes, and whether all of them are spot machines."""
+def _of_workers(path: Path) -> str:
+    """``TYPE`` or ``TYPE:spot`` of a Ray cluster file's worker nodes.
+
+    Where nodes may be of either market, the dearer price is one that no run exceeds.
+    """
     try:
         cluster = yaml.read(path)
     except ConfigError as error:
         raise ConfigError("price", f"must be a machine type or a Ray cluster file: {error.problem}") from None
-    kinds = cluster.get("available_node_types")
-    if not isinstance(kinds, dict) or not kinds:
-        raise ConfigError("price", f"must be a Ray cluster file with available_node_types, and {path} has none")
-    workers = {name: kind for name, kind in kinds.items() if name != cluster.get("head_node_type")} or kinds
-    offers = {_described(kind) for kind in workers.values()}
-    machines = {machine for machine, _ in offers}
-    if len(machines) != 1 or not next(iter(machines)):
-        names = ", ".join(sorted(machine or "none" for machine in machines))
-        raise ConfigError("price", f"must be a cluster file with one machine type for its workers; {path} has {names}")
-    # Where nodes may be of either market, the dearer price is one that no run exceeds.
-    return machines.pop(), all(spot for _, spot in offers)
+    kinds = mapping(cluster.get("available_node_types"))
+    workers = [kind for name, kind in kinds.items() if name != cluster.get("head_node_type")] or kinds.values()
+    types = sorted(set(map(_described, workers)) - {""})
+    machines = {each.partition(":")[0] for each in types}
+    if len(machines) != 1:
+        problem = "must be a Ray cluster file whose available_node_types have one machine type for its workers"
+        raise ConfigError("price", f"{problem}; {path} has {', '.join(sorted(machines)) or 'none'}")
+    return types[0]
 
 
-def _described(kind: Any) -> tuple[str, bool]:
-    """Machine type (AWS: InstanceType; GCP: machineType with its accelerators) and whether it is spot."""
+def _described(kind: Any) -> str:
+    """``TYPE`` or ``TYPE:spot``: of AWS its InstanceType, of GCP its machineType with its accelerators."""
     config = mapping(mapping(kind).get("node_config"))
-    scheduling = mapping(config.get("scheduling"))
-    spot = mapping(config.get("InstanceMarketOptions")).get("MarketType") == "spot"
-    spot = spot or bool(scheduling.get("preemptible")) or scheduling.get("provisioningModel") == "SPOT"
-    machine = str(config.get("InstanceType") or config.get("machineType") or "").rsplit("/", 1)[-1]
-    accelerators = config.get("guestAccelerators")
-    for extra in map(mapping, accelerators if isinstance(accelerators, list) else ()):
+    words = [str(config.get("InstanceType") or config.get("machineType") or "").rpartition("/")[2]]
+    for extra in map(mapping, config.get("guestAccelerators") or ()):
         count = extra.get("acceleratorCount", 1)
-        name = str(extra.get("acceleratorType", "")).rsplit("/", 1)[-1].removeprefix("nvidia-").removeprefix("tesla-")
-        machine += f"+{f'{count}x' if count != 1 else ''}{name}"
-    return machine, spot
+        name = str(extra.get("acceleratorType", "")).rpartition("/")[2].removeprefix("nvidia-").removeprefix("tesla-")
+        words.append(f"{count}x{name}" if count != 1 else name)
+    scheduling = mapping(config.get("scheduling"))
+    is_spot = (
+        mapping(config.get("InstanceMarketOptions")).get("MarketType") == "spot"
+        or scheduling.get("provisioningModel") == "SPOT"
+        or bool(scheduling.get("preemptible"))
+    )
+    return "+".join(words) + ":spot" * (is_spot and words != [""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -32,14 +33,14 @@ def runs(of: Runs, parts: Sequence[Part]) -> Any:
     names = {name for trial in trials for name in trial.params}
     recorded = {name: [t for t in trials if name in t.params or t.status != "SKIPPED"] for name in names - {*_TOLD}}
     varied = sorted(name for name, by in recorded.items() if len({trial.params.get(name) for trial in by}) > 1)
-    shown = dict.fromkeys(column.figure for part in parts for table in part.tables for column in table.columns)
+    shown = {figure.key: figure for part in parts for table in part.tables for figure in table.figures}
     rows = []
-    for trial in trials:
+    for at, trial in enumerate(trials):
         row: Row = {name: getattr(trial, name) for name in _RUN}
         row |= {name: trial.params.get(name, "") for name in (*_TOLD, *varied)}
         row |= {name: trial.tags.get(tag, "") for name, tag in frame.ORIGIN.items()}
-        measured = {figure.key: figure.known(trial) for figure in shown}
-        rows.append(row | {key: value for key, value in measured.items() if value is not None})
+        measured = {key: of.values(figure)[at] for key, figure in shown.items()}
+        rows.append(row | {key: value for key, value in measured.items() if not math.isnan(value)})
     return _numeric(_frame(rows, (*_RUN, *_TOLD, *frame.ORIGIN)), (*_SIZES, "seed", *varied))
 
 
@@ -70,10 +71,10 @@ def _numeric(rows: Any, names: Iterable[str]) -> Any:
 
 def _of_part(part: Part) -> Iterator[Row]:
     for table in part.tables:
-        for config, entries in table.rows:
-            for column, entry in zip(table.columns, entries):
+        for config, (_, entries) in zip(table.places, table.rows):
+            for shown, entry in zip(table.figures, entries):
                 if entry.value is not None and entry.run_ids:
-                    figure = {"figure": column.figure.key, "mean": entry.value, "std": entry.std, "n": entry.n}
+                    figure = {"figure": shown.key, "mean": entry.value, "std": entry.std, "n": entry.n}
                     yield {**_place(config), **figure, "run_ids": " ".join(entry.run_ids)}
 
 

@@ -1,30 +1,34 @@
-"""Four kinds of charts: bars or dots, stacked bars, lines, and a matrix; for a light and a dark page."""
+"""How charts look, how their panels are laid out, and how they are written.
+
+A colour stands for one series in all charts of a report; parts of a time have colours of their own.
+"""
 
 from __future__ import annotations
 
 import io
 import math
 import re
-import textwrap
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from cifar_ray.reporting.contents import Chart, Draw, Theme
 from cifar_ray.tracking import drawing
 from cifar_ray.tracking.drawing import plain
 
+_T = TypeVar("_T")
 _HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||", "++++")  # dots would make an SVG ten times as large
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
-_CHARACTER = 0.085  # mean width in inches
-_HANDLE = 0.9  # width of a legend's entry beside its label, in inches
-_LINE = 0.22  # height of a legend's line in inches
-_ROW = 0.3  # height of a row of bars in inches
-_MOST_WRITTEN = 9  # more figures above the bars of one panel would run into each other
+_PARTS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#BB99CC", "#AAAA00")
+_CHARACTER, _HANDLE, _LINE = 0.085, 0.9, 0.22  # inches: mean width; of a legend, width beside a label, height of a line
+_PAGE, _HEIGHT = 10.5, 3.0  # inches: most width of all panels, height of one
 _MARKERS_PER_LINE = 10
-_DOTS_PER_INCH = 160
+_MOST_FLATTENING = 10  # ratio of the largest value to the median on a linear axis
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 
@@ -37,18 +41,24 @@ class Look(NamedTuple):
     full: str
     colours: tuple[str, ...]
 
-    def bar(self, index: int) -> dict[str, Any]:
-        """How the bars of series ``index`` are filled, so that they are known without their colour; -1 is a rest."""
-        plainly = {"facecolor": self.grid, "edgecolor": self.text, "linewidth": 0.5}
-        hatch = _HATCHES[(index + index // len(_HATCHES)) % len(_HATCHES)]  # there are as many colours
-        return plainly if index < 0 else plainly | {"facecolor": self.colour(index), "hatch": hatch}
+    def colour(self, series: int) -> str:
+        return self.colours[series % len(self.colours)]
 
-    def line(self, colour: int, shape: int) -> dict[str, Any]:
+    def line(self, series: int, shape: int) -> dict[str, Any]:
+        """How a line or a point looks, by the numbers of its colour and of its shape."""
         marker, dashes = _MARKERS[shape % len(_MARKERS)], _DASHES[shape % len(_DASHES)]
-        return {"color": self.colour(colour), "marker": marker, "linestyle": dashes}
+        return {"color": self.colour(series), "marker": marker, "linestyle": dashes}
 
-    def colour(self, index: int) -> str:
-        return self.colours[index % len(self.colours)]
+    def bar(self, series: int) -> dict[str, Any]:
+        """How the bar of a series is filled, so that it is known without its colour."""
+        hatch = _HATCHES[(series + series // len(_HATCHES)) % len(_HATCHES)]  # there are as many colours
+        return {"facecolor": self.colour(series), "hatch": hatch}
+
+    def part(self, number: int) -> dict[str, Any]:
+        """How a part of a time is filled; -1 is a rest."""
+        if number < 0:
+            return {"facecolor": self.grid}
+        return {"facecolor": _PARTS[number % len(_PARTS)], "hatch": _HATCHES[number % len(_HATCHES)]}
 
 
 # Colours of Okabe and Ito (2008), which people with any colour vision tell apart. The order is such that the
@@ -65,176 +75,89 @@ LOOKS: dict[Theme, Look] = {
 }
 
 
-class Bar(NamedTuple):
-    """A bar or a dot: the names of its place and of its series, the mean, and the deviation or None."""
-
-    place: str
-    series: str
-    mean: float
-    std: float | None
-
-
 class Line(NamedTuple):
-    """One line: numbers of its colour and of its shape, its points, their deviations, and a dotted line's heights."""
+    """A line: its label, the numbers of its colour and of its shape, its points, and their deviations, if any."""
 
     label: str
     colour: int
     shape: int
     x: Sequence[float]
     y: Sequence[float]
-    spread: Sequence[float] = ()
-    ideal: Sequence[float] = ()
+    std: Sequence[float]
+
+    def paint(self, look: Look, axes: Any) -> None:
+        """Draw it on axes of matplotlib, with a band of its deviations."""
+        kind, step = look.line(self.colour, self.shape), max(1, len(self.x) // _MARKERS_PER_LINE)
+        axes.plot(self.x, self.y, markevery=step, label=plain(self.label), **kind)
+        if any(self.std):
+            low, high = np.subtract(self.y, self.std), np.add(self.y, self.std)
+            axes.fill_between(self.x, low, high, color=kind["color"], alpha=0.2, linewidth=0)
 
 
 def settings(look: Look) -> AbstractContextManager[None]:
     """Context manager: give figures this look, and make SVG files the same every time, with their text as text."""
     coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     clear = ("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor")
-    # The font comes with matplotlib: every machine draws the same.
-    font = {"font.family": "DejaVu Sans", "font.size": 10}
-    titles = {"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlepad": 8}
-    axes = {"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True}
-    grid = {"grid.color": look.grid, "grid.linewidth": 0.7}
-    lines = {"hatch.linewidth": 0.7, "lines.linewidth": 1.6, "lines.markersize": 5}
-    legend = {"legend.frameon": False, "legend.labelcolor": look.text}
-    # Type 42 is TrueType: publishers refuse Type 3.
-    files = {"svg.fonttype": "none", "svg.hashsalt": "cifar-ray", "pdf.fonttype": 42}
-    colours = dict.fromkeys(coloured, look.text) | dict.fromkeys(clear, "none")
-    return drawing.settings({**colours, **font, **titles, **axes, **grid, **lines, **legend, **files})
+    style = {
+        **dict.fromkeys((*coloured, "patch.edgecolor", "legend.labelcolor"), look.text),
+        **dict.fromkeys(clear, "none"),
+        **{"font.family": "DejaVu Sans", "font.size": 10},  # comes with matplotlib: every machine draws the same
+        **{"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlepad": 8, "figure.titlesize": 12},
+        **{"axes.spines.top": False, "axes.spines.right": False},
+        **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True},
+        **{"grid.color": look.grid, "grid.linewidth": 0.7, "patch.linewidth": 0.5, "patch.force_edgecolor": True},
+        **{"lines.linewidth": 1.6, "lines.markersize": 5, "hatch.linewidth": 0.7, "errorbar.capsize": 3},
+        **{"legend.frameon": False, "legend.handlelength": 3.2},
+        **{"savefig.dpi": 160, "svg.fonttype": "none", "svg.hashsalt": "cifar-ray"},
+        "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
+    }
+    return drawing.settings(style)
 
 
-def drawn(paint: Callable[..., Any], *args: Any) -> Draw:
-    """``paint`` as a chart's ``draw``: it is called with the look of a theme, within its settings."""
+def drawn(paint: Callable[[Look], Any]) -> Draw:
+    """Make a chart's ``draw`` of ``paint``, which returns a figure: it gets a theme's look, within its settings."""
 
     def draw(theme: Theme) -> Any:
         with settings(LOOKS[theme]):
-            return paint(LOOKS[theme], *args)
+            return paint(LOOKS[theme])
 
     return draw
 
 
-def bars(look: Look, panels: Mapping[str, Sequence[Bar]], series: Sequence[str], axis: str, dots: bool) -> Any:
-    """A group for every place with a bar or a dot for every series: means over the seeds, with their spread.
+def panels(
+    shown: Mapping[str, _T],
+    paint: Callable[[Look, Any, _T], None],
+    width: float = 3.4,
+    *,
+    share: bool = False,
+    heights: Sequence[float] = (),
+) -> Draw:
+    """Make a chart's ``draw`` of panels that wrap into rows, each with its title, with one legend below them.
 
-    With ``dots``, the axis shows their range, the same in every panel; bars begin at 0.
+    Args:
+        shown: titles, and the content of each panel.
+        paint: draws a panel's content on its matplotlib axes; what it labels is in the legend.
+        width: of a panel, in inches.
+        share: whether they share the vertical axis.
+        heights: of the rows, in inches, where they are not all alike.
     """
-    most = max(len({bar.place for bar in shown}) for shown in panels.values()) * len(series)
-    columns, width = (3, 3.4) if most <= _MOST_WRITTEN else (2, 5.0) if most <= 2 * _MOST_WRITTEN else (1, 9.5)
-    step = 0.8 / len(series)
-    figure, every = panel_axes(list(panels), columns, width, share=dots)
-    for shown, axes in zip(panels.values(), every):
-        places = list(dict.fromkeys(bar.place for bar in shown))
-        for bar in shown:
-            index = series.index(bar.series)
-            x = places.index(bar.place) + (index - (len(series) - 1) / 2) * step
-            error = {"yerr": bar.std, "ecolor": look.text, "elinewidth": 1.1, "capsize": 3}
-            if dots:
-                axes.errorbar(x, bar.mean, **error, **look.line(index, index) | {"linestyle": "none"})
-            else:
-                axes.bar(x, bar.mean, min(step, 0.5) * 0.94, **look.bar(index))
-                axes.errorbar(x, bar.mean, fmt="none", **error)
-            if most <= _MOST_WRITTEN:
-                top = (x, bar.mean + (bar.std or 0.0))
-                above = {"textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 8}
-                axes.annotate(_short(bar.mean), top, (0, 5), **above)
-        name_places(axes, places, width)
-        axes.set(xlabel="nodes x workers per node", ylabel=axis)
-        axes.margins(y=0.14)
-        if not dots:
-            axes.set_ylim(bottom=0)
-    if dots:
-        handles = [handle(name, **look.line(at, at) | {"linestyle": "none"}) for at, name in enumerate(series) if name]
-    else:
-        handles = [_patch(name, look.bar(at)) for at, name in enumerate(series) if name]
-    add_legend(figure, handles)
-    return figure
 
+    def whole(look: Look) -> Any:
+        across = min(max(int(_PAGE / width), 1), len(shown))
+        across = 2 if len(shown) == 4 and across == 3 else across
+        down = heights or [_HEIGHT] * math.ceil(len(shown) / across)
+        figure = sheet(max(width * across, 5.0), sum(down) + 0.6)
+        every = list(figure.subplots(len(down), across, sharey=share, height_ratios=down, squeeze=False).flat)
+        for axes, (title, content) in zip(every, shown.items()):
+            axes.set_title(plain(title))
+            axes.tick_params(labelleft=True)
+            paint(look, axes, content)
+        for spare in every[len(shown) :]:
+            spare.remove()
+        _add_legend(figure)
+        return figure
 
-def stacked(
-    look: Look, panels: Mapping[str, Mapping[str, Mapping[str, float]]], parts: Sequence[str], axis: str
-) -> Any:
-    """A lying bar for every row of a panel, stacked from its parts by name; ``not split`` is a rest."""
-    figure = sheet(9.5, sum(_ROW * len(rows) + 0.75 for rows in panels.values()) + 0.9)
-    heights = [len(rows) + 1.5 for rows in panels.values()]
-    every = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
-    fills = {name: look.bar(-1 if name == "not split" else at) for at, name in enumerate(parts)}
-    unit = axis[axis.rindex("(") + 1 : -1]
-    for axes, (title, rows) in zip(every, panels.items()):
-        axes.set_title(plain(title), loc="left")
-        axes.grid(axis="x")
-        for at, lengths in enumerate(rows.values()):
-            end = 0.0
-            for name in (name for name in parts if name in lengths):
-                axes.barh(at, lengths[name], 0.7, end, **fills[name])
-                end += lengths[name]
-            text = f"{_short(end)} {unit}"
-            axes.annotate(text, (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
-        axes.set_yticks(range(len(rows)), list(map(plain, rows)))
-        axes.set_ylim(len(rows) - 0.4, -0.6)  # the first at the top
-        axes.set_xlim(0, max(sum(lengths.values()) for lengths in rows.values()) * 1.1 or 1)
-    axes.set_xlabel(axis)
-    add_legend(figure, [_patch(name, fill) for name, fill in fills.items()])
-    return figure
-
-
-def lines(look: Look, panels: Sequence[tuple[str, Sequence[Line]]], labels: tuple[str, str], share: bool) -> Any:
-    """Lines with their spread over the seeds; the ``labels`` are those of the two axes."""
-    columns = 2 if len(panels) in (2, 4) else 3
-    figure, every = panel_axes([title for title, _ in panels], columns, 3.4, share=share)
-    handles: dict[str, Any] = {}
-    for (_, shown), axes in zip(panels, every):
-        for line in shown:
-            kind = look.line(line.colour, line.shape)
-            axes.plot(line.x, line.y, markevery=max(1, len(line.x) // _MARKERS_PER_LINE), **kind)
-            if any(line.spread):
-                low, high = zip(*((y - std, y + std) for y, std in zip(line.y, line.spread)))
-                axes.fill_between(line.x, low, high, color=kind["color"], alpha=0.2, linewidth=0)
-            if line.ideal:
-                axes.plot(line.x, line.ideal, color=kind["color"], linestyle=":", linewidth=1.2)
-            handles.setdefault(line.label, handle(line.label, **kind))
-        axes.set(xlabel=labels[0], ylabel=labels[1])
-    handles.pop("", None)
-    if any(line.ideal for _, shown in panels for line in shown):
-        ideal = "ideal: n times the workers, n times the speed"
-        handles[ideal] = handle(ideal, color=look.text, linestyle=":")
-    add_legend(figure, list(handles.values()))
-    return figure
-
-
-def matrix(look: Look, counts: Sequence[Sequence[int]], names: Sequence[str], unit: str) -> Any:
-    """A confusion matrix in the colours of this look."""
-    return drawing.matrix(counts, names, unit, look.page, look.full, look.text)
-
-
-def save(chart: Chart, folder: Path, pdf: bool = False) -> list[Path]:
-    """Write ``KEY.png`` and ``KEY.svg``, on white and with the title in them, and ``KEY.pdf`` without; return paths."""
-    figure, look = chart.draw("light"), LOOKS["light"]
-    pages: list[tuple[str, dict[str, Any]]] = [("png", {"dpi": _DOTS_PER_INCH}), ("svg", {"metadata": _NO_METADATA})]
-    with settings(look):
-        if pdf:
-            figure.savefig(folder / f"{chart.key}.pdf", metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
-        figure.suptitle(plain(chart.title), fontsize=12)
-        for kind, how in pages:
-            figure.savefig(folder / f"{chart.key}.{kind}", facecolor=look.page, **how)
-    return [folder / f"{chart.key}.{kind}" for kind in ("png", "svg", *["pdf"] * pdf)]
-
-
-def svg(chart: Chart, theme: Theme) -> str:
-    """The chart as an ``svg`` element for a page of this theme.
-
-    Its ids begin with the chart's key and the theme, so that several can stand in one page.
-    """
-    figure, written, prefix = chart.draw(theme), io.StringIO(), f"{chart.key}-{theme}-"
-    with settings(LOOKS[theme]):
-        figure.savefig(written, format="svg", metadata=_NO_METADATA)
-    text = written.getvalue()
-    text = text[text.index("<svg") :]  # a page has no place for the XML heading
-    # A style element would hold for the whole page; these two properties are inherited instead.
-    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
-    text = text.replace("<svg ", '<svg style="stroke-linejoin: round; stroke-linecap: butt" ', 1)
-    # Only within tags: the same characters may stand in a text, where they are no id.
-    ids = r'(\bid="|href="#|url\(#)'
-    return re.sub(r"<[^>]+>", lambda tag: re.sub(ids, rf"\g<1>{prefix}", tag[0]), text).strip()
+    return drawn(whole)
 
 
 def sheet(width: float, height: float) -> Any:
@@ -246,33 +169,18 @@ def sheet(width: float, height: float) -> Any:
     return figure
 
 
-def panel_axes(titles: Sequence[str], columns: int, width: float, *, share: bool) -> tuple[Any, list[Any]]:
-    """A figure of equal panels, so many inches wide, that wrap into rows; they may share the vertical axis."""
-    columns = min(columns, len(titles))
-    rows = math.ceil(len(titles) / columns)
-    figure = sheet(max(width * columns, 5.0), 3.0 * rows + 0.6)
-    every: list[Any] = []
-    for number, title in enumerate(titles):
-        beside = every[0] if every and share else None
-        every.append(figure.add_subplot(rows, columns, number + 1, sharey=beside))
-        every[-1].set_title(plain(title))
-        every[-1].grid(axis="y")
-    return figure, every
-
-
-def add_legend(figure: Any, handles: Sequence[Any]) -> None:
-    """Below the panels, where it covers no data; the figure grows by its rows, and long labels wrap."""
-    if not handles:
+def _add_legend(figure: Any) -> None:
+    """Below the panels, where it covers no data; the figure grows with it."""
+    named = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels())]
+    if not named:
         return
+    handles = {label: handle for handle, label in reversed(named)}
+    labels = list(dict.fromkeys(label for _, label in named))
     width, height = figure.get_size_inches()
-    labels = [textwrap.wrap(handle.get_label(), int((width - _HANDLE) / _CHARACTER)) for handle in handles]
-    for handle, wrapped in zip(handles, labels):
-        handle.set_label("\n".join(wrapped))
-    widest = _HANDLE + _CHARACTER * max(len(line) for wrapped in labels for line in wrapped)
-    columns = min(len(handles), max(1, int(width / widest)))
-    more = math.ceil(sum(map(len, labels)) / columns) - 1
-    figure.set_size_inches(width, height + more * _LINE)
-    figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, handlelength=3.2)
+    widest = _HANDLE + _CHARACTER * max(map(len, labels))
+    columns = min(len(labels), max(1, int(width / widest)))
+    figure.set_size_inches(max(width, widest), height + (math.ceil(len(labels) / columns) - 1) * _LINE)
+    figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=columns)
 
 
 def name_places(axes: Any, names: Sequence[str], width: float) -> None:
@@ -283,18 +191,37 @@ def name_places(axes: Any, names: Sequence[str], width: float) -> None:
     axes.set_xlim(-0.6, len(names) - 0.4)
 
 
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+def unflatten(axes: Any, values: Sequence[float]) -> None:
+    """Make the vertical axis logarithmic where one large value would flatten all others."""
+    if min(values) > 0 and max(values) > _MOST_FLATTENING * statistics.median(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
 
 
-def handle(label: str, **kind: Any) -> Any:
-    """A legend's entry for a line or for points."""
-    from matplotlib.lines import Line2D
+def save(chart: Chart, folder: Path, pdf: bool = False) -> list[Path]:
+    """Write ``KEY.png`` and ``KEY.svg``, on white and with the title in them, and ``KEY.pdf`` without; return paths."""
+    figure, look = chart.draw("light"), LOOKS["light"]
+    paths = [folder / f"{chart.key}.{kind}" for kind in ("png", "svg", *["pdf"] * pdf)]
+    with settings(look):
+        if pdf:
+            figure.savefig(paths[2], metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
+        figure.suptitle(plain(chart.title))
+        figure.savefig(paths[0], facecolor=look.page)
+        figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
+    return paths
 
-    return Line2D([], [], label=plain(label), **kind)
 
+def svg(chart: Chart, theme: Theme) -> str:
+    """The chart as an ``svg`` element for a page of this theme.
 
-def _patch(label: str, fill: Mapping[str, Any]) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(label=plain(label), **fill)
+    Its ids begin with the chart's key and the theme, so that several can stand in one page.
+    """
+    figure, written = chart.draw(theme), io.StringIO()
+    with settings(LOOKS[theme]):
+        figure.savefig(written, format="svg", metadata=_NO_METADATA)
+    text = written.getvalue()
+    text = text[text.index("<svg") :].strip()  # a page has no place for the XML heading
+    # Only within tags: the same characters may stand in a text, where they are no id.
+    ids = r'(\bid="|href="#|url\(#)'
+    return re.sub(r"<[^>]+>", lambda tag: re.sub(ids, rf"\g<1>{chart.key}-{theme}-", tag[0]), text)

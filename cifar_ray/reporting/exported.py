@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ _DECIDED = ("precision", "convolutions", "device", "cpus_per_worker")
 
 _AT_ONCE = "sweep/concurrency"
 _POINT = ("step", "timestamp_ms", "value")
-_COMMIT = "mlflow.source.git.commit"
 _COMMAND = "cifar_ray.command"
-_ADDRESSES = {f"cifar_ray.{name}" for name in ("folder", "checkpoint", "best_checkpoint", "session", "key", "sent")}
-"""Tags that say where a run's files are; they say nothing elsewhere, and hold the names of people's folders."""
+_LOCAL = re.compile(
+    rf"({re.escape(EARLIER)})?(mlflow\.(?!source\.git\.commit$)"
+    r"|cifar_ray\.(folder|checkpoint|best_checkpoint|session|key|sent)$)"
+)
+"""Tags that say where files of a run are, and hold the names of people's folders."""
 
 _PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
 """Flags with addresses, which may hold names of people's folders, and passwords."""
@@ -43,20 +45,48 @@ def text(study: Sweep) -> str:
 
     A history is three lists, ``step``, ``timestamp_ms`` and ``value``.
     """
-    command = "\n".join(_without_places(line) for line in study.command.splitlines())
-    whole = dataclasses.asdict(dataclasses.replace(study, store="", page=None, trials=(), command=command, tags={}))
-    whole |= {"cifar_ray_study": VERSION, "trials": [_trial(trial) for trial in study.trials]}
+    command = "\n".join(map(_without_places, study.command.splitlines()))
+    whole = asdict(replace(study, store="", page=None, trials=(), command=command, tags={}))
+    whole |= {"cifar_ray_study": VERSION, "trials": list(map(_plain, study.trials))}
     return _shortener(study)(json.dumps(whole, separators=(",", ":"), allow_nan=False, ensure_ascii=False)) + "\n"
+
+
+def _plain(trial: Run) -> dict[str, Any]:
+    tags = {
+        name: _without_places(value) if name.endswith(_COMMAND) else value
+        for name, value in trial.tags.items()
+        if not _LOCAL.match(name)
+    }
+    history = {
+        name: {key: [getattr(point, key) for point in points] for key in _POINT}
+        for name, points in trial.history.items()
+    }
+    return {**asdict(replace(trial, history={}, mistakes=(), page=None)), "history": history, "tags": tags}
+
+
+def _without_places(command: str) -> str:
+    """A command without the flags that say where its files are."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # typed in another way than a shell's
+        return ""
+    flags = [word.partition("=")[0].replace("_", "-") for word in words]
+    after = [flag in _PLACES and "=" not in word for flag, word in zip(flags, words)]
+    return shlex.join(
+        word for word, flag, is_place in zip(words, flags, [False, *after]) if flag not in _PLACES and not is_place
+    )
 
 
 def as_in_a_file(study: Sweep) -> Sweep:
     """A study of a store, with its data sets and weights called as :func:`text` has them."""
     shorten = _shortener(study)
-    trials = [
-        dataclasses.replace(trial, params={name: shorten(value) for name, value in trial.params.items()})
-        for trial in study.trials
-    ]
-    return dataclasses.replace(study, trials=trials)
+    return replace(
+        study,
+        trials=[
+            replace(trial, params={name: shorten(value) for name, value in trial.params.items()})
+            for trial in study.trials
+        ],
+    )
 
 
 def _shortener(study: Sweep) -> Callable[[str], str]:
@@ -66,8 +96,8 @@ def _shortener(study: Sweep) -> Callable[[str], str]:
     def named(path: re.Match[str]) -> str:
         if (whole := path[0].rstrip("/")) not in known:
             name = whole.rpartition("/")[2]
-            twins = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
-            known[whole] = next(twin for twin in twins if twin not in known.values())
+            twins = sum(other.rpartition("/")[2] == name for other in known)
+            known[whole] = f"{name}-{twins + 1}" if twins else name
         return known[whole]
 
     def shorten(text: str) -> str:
@@ -98,7 +128,7 @@ def read(path: Path) -> Sweep:
         raise ConfigError("", f"cannot read {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ConfigError("", f"{path} is no study that `cifar-ray export` of this version has written") from None
-    return dataclasses.replace(study, store=path.name)
+    return replace(study, store=path.name)
 
 
 def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
@@ -116,7 +146,7 @@ def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
     Raises:
         ConfigError: when some hold the batch per worker and others the global batch, and ``hold`` is None.
     """
-    studies = _newest([dataclasses.replace(study, hold=hold) for study in studies] if hold else studies)
+    studies = _newest([replace(study, hold=hold) for study in studies] if hold else studies)
     if len(studies) == 1:
         return studies[0]
     if len({study.hold for study in studies}) > 1:
@@ -126,9 +156,12 @@ def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
     unfinished = [study for study in studies if study.status != "FINISHED"]
     cautions = [f"The sweep {study.name} is {study.status}." for study in unfinished]
     cautions += [caution for study in studies for caution in study.cautions]
+    trials = _each_once([trial for study in studies for trial in study.trials])
+    names = list(dict.fromkeys(study.name for study in studies))
+    models, datasets = (", ".join(dict.fromkeys(getattr(each, of) for each in trials)) for of in ("model", "dataset"))
     return Sweep(
-        name=_name(studies),
-        trials=_each_once([trial for study in studies for trial in study.trials]),
+        name=" and ".join(names) if len(names) < 3 else f"{models} on {datasets}: {len(names)} sweeps",
+        trials=trials,
         store=", ".join(dict.fromkeys(study.store for study in studies)),
         command="\n".join(dict.fromkeys(study.command for study in studies if study.command)),
         hold=studies[0].hold,
@@ -139,14 +172,14 @@ def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
     )
 
 
-def _name(studies: Sequence[Sweep]) -> str:
-    """The names of one or two sweeps; of more, their models and data sets."""
-    names = list(dict.fromkeys(study.name for study in studies))
-    if len(names) < 3:
-        return " and ".join(names)
-    trials = [trial for study in studies for trial in study.trials]
-    models, datasets = (", ".join(dict.fromkeys(getattr(t, of) for t in trials)) for of in ("model", "dataset"))
-    return f"{models} on {datasets}: {len(names)} sweeps"
+def _newest(studies: Sequence[Sweep]) -> list[Sweep]:
+    """Each sweep once: of several exports of it the one with the most finished runs."""
+    newest: dict[object, Sweep] = {}
+    for study in studies:
+        key = (study.run_id or id(study), study.hold, *(trial.name for trial in study.trials))
+        both = (study, newest.get(key, study))
+        newest[key] = max(both, key=lambda of: (sum(run.finished for run in of.trials), of.status == "FINISHED"))
+    return list(newest.values())
 
 
 def _each_once(trials: Sequence[Run]) -> list[Run]:
@@ -157,26 +190,12 @@ def _each_once(trials: Sequence[Run]) -> list[Run]:
         if key not in runs or not runs[key].finished:
             runs[key] = trial
     begun = [trial for trial in runs.values() if trial.run_id]
-    return [trial for trial in runs.values() if trial.run_id or not any(_is_cell_of(trial, run) for run in begun)]
 
+    def is_trained(cell: Run) -> bool:
+        params = {name: value for name, value in cell.params.items() if name not in _DECIDED}
+        return any(cell.name == run.name and params.items() <= run.params.items() for run in begun)
 
-def _is_cell_of(cell: Run, run: Run) -> bool:
-    """Whether a cell without a run is the one that another study has trained."""
-    params = {name: value for name, value in cell.params.items() if name not in _DECIDED}
-    return cell.name == run.name and params.items() <= run.params.items()
-
-
-def _newest(studies: Sequence[Sweep]) -> list[Sweep]:
-    """Each sweep once: of several exports of it the one with the most finished runs."""
-
-    def done(study: Sweep) -> tuple[int, bool]:
-        return sum(trial.finished for trial in study.trials), study.status == "FINISHED"
-
-    newest: dict[object, Sweep] = {}
-    for study in studies:
-        key = (study.run_id or id(study), study.hold, *(trial.name for trial in study.trials))
-        newest[key] = max(study, newest.get(key, study), key=done)
-    return list(newest.values())
+    return [trial for trial in runs.values() if trial.run_id or not is_trained(trial)]
 
 
 def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
@@ -184,47 +203,13 @@ def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
     if not all(study.axes or study.run_id for study in studies):  # a sweep of one cell has no axes
         return ()
     axes = tuple(dict.fromkeys(axis for study in studies for axis in study.axes))
-    seen = [(study, frame.Runs(study).settings) for study in studies]
+    seen = [(study.measure, frame.Runs(study).settings) for study in studies]
     differing = {
         name
-        for (study, one), (other_study, other) in itertools.combinations(seen, 2)
+        for (measure, one), (other_measure, other) in itertools.combinations(seen, 2)
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
-        if study.measure == other_study.measure
-        or (name == frame.HARDWARE and "accuracy" not in (study.measure, other_study.measure))
+        if measure == other_measure or (name == frame.HARDWARE and "accuracy" not in (measure, other_measure))
         if one[section].get(name) != other[section].get(name)
     }
     return (*axes, *sorted(differing - set(axes)))
-
-
-def _trial(trial: Run) -> dict[str, Any]:
-    history = {
-        name: {key: [getattr(point, key) for point in points] for key in _POINT}
-        for name, points in trial.history.items()
-    }
-    tags = {name: value for name, value in trial.tags.items() if _says_something(name.removeprefix(EARLIER))}
-    if _COMMAND in tags:
-        tags[_COMMAND] = _without_places(tags[_COMMAND])
-    values = dataclasses.asdict(dataclasses.replace(trial, history={}))
-    del values["mistakes"]  # they are images or texts of somebody's
-    return values | {"history": history, "tags": tags, "page": None}
-
-
-def _says_something(tag: str) -> bool:
-    return tag == _COMMIT or not (tag.startswith("mlflow.") or tag in _ADDRESSES)
-
-
-def _without_places(command: str) -> str:
-    """A command without the flags that say where its files are."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # typed in another way than a shell's
-        return ""
-    kept, skip = [], False
-    for word in words:
-        flag, equals, _ = word.partition("=")
-        place = flag.replace("_", "-") in _PLACES
-        if not place and not (skip and not word.startswith("--")):
-            kept.append(word)
-        skip = place and not equals
-    return shlex.join(kept)

@@ -58,6 +58,8 @@ class Figure:
         note: what a reader must know of it, ``remark`` in one run.
         of: the task's figure that it shows, if it is one.
         subset: the samples that this one is counted on.
+        why: why a run lacks it.
+        words: of a setting, what a run was given; no number is read from it.
     """
 
     key: str
@@ -71,6 +73,8 @@ class Figure:
     remark: Callable[[Run], str] = lambda _: ""
     of: tasks.Figure | None = None
     subset: tasks.Subset = "test"
+    why: Callable[[Run], str] = lambda _: "the run recorded no number"
+    words: Callable[[Run], str | None] | None = None
 
     def known(self, trial: Run) -> float | None:
         """Its value in a run; None when it was not measured or is not a number."""
@@ -186,6 +190,41 @@ def _load(trial: Run, device: str) -> float | None:
     return statistics.fmean(loads) if loads else None
 
 
+def _unsplit(trial: Run) -> str:
+    recorded = any(part.measure(trial) is not None for part in PARTS)
+    return "not measured apart from the rest" if recorded else "the run did not split its steps"
+
+
+def _exceeded(trial: Run) -> str:
+    if ITERATION_TIME.measure(trial) is None:
+        return "the run recorded no number"
+    if own_paces(trial):
+        return "not known where ranks have a pace each: the parts are means over the ranks"
+    return "the parts come to more than the mean iteration"
+
+
+def _bound(trial: Run) -> str | None:
+    """What bounds a run, in two or three words; None where its times do not count, or it did not record it."""
+    return trial.tags[BOUND_TAG].partition(":")[0] if trial.timed and BOUND_TAG in trial.tags else None
+
+
+def micro_batches(trial: Run) -> str | None:
+    """Into how many parts a pipeline cuts the batch; whatever else it was given, model_parallel does not cut it."""
+    return "1" if trial.strategy == "model_parallel" else trial.params.get("strategy_options.micro_batches")
+
+
+def _setting(title: str, read: Callable[[Run], str | None]) -> Figure:
+    return Figure(title.lower(), title, words=read)
+
+
+def _option(title: str, name: str) -> Figure:
+    return _setting(title, lambda trial: trial.params.get(f"strategy_options.{name}"))
+
+
+def _unsampled(_: Run) -> str:
+    return "no sample was taken while it trained"
+
+
 def _first_gpu(trial: Run) -> str:
     return f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else ""
 
@@ -234,11 +273,11 @@ ITERATION_P95 = Figure(
     "step",
 )
 PARTS = tuple(
-    Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None)
+    Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None, why=_unsplit)
     for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
 )
 BOUND_COST = Figure("bound_percent", "Costs (% of training)", _bound_percent, " %")
-NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
+NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None, why=_exceeded)
 PHASE_TIMES = tuple(
     Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2)
     for key, title in zip((*PHASES, "other"), _PHASE_TITLES, strict=True)
@@ -251,6 +290,16 @@ BUBBLE = (
 STALENESS = Figure("staleness_mean_updates", "Mean (updates)", metric("staleness/mean"), "", 2)
 MOST_STALE = Figure("staleness_max_updates", "Most (updates)", metric("staleness/max"))
 TRAINED = Figure("trained", "Trained", trained)
+RUNS = Figure("n", "n")
+GLOBAL_BATCH = Figure("global_batch", "Global batch")
+BOUND = _setting("Bound", _bound)
+MICRO_BATCHES = _setting("Micro-batches", micro_batches)
+PUSHES = (
+    _option("Push every", "push_every"),
+    _option("Servers", "servers"),
+    _option("Bound", "max_staleness"),
+    _option("Weighting", "staleness_weighting"),
+)
 # These are read from two configurations; here is how they are called and written.
 SPEED_UP = Figure("speed_up", "Speed-up (times)", unit=" times", digits=2, better="high")
 EFFICIENCY = Figure("scaling_efficiency_percent", "Efficiency (%)", unit=" %", digits=1)
@@ -280,7 +329,7 @@ def load(device: Literal["cpu", "gpu"]) -> Figure:
     name = device.upper()
     note = f"{name} load is the mean of the samples while it trained, of whole machines, with whatever else ran there."
     key, title = f"{device}_utilisation_percent", f"{name} load (%)"
-    return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note)
+    return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note, why=_unsampled)
 
 
 def cost_of_run(price: Price) -> Figure:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property, wraps
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -47,23 +47,8 @@ _ASIDE = {
     *("world_size", "nodes", "workers_per_node", "local_nodes", "oversubscribe", "log_every", "per_rank_test"),
     *("keep_checkpoints", "max_failures", "log_models", "convolutions"),
 }
-_T = TypeVar("_T")
 _OF_FIRST = (*PLACED, "nodes", "world_size", "strategy")
 _ID_SHOWN = 8
-
-
-def _once(read: Callable[[Configuration, Figure], _T]) -> Callable[[Configuration, Figure], _T]:
-    """Decorator: keep what is read of a figure, since a report asks for hundreds of them, some again and again."""
-
-    @wraps(read)
-    def kept(self: Configuration, figure: Figure) -> _T:
-        key = (read.__name__, figure.key)
-        if key not in self._known:
-            self._known[key] = read(self, figure)
-        value: _T = self._known[key]
-        return value
-
-    return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +56,8 @@ class Configuration:
     """Everything but the seed, and the runs that have it.
 
     ``others`` are names and values of whatever else varies in the study; ``device`` is ``cpu`` or ``cuda``, or empty
-    when no run came so far as to tell. What follows the trials is that of the first one.
+    when no run came so far as to tell; ``rows`` are those of its finished runs in the frame. The fields after these are
+    the first run's.
     """
 
     runs: Runs
@@ -79,6 +65,7 @@ class Configuration:
     device: str
     others: tuple[tuple[str, str], ...]
     trials: tuple[Run, ...]
+    rows: Sequence[int]
     model: str
     dataset: str
     topology: str
@@ -87,7 +74,6 @@ class Configuration:
     nodes: int
     world_size: int
     strategy: str
-    _known: dict[tuple[str, str], Any] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def finished(self) -> tuple[Run, ...]:
@@ -114,20 +100,15 @@ class Configuration:
         """By this, configurations stand in order from few devices to many."""
         return self.devices, self.nodes, self.topology, self.column
 
-    @_once
     def measured(self, figure: Figure) -> list[tuple[Run, float]]:
         """The finished runs that have a figure, each with its value."""
-        pairs = ((trial, figure.known(trial)) for trial in self.finished)
-        return [(trial, value) for trial, value in pairs if value is not None]
+        values = self.runs.values(figure)
+        return [(trial, values[at]) for trial, at in zip(self.finished, self.rows) if not math.isnan(values[at])]
 
-    @_once
     def statistic(self, figure: Figure) -> Statistic | None:
         """A figure over the finished runs that have it; None when none has."""
-        measured = self.measured(figure)
-        run_ids = tuple(trial.run_id for trial, _ in measured)
-        return Statistic.of([value for _, value in measured], run_ids) if measured else None
+        return self.runs.means(figure).get(self.number)
 
-    @_once
     def by_seed(self, figure: Figure) -> dict[int, float]:
         """A figure with every seed that has it; sweeps together may have several runs with one."""
         seeds: dict[int, list[float]] = {}
@@ -145,11 +126,13 @@ class Runs:
     """The runs of a study.
 
     The frame has a row for each run: what identifies it, and the number of its configuration; configurations stand in
-    the order of their first runs.
+    the order of their first runs. What tables, charts and sentences say of a figure is its :meth:`means`.
     """
 
     def __init__(self, study: Sweep) -> None:
         self.study = study
+        self._values: dict[str, Sequence[float]] = {}
+        self._means: dict[str, Mapping[int, Statistic]] = {}
         trials = list(study.trials)
         frame = pd.DataFrame({"trial": pd.Series(trials, dtype=object)})
         for name in ("run_id", "name", "finished", "seed", *PLACED):
@@ -167,10 +150,32 @@ class Runs:
         self.frame = frame
         self.configurations = [
             Configuration(
-                self, number, device, others, tuple(rows.trial), *(getattr(rows.trial.iloc[0], n) for n in _OF_FIRST)
+                *(self, number, device, others, tuple(rows.trial), list(rows.index[rows.finished])),
+                *(getattr(rows.trial.iloc[0], name) for name in _OF_FIRST),
             )
             for number, ((_, _, device, *_, others), rows) in enumerate(groups)
         ]
+
+    def values(self, figure: Figure) -> Sequence[float]:
+        """A figure of every run, in the order of the frame; NaN where it was not measured."""
+        if figure.key not in self._values:
+            known = [figure.known(trial) for trial in self.study.trials]
+            self._values[figure.key] = [math.nan if value is None else value for value in known]
+        return self._values[figure.key]
+
+    def means(self, figure: Figure) -> Mapping[int, Statistic]:
+        """A figure over the finished runs that have it, by the number of their configuration."""
+        if figure.key not in self._means:
+            frame = self.frame.assign(value=self.values(figure))
+            groups = frame[frame.finished & frame.value.notna()].groupby("configuration")
+            found = groups.agg(
+                mean=("value", "mean"), std=("value", "std"), n=("value", "count"), ids=("run_id", tuple)
+            )
+            self._means[figure.key] = {
+                row.Index: Statistic(row.mean, None if row.n == 1 else row.std, row.n, row.ids)
+                for row in found.itertuples()
+            }
+        return self._means[figure.key]
 
     def _told_apart(self, frame: Any) -> list[tuple[tuple[str, str], ...]]:
         """The others, with a label for each run where two of a configuration have the same seed."""

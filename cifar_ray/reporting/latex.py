@@ -7,13 +7,15 @@ import re
 from cifar_ray.reporting.contents import Entry, Report, Table
 
 _HEAD = "% The runs are in runs.csv. Needs \\usepackage{booktabs,adjustbox}."
-_SPECIAL = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "`": r"\textasciigrave{}"},
-    **{'"': r"\texttt{\symbol{34}}"},  # OT1, the default encoding, has no \textquotedbl
-    **{character: f"{{{character}}}" for character in "[*"},  # at the start of a row, they would be options of \\
-}
+_SPECIAL = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"},
+        **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
+        **{'"': r"\texttt{\symbol{34}}"},  # OT1, the default encoding, has no \textquotedbl
+        **{character: f"{{{character}}}" for character in "[*"},  # at the start of a row, they would be options of \\
+    }
+)
 
 
 def tables(report: Report) -> dict[str, str]:
@@ -35,7 +37,6 @@ def _float(title: str, table: Table, notes: list[str]) -> list[str]:
     rows = [[_escaped(label), *(_cell(entry, table) for entry in entries)] for label, entries in table.rows]
     frame = pd.DataFrame(rows, columns=list(map(_escaped, table.columns)))
     aligned = "l" + "".join("r" if number else "l" for number in table.numeric)
-    marked = [rf"\textsuperscript{{{_letter(at)}}}~{_escaped(note)}." for at, note in enumerate(table.footnotes)]
     return [
         r"\begin{table}",
         r"\centering",
@@ -45,7 +46,7 @@ def _float(title: str, table: Table, notes: list[str]) -> list[str]:
         r"\adjustbox{max size={\linewidth}{0.8\textheight}}{%",
         frame.to_latex(index=False, escape=False, column_format=aligned).rstrip() + "}",
         r"\par\medskip\raggedright",
-        *marked,
+        *(f"{_mark(note, table)}~{_escaped(note)}." for note in table.footnotes),
         *map(_escaped, notes),
         r"\end{table}",
         "",
@@ -53,15 +54,14 @@ def _float(title: str, table: Table, notes: list[str]) -> list[str]:
 
 
 def _cell(entry: Entry, table: Table) -> str:
-    """An entry, bold where it is the best; its note has a letter, since a raised digit would look like a power."""
+    """An entry, bold where it is the best, with the mark of its note."""
     text = rf"\textbf{{{_escaped(entry.text)}}}" if entry.best else _escaped(entry.text)
-    return text + (rf"\textsuperscript{{{_letter(table.footnotes.index(entry.note))}}}" if entry.note else "")
+    return text + (_mark(entry.note, table) if entry.note else "")
 
 
-def _letter(number: int) -> str:
-    """``a`` to ``z``, then ``aa``, ``bb`` and so on."""
-    more, at = divmod(number, 26)
-    return chr(ord("a") + at) * (more + 1)
+def _mark(note: str, table: Table) -> str:
+    """The number of a note, in brackets, since a raised digit alone would look like a power."""
+    return rf"\textsuperscript{{({table.footnotes.index(note) + 1})}}"
 
 
 def _line(text: str) -> str:
@@ -71,6 +71,4 @@ def _line(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Text that LaTeX sets as it is."""
-    escaped = "".join(_SPECIAL.get(character, character) for character in _line(text))
-    escaped = re.sub(r"(?<!\w)'|'(?!\w)", r"\\textquotesingle{}", escaped)  # one within a word is an apostrophe
-    return re.sub(r"([-,])(?=\1)", r"\1\\/", escaped)  # two would become a dash or a low quote
+    return re.sub("-(?=-)", r"-\\/", _line(text).translate(_SPECIAL))  # two would become a dash

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import zip_longest
@@ -46,8 +45,7 @@ from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Sweep
 
-_MANIFEST = ".report.json"
-"""Lists the charts and tables of the report in a folder, for the next one to remove."""
+_FILES = ("report.html", "report.md", "runs.csv", "figures.csv")
 _NAMED = 2  # data sets of a task, at most, that a title names
 
 
@@ -97,7 +95,7 @@ def report(
     if target or baseline is not None:
         TaskFigures(study.task).check(target)
     if into is not None:
-        prepare(into, latex, overwrite)
+        prepare(into, overwrite)
     built = build(study, baseline, node, target, title)
     if into is None:
         return built
@@ -242,23 +240,22 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"must be a folder that can be written to, and {folder} is not ({error.strerror or error})"
+        path, reason = error.filename or folder, error.strerror or error
+        problem = f"must be a folder that can be written to, and {path} is not ({reason})"
         raise ConfigError("out", problem) from None
 
 
-def prepare(out: Path, latex: bool = False, overwrite: bool = False) -> None:
-    """Make the folder that receives a report, and write to it and to those below it, before anything is computed.
+def prepare(out: Path, overwrite: bool = False) -> None:
+    """Make the folder that receives a report, and write to it, before anything is computed.
 
     Raises:
-        ConfigError: when one cannot be written to, or a folder stands where a page belongs, or somebody else's file.
+        ConfigError: when it cannot be written to, or has a folder or somebody else's file where a report has its own.
     """
-    tables = out / "tables"
-    for folder in (out, out / "charts", *([tables] if latex and tables.exists() else [])):
-        with _writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            files.write_whole(probe := folder / ".probe", "")
-            probe.unlink()
-    _refuse_taken(out, ["report.html", "report.md", "runs.csv", "figures.csv", _MANIFEST], overwrite)
+    with _writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_whole(probe := out / ".probe", "")
+        probe.unlink()
+    _refuse_taken(out, _FILES, overwrite)
 
 
 def _refuse_taken(out: Path, names: Sequence[str], overwrite: bool) -> None:
@@ -281,7 +278,7 @@ def write(
 ) -> list[Path]:
     """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``, and tell ``note`` of it.
 
-    When all is written, it replaces an earlier report in the same folder, of which nothing remains; other files do.
+    When all is written, it replaces files of the same names; others stay.
 
     Args:
         report: to write.
@@ -297,15 +294,15 @@ def write(
     Raises:
         ConfigError: when the folder cannot be written to.
     """
-    tabled = {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
-    kinds = ("png", "svg", "pdf")[: 2 + pdf]
+    kinds, tabled = ("png", "svg", "pdf")[: 2 + pdf], latex_tables(report) if latex else {}
     drawn = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds]
-    named = ["report.html", "report.md", *(f"{name}.csv" for name in report.data), *drawn, *tabled]
-    _refuse_taken(out, [*drawn, *tabled], overwrite)
+    names = [*_FILES, *drawn, *(f"tables/{key}.tex" for key in tabled)]
+    _refuse_taken(out, names, overwrite)
     with _writing(out), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as folder:
         staged = Path(folder)
-        for name in ("charts", "tables"):
-            (staged / name).mkdir()
+        for path in {Path(name).parent for name in names}:
+            (out / path).mkdir(exist_ok=True)
+            (staged / path).mkdir(exist_ok=True)
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
             draw.save(chart, staged / "charts", pdf)
@@ -313,41 +310,11 @@ def write(
         if lacking := [kind for kind, (asked, there) in wanted.items() if asked and not there]:
             note(f"there are no {' and no '.join(lacking)}: no finished run has figures for them")
         note("pages")
-        texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)} | {
-            **{f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()},
-            **tabled,
-        }
+        texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)}
+        texts |= {f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()}
+        texts |= {f"tables/{key}.tex": text for key, text in tabled.items()}
         for name, content in texts.items():
             (staged / name).write_text(content, encoding="utf-8")
-        _move(named, staged, out)
-    return [out / name for name in named]
-
-
-def _move(names: Sequence[str], staged: Path, out: Path) -> None:
-    """Move a report's files into place, then remove an earlier one's; until then, the manifest lists those of both."""
-    earlier, listed = _earlier(out), [name for name in names if "/" in name]
-    _write_manifest(out, [*earlier, *listed])
-    for name in names:
-        (out / name).parent.mkdir(exist_ok=True)
-        shutil.move(staged / name, out / name)
-    for name in {*earlier} - {*listed}:
-        (out / name).unlink(missing_ok=True)
-        if name.startswith("tables/"):
-            with suppress(OSError):  # somebody else's files are in it
-                (out / "tables").rmdir()
-    _write_manifest(out, listed)
-
-
-def _write_manifest(out: Path, names: Sequence[str]) -> None:
-    files.write_whole(out / _MANIFEST, json.dumps({"files": list(dict.fromkeys(names))}, indent=1) + "\n")
-
-
-def _earlier(out: Path) -> list[str]:
-    """What an earlier report says that it wrote here, as far as a report writes such files at all."""
-    try:
-        listed = json.loads((out / _MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    pattern = re.compile(r"charts/\w+\.(png|svg|pdf)|tables/\w+\.tex")
-    names = listed if isinstance(listed, list) else []
-    return [name for name in names if isinstance(name, str) and pattern.fullmatch(name)]
+        for name in names:
+            shutil.move(staged / name, out / name)
+    return [out / name for name in names]

@@ -1,69 +1,22 @@
-"""The runs of a search as its report needs them: where each stands on every axis, and how it came out."""
+"""The trials of a search as pandas frames: what each has of the objective, and where it stands on every axis."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any
+
+import pandas as pd
 
 from cifar_ray.config import sweep as sweeps
-from cifar_ray.reporting import chance, figures, winner
+from cifar_ray.reporting import figures
+from cifar_ray.reporting.figures import Figure
 from cifar_ray.reporting.frame import Runs
+from cifar_ray.reporting.winner import Lead
 from cifar_ray.tasks import choosing
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, Run, Sweep
-
-_ABSENT = "None"
-"""What is recorded of an option that is not set."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A field whose values were searched.
-
-    Attributes:
-        name: the parameter.
-        kind: ``log`` or ``linear`` where its values were drawn from a range; ``list`` where they were listed.
-        values: those of a list, numbers by size.
-        is_number: whether all its values are numbers.
-    """
-
-    name: str
-    kind: Literal["log", "linear", "list"]
-    values: tuple[str, ...]
-    is_number: bool
-
-    def at(self, trial: Run) -> float | None:
-        """Where a run stands: its number, or the place of its value in the list; None where it has none."""
-        return float(self.values.index(_value(trial, self.name))) if self.kind == "list" else self.number(trial)
-
-    def number(self, trial: Run) -> float | None:
-        """A run's value as a number; None where it is none."""
-        value = _value(trial, self.name)
-        return float(value) if _is_number(value) else None
-
-    def text(self, trial: Run) -> str:
-        """A run's value as people read it, a number with a fraction in three digits."""
-        return shown(_value(trial, self.name))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A run of a search, one of those among which the best was chosen.
-
-    Attributes:
-        trial: the run.
-        value: what it came to; None where it did not finish, or its figure is no number.
-        last: of a run that was stopped, what it had after its last epoch.
-        epochs: how many it has trained.
-    """
-
-    trial: Run
-    value: float | None
-    last: float | None
-    epochs: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,108 +39,118 @@ class Searched:
         return choosing.by_primary(task, "val" if by_validation else "test")
 
     @cached_property
-    def axes(self) -> list[Axis]:
-        trials = [trial for trial in self.study.trials if trial.run_id] or self.study.trials
-        return [_axis(name, self.study.ranges.get(name), trials) for name in self.study.axes]
+    def objective(self) -> Figure:
+        """The goal as a table's column or a chart's axis has it, a share in percent."""
+        of = self.goal.figure
+
+        def measure(trial: Run) -> float | None:
+            value = self.goal.value(trial.metrics)
+            return None if value is None else value * (100 if of.percent else 1)
+
+        return Figure("objective", of.title + " (%)" * of.percent, measure, digits=2 if of.percent else None, of=of)
 
     @cached_property
-    def candidates(self) -> list[Candidate]:
-        """The runs in their order, without those that train the best one again."""
-        return [self._candidate(trial) for trial in self.study.trials if not trial.repeats]
+    def trials(self) -> Any:
+        """A row for every trial: those that finished, the best first; then the stopped ones; then the rest.
 
-    @cached_property
-    def ranked(self) -> list[tuple[float, Candidate]]:
-        """Those that finished with the figure, the best first."""
-        known = [(candidate.value, candidate) for candidate in self.candidates if candidate.value is not None]
-        return sorted(known, key=lambda pair: self.goal.figure.rank(pair[0]), reverse=True)
+        The best one with other seeds is among the rest. Columns:
 
-    @cached_property
-    def stopped(self) -> list[tuple[float, Candidate]]:
-        """Those that were stopped before their end, with what they had by then, the best first."""
-        known = [(candidate.last, candidate) for candidate in self.candidates if candidate.last is not None]
-        return sorted(known, key=lambda pair: self.goal.figure.rank(pair[0]), reverse=True)
-
-    @cached_property
-    def compared(self) -> tuple[int | None, list[tuple[float, Candidate]]]:
-        """The runs as what the axes explain is read from: the last epoch that all of them had, and what each had then.
-
-        Without the stopped runs, those that are left say little of values that had runs stopped. The epoch is None
-        where none was stopped, or epochs are not recorded: then they are those that finished, with their figures.
+        - ``trial``: its run.
+        - ``end``: how it ended, in a word.
+        - ``epochs``: how many it has trained.
+        - ``value``: of the objective; of a stopped one, after its last epoch; NaN of the rest.
         """
-        known = [candidate for _, candidate in (*self.ranked, *self.stopped)]
-        curves = [figures.by_step(candidate.trial, self.goal.metric) for candidate in known]
-        last = min((max(curve, default=0) for curve in curves), default=0)
-        values = [curve.get(last, math.nan) for curve in curves]
-        if not self.stopped or not all(map(math.isfinite, values)):
-            return None, self.ranked
-        return last, list(zip(values, known))
-
-    @cached_property
-    def repeats(self) -> list[Run]:
-        """The best run with other seeds."""
-        best = self.ranked[0][1].trial.name if self.ranked else ""
-        return [trial for trial in self.study.trials if trial.finished and trial.repeats == best]
-
-    @cached_property
-    def repeated(self) -> list[float]:
-        """What the best run came to with other seeds."""
-        return [value for trial in self.repeats if (value := self.goal.value(trial.metrics)) is not None]
+        trials, metric = self.study.trials, self.goal.metric
+        frame = pd.DataFrame({"trial": pd.Series(list(trials), dtype=object)})
+        frame["end"] = [
+            "other seed" if trial.repeats else "finished" if trial.finished else trial.state for trial in trials
+        ]
+        frame["epochs"] = [
+            max({**figures.by_step(trial, "epoch_s"), **figures.by_step(trial, metric)}, default=0) for trial in trials
+        ]
+        values = pd.Series([self.goal.value(trial.metrics) for trial in trials], dtype=float)
+        frame["value"] = values.where(frame.end.isin(("finished", "stopped")))
+        worse = -frame.value if self.goal.better == "max" else frame.value
+        order = pd.DataFrame({"rest": frame.value.isna(), "stopped": frame.end != "finished", "worse": worse})
+        return frame.loc[order.sort_values(list(order)).index].reset_index(drop=True)
 
     @property
-    def level(self) -> float:
-        """What the best run is compared by, see :func:`winner.level`."""
-        return winner.level(self.ranked[0][0], self.repeated)
+    def known(self) -> Any:
+        """The trials with a value, which are the first rows."""
+        return self.trials[self.trials.value.notna()]
+
+    @property
+    def ranked(self) -> Any:
+        """Those of them that finished; the others were stopped before the end."""
+        return self.known[self.known.end == "finished"]
 
     @cached_property
-    def images(self) -> int | None:
-        """How many images the figure is a share of, see :meth:`Goal.images`."""
-        return self.goal.images(candidate.trial.metrics for _, candidate in self.ranked)
+    def axes(self) -> Any:
+        """The :attr:`known` trials' values, a column for each axis.
 
-    def by_luck(self, value: float, other: float) -> float | None:
-        """How likely the images alone bring two values so far apart, see :func:`chance.of_shares`; None if unknown."""
-        return None if self.images is None else chance.of_shares(value, other, self.images)
+        A column has numbers where the values were drawn from a range, NaN where a trial has none; else categories,
+        ordered if all of them are numbers.
+        """
+        return pd.DataFrame({name: self._axis(name) for name in self.study.axes})
 
-    @property
-    def scale(self) -> float:
-        """By what a value is multiplied to be shown without its unit."""
-        return 100.0 if self.goal.figure.percent else 1.0
+    def _axis(self, name: str) -> Any:
+        values = [setting(trial, name) for trial in self.known.trial]
+        numbers = pd.Series([as_number(value) for value in values], dtype=float)
+        if name in self.study.ranges:
+            return numbers
+        is_number = bool(numbers.notna().all())
+        return pd.Categorical(values, sorted(set(values), key=float if is_number else str), ordered=is_number)
 
-    @property
-    def title(self) -> str:
-        """The figure as the head of a column and as the label of an axis."""
-        return self.goal.figure.title + " (%)" * self.goal.figure.percent
+    def is_log(self, axis: str) -> bool:
+        """Whether an axis's values were drawn from a logarithmic range."""
+        return self.study.ranges.get(axis) == "loguniform"
 
-    def _candidate(self, trial: Run) -> Candidate:
-        value, ended = self.goal.value(trial.metrics), trial.status in ("KILLED", "STOPPED")
-        epochs = max({**figures.by_step(trial, "epoch_s"), **figures.by_step(trial, self.goal.metric)}, default=0)
-        return Candidate(trial, value if trial.finished else None, value if ended else None, epochs)
+    @cached_property
+    def compared(self) -> tuple[int | None, Any]:
+        """The last epoch that all known trials reached, and the value of each after it, by its row.
+
+        This is what the axes explain: runs that finished alone say little of settings whose runs were stopped. Where
+        none was stopped, or the trials share no recorded epoch, the epoch is None and the values are the final ones.
+        """
+        curves = [figures.by_step(trial, self.goal.metric) for trial in self.known.trial]
+        finite = [{epoch: value for epoch, value in curve.items() if math.isfinite(value)} for curve in curves]
+        common = pd.DataFrame(finite, index=self.known.index).dropna(axis="columns")
+        if len(self.ranked) == len(self.known) or common.empty:
+            return None, self.ranked.value
+        return int(max(common)), common[max(common)]
+
+    @cached_property
+    def lead(self) -> Lead | None:
+        """The best run against the second; None where none finished with the objective."""
+        if self.ranked.empty:
+            return None
+        ranked = [(trial.name, value) for trial, value in zip(self.ranked.trial, self.ranked.value)]
+        repeats = [trial for trial in self.study.trials if trial.finished and trial.repeats == ranked[0][0]]
+        again = [value for trial in repeats if (value := self.goal.value(trial.metrics)) is not None]
+        images = self.goal.images(trial.metrics for trial in self.ranked.trial)
+        return Lead(self.goal.figure, ranked, again, images)
+
+
+def setting(trial: Run, axis: str) -> str:
+    """A trial's value on an axis, as it is recorded; ``None`` also where it has none, as of another model's option."""
+    return trial.params.get(axis) or "None"
+
+
+def as_number(value: str) -> float | None:
+    """A parameter's value as a number; None where it is none."""
+    try:
+        return float(value)
+    except ValueError:
+        return None
 
 
 def shown(value: str) -> str:
     """A parameter's value as people read it: ``0.0312``, ``none``, and of a path its name."""
-    if value == _ABSENT:
-        return "none"
-    if _is_number(value) and not value.lstrip("-").isdigit():
-        return f"{float(value):.3g}"
-    return value.rpartition("/")[2] if value.startswith("/") else value
+    if (number := as_number(value)) is not None and not value.lstrip("-").isdigit():
+        return f"{number:.3g}"
+    return "none" if value == "None" else value.rpartition("/")[2] if value.startswith("/") else value
 
 
-def _axis(name: str, drawn: str | None, trials: Sequence[Run]) -> Axis:
-    values = {_value(trial, name) for trial in trials}
-    is_number = all(map(_is_number, values - {_ABSENT} if drawn else values))
-    if drawn is not None and is_number:
-        return Axis(name, "log" if drawn == "loguniform" else "linear", (), True)
-    return Axis(name, "list", tuple(sorted(values, key=float if is_number else str)), is_number)
-
-
-def _value(trial: Run, name: str) -> str:
-    """A parameter's value, ``None`` also where there is none, as of another model's option."""
-    return trial.params.get(name) or _ABSENT
-
-
-def _is_number(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
+def places(axis: Any) -> Any:
+    """A column of :attr:`Searched.axes` as numbers; of categories, their places in the list."""
+    return axis.cat.codes.astype(float) if axis.dtype == "category" else axis

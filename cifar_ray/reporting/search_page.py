@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import counted
-from cifar_ray.reporting import chance, charts, importance, search_charts, search_tables, winner
-from cifar_ray.reporting.contents import Chart, Finding, Highlight, Section
+from cifar_ray.reporting import chance, charts, figures, importance, search_charts
+from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Section, Table
 from cifar_ray.reporting.cost import Price
+from cifar_ray.reporting.figures import TRAINING_TIME, Figure, Statistic, metric
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.reporting.search import Searched
+from cifar_ray.reporting.search import Searched, as_number, setting, shown
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import Run
 
@@ -29,123 +32,181 @@ class Page:
 
 def page(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> Page:
     """The page of a search, with times to values of the primary figure, and costs by the price of one node."""
-    searched = Searched(runs)
+    searched, first = Searched(runs), runs.study.trials[0]
     explained = importance.explained(searched)
-    tables = [
-        search_tables.trials(searched, targets, price),
-        *search_tables.again(searched),
-        search_tables.axes(searched, explained),
-    ]
-    shown = [*search_charts.charts(searched), charts.confusion(runs)]
+    sentences = [*_sentences(searched), *_most_explained(explained)]
+    tables = [_trials(searched, targets, price), _axes(searched, explained)]
+    drawn = [*search_charts.charts(searched), charts.confusion(runs)]
     return Page(
         lead(searched),
-        findings(searched, explained),
-        [Section("Trials and axes", tables, notes=_notes(searched))],
-        [chart for chart in shown if chart is not None],
+        [Finding(f"{first.model} on {first.dataset}", list(_highlights(searched)), sentences)],
+        [Section("Trials and axes", tables, notes=[_how(searched)])],
+        [chart for chart in drawn if chart is not None],
     )
 
 
 def lead(searched: Searched) -> str:
     """The best run in one sentence, and among how many it was chosen; empty where none has the figure."""
-    if not searched.ranked:
+    if searched.lead is None:
         return ""
-    (value, best), *others = searched.ranked
-    second = (others[0][1].trial.name, others[0][0]) if others else None
-    finished = (searched.repeated, second, len(searched.ranked), searched.images)
-    told = winner.sentence(searched.goal.figure, best.trial.name, value, *finished)
     on_test = " on the test set" if searched.goal.subset == "test" else ""
-    return f"The best run is {told}. It was chosen{on_test} among {_among(searched)}."
-
-
-def _among(searched: Searched) -> str:
-    """How many configurations competed, and how far each was trained."""
-    competed = {candidate.trial.run_id for _, candidate in (*searched.ranked, *searched.stopped)}
-    frame = searched.runs.frame
-    number = frame.configuration[frame.run_id.isin(competed)].nunique()
-    runs = f" ({len(competed)} runs)" if len(competed) != number else ""
-    stopped = len(searched.stopped)
+    stopped = len(searched.known) - len(searched.ranked)
     ended = f", of which {stopped} {'was' if stopped == 1 else 'were'} stopped before the end" if stopped else ""
-    return f"{counted(number, 'configuration')}{runs}{ended}"
+    among = f"{counted(len(searched.known), 'trial')}{ended}"
+    return f"The best run is {searched.lead.sentence}. It was chosen{on_test} among {among}."
 
 
-def findings(searched: Searched, explained: Sequence[importance.Explained]) -> list[Finding]:
-    """Main figures of the best run, and sentences on luck and on the axes."""
-    first = searched.study.trials[0]
-    title = f"{first.model} on {first.dataset}"
-    if not searched.ranked:
-        sentence = f"No run that finished has recorded {searched.goal.metric}, so there is no best one."
-        return [Finding(title, list(_counts(searched)), [sentence])]
-    tiles = [*_tiles(searched), *_counts(searched)]
-    return [Finding(title, tiles, [*_luck(searched), *_most_explained(explained)])]
+def _highlights(searched: Searched) -> Iterator[Highlight]:
+    """Main figures of the best run, and how the trials ended."""
+    if (best := searched.lead) is not None:
+        (name, value), *others = best.ranked
+        yield Highlight("Best run", best.of.text(value).replace("%", " %"), name)  # as the rest of a report has it
+        if others:
+            told = "more than chance" if best.is_told else "not distinguishable"
+            second = others[0][0] + (f"; {told}" if best.by_chance is not None else "")
+            title = "Ahead of the second" if best.ahead >= 0 else "Behind the second"
+            yield Highlight(title, best.apart(abs(best.ahead)), second)
+        primary, run = searched.runs.task.primary, searched.ranked.trial[0]
+        tested = primary.measure(run)
+        if tested is not None and searched.goal.subset != "test":
+            epoch = run.metrics.get(CHOSEN_EPOCH)
+            after = "its last epoch" if epoch is None else f"epoch {epoch:.0f}"
+            title = f"{primary.title.removesuffix(' (%)')} in the test"
+            yield Highlight(title, primary.text(tested), f"the best run, after {after}")
+    ends = searched.trials.end.value_counts(sort=False)
+    yield Highlight("Trials", f"{len(searched.trials)}", ", ".join(f"{n} {end}" for end, n in ends.items()))
 
 
-def _tiles(searched: Searched) -> Iterator[Highlight]:
-    of, (value, best) = searched.goal.figure, searched.ranked[0]
-    spaced = of.text(value).replace("%", " %")  # as the rest of a report has it
-    yield Highlight("Best run", spaced, best.trial.name)
-    if len(searched.ranked) > 1:
-        second, other = searched.ranked[1]
-        title = "Ahead of the second" if of.rank(searched.level) >= of.rank(second) else "Behind the second"
-        by_luck = searched.by_luck(searched.level, second)
-        told = "" if by_luck is None else f"; {_told(by_luck)}"
-        yield Highlight(title, winner.apart(of, searched.level, second), f"{other.trial.name}{told}")
-    primary = searched.runs.task.primary
-    tested = primary.measure(best.trial)
-    if tested is not None and not search_tables.is_on_test(searched):
-        yield Highlight(f"{primary.title.removesuffix(' (%)')} in the test", primary.text(tested), _epoch(best.trial))
-
-
-def _told(by_luck: float) -> str:
-    return "more than chance" if by_luck < chance.CHANCE else "not distinguishable"
-
-
-def _epoch(trial: Run) -> str:
-    chosen = trial.metrics.get(CHOSEN_EPOCH)
-    return "the best run, after its last epoch" if chosen is None else f"the best run, after epoch {chosen:.0f}"
-
-
-def _counts(searched: Searched) -> Iterator[Highlight]:
-    ends = Counter(map(search_tables.end, searched.candidates))
-    yield Highlight("Trials", f"{len(searched.candidates)}", ", ".join(f"{n} {end}" for end, n in ends.items()))
-
-
-def _luck(searched: Searched) -> Iterator[str]:
-    """How much of the lead chance explains, and what that takes for granted."""
-    goal, (value, _), *others = searched.goal, *searched.ranked
-    if not others or searched.images is None:
-        return
-    n, number = searched.images, len(others)
-    unit = f"{tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit}"
-    if number > 1:
-        told = sum(number * chance.of_shares(searched.level, other, n) < chance.CHANCE for other, _ in others)
-        rest = "" if told == number else ": the rest may be as good"
+def _sentences(searched: Searched) -> Iterator[str]:
+    """How many others the best run beats by more than chance, and how much luck flatters it."""
+    best, goal = searched.lead, searched.goal
+    if best is None:
+        yield f"No run that finished has recorded {goal.metric}, so there is no best one."
+    elif len(best.ranked) > 2 and best.images is not None:
+        n, others = best.images, [value for _, value in best.ranked[1:]]
+        told = sum(len(others) * chance.of_shares(best.level, value, n) < chance.CHANCE for value in others)
+        rest = "" if told == len(others) else ": the rest may be as good"
         yield (
-            f"Of all {number} others that finished, Fisher's exact test tells it from {told or 'none'}, corrected for "
-            f"{number} comparisons (Bonferroni, 5 %){rest}."
+            f"Of all {len(others)} others that finished, Fisher's exact test tells it from {told or 'none'}, corrected "
+            f"for {len(others)} comparisons (Bonferroni, 5 %){rest}."
         )
-        high = 100 * chance.best_by_luck(min(max(value, 0.0), 1.0), n, number + 1)
+        high = 100 * chance.best_by_luck(min(max(best.ranked[0][1], 0.0), 1.0), n, len(best.ranked))
+        unit = f"{tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit}"
         yield (
-            f"The best of {number + 1} runs that are all equally good would read up to {high:.2f} points too well by "
-            f"the luck of the {unit} alone, so expect less of it on new {goal.task.unit}."
+            f"The best of {len(best.ranked)} runs that are all equally good would read up to {high:.2f} points too "
+            f"well by the luck of the {unit} alone, that of the seed aside, so expect less of it on new "
+            f"{goal.task.unit}."
         )
-    again = counted(len(searched.repeated), "other seed")
-    seeds = f"the first was trained with {again}, the second with one" if searched.repeated else "each has one seed"
-    yield (
-        "Runs share images, so this test is cautious. As it counts both directions, the first against the second needs "
-        f"no correction for the number of runs (Hung and Fithian, 2019). The luck of the seed is not in it: {seeds}."
-    )
 
 
-def _most_explained(explained: Sequence[importance.Explained]) -> Iterator[str]:
-    known = [(of.alone, of) for of in explained if of.alone is not None]
-    if known:
-        most, of = max(known, key=lambda pair: pair[0])
-        share = f"{100 * most:.0f} % of the variance (functional ANOVA, n = {of.n})"
-        yield f"Of the axes, {of.axis.name} explains the most on its own: {share}."
+def _most_explained(explained: Any) -> Iterator[str]:
+    alone = explained.alone.dropna()
+    if len(alone):
+        most = alone.idxmax()
+        share = f"{100 * alone[most]:.0f} % of the variance (functional ANOVA, n = {explained.n[most]:.0f})"
+        yield f"Of the axes, {most} explains the most on its own: {share}."
 
 
-def _notes(searched: Searched) -> list[str]:
+def _how(searched: Searched) -> str:
+    """How the values were chosen, and by what."""
     study, by = searched.study, {"random": "drawn at random", "optuna": "proposed by Optuna (TPE)"}
     chosen = by.get(study.search or "", "every combination")
     stops = f", and {study.scheduler} may stop runs early" if study.scheduler != "none" else ""
-    return [f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."]
+    return f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."
+
+
+def _trials(searched: Searched, targets: Sequence[float], price: Price | None) -> Table:
+    """A row for every trial, in the order of :attr:`Searched.trials`."""
+    columns = _figures(searched, targets, price)
+    columns = [figure for figure in columns if any(figure.measure(run) is not None for run in searched.trials.trial)]
+    notes = [
+        "Trials that finished come first, by the objective; then those that were stopped before the end, with what "
+        "they had after their last epoch, which is not compared with the others; then the rest, such as the best one "
+        "with other seeds, by which nothing was chosen.",
+        *dict.fromkeys(figure.note for figure in columns if figure.note),
+    ]
+    title, names = searched.objective.title, list(searched.axes)
+    first = ["Rank", f"Objective: {title[:1].lower()}{title[1:]}", "End", "Epochs"]
+    rows = [
+        (
+            f"{number}" if number <= len(searched.ranked) else "-",
+            [
+                _objective(searched, row),
+                Entry(row.end, note=row.trial.reason),
+                Entry(f"{row.epochs}", row.epochs) if row.epochs else Entry(),
+                *(Entry(shown(value), as_number(value)) for value in (setting(row.trial, name) for name in names)),
+                *(_entry(figure, row.trial) for figure in columns),
+                Entry(row.trial.name, link=row.trial.page or ""),
+            ],
+        )
+        for number, row in enumerate(searched.trials.itertuples(), 1)
+    ]
+    return Table("search_trials", "Trials", [*first, *names, *(figure.title for figure in columns), "Run"], rows, notes)
+
+
+def _figures(searched: Searched, targets: Sequence[float], price: Price | None) -> list[Figure]:
+    """Columns beside the objective, without a figure that is the objective itself."""
+    task, primary, objective = searched.runs.task, searched.runs.task.spec.primary, searched.goal.metric
+    note = (
+        f"Figures of the test are of the chosen epoch, the one with the best {primary.noun} on the validation images."
+    )
+    return [
+        Figure("chosen_epoch", "Chosen epoch", metric(CHOSEN_EPOCH), note=note),
+        *([task.validation] if objective != primary.on("val") else []),
+        *([task.tested] if objective != primary.metric else []),
+        *(replace(each, title=f"Test {each.of.noun}{' (%)' * each.of.percent}") for each in task.beside if each.of),
+        TRAINING_TIME,
+        *(figure for target in targets for figure in task.to_target(target)),
+        *([figures.cost_of_run(price)] if price is not None else []),
+    ]
+
+
+def _objective(searched: Searched, row: Any) -> Entry:
+    """What a trial has of the objective, marked as the best where chance alone does not explain its lead."""
+    entry = _entry(searched.objective, row.trial)
+    if row.Index >= len(searched.ranked):
+        if not entry.text:
+            return Entry(note=f"no finite {searched.goal.metric}" if row.trial.finished else "")
+        return replace(entry, partial=True, note="" if row.trial.finished else "after its last epoch, before the end")
+    lead = searched.lead
+    return replace(entry, best=row.Index == 0 and lead is not None and lead.ahead > 0 and lead.is_told)
+
+
+def _entry(figure: Figure, trial: Run) -> Entry:
+    value = figure.measure(trial)
+    if value is None:
+        return Entry()
+    return Entry(figure.cell(Statistic.of([value])), value, n=1, run_ids=(trial.run_id,))
+
+
+def _axes(searched: Searched, explained: Any) -> Table:
+    """A row for every axis: what it explains, see :func:`importance.explained`."""
+    epoch, _ = searched.compared
+    rows = [
+        (
+            row.Index,
+            [
+                _number(100 * row.alone, ".0f"),
+                _number(row.correlation, "+.2f"),
+                _number(100 * row.between, ".0f"),
+                _number(row.n, ".0f"),
+            ],
+        )
+        for row in explained.itertuples()
+    ]
+    notes = (
+        "Of the runs that finished, by the objective."
+        if epoch is None
+        else f"Of all runs by what they had after epoch {epoch}, the last that all of them came to.",
+        "Alone: share of the variance that the axis explains on its own in a random forest fitted to these runs "
+        "(functional ANOVA, by Optuna); what is missing to 100 % is in combinations of axes. It fits chance, too.",
+        "Rank correlation is Spearman's, of numbers: near 0 also where the best value is in the middle. Between groups "
+        "(eta squared) is the share of the variance between the means of the values, of axes that are no numbers.",
+        f"There is nothing to say below {importance.LEAST} runs, or where an axis or the objective has one value.",
+    )
+    columns = ["Axis", "Alone (%)", "Rank correlation", "Between groups (%)", "n"]
+    return Table("search_axes", "How much each axis explains", columns, rows, notes)
+
+
+def _number(value: float, digits: str) -> Entry:
+    return Entry() if pd.isna(value) else Entry(f"{value:{digits}}", value)

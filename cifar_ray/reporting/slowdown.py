@@ -19,13 +19,13 @@ from typing import Literal
 from cifar_ray.config.errors import ConfigError, brief, counted, printable
 from cifar_ray.reporting import compare, figures, report
 from cifar_ray.reporting.chance import CHANCE
-from cifar_ray.reporting.frame import PLACED, Runs
 from cifar_ray.tracking.study import HARDWARE_TAG, THREADS_TAG, Run, Sweep
 
 _LEAST_RUNS = 2  # of one run, nobody knows the spread
-_SAME_WORK = ("model", "dataset", "global_batch_size")
+_SAME_WORK = ("task", "model", "dataset", "global_batch_size")
 _SAME_MACHINE = {HARDWARE_TAG: "hardware", THREADS_TAG: "CPU threads per worker"}
-_CERTAIN, _LIKELY = 0.001, 0.99
+_OF_MACHINE = ("commit", "hardware", "cpus_per_worker", "convolutions")
+"""Settings in which the runs of one side may differ, beside the seed: what was found on a machine."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,9 @@ class Side:
         """Geometric mean."""
         return statistics.geometric_mean(self.step_ms)
 
-    @property
-    def text(self) -> str:
-        """Its mean, the spread of its runs and their number."""
-        logs = [math.log(ms) for ms in self.step_ms]
-        spread = f" +- {100 * statistics.stdev(logs):.1f} %" if len(logs) > 1 else ""
-        return f"{self.mean_ms:.3g} ms{spread}, n = {len(logs)}"
+    def __str__(self) -> str:
+        spread = 100 * statistics.stdev(map(math.log, self.step_ms))
+        return f"{self.mean_ms:.3g} ms +- {spread:.1f} %, n = {len(self.step_ms)}"
 
 
 @dataclass(frozen=True)
@@ -88,16 +85,12 @@ class Slowdown:
         return {"within": 0, "slower": 1, "unknown": 3}[self.verdict]
 
     def __str__(self) -> str:
-        lines = [self.sentence]
-        if self.differ:
-            a, b = brief(self.a.name), brief(self.b.name)
-            changes = (
-                f"{name} ({of_a or '-'} in {a}, {of_b or '-'} in {b})" for name, (of_a, of_b) in self.differ.items()
-            )
+        lines, (a, b) = [self.sentence], (brief(self.a.name), brief(self.b.name))
+        changes = [f"{name} ({of_a or '-'} in {a}, {of_b or '-'} in {b})" for name, (of_a, of_b) in self.differ.items()]
+        left = [f"{counted(side.left_out, 'run')} of {brief(side.name)}" for side in (self.a, self.b) if side.left_out]
+        if changes:
             lines.append(f"They differ in {', '.join(changes)}.")
-        if left := [
-            f"{counted(side.left_out, 'run')} of {brief(side.name)}" for side in (self.a, self.b) if side.left_out
-        ]:
+        if left:
             lines.append(f"Not counted: {' and '.join(left)}, not finished or without times of their own.")
         return printable("\n".join(lines))
 
@@ -105,17 +98,10 @@ class Slowdown:
 def slowdown(
     sides: Sequence[tuple[str, Sequence[str]]], max_slowdown_percent: float, tracking_uri: str | None = None
 ) -> Slowdown:
-    """Compare the step of B with that of A.
-
-    Args:
-        sides: of A and of B, what it is called, and names of sweeps or runs, MLflow ids, or .json files of
-            ``cifar-ray export``.
-        max_slowdown_percent: how much longer B's step may take.
-        tracking_uri: the store.
+    """Compare the step of B with that of A, each named by sweeps, runs, MLflow ids or exported files: :func:`judge`.
 
     Raises:
-        ConfigError: when there is no such run or sweep, a run is on both sides, the runs of one side differ in more
-            than the seed, or a step of A and of B is different work.
+        ConfigError: also when there is no such run or sweep.
     """
     names = [name for _, of in sides for name in of]
     studies = dict(zip(names, report.read(names, tracking_uri)))
@@ -123,45 +109,47 @@ def slowdown(
 
 
 def judge(sides: Sequence[tuple[str, Sequence[Sweep]]], max_slowdown_percent: float) -> Slowdown:
-    """Compare the step of B with that of A, each some studies; see :func:`slowdown`."""
+    """Compare the step of B with that of A.
+
+    Args:
+        sides: of A and of B, what it is called, and its studies.
+        max_slowdown_percent: how much longer B's step may take.
+
+    Raises:
+        ConfigError: when a run is on both sides, the runs of one side differ in more than the seed, or a step of A and
+            of B is different work.
+    """
     every = [{trial.run_id: trial for study in of for trial in study.meant.trials} for _, of in sides]
     for run_id in every[0].keys() & every[1].keys() - {""}:
         raise ConfigError("", f"run {brief(every[0][run_id].name)} is on both sides, which must have different runs")
     timed = [[trial for trial in of.values() if trial.finished and figures.iteration_ms(trial)] for of in every]
-    for (title, _), trials in zip(sides, timed):
-        _check_alike(title, trials)
-    _check_work(timed)
-    steps = [tuple(filter(None, map(figures.iteration_ms, trials))) for trials in timed]
     a, b = (
-        Side(title, ms, tuple(trial.run_id for trial in trials), len(of) - len(trials))
-        for (title, _), ms, trials, of in zip(sides, steps, timed, every)
+        Side(
+            name=title,
+            step_ms=tuple(filter(None, map(figures.iteration_ms, trials))),
+            run_ids=tuple(trial.run_id for trial in trials),
+            left_out=len(of) - len(trials),
+        )
+        for (title, _), trials, of in zip(sides, timed, every)
     )
-    differ = _differences(timed) if all(timed) else {}
-    machine = _machines(timed)
-    allowed, ratio, chance = 1 + max_slowdown_percent / 100, None, None
-    if all(timed) and not machine:
-        ratio = b.mean_ms / a.mean_ms
-        if min(map(len, timed)) >= _LEAST_RUNS:
-            chance = probability(a.step_ms, b.step_ms, allowed)
-    names = brief(a.name), brief(b.name)
-    verdict: Literal["slower", "within", "unknown"]
-    if ratio is None or chance is None:
-        verdict, sentence = "unknown", f"Not enough evidence: {machine or _lack(a, b, ratio)}."
-    else:
-        verdict = "slower" if chance < CHANCE else "within"
-        lead = (
-            f"{names[1]} is too slow"
-            if verdict == "slower"
-            else f"{names[1]} is not too slow"
-            if ratio <= allowed
-            else f"{names[1]} may be too slow, but the runs differ too much to tell"
-        )
-        sentence = (
-            f"{lead}: its step takes {ratio:.3f} times that of {names[0]} ({b.text}, against {a.text}), and "
-            f"{allowed:.6g} is allowed. If it took {allowed:.6g} times, a ratio of {ratio:.3f} or more would be "
-            f"chance in {_percent(chance)} of such comparisons."
-        )
-    return Slowdown(verdict, sentence, max_slowdown_percent, ratio, chance, a, b, differ)
+    differ, problem = _differences((a, b), timed), _machines(timed)
+    ratio = b.mean_ms / a.mean_ms if all(timed) and not problem else None
+    if ratio is None or min(map(len, timed)) < _LEAST_RUNS:
+        counts = " and ".join(f"{brief(side.name)} has {counted(len(side.step_ms), 'finished run')}" for side in (a, b))
+        told = "" if ratio is None else f"; B's step takes {ratio:.3f} times A's"
+        problem = problem or f"{counts} with step times, and it takes {_LEAST_RUNS} or more on each side{told}"
+        return Slowdown("unknown", f"Not enough evidence: {problem}.", max_slowdown_percent, ratio, None, a, b, differ)
+    allowed = 1 + max_slowdown_percent / 100
+    chance = probability(a.step_ms, b.step_ms, allowed)
+    is_slower = chance < CHANCE
+    lead = "is too slow" if is_slower else "is not too slow"
+    if not is_slower and ratio > allowed:
+        lead = "may be too slow, but the runs differ too much to tell"
+    sentence = (
+        f"{brief(b.name)} {lead}: its step takes {ratio:.3f} times that of {brief(a.name)} ({b}, against {a}), and "
+        f"{allowed:.6g} is allowed (Welch's test: p = {chance:.2g})."
+    )
+    return Slowdown("slower" if is_slower else "within", sentence, max_slowdown_percent, ratio, chance, a, b, differ)
 
 
 def probability(a: Sequence[float], b: Sequence[float], allowed: float) -> float:
@@ -178,27 +166,25 @@ def probability(a: Sequence[float], b: Sequence[float], allowed: float) -> float
     return float(stats.ttest_ind(beyond, first, equal_var=False, alternative="greater").pvalue)
 
 
-def _check_alike(title: str, trials: Sequence[Run]) -> None:
-    """Refuse a side whose runs differ in more than the seed, and what depends on the machine."""
-    names = [*PLACED]
-    if len({(trial.model, trial.dataset) for trial in trials}) == 1:
-        (others,) = Runs(Sweep(title, trials, "", "")).varied.values()
-        names += [name for name in others if name not in ("hardware", "cpus_per_worker")]
-    if differing := [name for name in names if len({trial.params.get(name, "") for trial in trials}) > 1]:
-        raise ConfigError(
-            "", f"the runs of {brief(title)} differ in {', '.join(differing)}; those of one side may differ in the seed"
-        )
+def _differences(sides: Sequence[Side], timed: Sequence[Sequence[Run]]) -> dict[str, tuple[str, str]]:
+    """Settings that differ between the sides, with their values on either.
 
-
-def _check_work(timed: Sequence[Sequence[Run]]) -> None:
-    """Refuse sides of which a step is different work."""
-    if not all(timed):
-        return
-    (a, *_), (b, *_) = timed
-    tasks = {"task": (a.task.name, b.task.name)}
-    for name, (of_a, of_b) in tasks.items() | {name: (a.params[name], b.params[name]) for name in _SAME_WORK}.items():
-        if of_a != of_b:
-            raise ConfigError("", f"a step of A and of B must be the same work: {name} is {of_a} in A and {of_b} in B")
+    Raises:
+        ConfigError: when runs of one side differ in more than the seed, or a step of A and of B is different work.
+    """
+    names = [name for name in compare.settings([*timed[0], *timed[1]]) if name not in ("status", "seed")]
+    values = [{name: dict.fromkeys(compare.value(trial, name) for trial in of) for name in names} for of in timed]
+    for side, of_side in zip(sides, values):
+        if mixed := [name for name in names if len(of_side[name]) > 1 and name not in _OF_MACHINE]:
+            problem = f"the runs of {brief(side.name)} differ in {', '.join(mixed)}"
+            raise ConfigError("", f"{problem}; those of one side may differ in the seed")
+    pairs = {name: tuple(", ".join(filter(None, of_side[name])) for of_side in values) for name in names}
+    differ = {name: (a, b) for name, (a, b) in pairs.items() if a != b and all(timed)}
+    for name in _SAME_WORK:
+        if name in differ:
+            a, b = differ[name]
+            raise ConfigError("", f"a step of A and of B must be the same work: {name} is {a} in A and {b} in B")
+    return differ
 
 
 def _machines(timed: Sequence[Sequence[Run]]) -> str:
@@ -208,26 +194,3 @@ def _machines(timed: Sequence[Sequence[Run]]) -> str:
         if len(values) > 1:
             return f"the runs have different {what} ({'; '.join(values)}), so a difference may be the machine's"
     return ""
-
-
-def _lack(a: Side, b: Side, ratio: float | None) -> str:
-    counts = " and ".join(f"{brief(side.name)} has {counted(len(side.step_ms), 'finished run')}" for side in (a, b))
-    known = "" if ratio is None else f"; B's step takes {ratio:.3f} times A's"
-    return f"{counts} with step times, and it takes {_LEAST_RUNS} or more on each side{known}"
-
-
-def _differences(timed: Sequence[Sequence[Run]]) -> dict[str, tuple[str, str]]:
-    """Settings that differ between the sides, with their values on either."""
-
-    def values(trials: Sequence[Run], name: str) -> str:
-        return ", ".join(dict.fromkeys(filter(None, (compare.value(trial, name) for trial in trials))))
-
-    names = [name for name in compare.settings([*timed[0], *timed[1]]) if name not in ("status", "seed")]
-    pairs = {name: (values(timed[0], name), values(timed[1], name)) for name in names}
-    return {name: (a, b) for name, (a, b) in pairs.items() if a != b}
-
-
-def _percent(share: float) -> str:
-    if share > _LIKELY:
-        return f"more than {100 * _LIKELY:g} %"
-    return f"less than {100 * _CERTAIN:g} %" if share < _CERTAIN else f"{100 * share:.2g} %"

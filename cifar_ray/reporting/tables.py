@@ -1,6 +1,6 @@
 """The tables of a report: a row for every configuration, a column for every figure.
 
-A table is a :class:`Spec`; one function fills any of them. A column that no row has is left out, and so is a table
+A table is a :class:`Spec`; :func:`filled` makes any of them. A column that no row has is left out, and so is a table
 without columns, so that a spec may name whatever some study might have.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cifar_ray import tasks
 from cifar_ray.config.errors import some
 from cifar_ray.reporting import cells, chance, figures, frame, scaling
-from cifar_ray.reporting.cells import Column, Group, columns, setting
+from cifar_ray.reporting.cells import Group
 from cifar_ray.reporting.chance import Measured, Noise
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.cost import Price
@@ -34,17 +34,9 @@ class Spec(NamedTuple):
 
     key: str
     title: str
-    columns: Sequence[Column]
+    figures: Sequence[Figure]
     notes: Sequence[str] = ()
     every: bool = False
-
-
-class Filled(NamedTuple):
-    """A spec with its entries: the columns that have any, and a row for each configuration."""
-
-    spec: Spec
-    columns: Sequence[Column]
-    rows: Sequence[tuple[Configuration, Sequence[Entry]]]
 
 
 @dataclass(frozen=True)
@@ -73,18 +65,18 @@ class Part:
         return [] if reached is None else [reached]
 
     @cached_property
-    def tables(self) -> Sequence[Filled]:
+    def tables(self) -> Sequence[Table]:
         """Every table that these configurations have a figure for, the main one first."""
         if not any(config.finished for config in self.group.among):
-            return ()
-        return [filled for spec in _specs(self) if (filled := _filled(self.group, spec)) is not None]
+            return []
+        return [*filter(None, (filled(self.group, spec) for spec in _specs(self)))]
 
     @property
     def section(self) -> Section:
         """The tables, with notes on what all runs share and what is missing."""
-        first, tables = self.group.among[0], [_table(self, filled) for filled in self.tables]
+        first = self.group.among[0]
         notes = [*_settings(self.group.among), *_targets(self), *_missing(self.group)]
-        return Section(f"{first.model} on {first.dataset}", tables[:1], tables[1:], notes)
+        return Section(f"{first.model} on {first.dataset}", self.tables[:1], self.tables[1:], notes)
 
 
 def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> list[Part]:
@@ -98,20 +90,13 @@ def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None)
 
 def means(runs: Runs) -> list[Table]:
     """The main figures of every configuration with its number of runs, for each model and data set, in few columns."""
-    count = Column(Figure("n", "n"), lambda _, config: Entry(str(len(config.finished))))
     tables = []
     for part in parts(runs):
         first, of = part.group.among[0], part.task
-        shown = (of.validation, of.tested, of.throughput)
-        spec = Spec(
-            "means",
-            f"{first.model} on {first.dataset}",
-            [count, *columns(*(replace(figure, better="", note="") for figure in shown))],
-            every=True,
-        )
-        if (filled := _filled(part.group, spec)) is not None:
-            tables.append(_table(part, filled))
-    return tables
+        shown = [replace(figure, better="", note="") for figure in (of.validation, of.tested, of.throughput)]
+        spec = Spec("means", f"{first.model} on {first.dataset}", [figures.RUNS, *shown], every=True)
+        tables.append(filled(part.group, spec))
+    return [*filter(None, tables)]
 
 
 def _specs(part: Part) -> list[Spec]:
@@ -127,21 +112,20 @@ def _specs(part: Part) -> list[Spec]:
             "main",
             f"Time, speed and {task.spec.primary.noun}",
             [
-                cells.global_batch(),
-                *columns(TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])),
-                *(cells.ratio(SPEED_UP), cells.ratio(EFFICIENCY)),
-                *columns(task.validation, replace(task.tested, better="") if is_chosen else task.primary),
-                *columns(*task.beside, figures.MEMORY, *_costs(part)),
+                *(figures.GLOBAL_BATCH, TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])),
+                *(SPEED_UP, EFFICIENCY),
+                *(task.validation, replace(task.tested, better="") if is_chosen else task.primary),
+                *(*task.beside, figures.MEMORY, *_costs(part)),
             ],
             (f"{some(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of {_epoch(trials)}.",),
             every=True,
         ),
-        Spec("quality", f"Test metrics{of_means}", columns(*task.every[1:], LOSS)),
+        Spec("quality", f"Test metrics{of_means}", [*task.every[1:], LOSS]),
         *(
             Spec(
                 f"{figure.key}_by_rank",
                 f"{figure.title} of every rank's own replica",
-                columns(figures.over_ranks(figure), *(figures.of_rank(figure, rank) for rank in ranks)),
+                [figures.over_ranks(figure), *(figures.of_rank(figure, rank) for rank in ranks)],
                 (
                     "A replica has its own batch-norm statistics where the strategy has them; where all ranks share "
                     "one model, its figure stands for each.",
@@ -149,15 +133,13 @@ def _specs(part: Part) -> list[Spec]:
             )
             for figure in (LOSS, task.primary)
         ),
-        Spec("phases", "Where the time went", columns(*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME)),
+        Spec("phases", "Where the time went", [*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME]),
         Spec(
             "steps",
             "Where a step's time goes",
             [
-                *columns(*figures.PARTS, why=cells.unsplit),
-                *columns(figures.NOT_SPLIT, why=cells.exceeded),
-                *columns(replace(ITERATION_TIME, better=""), figures.ITERATION_P95),
-                Column(figures.SHARE, cells.share_of_single),
+                *(*figures.PARTS, figures.NOT_SPLIT),
+                *(replace(ITERATION_TIME, better=""), figures.ITERATION_P95, figures.SHARE),
             ],
             (
                 "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide.",
@@ -168,41 +150,34 @@ def _specs(part: Part) -> list[Spec]:
         Spec(
             "bounds",
             "What bounds each configuration",
-            [setting("Bound", cells.bound), *columns(figures.BOUND_COST)],
+            [figures.BOUND, figures.BOUND_COST],
             ("`cifar-ray explain RUN` names the rank and the numbers, and says what to try.",),
         ),
         *(
             Spec(
                 task.target_key(goal),
                 f"To {task.target_text(goal)} {part.group.among[0].runs.measured_on} {task.spec.primary.noun}",
-                columns(*task.to_target(goal), *_costs(part, goal), why=cells.unreached(goal)),
+                [*task.to_target(goal), *_costs(part, goal)],
                 every=True,
             )
             for goal in part.goals
         ),
-        Spec("load", "Load", columns(figures.load("cpu"), figures.load("gpu"), why=cells.unsampled)),
+        Spec("load", "Load", [figures.load("cpu"), figures.load("gpu")]),
         Spec(
             "memory",
             "Peak memory of every worker (MiB)",
-            columns(*(figures.of_rank(figures.MEMORY, rank) for rank in ranks)),
+            [figures.of_rank(figures.MEMORY, rank) for rank in ranks],
         ),
         Spec(
             "bubble",
             "Pipeline bubble: the share of the time in which a stage idles",
-            [setting("Micro-batches", cells.micro_batches), *columns(*figures.BUBBLE)],
+            [figures.MICRO_BATCHES, *figures.BUBBLE],
             ("Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long.",),
         ),
         Spec(
             "staleness",
             "Staleness: updates by other workers between reading the weights and applying the gradient",
-            [
-                setting("Push every", lambda trial: trial.params.get("strategy_options.push_every")),
-                setting("Servers", lambda trial: trial.params.get("strategy_options.servers")),
-                setting("Bound", lambda trial: trial.params.get("strategy_options.max_staleness")),
-                setting("Weighting", lambda trial: trial.params.get("strategy_options.staleness_weighting")),
-                *columns(figures.STALENESS),
-                Column(figures.MOST_STALE, cells.most_stale),
-            ],
+            [*figures.PUSHES, figures.STALENESS, figures.MOST_STALE],
         ),
     ]
 
@@ -228,23 +203,38 @@ def _costs(part: Part, goal: float | None = None) -> list[Figure]:
     return [cost if alike else replace(cost, better="")]
 
 
-def _filled(group: Group, spec: Spec) -> Filled | None:
-    rows = [(config, [column.make(group, config) for column in spec.columns]) for config in group.among]
+def filled(group: Group, spec: Spec) -> Table | None:
+    """A table with the columns that any configuration has a figure for, and rows of those that have any; None of none.
+
+    The best entry of a column is marked, if the test tells it from all others.
+    """
+    rows = [(config, [cells.entry(figure, config, group) for figure in spec.figures]) for config in group.among]
     rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
-    shown = [at for at in range(len(spec.columns)) if any(entries[at].text for _, entries in rows)]
+    shown = [at for at in range(len(spec.figures)) if any(entries[at].text for _, entries in rows)]
     rows = [(config, [entries[at] for at in shown]) for config, entries in rows]
-    if not any(entry.n for _, entries in rows for entry in entries):
+    counts = {entry.n for _, entries in rows for entry in entries if entry.n}
+    if not counts:
         return None
-    for at, column in enumerate(spec.columns[number] for number in shown):
-        _mark(column.figure, at, rows)
-    return Filled(spec, [spec.columns[at] for at in shown], rows)
+    columns = [spec.figures[number] for number in shown]
+    for at, figure in enumerate(columns):
+        _mark(figure, at, rows)
+    runs = f"n = {min(counts)}" + (f" to {max(counts)}" if len(counts) > 1 else "")
+    several = any(entry.std is not None for _, entries in rows for entry in entries)
+    spread = ", means ± sample standard deviations over the seeds" if several else ""
+    first = group.among[0]
+    return Table(
+        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{spec.key}"),
+        spec.title,
+        ["Configuration", *(figure.title for figure in columns)],
+        [(_label(group, config), entries) for config, entries in rows],
+        (f"{runs}{spread}.", *spec.notes, *dict.fromkeys(figure.note for figure in columns if figure.note)),
+        columns,
+        [config for config, _ in rows],
+    )
 
 
 def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entry]]]) -> None:
-    """Mark the best entry of a column, if chance does not explain by how much it exceeds all others.
-
-    A mean over only some of the runs is no candidate.
-    """
+    """Mark the best entry of a column. A mean over only some of the runs is no candidate."""
     among = [config for config, entries in rows if entries[at].value is not None]
     candidates = [entries for _, entries in rows if entries[at].value is not None and not entries[at].partial]
     better = chance.better(figure, among)
@@ -261,23 +251,6 @@ def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entr
 
 def _statistic(entry: Entry) -> Statistic:
     return Statistic(entry.value or 0.0, entry.std, entry.n)
-
-
-def _table(part: Part, filled: Filled) -> Table:
-    entries = [entry for _, row in filled.rows for entry in row]
-    counts = {entry.n for entry in entries if entry.n}
-    runs = f"n = {min(counts)}" + (f" to {max(counts)}" if len(counts) > 1 else "")
-    several = any(entry.std is not None for entry in entries)
-    spread = ", means ± sample standard deviations over the seeds" if several else ""
-    notes = dict.fromkeys(column.figure.note for column in filled.columns if column.figure.note)
-    first = part.group.among[0]
-    return Table(
-        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{filled.spec.key}"),
-        filled.spec.title,
-        ["Configuration", *(column.figure.title for column in filled.columns)],
-        [(_label(part.group, config), row) for config, row in filled.rows],
-        (f"{runs}{spread}.", *filled.spec.notes, *notes),
-    )
 
 
 def _label(group: Group, config: Configuration) -> str:

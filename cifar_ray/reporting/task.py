@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 from cifar_ray import tasks
@@ -118,10 +118,12 @@ class TaskFigures:
     def to_target(self, target: float) -> tuple[Figure, Figure]:
         """Seconds and epochs to a target."""
         note = "Counted at the end of the first epoch that has it; empty where none has. Seconds of training alone."
-        way = self.target_key(target)
+        way, why = self.target_key(target), partial(_unreached, target)
         return (
-            Figure(f"{way}_s", "Training (s)", lambda trial: seconds_to(trial, target), " s", 2, "low", note=note),
-            Figure(f"{way}_epochs", "Epochs", lambda trial: epochs_to(trial, target), "", 1, "low", "work"),
+            Figure(
+                f"{way}_s", "Training (s)", lambda trial: seconds_to(trial, target), " s", 2, "low", note=note, why=why
+            ),
+            Figure(f"{way}_epochs", "Epochs", lambda trial: epochs_to(trial, target), "", 1, "low", "work", why=why),
         )
 
     def cost_of_training(self, price: Price) -> Figure:
@@ -144,7 +146,8 @@ class TaskFigures:
         unit = self.spec.unit
         note = f"Cost is that of the training until then, by the {unit} trained on until then."
         key = f"{self.target_key(target)}_usd_per_1000_{unit}"
-        return Figure(key, f"Cost per 1,000 {unit} (USD)", paid, " USD", None, "low", note=note)
+        title, why = f"Cost per 1,000 {unit} (USD)", partial(_unreached, target)
+        return Figure(key, title, paid, " USD", None, "low", note=note, why=why)
 
 
 def _figure(of: tasks.Figure) -> Figure:
@@ -185,3 +188,15 @@ def seconds_to(trial: Run, target: float) -> float | None:
     epochs, seconds = epochs_to(trial, target), figures.by_step(trial, "epoch_s")
     until = range(1, int(epochs or 0) + 1)
     return sum(seconds[epoch] for epoch in until) if epochs and seconds.keys() >= set(until) else None
+
+
+def _unreached(target: float, trial: Run) -> str:
+    """Why there is no way to a target."""
+    reached, epochs, text = best(trial), epochs_to(trial, target), trial.task.primary.text
+    if epochs is not None:
+        return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
+    if reached is None:
+        return "not recorded"
+    if reaches(trial, reached, target):
+        return f"reached, since the best epoch has {text(reached)}, but the epoch is not recorded"
+    return f"not reached: the best epoch has {text(reached)}"

@@ -1,72 +1,83 @@
-"""The winner of a search in words: how far it is ahead of the second, and how much of that may be luck."""
+"""The lead of a search's best run: how far it is ahead of the second, and how likely chance alone explains that."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cifar_ray.config.errors import counted
 from cifar_ray.reporting import chance
 from cifar_ray.tasks import Figure
 
 
-def level(value: float, repeated: Sequence[float]) -> float:
-    """What the best run is compared by: its mean with other seeds if there are any, else its value."""
-    return statistics.mean(repeated) if repeated else value
+@dataclass(frozen=True)
+class Lead:
+    """The best run of a search against the second.
 
-
-def lead(of: Figure, value: float, second: float) -> float:
-    """How far a value is ahead of another, in the figure's unit; less than 0 if it is behind."""
-    return of.rank(value) - of.rank(second)
-
-
-def apart(of: Figure, value: float, other: float) -> str:
-    """How far two values are apart, as people read it: ``0.83 points`` between shares."""
-    return f"{abs(value - other) * 100:.2f} points" if of.percent else of.text(abs(value - other))
-
-
-def probability(value: float) -> str:
-    """A probability as people read it: ``14 %``."""
-    return f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %" if value >= 1e-4 else "less than 0.01 %"
-
-
-def _by_chance(level: float, second: float, images: int | None) -> str:
-    """How likely chance alone sets two runs so far apart, in brackets behind the lead; ``images`` as of a goal."""
-    if level == second:
-        return ""
-    if images is None:
-        return " (how much of that is chance, one run of the second does not tell)"
-    likely = probability(chance.of_shares(level, second, images))
-    return f" (if both were equally good, chance would set them this far apart with a probability of {likely})"
-
-
-def sentence(
-    of: Figure,
-    name: str,
-    value: float,
-    repeated: Sequence[float],
-    second: tuple[str, float] | None,
-    finished: int,
-    images: int | None,
-) -> str:
-    """What a search says of its best run, without a full stop.
-
-    Args:
+    Attributes:
         of: the figure that the search was after.
-        name: of the run.
-        value: its figure.
-        repeated: values of the same run with other seeds.
-        second: name and value of the next best; None where no other run finished.
-        finished: how many finished, repeats aside.
+        ranked: name and value of every run that finished with it, the best first; at least one.
+        repeated: values of the best run with other seeds.
         images: samples that the figure is a share of; None where it is no share, or that is not known.
     """
-    compared, parts = level(value, repeated), [f"{name}: {of.named(value)}"]
-    if repeated:
-        spread = f" (standard deviation {apart(of, statistics.stdev(repeated), 0.0)})" if len(repeated) > 1 else ""
-        parts.append(f"with {counted(len(repeated), 'other seed')} {of.text(compared)}{spread}")
-    if second is None:
-        return ", ".join([*parts, "the only run that finished"])
-    ahead, gap = lead(of, compared, second[1]), apart(of, compared, second[1])
-    words = f"{gap} {'ahead of' if ahead > 0 else 'behind'}" if ahead else "as good as"
-    parts.append(f"{words} {second[0]}, the second of {counted(finished, 'run')} that finished")
-    return ", ".join(parts) + _by_chance(compared, second[1], images)
+
+    of: Figure
+    ranked: Sequence[tuple[str, float]]
+    repeated: Sequence[float] = ()
+    images: int | None = None
+
+    @property
+    def level(self) -> float:
+        """What the best run is compared by: its mean with other seeds if there are any, else its value."""
+        return statistics.fmean(self.repeated) if self.repeated else self.ranked[0][1]
+
+    @property
+    def ahead(self) -> float:
+        """How far it is ahead of the second, in the figure's unit; less than 0 if it is behind, 0 without a second."""
+        return self.of.rank(self.level) - self.of.rank(self.ranked[1][1]) if len(self.ranked) > 1 else 0.0
+
+    @property
+    def by_chance(self) -> float | None:
+        """How likely the images alone set two equally good runs so far apart; None if that is not known."""
+        if self.images is None or len(self.ranked) < 2:
+            return None
+        return chance.of_shares(self.level, self.ranked[1][1], self.images)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the two differ by more than chance; False where that is not known."""
+        return self.by_chance is not None and self.by_chance < chance.CHANCE
+
+    @property
+    def sentence(self) -> str:
+        """What a search says of its best run, without a full stop."""
+        (name, value), *others = self.ranked
+        parts = [f"{name}: {self.of.named(value)}"]
+        if again := len(self.repeated):
+            spread = f" (standard deviation {self.apart(statistics.stdev(self.repeated))})" if again > 1 else ""
+            parts.append(f"with {counted(again, 'other seed')} {self.of.text(self.level)}{spread}")
+        if not others:
+            return ", ".join([*parts, "the only run that finished"])
+        words = (
+            f"{self.apart(abs(self.ahead))} {'ahead of' if self.ahead > 0 else 'behind'}"
+            if self.ahead
+            else "as good as"
+        )
+        parts.append(f"{words} {others[0][0]}, the second of {counted(len(self.ranked), 'run')} that finished")
+        return ", ".join(parts) + self._likely()
+
+    def apart(self, difference: float) -> str:
+        """A difference between two values as people read it: ``0.83 points`` between shares."""
+        return f"{100 * difference:.2f} points" if self.of.percent else self.of.text(difference)
+
+    def _likely(self) -> str:
+        """How likely chance alone explains the lead, in brackets behind it."""
+        if not self.ahead:
+            return ""
+        if (value := self.by_chance) is None:
+            return " (how much of that is chance, one run of the second does not tell)"
+        likely = (
+            f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %" if value >= 1e-4 else "less than 0.01 %"
+        )
+        return f" (if both were equally good, chance would set them this far apart with a probability of {likely})"

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from cifar_ray import data, models
@@ -32,6 +32,29 @@ from cifar_ray.strategies import stages
 from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
 from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast
+
+
+class Stage(PipelineStage):
+    """A stage that tells its computing from its waiting."""
+
+    def __init__(
+        self, layers: stages.Layers, worker: Worker, inputs: Tensor, outputs: Tensor, watch: stages.Stopwatch
+    ) -> None:
+        """Take the shapes of what the stage is given and what it makes from two tensors.
+
+        With them, PyTorch needs no passes of its own to find them out.
+        """
+        super().__init__(layers, worker.rank, worker.world_size, worker.device, input_args=inputs, output_args=outputs)
+        self._layers, self._watch = layers, watch
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self._layers.chunk = fwd_chunk_id
+        with self._watch.computing("forward"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._watch.computing("backward"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 class Pipeline(Strategy):
@@ -59,7 +82,7 @@ class Pipeline(Strategy):
         part = slices[worker.rank]
         self._layers = stages.Layers(units, part, precision, worker.device)
         inputs = _like(costs[part.start - 1]) if part.start else self._example("meta")
-        stage = stages.Stage(self._layers, worker, inputs, _like(costs[part.stop - 1]), self._watch)
+        stage = Stage(self._layers, worker, inputs, _like(costs[part.stop - 1]), self._watch)
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
 
     @staticmethod

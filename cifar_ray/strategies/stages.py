@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
-from cifar_ray.strategies.worker import Worker, autocast, moment, seconds_between, seed, unchanged
+from cifar_ray.strategies.worker import autocast, moment, seconds_between, seed, unchanged
 
 _TIMES = 3  # that a unit's passes are measured, after one that is not
 
@@ -152,27 +151,6 @@ class Stopwatch:
             self._busy += sum(seconds_between(begin, end) for begin, end in spans)
             self._took += seconds_between(spans[0][0], spans[-1][1])
         return self._busy, self._took
-
-
-class Stage(PipelineStage):
-    """A stage that tells its computing from its waiting."""
-
-    def __init__(self, layers: Layers, worker: Worker, inputs: Tensor, outputs: Tensor, watch: Stopwatch) -> None:
-        """Take the shapes of what the stage is given and what it makes from two tensors.
-
-        With them, PyTorch needs no passes of its own to find them out.
-        """
-        super().__init__(layers, worker.rank, worker.world_size, worker.device, input_args=inputs, output_args=outputs)
-        self._layers, self._watch = layers, watch
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._layers.chunk = fwd_chunk_id
-        with self._watch.computing("forward"):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self._watch.computing("backward"):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 def packed(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ _PASSES = 5
 
 
 @dataclass(frozen=True)
-class Readiness:
+class Gradients:
     """The gradients of a model in the order in which a backward pass computes them.
 
     Attributes:
@@ -32,10 +32,15 @@ class Readiness:
 
     sizes: tuple[int, ...]
     ready: tuple[float, ...]
-    buffer_bytes: int
+    buffer_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all gradients."""
+        return sum(self.sizes)
 
 
-def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -> Readiness:
+def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -> Gradients:
     """Measure backward passes of so many samples of noise on the CPU, after one that does not count.
 
     The loss is the mean square of what the model gives, whose own gradient takes no time beside the model's. The hooks
@@ -70,7 +75,7 @@ def readiness(config: TrainConfig, precision: str, samples: int, threads: int) -
     shares = {place: statistics.median(each[place] for each in passes[1:] if place in each) for place in passes[-1]}
     order = sorted(shares, key=lambda place: shares[place])
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    return Readiness(
+    return Gradients(
         tuple(parameters[place].nbytes for place in order),
         tuple(min(shares[place], 1.0) for place in order),
         sum(buffer.nbytes for buffer in buffers),

@@ -11,12 +11,13 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.plan import PlannedCell
-from cifar_ray.planning.measured import KIND
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
 
 _OF_PACE = (
-    *(*KIND, "model_options", "topology", "cpus_per_worker", "global_batch_size", "accumulate"),
+    *("model", "model_options", "dataset", "augment", "optimizer", "freeze", "precision", "device", "compile"),
+    *("image_size", "text.max_length", "stream", "val_share", "test_images"),
+    *("topology", "cpus_per_worker", "global_batch_size", "accumulate"),
     *("strategy", "strategy_options", "bucket_cap_mb", "sync_batchnorm"),
 )
 """What tells the seconds of an image apart."""

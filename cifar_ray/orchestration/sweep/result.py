@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cifar_ray.config.sweep import Cell, SweepConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
-from cifar_ray.reporting import winner as words
+from cifar_ray.reporting.winner import Lead
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.training import recipe
 
@@ -75,15 +75,14 @@ def winner_of(goal: Goal, cells: Sequence[PlannedCell]) -> Winner | None:
     ranked = _ranked(goal, cells)
     if not ranked:
         return None
-    (value, best), *others = ranked
+    value, best = ranked[0]
     again = [cell for cell in cells if cell.repeats == best.cell.name and cell.state == boards.FINISHED]
     repeated = [one for cell in again if (one := goal.value(cell.row.figures)) is not None]
-    second = (others[0][1].cell.name, others[0][0]) if others else None
     images = goal.images(cell.row.figures for _, cell in ranked)
-    sentence = words.sentence(goal.figure, best.cell.name, value, repeated, second, len(ranked), images)
+    lead = Lead(goal.figure, [(cell.cell.name, value) for value, cell in ranked], repeated, images)
     assert best.config is not None
     command = recipe.command(best.config, epochs=2 * best.config.epochs)
-    return Winner(best.cell.name, value, sentence, command)
+    return Winner(best.cell.name, value, lead.sentence, command)
 
 
 def repeats_of(goal: Goal, sweep: SweepConfig, cells: Sequence[PlannedCell]) -> list[PlannedCell]:

@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -90,16 +90,19 @@ class SweepSession:
             with connected(config.base, board, functions, preparation.room(self._planned)) as check:
                 self._fit_to_cluster(check)
                 goal = goal_of(config, [run for _, run in configured(self._planned)])
+                first = [cell for cell in self._cells if cell.state == boards.WAITING and not cell.repeats]
+                trials = self._start(first, goal)
+                self._ready.decide_arithmetic(self._planned)  # while Ray Tune starts
                 self._record, self.has_begun = open_record(), True
                 status = "FAILED"
                 try:
                     self._save_cells()
                     self._announce()
-                    first = [cell for cell in self._cells if cell.state == boards.WAITING and not cell.repeats]
-                    self._train(check, first, goal)
+                    self._train(check, trials)
                     if goal is not None and not self._left:  # what limits have left may be better
                         self._add_repeats(goal)
-                    self._train(check, [cell for cell in self._cells if cell.is_waiting and cell.repeats], None)
+                    repeats = [cell for cell in self._cells if cell.is_waiting and cell.repeats]
+                    self._train(check, self._start(repeats, None))
                     status = "FINISHED"
                 except (InterruptedRunError, KeyboardInterrupt) as error:
                     status = "KILLED"
@@ -133,7 +136,7 @@ class SweepSession:
         return stopped + refused + sum(cell.state == boards.WAITING and not cell.repeats for cell in self._cells)
 
     def _fit_to_cluster(self, check: Callable[..., bool]) -> None:
-        """Decide what all runs share: devices, how many train at once, CPUs, and how they compute."""
+        """Decide what all runs share: devices, how many train at once, and CPUs."""
         config, ready = self._config, self._ready
         with NodeAllocator(self._board.waiting, check) as allocator:
             preparation.bring_nodes(allocator, self._asked())
@@ -144,7 +147,6 @@ class SweepSession:
             left = sum(cell.state == boards.WAITING for cell in self._cells)
             self._at_once = ready.at_once(self._asked(), min(left, config.max_concurrent or left))
             ready.divide_cpus(self._planned, self._at_once)
-        ready.decide_arithmetic(self._planned)
 
     def _announce(self) -> None:
         board, config, asked, held = self._board, self._config, configured(self._asked()), ""
@@ -166,10 +168,10 @@ class SweepSession:
             for note in recipe.notes(run, cell.cell.config or run):
                 board.line_once(note)
 
-    def _train(self, check: Callable[..., bool], turn: Sequence[PlannedCell], goal: Goal | None) -> None:
-        """Train the cells of a turn in Ray Tune; ``goal`` is None where no scheduler is to stop them."""
+    def _start(self, turn: Sequence[PlannedCell], goal: Goal | None) -> tuple[SweepBoard, Future[Any]] | None:
+        """Start Ray Tune on the cells of a turn, if any; ``goal`` is None where no scheduler is to stop them."""
         if not turn:
-            return
+            return None
         self._turn, self._tried = turn, set()
         for cell in turn:
             if cell.folder is not None:
@@ -180,7 +182,14 @@ class SweepSession:
             if any(cell.is_open for cell in turn):
                 self._proposals = Proposals(self._config, goal, self._cells)
         board, notes = SweepBoard(), self._folder.disk / "ray_tune"
-        fitting = tuning.start(board.actor, [cell.index for cell in turn], notes, self._at_once, scheduler)
+        cells = [cell.index for cell in turn]
+        return board, tuning.start(board.actor, cells, notes, self._at_once, scheduler)
+
+    def _train(self, check: Callable[..., bool], trials: tuple[SweepBoard, Future[Any]] | None) -> None:
+        """Train the cells of the turn that has been started."""
+        if trials is None:
+            return
+        board, fitting = trials
         self._board.start(self._at_once)
         looked = noted = time.monotonic()
         try:
@@ -363,10 +372,7 @@ class SweepSession:
         return f"Stopped after {ended} of {planned} runs. Continue with: {self._command}"
 
     def _summarise(self, winner: Winner | None) -> None:
-        """Display the means of a grid, and have the sweep's page in MLflow say what a report would say first.
-
-        Its record is complete without.
-        """
+        """Display the means of a grid, and have the sweep's page in MLflow say what a report would say first."""
         self._board.show_doing("summing up")
         name, address = self._config.name, self._record.uri
         ways = [f"`cifar-ray report {name}{uri.flag(address)}` adds a page with charts and tables."]

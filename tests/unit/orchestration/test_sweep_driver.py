@@ -215,7 +215,7 @@ def test_all_cells_are_trained_and_what_is_used_is_recorded_now_and_then(
 ) -> None:
     monkeypatch.setattr(session, "_FIGURES_EVERY_S", 0.0)
     sweep = driven(grid={"seed": [1, 2, 3]})
-    sweep.driver._train(lambda can_stop=False: False, sweep.cells, None)
+    sweep.driver._train(lambda can_stop=False: False, sweep.driver._start(sweep.cells, None))
     assert sweep.ends == [(boards.FINISHED, "done")] * 3
     assert len(sweep.figures) > 6
     assert {"sweep/placed_s", "sweep/wall_s"} < sweep.figures[0].keys()
@@ -231,7 +231,7 @@ def test_an_interrupted_sweep_waits_for_its_runs_to_stop(driven: Callable[..., D
         raise InterruptedRunError(2)
 
     with pytest.raises(InterruptedRunError):
-        sweep.driver._train(check, sweep.cells, None)
+        sweep.driver._train(check, sweep.driver._start(sweep.cells, None))
     assert looks.pop() is False
     assert all(looks)
     assert sweep.driver._stop == INTERRUPTED

@@ -7,9 +7,10 @@ import pytest
 from cifar_ray import strategies
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange, link
-from cifar_ray.planning.exchange import WHOLE, Exchange, Gradients, Timeline
+from cifar_ray.planning.exchange import PLANNED, Exchange, Timeline
 from cifar_ray.planning.link import Link, Route, Traffic
 from cifar_ray.planning.span import Span
+from cifar_ray.training.probe import Gradients
 
 GIGABIT = Link(125e6)
 # 10 MB in three gradients, of which the last to be ready is the smallest.
@@ -41,7 +42,7 @@ def test_another_link_is_refused_with_what_it_may_be(text: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", PLANNED)
 def test_the_bytes_are_those_that_the_strategy_states(name: str, world_size: int) -> None:
     stated = strategies.about(name).bytes.replace("G", "G * 1")
     # DDP and all_reduce hand G to a ring, local SGD all that it averages; the others state what they send.
@@ -54,7 +55,7 @@ def test_the_bytes_are_those_that_the_strategy_states(name: str, world_size: int
     assert sent.size == pytest.approx(factor * eval(stated, {}, variables))
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", PLANNED)
 def test_an_exchange_of_no_bytes_sends_none(name: str) -> None:
     """As of runs that do not tell what an exchange costs."""
     nothing = Exchange(name, Gradients((0,), (1.0,)))
@@ -63,7 +64,7 @@ def test_an_exchange_of_no_bytes_sends_none(name: str) -> None:
 
 
 def test_a_worker_alone_and_workers_of_one_node_send_nothing_over_the_network() -> None:
-    for name in WHOLE:
+    for name in PLANNED:
         assert exchange.traffic(of(name), Topology(1, 1), Route(None, None)) == Traffic(0, 0, 0)
         together = exchange.traffic(of(name), Topology(1, 4), Route(None, None))
         assert together.wire == 0 < together.size, name

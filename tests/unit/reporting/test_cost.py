@@ -22,40 +22,27 @@ def priced(usd: float) -> cost.Price:
 def test_a_type_has_two_prices_with_their_date_and_page() -> None:
     demand, spot = cost.find("g4dn.xlarge"), cost.find("g4dn.xlarge:spot")
     assert cost.find("g4dn.xlarge:on-demand") == demand
-    assert (demand.usd_per_hour, demand.spot, spot.spot) == (0.526, False, True)
-    assert spot.usd_per_hour < demand.usd_per_hour
+    assert demand.usd_per_hour == 0.526
     assert demand.words == (
         "g4dn.xlarge at 0.526 USD per hour (AWS us-east-1, on demand, as of 2025-06; "
         "https://aws.amazon.com/ec2/pricing/on-demand/)"
     )
-
-
-def test_a_gpu_with_a_page_of_its_own_is_cited() -> None:
-    assert cost.find("n1-standard-4+t4").source == (
-        "https://cloud.google.com/compute/vm-instance-pricing and https://cloud.google.com/compute/gpus-pricing"
-    )
-    assert cost.find("n1-standard-4+v100:spot").source.endswith(" and https://cloud.google.com/compute/gpus-pricing")
+    assert "spot, a typical value that moves" in spot.words
 
 
 def test_every_type_of_the_list_can_be_used() -> None:
     for machine in cost._listed()["types"]:
         demand, spot = cost.find(machine), cost.find(f"{machine}:spot")
         assert 0 < spot.usd_per_hour < demand.usd_per_hour
-        assert demand.source.startswith("https://")
+        assert "; https://" in demand.words
 
 
-@pytest.mark.parametrize("word", ["g4dn.xlrge", "t3.nano", ""])
-def test_an_unknown_type_is_refused(word: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^price must be USD per hour, c7i.large, .* or a Ray cluster file, got"
-    ) as caught:
+@pytest.mark.parametrize("word", ["g4dn.xlrge", "t3.nano", "g5.xlarge:reserved", ""])
+def test_an_unknown_type_or_market_is_refused(word: str) -> None:
+    expected = r"^price must be USD per hour, c7i.large, .* with :spot or :on-demand, or a Ray cluster file, got "
+    with pytest.raises(ConfigError, match=expected + repr(word)) as caught:
         cost.find(word)
     assert ("did you mean 'g4dn.xlarge'?" in str(caught.value)) == (word == "g4dn.xlrge")
-
-
-def test_an_unknown_market_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^price must be TYPE, TYPE:spot or TYPE:on-demand, got "):
-        cost.find("g5.xlarge:reserved")
 
 
 def test_a_price_of_ones_own_is_for_any_device() -> None:
@@ -103,9 +90,10 @@ def test_a_cluster_file_has_the_price_of_its_workers() -> None:
     assert cost.find(f"{CLUSTER}:spot") == cost.find("g6.xlarge:spot")
 
 
-def test_a_node_type_has_its_own_price() -> None:
-    node = {"InstanceType": "g4dn.xlarge", "InstanceMarketOptions": {"MarketType": "spot"}}
-    assert cost.of_node_type({"node_config": node}) == cost.find("g4dn.xlarge:spot")
+def test_a_cluster_on_aws_with_spot_machines_alone(tmp_path: Path) -> None:
+    file, node = tmp_path / "aws.yaml", "{InstanceType: g4dn.xlarge, InstanceMarketOptions: {MarketType: spot}}"
+    file.write_text(f"available_node_types: {{a: {{node_config: {node}}}}}")
+    assert cost.find(str(file)) == cost.find("g4dn.xlarge:spot")
     assert [cost.find(name).gpus for name in ("m7i.xlarge", "g4dn.xlarge", "g4dn.12xlarge")] == [0, 1, 4]
 
 
@@ -140,8 +128,8 @@ def test_a_cluster_on_gcp_with_spot_machines(scheduling: str, market: str, tmp_p
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: 1", "with available_node_types"),
-        ("available_node_types: {a: {node_config: {}}}", "with one machine type for its workers; .* has none"),
+        ("a: 1", "whose available_node_types have one machine type for its workers; .* has none"),
+        ("available_node_types: {a: {node_config: {}}}", "have one machine type for its workers; .* has none"),
         (
             "available_node_types: {a: {node_config: {InstanceType: x}}, b: {node_config: {InstanceType: y}}}",
             "has x, y",
@@ -188,4 +176,4 @@ def test_a_cost_says_what_it_assumes() -> None:
     (section,) = sections(study(trial()), (), priced(36.0))
     (main,) = section.tables
     assert dict(zip(main.columns[1:], main.rows[0][1]))["Cost (USD)"].text == "1.40"  # 140 s
-    assert any("at 36 USD per hour" in note and "paid by the second" in note for note in main.notes)
+    assert any("as of 2025-06" in note and "paid by the second" in note for note in main.notes)

@@ -37,8 +37,7 @@ def test_a_table_is_booktabs_with_its_caption_and_its_best() -> None:
     ("name", "spelled"),
     [
         ('a "b"', r"a \texttt{\symbol{34}}b\texttt{\symbol{34}}"),
-        ("a--b---c-d,,", r"a-\/-b-\/-\/-c-d,\/,"),
-        ("`b'' it's", r"\textasciigrave{}b\textquotesingle{}\textquotesingle{} it's"),
+        ("a--b---c-d", r"a-\/-b-\/-\/-c-d"),
         ("[a]*", "{[}a]{*}"),
     ],
 )
@@ -87,14 +86,14 @@ def test_a_large_table_has_every_figure_once() -> None:
 def test_what_qualifies_a_figure_stands_below_the_table() -> None:
     skipped = skipped_strategy("gpipe", "1x2", "the model has too few layers")
     made = report.build(of_strategies(of_strategy("ddp"), of_strategy("ddp", "1x2", 0.3), skipped))
-    notes = {"computed here": "a", "of CPUs": "b"}
+    notes = {"computed here": 1, "of CPUs": 2}
     section = made.sections[0]
     entries = [Entry("1", 1.0, note="computed here"), Entry("", note="of CPUs"), Entry("2", 2.0, note="computed here")]
     marked = replace(section.tables[0], columns=["Configuration", *"xyz"], rows=[("ddp", entries)])
     text = latex.tables(replace(made, sections=[replace(section, tables=[marked])]))[marked.key]
     row, below = text[text.index("ddp &") :].split("\\bottomrule")
-    assert row.startswith(r"ddp & 1\textsuperscript{a} & \textsuperscript{b} & 2\textsuperscript{a} \\")
-    assert all(rf"\textsuperscript{{{letter}}}~{note}." in below for note, letter in notes.items())
+    assert row.startswith(r"ddp & 1\textsuperscript{(1)} & \textsuperscript{(2)} & 2\textsuperscript{(1)} \\")
+    assert all(rf"\textsuperscript{{({number})}}~{note}." in below for note, number in notes.items())
     assert r"SKIPPED: the model has too few layers." in below
     assert r"SKIPPED" not in latex.tables(made)["vgg11_cifar10_phases"]  # once a section is enough
 

@@ -606,8 +606,8 @@ def test_everything_of_a_report_as_plain_values() -> None:
             {
                 "title": "resnet",
                 "highlights": [
-                    {"title": "Training time", "figure": "100.00 s", "configuration": "1x1"},
-                    {"title": "Test accuracy", "figure": "60.00 %", "configuration": "1x1"},
+                    {"title": "Training", "figure": "100.00 s", "configuration": "1x1"},
+                    {"title": "Accuracy", "figure": "60.00 %", "configuration": "1x1"},
                 ],
                 "sentences": [],
             }

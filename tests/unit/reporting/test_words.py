@@ -41,7 +41,6 @@ def test_what_a_study_comes_to() -> None:
         "Doubling workers: 1.89 times as fast on average (95 % interval 1.77 to 2.01).",
         "Doubling workers: 5.8 points worse in accuracy on average (95 % interval 4.3 to 7.2); the global batch "
         "differs, too.",
-        "With 2 workers the efficiency is 90 %, with 4 it is 75 to 80 %.",
         f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
     ]
     # 110 s of training and 40 s of all else are 150 s; at 0.1785 USD an hour they cost 0.0074375 USD.
@@ -404,7 +403,6 @@ def test_unequal_work_is_ranked_by_images_per_second() -> None:
         "difference in accuracy may come from the amount of training.",
         "Most images/s: 2x2 (320.0 images/s), 2.67 times as fast as 1x1 (120.0 images/s).",
         "Doubling workers: 1.63 times as fast on average (95 % interval 1.41 to 1.90).",
-        "With 2 workers the efficiency is 83 %, with 4 it is 67 %.",
         f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
     ]
     # 80 s for 4,800 images, 90 s for 9,600, and twice 100 s for 19,200, at 0.1785 USD an hour: 0.000465 USD for 9.4 s.
@@ -414,12 +412,6 @@ def test_unequal_work_is_ranked_by_images_per_second() -> None:
         ("Best speed-up for its workers", "1.67 times", "1x2"),
         ("Lowest cost on c7i.xlarge", "0.000465 USD per 1,000 images", "1x2"),
     ]
-
-
-def test_of_equally_accurate_ones_the_fastest_is_named() -> None:
-    runs = study(trial("1x1", training_s=100.0), trial("1x2", training_s=50.0))
-    runs = study(*runs.trials, trial("2x2", training_s=80.0, accuracies=(0.5,) * 3))
-    assert highlights(runs)[1] == ("Best accuracy (n = 1)", "60.00 %", "1x2")
 
 
 def test_a_run_that_was_ended_early_is_no_part_of_the_comparison() -> None:
@@ -452,24 +444,11 @@ def test_each_device_and_data_set_has_findings_of_its_own() -> None:
     assert [one.title for one in words.findings(Runs(study(*sets)), None)] == ["resnet on cifar10", "resnet on mnist"]
 
 
-def test_the_fastest_strategy_is_named_and_where_the_others_lose_their_time() -> None:
+def test_the_fastest_strategy_is_named() -> None:
     *_, line, _ = said(twice(small()))
     assert line == (
-        "With 2 workers, shortest iteration: ddp on 1x2 (260 ms), 1.58 times as fast as gather_scatter on 1x2 (410 ms). "
-        "Exposed communication takes 150 ms longer with gather_scatter on 1x2 than with ddp on 1x2."
+        "With 2 workers, shortest iteration: ddp on 1x2 (260 ms), 1.58 times as fast as gather_scatter on 1x2 (410 ms)."
     )
-
-
-def test_where_time_goes_is_not_said_without_a_split_that_tells() -> None:
-    def last(*parts: float) -> str:
-        fast = of_strategy("ddp", "1x2", 0.3, parts=(0.1, 0.1))
-        return said(of_strategies(fast, of_strategy("fsdp", "1x2", 0.4, parts=parts)))[-1]
-
-    assert last(0.15, 0.15).endswith(
-        "fsdp on 1x2 (400 ms). Data takes 50.0 ms longer with fsdp on 1x2 than with ddp on 1x2."
-    )
-    assert last(0.12, 0.12).endswith("fsdp on 1x2 (400 ms).")  # most is not split
-    assert last().endswith("fsdp on 1x2 (400 ms).")
 
 
 def test_iterations_of_different_sizes_are_no_rivals_and_asynchronous_ones_say_what_they_are() -> None:
