@@ -113,28 +113,24 @@ def _of_this_version(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_mapping(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, with the version that reads it."""
-    return {"version": VERSION, **schema.to_plain(config)}
-
-
-def _own(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain values, without the options of other data sets and optimizers."""
+    """The config as plain values, without options of other data sets and optimizers, with the version that reads it."""
     others = left_out(TrainConfig, vars(config))
-    return {name: value for name, value in to_mapping(config).items() if name not in others}
+    values = {name: value for name, value in schema.to_plain(config).items() if name not in others}
+    return {"version": VERSION, **values}
 
 
 def to_yaml(config: TrainConfig, decided: Decided | None = None) -> str:
     """The config as a YAML file that starts the same run again, and what was decided of this one.
 
-    The run's name is left out, since every run has its own, and so are the options of other data sets.
+    The run's name is left out, since every run has its own.
     """
-    values = {name: value for name, value in _own(config).items() if name != "run_name"}
+    values = {name: value for name, value in to_mapping(config).items() if name != "run_name"}
     return yaml.dump(values if decided is None else {**values, _DECIDED: schema.to_plain(decided)})
 
 
 def params(config: ResolvedConfig, decided: Decided) -> dict[str, str]:
     """The choices of a resolved config, and what was decided, as flat MLflow parameters, with the sizes that follow."""
-    values = {name: value for name, value in _own(config).items() if name not in KEPT}
+    values = {name: value for name, value in to_mapping(config).items() if name not in KEPT}
     found = {name: value for name, value in vars(decided).items() if name != "data" and value is not None}
     flat = schema.flatten({**values, **found})
     if flat["convolutions"] == USUAL:

@@ -252,8 +252,8 @@ def _check(sweep: SweepConfig) -> None:
             raise ConfigError(name, "is for cifar-ray train alone, and not for the runs of a sweep")
     if names.issuperset(BATCHES):
         raise ConfigError("grid", "must have batch_size or global_batch_size, not both")
-    if "seed" in names and sweep.seeds > 1:
-        raise ConfigError("seeds", "must be 1 where seed is an axis")
+    if sweep.seeds > 1 and ("seed" in names or sweep.search == "optuna"):
+        raise ConfigError("seeds", "must be 1 for --search optuna, and where seed is an axis")
     for axes in sweep.grid:
         for name, values in axes.items():
             _check_axis(sweep, name, values)
@@ -265,8 +265,6 @@ def _check(sweep: SweepConfig) -> None:
             raise ConfigError("grid", "must be one grid for --search optuna, with several values or a range of a field")
         if drawn := [name for name in runfile.OF_DATA if isinstance(sweep.grid[0].get(name), Range)]:
             raise ConfigError("grid", f"must list the values of {drawn[0]}: each is another data set")
-        if sweep.seeds > 1:
-            raise ConfigError("seeds", "must be 1 for --search optuna")
     everywhere = set.intersection(*(set(axes) for axes in sweep.grid))
     if twice := sorted(everywhere & set(schema.flatten(sweep.train))):
         raise ConfigError("grid", f"has {twice[0]}, which is given for all runs, too; give it once")

@@ -112,6 +112,8 @@ def test_a_runs_option_at_the_top_of_a_sweep_file_belongs_under_train(tmp_path: 
             (),
             "{}: train has 'measure', which is no field of a run; did you mean 'features'?",
         ),
+        ("grid: {lr: [fast]}", ("--epochs", "3"), "{}: lr must be a finite number, got 'fast'"),
+        ("grid: {lr: [0.1]}", ("--epochs", "x"), "--epochs must be a whole number, got 'x'"),
         ("grid: {lr: [0.1]}\ntrain: [1]", ("--epochs", "3"), "{}: train must be a mapping, got [1]"),
         ("grid: {lr: [0.1]}", ("--grid", "measure=x"), "--grid has 'measure', which is no field of a run; did you mean 'features'?"),
         ("grid: {lr: [0.1]}", ("--grid", "max-concurrent=2"), "--grid has 'max_concurrent', which is no field of a run; did you mean 'max_cost'?"),
