@@ -32,8 +32,7 @@ def gather(state: TrainingState) -> StepTimes:
     ]
     aligned = state.strategy.synchronous and worker.world_size > 1 and len(set(counts)) == 1
     exchange = _exchange(state, steps, stretches) if aligned and least else ()
-    strategy = state.strategy
-    return StepTimes(tuple(ranks), exchange, strategy.synchronous, strategy.incomparable, state.config.strategy)
+    return StepTimes(tuple(ranks), exchange, state.strategy.synchronous, state.strategy.incomparable)
 
 
 def _of_rank(steps: Tensor, stretches: int) -> tuple[Spread, dict[str, Spread], dict[str, tuple[float, ...]]]:
