@@ -73,10 +73,15 @@ class Pipeline(Strategy):
         config, worker, precision = context.config, context.worker, context.decided.precision
         self._count = self.micro_batches(config)
         units = stages.units(models.layers(config, context.model))
-        # Those that every rank has: a forward pass, such as those of the plan, may make others on some.
+        # Those that every rank has: a forward pass, such as those that are timed, may make others on some.
         modules = context.model.modules()
         self._buffers = {module: [name for name, _ in module.named_buffers(recurse=False)] for module in modules}
-        slices, costs = self._plan(units)
+        plan: list[Any] = [None]
+        if worker.rank == 0:  # each unit's cost and each stage's units
+            costs = stages.measure(units, self._example(worker.device), precision)
+            plan = [(stages.cut([cost.seconds for cost in costs], worker.world_size), costs)]
+        dist.broadcast_object_list(plan, src=0, device=worker.device)
+        slices, costs = plan[0]
         self._stages = [nn.Sequential(*units[part]) for part in slices]
         self._watch = stages.Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
@@ -196,16 +201,6 @@ class Pipeline(Strategy):
         if (took := every[0][1].item()) > 0:
             figures["bubble/measured"] = 1 - sum(seconds[0].item() for seconds in every) / (len(every) * took)
         return figures
-
-    def _plan(self, units: list[nn.Module]) -> tuple[list[slice], list[stages.Cost]]:
-        """Each stage's units and each unit's cost, as rank 0 finds them."""
-        worker = self.context.worker
-        plan: list[Any] = [None]
-        if worker.rank == 0:
-            costs = stages.measure(units, self._example(worker.device), self.context.decided.precision)
-            plan = [(stages.cut([cost.seconds for cost in costs], worker.world_size), costs)]
-        dist.broadcast_object_list(plan, src=0, device=worker.device)
-        return plan[0]
 
     def _example(self, device: torch.device | str) -> Tensor:
         """One micro-batch of noise, as the loader gives them."""

@@ -103,7 +103,7 @@ class Layers(nn.Module):
         self.seed = self.chunk = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _unpacked(x) if self._first > 0 else x
+        x = x.permute(0, 3, 1, 2) if self._first > 0 and x.ndim == 4 else x  # as :func:`packed` has sent it
         with autocast(self._precision, self._device):
             for number, unit in enumerate(self._units, start=self._first):
                 seed(self.seed + self.chunk * self._count + number, self._device)
@@ -160,10 +160,6 @@ def packed(x: Tensor) -> Tensor:
     channels-last activations, so that nothing is copied.
     """
     return (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).contiguous()
-
-
-def _unpacked(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
 
 def _now(device: torch.device) -> float:
