@@ -26,7 +26,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average_with_state, gather
-from cifar_ray.strategies.protocol import StrategyContext
+from cifar_ray.strategies.protocol import Parts, StrategyContext
 
 _ALIGNED = 64  # bytes; the weights begin at a cache line
 
@@ -96,7 +96,7 @@ class Hogwild(Asynchronous):
         self._steps[self.rank] = 0
         self.barrier()  # every rank has written them before the first step
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, parts: Parts = ()) -> dict[str, float]:
         updates, steps, most = zip(*(each.tolist() for each in gather(self._staleness)))
         return {"staleness/mean": sum(updates) / sum(steps), "staleness/max": max(most)} if any(steps) else {}
 

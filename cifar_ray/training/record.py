@@ -184,7 +184,7 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
     metrics |= {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
     return Outcome(
         epochs=len(epochs),
-        metrics={**metrics, **state.strategy.figures()},
+        metrics={**metrics, **state.strategy.figures(parts)},
         times=times,
         begun=clock.begun,
         weights_sha256=digest,
