@@ -20,7 +20,7 @@ from cifar_ray.tasks.protocol import Task
 
 Differs = Literal["nothing", "statistics", "weights"]
 Parts = Sequence[Mapping[str, float]]
-"""Mean seconds of a step by part, such as ``forward``, on every rank."""
+"""Mean seconds of a step of this process by part, such as ``forward``, on every rank."""
 
 
 @dataclass(frozen=True)
