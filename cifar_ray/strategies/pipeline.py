@@ -157,8 +157,9 @@ class Pipeline(Strategy):
         self._divisor = micro_batch.divisor / self._count
         self._schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=context.worker.device)
-        dist.broadcast(loss, src=last)
         context.mark("communication")
+        dist.broadcast(loss, src=last)
+        context.mark("other")  # no stage idles for it
         return loss
 
     def consolidate(self) -> None:
