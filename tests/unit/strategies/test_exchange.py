@@ -177,7 +177,7 @@ def test_a_rank_without_a_state_for_a_parameter_counts_as_zeros() -> None:
 
     def one(worker: Worker) -> tuple[list[bool], bool]:
         made = optimizer.build(copy.deepcopy(whole_model), wanted)
-        for parameter in gradients.learned(made):
+        for parameter in gradients.numbered(made):
             parameter.grad = torch.ones_like(parameter)
         made.step()
         parameters = gradients.learned(made)
