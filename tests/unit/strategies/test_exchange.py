@@ -180,7 +180,7 @@ def test_a_rank_without_a_state_for_a_parameter_counts_as_zeros() -> None:
         for parameter in gradients.numbered(made):
             parameter.grad = torch.ones_like(parameter)
         made.step()
-        parameters = gradients.learned(made)
+        parameters = gradients.numbered(made)
         momentum = made.state[parameters[-1]]["momentum_buffer"].clone()
         if worker.rank == 1:
             made.state.pop(parameters[-1])
@@ -254,7 +254,7 @@ def test_a_models_parameters_lie_in_one_vector() -> None:
         assert (view.data_ptr(), view.shape) == (parameter.data_ptr(), parameter.shape)
 
 
-WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o": "optimizer"}
+WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o": "optimizer", "x": "other"}
 
 
 @pytest.mark.parametrize(
@@ -274,10 +274,14 @@ WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o"
         # Two layers are gathered for each pass, and their gradients scattered.
         ("fsdp", {}, ["dfcfcfbcbcbcbcbco"] * 2),
         ("fsdp", {"accumulate": 2}, ["dfcfcfbcbcbdfcfcfbcbcbcbcbco"] * 2),
-        # The last stage computes a loss for each micro-batch.
-        ("model_parallel", {}, ["dcfcbco", "dcfcfcbco"]),
-        ("gpipe", {"strategy_options": {"micro_batches": 2}}, ["dcfcfcbcbco", "dcfcfcfcfcbcbco"]),
-        ("one_f_one_b", {"strategy_options": {"micro_batches": 4}}, ["dcfcfcbcfcbcfcbcbco", "d" + 4 * "cfcfcb" + "co"]),
+        # The last stage computes a loss for each micro-batch; that all ranks hear of it is no part.
+        ("model_parallel", {}, ["dcfcbcxo", "dcfcfcbcxo"]),
+        ("gpipe", {"strategy_options": {"micro_batches": 2}}, ["dcfcfcbcbcxo", "dcfcfcfcfcbcbcxo"]),
+        (
+            "one_f_one_b",
+            {"strategy_options": {"micro_batches": 4}},
+            ["dcfcfcbcfcbcfcbcbcxo", "d" + 4 * "cfcfcb" + "cxo"],
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
