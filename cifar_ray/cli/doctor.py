@@ -79,13 +79,13 @@ def _gpus(config: TrainConfig) -> str:
 
     from cifar_ray.training import hardware
 
-    cards = hardware.nvml()
+    cards, _ = hardware.nvml()
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return f"{cards}, hidden by CUDA_VISIBLE_DEVICES" if cards.names else "none"
-    if cards.names or cards.error:
+        return f"{cards}, hidden by CUDA_VISIBLE_DEVICES" if cards else "none"
+    if cards:
         if why := hardware.gpu_problem(range(max(torch.cuda.device_count(), 1))):
             raise ConfigError("", f"{cards}: {why}")
-        return str(cards)
+        return cards
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]  # of another maker
     return ", ".join(names) or "none"
 

@@ -115,11 +115,6 @@ def places(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[int]:
     return [order[id(parameter)] for parameter in numbered(optimizer)]
 
 
-def learned(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Those of :func:`numbered` that learn."""
-    return [parameter for parameter in numbered(optimizer) if parameter.requires_grad]
-
-
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load an optimizer's state, each tensor in the memory layout of its parameter.
 
@@ -144,7 +139,7 @@ def average_with_state(tensors: Iterable[Tensor], optimizer: torch.optim.Optimiz
 
     A rank that has no state for a parameter, since it has not used it yet, counts as zeros.
     """
-    parameters = learned(optimizer)
+    parameters = [parameter for parameter in numbered(optimizer) if parameter.requires_grad]
     states: list[dict[str, Any]] = [optimizer.state[parameter] for parameter in parameters]
     usual = next((place for place, state in enumerate(states) if state), 0)
     for parameter, state in zip(parameters, states):

@@ -26,7 +26,7 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.data.loader import MicroBatch
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average_with_state, gather
-from cifar_ray.strategies.protocol import StrategyContext
+from cifar_ray.strategies.protocol import Parts, StrategyContext
 
 _ALIGNED = 64  # bytes; the weights begin at a cache line
 
@@ -54,7 +54,18 @@ class Hogwild(Asynchronous):
         """The shared weights. Behind them, every rank has a place for its steps and one for its latest loss."""
         words = 8 * self.world_size
         steps = -(-4 * size // _ALIGNED) * _ALIGNED
-        memory = self._share(steps + 2 * words)
+        # Memory without a name that could outlive the processes.
+        descriptor = os.memfd_create("hogwild") if self.rank == 0 else -1
+        where = [f"/proc/{os.getpid()}/fd/{descriptor}"]
+        if self.rank == 0:
+            os.ftruncate(descriptor, steps + 2 * words)
+        if self.world_size > 1:
+            dist.broadcast_object_list(where, src=0)
+        if self.rank != 0:
+            descriptor = os.open(where[0], os.O_RDWR)
+        memory = mmap.mmap(descriptor, steps + 2 * words)
+        self.barrier()  # every rank has it
+        os.close(descriptor)
         self._steps = torch.frombuffer(memory, dtype=torch.int64, count=self.world_size, offset=steps)
         self._losses = torch.frombuffer(memory, dtype=torch.float64, count=self.world_size, offset=steps + words)
         return torch.frombuffer(memory, dtype=torch.float32, count=size)
@@ -85,24 +96,9 @@ class Hogwild(Asynchronous):
         self._steps[self.rank] = 0
         self.barrier()  # every rank has written them before the first step
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, parts: Parts = ()) -> dict[str, float]:
         updates, steps, most = zip(*(each.tolist() for each in gather(self._staleness)))
         return {"staleness/mean": sum(updates) / sum(steps), "staleness/max": max(most)} if any(steps) else {}
-
-    def _share(self, size: int) -> mmap.mmap:
-        """Memory of ``size`` bytes, the same on every rank, without a name that could outlive the processes."""
-        descriptor = os.memfd_create("hogwild") if self.rank == 0 else -1
-        where = [f"/proc/{os.getpid()}/fd/{descriptor}"]
-        if self.rank == 0:
-            os.ftruncate(descriptor, size)
-        if self.world_size > 1:
-            dist.broadcast_object_list(where, src=0)
-        if self.rank != 0:
-            descriptor = os.open(where[0], os.O_RDWR)
-        memory = mmap.mmap(descriptor, size)
-        self.barrier()  # every rank has it
-        os.close(descriptor)
-        return memory
 
 
 STRATEGY = Hogwild

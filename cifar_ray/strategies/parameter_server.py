@@ -33,7 +33,7 @@ from cifar_ray.config.schema import Count, Whole
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.strategies.asynchronous import Asynchronous
 from cifar_ray.strategies.gradients import average, layout, places, views
-from cifar_ray.strategies.protocol import StrategyContext
+from cifar_ray.strategies.protocol import Parts, StrategyContext
 from cifar_ray.strategies.served_weights import Answer, Start, States
 
 PushEvery = Annotated[Count, Field(description="Local optimizer steps between a worker's pushes and pulls")]
@@ -155,7 +155,7 @@ class ParameterServing(Asynchronous):
         self._take(self._server.pull(self.rank))
         self.barrier()  # before rank 0 begins anew
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, parts: Parts = ()) -> dict[str, float]:
         """Those of the latest :meth:`consolidate`, when no push was under way."""
         return self._answer.figures
 

@@ -7,7 +7,7 @@ measured on rank 0. Each strategy's label, source and cost open the docstring of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -29,32 +29,35 @@ from cifar_ray.data.loader import DataShard, MicroBatch
 from cifar_ray.models import convolution
 from cifar_ray.models import own as own_models
 from cifar_ray.strategies import stages
-from cifar_ray.strategies.gradients import flat, gather, numbered, on_cpu
-from cifar_ray.strategies.protocol import Strategy, StrategyContext
+from cifar_ray.strategies.gradients import flat, numbered, on_cpu
+from cifar_ray.strategies.protocol import Parts, Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker, autocast
 
 
 class Stage(PipelineStage):
-    """A stage that tells its computing from its waiting."""
+    """A stage that marks when it computes; the rest of a step is communication."""
 
     def __init__(
-        self, layers: stages.Layers, worker: Worker, inputs: Tensor, outputs: Tensor, watch: stages.Stopwatch
+        self, layers: stages.Layers, worker: Worker, inputs: Tensor, outputs: Tensor, mark: Callable[[str], None]
     ) -> None:
         """Take the shapes of what the stage is given and what it makes from two tensors.
 
         With them, PyTorch needs no passes of its own to find them out.
         """
         super().__init__(layers, worker.rank, worker.world_size, worker.device, input_args=inputs, output_args=outputs)
-        self._layers, self._watch = layers, watch
+        self._layers, self._mark = layers, mark
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._layers.chunk = fwd_chunk_id
-        with self._watch.computing("forward"):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._mark("communication")
+        outputs = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._mark("forward")
+        return outputs
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self._watch.computing("backward"):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._mark("communication")
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._mark("backward")
 
 
 class Pipeline(Strategy):
@@ -73,16 +76,20 @@ class Pipeline(Strategy):
         config, worker, precision = context.config, context.worker, context.decided.precision
         self._count = self.micro_batches(config)
         units = stages.units(models.layers(config, context.model))
-        # Those that every rank has: a forward pass, such as those of the plan, may make others on some.
+        # Those that every rank has: a forward pass, such as those that are timed, may make others on some.
         modules = context.model.modules()
         self._buffers = {module: [name for name, _ in module.named_buffers(recurse=False)] for module in modules}
-        slices, costs = self._plan(units)
+        plan: list[Any] = [None]
+        if worker.rank == 0:  # each unit's cost and each stage's units
+            costs = stages.measure(units, self._example(worker.device), precision)
+            plan = [(stages.cut([cost.seconds for cost in costs], worker.world_size), costs)]
+        dist.broadcast_object_list(plan, src=0, device=worker.device)
+        slices, costs = plan[0]
         self._stages = [nn.Sequential(*units[part]) for part in slices]
-        self._watch = stages.Stopwatch(context.mark, worker.device)
         part = slices[worker.rank]
         self._layers = stages.Layers(units, part, precision, worker.device)
         inputs = _like(costs[part.start - 1]) if part.start else self._example("meta")
-        stage = Stage(self._layers, worker, inputs, _like(costs[part.stop - 1]), self._watch)
+        stage = Stage(self._layers, worker, inputs, _like(costs[part.stop - 1]), context.mark)
         self._schedule = self.schedule(stage, self._count, loss_fn=self._loss)
 
     @staticmethod
@@ -144,20 +151,19 @@ class Pipeline(Strategy):
         context, last = self.context, self.world_size - 1
         context.mark("data")
         self._layers.seed = micro_batch.seed
-        self._watch.step()
         losses: list[Tensor] = []
         inputs = [micro_batch.inputs] if context.worker.rank == 0 else []
         targets = micro_batch.targets if context.worker.rank == last else None
         self._divisor = micro_batch.divisor / self._count
         self._schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=context.worker.device)
-        dist.broadcast(loss, src=last)
         context.mark("communication")
+        dist.broadcast(loss, src=last)
+        context.mark("other")  # no stage idles for it
         return loss
 
     def consolidate(self) -> None:
         """Broadcast the parameters and buffers of every stage to all ranks."""
-        self._watch.read()
         for owner, stage in enumerate(self._stages):
             buffers = (getattr(each, name) for each in stage.modules() for name in self._buffers.get(each, ()))
             for tensor in (*stage.parameters(), *buffers):
@@ -181,31 +187,20 @@ class Pipeline(Strategy):
             kept = {at: values for at, values in state["state"].items() if id(every[at]) in mine}
             state = {**state, "state": kept}
         super().load(weights, state)
-        self._watch.restart()
 
-    def figures(self) -> dict[str, float]:
-        """Share of the ranks' time that they wait within a schedule, from the first forward to the last backward pass.
+    def figures(self, parts: Parts = ()) -> dict[str, float]:
+        """Share of the ranks' time in a step in which they do not compute.
 
         Rank 0 begins and ends every schedule, so that its times are the schedule's. The theory has stages of equal
         cost and no communication (GPipe, section 2.3).
         """
-        own = torch.tensor(self._watch.read(), device=self.context.worker.device)
-        every = gather(own)
         waits = self.world_size - 1
         figures = {"bubble/theory": waits / (self._count + waits)}
-        if (took := every[0][1].item()) > 0:
-            figures["bubble/measured"] = 1 - sum(seconds[0].item() for seconds in every) / (len(every) * took)
+        computing = [rank.get("forward", 0.0) + rank.get("backward", 0.0) for rank in parts]
+        if computing and computing[0]:
+            took = computing[0] + parts[0].get("communication", 0.0)
+            figures["bubble/measured"] = 1 - sum(computing) / (len(computing) * took)
         return figures
-
-    def _plan(self, units: list[nn.Module]) -> tuple[list[slice], list[stages.Cost]]:
-        """Each stage's units and each unit's cost, as rank 0 finds them."""
-        worker = self.context.worker
-        plan: list[Any] = [None]
-        if worker.rank == 0:
-            costs = stages.measure(units, self._example(worker.device), self.context.decided.precision)
-            plan = [(stages.cut([cost.seconds for cost in costs], worker.world_size), costs)]
-        dist.broadcast_object_list(plan, src=0, device=worker.device)
-        return plan[0]
 
     def _example(self, device: torch.device | str) -> Tensor:
         """One micro-batch of noise, as the loader gives them."""
@@ -214,8 +209,11 @@ class Pipeline(Strategy):
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         context = self.context
-        with self._watch.computing("forward"), autocast(context.decided.precision, context.worker.device):
-            return context.task.loss(outputs, targets, self._divisor)
+        context.mark("communication")
+        with autocast(context.decided.precision, context.worker.device):
+            loss = context.task.loss(outputs, targets, self._divisor)
+        context.mark("forward")
+        return loss
 
 
 class GPipe(Pipeline):

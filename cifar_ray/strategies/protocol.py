@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ from cifar_ray.strategies.worker import LossScaler, Worker
 from cifar_ray.tasks.protocol import Task
 
 Differs = Literal["nothing", "statistics", "weights"]
+Parts = Sequence[Mapping[str, float]]
+"""Mean seconds of a step of this process by part, such as ``forward``, on every rank."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Strategy(ABC):
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, parts: Parts = ()) -> dict[str, float]:
         """What is peculiar to the strategy, measured since this process began, and the steps that float16 has skipped
-        since the run began; the same on every rank."""
+        since the run began; the same on every rank. ``parts`` are the times of a step."""
         return {"skipped_steps": float(self.skipped)} if self.scaler.is_enabled() else {}

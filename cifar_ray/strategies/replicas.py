@@ -53,8 +53,9 @@ class Replicas(Strategy):
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
             if number < count:
-                if number == 1 and context.config.compile:
-                    self._keep_gradients()
+                if number == 1 and context.config.compile:  # others are added, and a CUDA graph would overwrite them
+                    for parameter in self.learning:
+                        parameter.grad = None if parameter.grad is None else parameter.grad.clone()
                 context.mark("backward")
         self.finish_backward()
         if self.world_size > 1:
@@ -65,12 +66,6 @@ class Replicas(Strategy):
     def forward(self, inputs: Tensor) -> Tensor:
         """What the model gives for inputs (B, ...)."""
         return self._call(inputs)
-
-    def _keep_gradients(self) -> None:
-        """Copy the gradients of the first micro-batch, to which others are added: a CUDA graph would overwrite them."""
-        for parameter in self.learning:
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
 
     def accumulating(self, last: bool) -> AbstractContextManager[object]:
         """Context manager around the passes of one micro-batch; only the ``last`` may exchange gradients."""

@@ -92,9 +92,14 @@ class Reproducible(Strategy):
     def gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         before = [[buffer.clone() for buffer in each] for each in self._statistics]
         # The mean over shards of equal size, a power of two of them, is the sum but for an exact division.
-        own = _tree(map(self._shard, micro_batches))
+        vector, distance = _tree(map(self._shard, micro_batches)), 1
         self.context.mark("backward")
-        vector = self._across_ranks(own)
+        while distance < self.world_size:  # partners' numbers differ in one bit
+            partner = self.context.worker.rank ^ distance
+            theirs = torch.empty_like(vector)
+            swap(vector, partner, theirs, partner)
+            vector = vector + theirs
+            distance *= 2
         self.context.mark("communication")
         gradients, used = flat_gradients(self._learning), vector.new_empty(len(self._unsure))
         scatter_back(vector[1:], [used, *gradients, *map(flat, chain(*self._statistics))])
@@ -128,17 +133,6 @@ class Reproducible(Strategy):
         statistics = map(flat, chain(*self._statistics))
         vector = torch.cat([loss.detach().view(1), used, *flat_gradients(self._learning), *statistics])
         context.mark("backward")
-        return vector
-
-    def _across_ranks(self, vector: Tensor) -> Tensor:
-        """The sum over all ranks, by exchanges between partners whose numbers differ in one bit."""
-        distance = 1
-        while distance < self.world_size:
-            partner = self.context.worker.rank ^ distance
-            theirs = torch.empty_like(vector)
-            swap(vector, partner, theirs, partner)
-            vector = vector + theirs
-            distance *= 2
         return vector
 
     def consolidate(self) -> None:

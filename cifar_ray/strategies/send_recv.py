@@ -10,8 +10,6 @@ chunks; in every hop each rank sends one of them to its right and gets another f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -25,28 +23,21 @@ class SendRecv(Replicas):
     def exchange(self) -> None:
         gradients = self.flat_gradients()
         vector = torch.cat(gradients)
-        self._around(vector)
-        vector /= self.world_size
-        scatter_back(vector, gradients)
+        rank, size = self.context.worker.rank, self.world_size
+        chunks = vector.tensor_split(size)  # each is added up by one rank after the other, in one order
 
-    def _around(self, vector: Tensor) -> None:
-        """Leave the sum over the ranks in ``vector``; every number of it is added up by one rank, in one order."""
-        chunks = vector.tensor_split(self.world_size)
-        rank, hops = self.context.worker.rank, range(self.world_size - 1)
-        for hop in hops:  # afterwards this rank has the whole sum of chunk rank + 1
-            chunk = self._chunk(chunks, rank - hop - 1)
+        def hop(sent: int, received: Tensor) -> None:
+            swap(chunks[sent % size], (rank + 1) % size, received, (rank - 1) % size)
+
+        for step in range(size - 1):  # afterwards this rank has the whole sum of chunk rank + 1
+            chunk = chunks[(rank - step - 1) % size]
             arrived = torch.empty_like(chunk)
-            self._hop(self._chunk(chunks, rank - hop), arrived)
+            hop(rank - step, arrived)
             chunk += arrived
-        for hop in hops:
-            self._hop(self._chunk(chunks, rank + 1 - hop), self._chunk(chunks, rank - hop))
-
-    def _chunk(self, chunks: Sequence[Tensor], number: int) -> Tensor:
-        return chunks[number % self.world_size]
-
-    def _hop(self, sent: Tensor, received: Tensor) -> None:
-        rank = self.context.worker.rank
-        swap(sent, (rank + 1) % self.world_size, received, (rank - 1) % self.world_size)
+        for step in range(size - 1):
+            hop(rank + 1 - step, chunks[(rank - step) % size])
+        vector /= size
+        scatter_back(vector, gradients)
 
 
 STRATEGY = SendRecv

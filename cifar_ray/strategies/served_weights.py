@@ -121,7 +121,15 @@ class ParameterServer:
 
     def push(self, rank: int, gradient: Vector, lr: float, loss: float) -> Answer:
         with self._changed:
-            self._apply(rank, gradient, lr)
+            staleness = self._updates - self._pulled_at[rank]
+            self._staleness += staleness
+            self._staleness_max = max(self._staleness_max, staleness)
+            weight = 1 / (1 + staleness) if self._start.weighting == "inverse" else 1.0
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr * weight / self._start.world_size
+            np.copyto(self._gradient.numpy(), gradient)
+            self._optimizer.step()
+            self._updates += 1
             self._losses[rank] = loss
             self._pushes[rank] += 1
             self._changed.notify_all()
@@ -134,17 +142,6 @@ class ParameterServer:
         with self._changed:
             numbered = copy.deepcopy(self._optimizer.state_dict()["state"])
             return {self._places[index]: values for index, values in numbered.items()}
-
-    def _apply(self, rank: int, gradient: Vector, lr: float) -> None:
-        staleness = self._updates - self._pulled_at[rank]
-        self._staleness += staleness
-        self._staleness_max = max(self._staleness_max, staleness)
-        weight = 1 / (1 + staleness) if self._start.weighting == "inverse" else 1.0
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr * weight / self._start.world_size
-        np.copyto(self._gradient.numpy(), gradient)
-        self._optimizer.step()
-        self._updates += 1
 
     def _answer(self, rank: int) -> Answer:
         self._pulled_at[rank] = self._updates

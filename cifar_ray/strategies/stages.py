@@ -1,19 +1,17 @@
-"""Where a model is cut into the stages of a pipeline; one stage's layers; when it computes, and when it waits."""
+"""Where a model is cut into the stages of a pipeline, and one stage's layers."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cifar_ray.strategies.worker import autocast, moment, seconds_between, seed, unchanged
+from cifar_ray.strategies.worker import autocast, seed, unchanged
 
 _TIMES = 3  # that a unit's passes are measured, after one that is not
 
@@ -103,54 +101,12 @@ class Layers(nn.Module):
         self.seed = self.chunk = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _unpacked(x) if self._first > 0 else x
+        x = x.permute(0, 3, 1, 2) if self._first > 0 and x.ndim == 4 else x  # as :func:`packed` has sent it
         with autocast(self._precision, self._device):
             for number, unit in enumerate(self._units, start=self._first):
                 seed(self.seed + self.chunk * self._count + number, self._device)
                 x = unit(x)
         return x if self._last else packed(x)
-
-
-class Stopwatch:
-    """Marks the parts of a step, and adds up how long this rank computes.
-
-    On a GPU the times are those of events, which are read between steps, so that nothing waits inside one.
-    """
-
-    def __init__(self, mark: Callable[[str], None], device: torch.device) -> None:
-        self._mark, self._device = mark, device
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget what was measured; the step that comes next is not typical and does not count."""
-        self._steps: list[list[tuple[Any, Any]]] = []
-        self._fresh = True
-        self._busy = self._took = 0.0
-
-    def step(self) -> None:
-        """A step begins."""
-        self._steps.append([])
-
-    @contextmanager
-    def computing(self, part: str) -> Iterator[None]:
-        """Context manager: this rank computes a ``part`` of the step; the time before it was waiting."""
-        self._mark("communication")
-        begin = moment(self._device)
-        yield
-        self._mark(part)
-        self._steps[-1].append((begin, moment(self._device)))
-
-    def read(self) -> tuple[float, float]:
-        """Seconds of computing, and from the first to the last of it in each step; no step is running."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        steps, self._steps = self._steps, []
-        if self._fresh and steps:
-            steps, self._fresh = steps[1:], False
-        for spans in steps:
-            self._busy += sum(seconds_between(begin, end) for begin, end in spans)
-            self._took += seconds_between(spans[0][0], spans[-1][1])
-        return self._busy, self._took
 
 
 def packed(x: Tensor) -> Tensor:
@@ -160,10 +116,6 @@ def packed(x: Tensor) -> Tensor:
     channels-last activations, so that nothing is copied.
     """
     return (x.permute(0, 2, 3, 1) if x.ndim == 4 else x).contiguous()
-
-
-def _unpacked(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2) if x.ndim == 4 else x
 
 
 def _now(device: torch.device) -> float:

@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,45 +124,30 @@ def peak_memory_mib(device: torch.device) -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-@dataclass(frozen=True)
-class Nvml:
-    """What NVML says of this machine.
-
-    Attributes:
-        names: of the cards, in the order of their numbers.
-        driver: version of NVIDIA's driver; empty without one.
-        error: why NVML does not answer although there is a driver; empty when it does, and without a driver.
-    """
-
-    names: tuple[str, ...] = ()
-    driver: str = ""
-    error: str = ""
-
-    def __str__(self) -> str:
-        counts = Counter(self.names)
-        names = [name if counts[name] == 1 else f"{counts[name]} x {name}" for name in counts]
-        return f"{', '.join(names)} with driver {self.driver}" if names else "none"
-
-
 def cuda_versions() -> dict[str, str]:
     """Versions of the driver, of PyTorch's CUDA and of NCCL where there is a GPU, by the names of a run's tags."""
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return {"gpu_driver": nvml().driver, "cuda": torch.version.cuda or "", "nccl": nccl}
+    return {"gpu_driver": nvml()[1], "cuda": torch.version.cuda or "", "nccl": nccl}
 
 
-def nvml() -> Nvml:
-    """Ask NVML, which knows nothing of CUDA_VISIBLE_DEVICES."""
+def nvml() -> tuple[str, str]:
+    """This machine's cards, such as ``2 x NVIDIA L4 with driver 580.95``, and the driver's version, empty without.
+
+    NVML knows nothing of CUDA_VISIBLE_DEVICES.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return Nvml(tuple(map(pynvml.nvmlDeviceGetName, handles)), pynvml.nvmlSystemGetDriverVersion())
+        counts, driver = Counter(map(pynvml.nvmlDeviceGetName, handles)), pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
-        return Nvml(error="" if type(error).__name__ in _ABSENT else str(error))
+        return "" if type(error).__name__ in _ABSENT else f"none by NVML ({error})", ""
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+    names = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
+    return f"{', '.join(names)} with driver {driver}" if names else "", driver
 
 
 def check_gpus(numbers: Sequence[int]) -> None:
@@ -173,7 +157,7 @@ def check_gpus(numbers: Sequence[int]) -> None:
         ConfigError: naming this machine, its cards and their driver.
     """
     if why := gpu_problem(numbers):
-        raise ConfigError("", f"the GPUs of node {socket.gethostname()} ({nvml()}) cannot be used: {why}")
+        raise ConfigError("", f"the GPUs of node {socket.gethostname()} ({nvml()[0] or 'none'}) cannot be used: {why}")
 
 
 def gpu_problem(numbers: Sequence[int]) -> str:

@@ -61,11 +61,9 @@ class StepTimes:
             the step: the last to come, which waits for no other; empty where ranks are not in step.
         synchronous: whether all ranks take each step together.
         incomparable: why times of computing cannot be compared between ranks, as a clause; empty where they can.
-        strategy: its name.
     """
 
     ranks: tuple[RankTimes, ...]
     exchange: tuple[float, ...] = ()
     synchronous: bool = True
     incomparable: str = ""
-    strategy: str = ""

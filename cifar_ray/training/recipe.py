@@ -91,7 +91,12 @@ def _check(config: ResolvedConfig, spec: Facts, batch_option: str) -> None:
     own_models.refuse(config, "strategy", strategy.cannot, traits)
     if config.precision == "fp16":
         own_models.refuse(config, "precision", frozenset({"dtype"}), traits)
-        _check_fp16(config)
+        if config.strategy not in SCALING:
+            scaling = f"--strategy {config.strategy}; those that scale its loss are {', '.join(SCALING)}"
+            raise ConfigError("precision", f"must be other than fp16 for {scaling}")
+        if config.strategy_options.get("comm_hook") == "powersgd":
+            problem = "must be other than powersgd with --precision fp16: it would carry over what overflows"
+            raise ConfigError("strategy_options.comm_hook", problem)
     if config.compile and config.sync_batchnorm:
         raise ConfigError("compile", "must be left out with --sync-batchnorm, whose workers exchange within a pass")
     recipe, together = models.recipe(config), "whose workers take every step together"
@@ -210,21 +215,6 @@ def _check_shapes(config: ResolvedConfig, spec: Facts) -> None:
                 sized if count > 1 else strategies.of(config).cut or "global_batch_size",
                 f"must {rule} --model {config.model}, which cannot take {what} at once: {errors.first_line(error)}",
             ) from None
-
-
-def _check_fp16(config: ResolvedConfig) -> None:
-    """Refuse float16 where its loss cannot be scaled."""
-    if config.strategy not in SCALING:
-        raise ConfigError(
-            "precision",
-            f"must be other than fp16 for --strategy {config.strategy}; those that scale its loss are "
-            f"{', '.join(SCALING)}",
-        )
-    if config.strategy_options.get("comm_hook") == "powersgd":
-        raise ConfigError(
-            "strategy_options.comm_hook",
-            "must be other than powersgd with --precision fp16: it would carry over what overflows",
-        )
 
 
 def _val_share(config: TrainConfig, chooser: str) -> float | None:

@@ -182,9 +182,11 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
             metrics[task.primary.best] = epochs[epoch - 1].metrics[task.primary.on("val")]
     metrics |= {"peak_memory_mib": max(peaks)}
     metrics |= {f"peak_memory_mib_rank{rank}": peak for rank, peak in enumerate(peaks)}
+    steps = step_times.gather(state)
+    here = [{part: spread.mean for part, spread in rank.parts.items()} for rank in steps.ranks]
     return Outcome(
         epochs=len(epochs),
-        metrics={**metrics, **state.strategy.figures()},
+        metrics={**metrics, **state.strategy.figures(here)},
         times=times,
         begun=clock.begun,
         weights_sha256=digest,
@@ -195,7 +197,7 @@ def outcome(state: TrainingState, last: Evaluation | None) -> Outcome:
         stopped_by=limits.PATIENCE if len(epochs) < state.config.epochs else "",
         untested=problem,
         mistakes=state.tester.mistakes(),  # it has evaluated the checkpoint that is shown last
-        steps=step_times.gather(state),
+        steps=steps,
     )
 
 

@@ -31,9 +31,12 @@ def gather(state: TrainingState) -> StepTimes:
         for rank, (node, host, count, of) in enumerate(zip(of_nodes, hosts, counts, mine))
     ]
     aligned = state.strategy.synchronous and worker.world_size > 1 and len(set(counts)) == 1
-    exchange = _exchange(state, steps, stretches) if aligned and least else ()
-    strategy = state.strategy
-    return StepTimes(tuple(ranks), exchange, strategy.synchronous, strategy.incomparable, state.config.strategy)
+    exchange: tuple[float, ...] = ()
+    if aligned and least:
+        fewest = steps[:, _COLUMNS.index("communication")].contiguous().to(worker.device)  # gloo reads plain memory
+        dist.all_reduce(fewest, dist.ReduceOp.MIN)
+        exchange = tuple(float(part.mean()) for part in fewest.cpu().tensor_split(stretches))
+    return StepTimes(tuple(ranks), exchange, state.strategy.synchronous, state.strategy.incomparable)
 
 
 def _of_rank(steps: Tensor, stretches: int) -> tuple[Spread, dict[str, Spread], dict[str, tuple[float, ...]]]:
@@ -49,10 +52,3 @@ def _of_rank(steps: Tensor, stretches: int) -> tuple[Spread, dict[str, Spread], 
         {_COLUMNS[at]: spreads[at] for at in measured if at},
         {_COLUMNS[at]: tuple(means[at]) for at in measured},
     )
-
-
-def _exchange(state: TrainingState, steps: Tensor, stretches: int) -> tuple[float, ...]:
-    """As :class:`StepTimes` has it."""
-    least = steps[:, _COLUMNS.index("communication")].contiguous().to(state.worker.device)  # gloo reads plain memory
-    dist.all_reduce(least, dist.ReduceOp.MIN)
-    return tuple(float(part.mean()) for part in least.cpu().tensor_split(stretches))

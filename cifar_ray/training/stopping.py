@@ -66,16 +66,14 @@ class Stopper:
             self._left -= 1
         else:
             if self._rank == 0:
-                self._answer.fill_(0 if self._asked() else self._until_next())
+                now = time.perf_counter()
+                steps = int(
+                    _EVERY_S * (self._steps + 1) / max(now - self._since, 1e-9)
+                )  # by those since the last answer
+                self._since = now
+                self._answer.fill_(0 if self._asked() else min(max(steps, 1), _MOST_STEPS))
             self._sent = dist.broadcast(self._answer, src=0, group=self._group, async_op=True)
         return self.leaving
-
-    def _until_next(self) -> int:
-        """Steps that take about :data:`_EVERY_S` seconds, by those since the last answer."""
-        now = time.perf_counter()
-        steps = int(_EVERY_S * (self._steps + 1) / max(now - self._since, 1e-9))
-        self._since = now
-        return min(max(steps, 1), _MOST_STEPS)
 
     def leave(self, step: int) -> None:
         """Stop after ``step`` if all ranks have agreed to. The checkpoint of this step must be written.

@@ -96,24 +96,6 @@ def test_what_is_sent_is_contiguous_and_not_copied_when_it_is_channels_last() ->
     assert stages.packed(torch.rand(2, 4, 3).transpose(1, 2)).is_contiguous()
 
 
-def test_a_stopwatch_tells_computing_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps after the first, which is not typical: 3 s of computing in 5 s each."""
-    moments = iter([0.0, 9.0, 10.0, 11.0, 13.0, 15.0, 20.0, 21.0, 23.0, 25.0])
-    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(moments))
-    marks: list[str] = []
-    watch = stages.Stopwatch(marks.append, torch.device("cpu"))
-    watch.step()
-    with watch.computing("forward"):
-        pass
-    for _ in range(2):
-        watch.step()
-        for part in ("forward", "backward"):
-            with watch.computing(part):
-                pass
-    assert watch.read() == (6.0, 10.0)
-    assert marks == ["communication", "forward"] + 2 * ["communication", "forward", "communication", "backward"]
-
-
 def test_a_pass_that_fails_leaves_the_model_as_it_was() -> None:
     norm = nn.BatchNorm1d(3)
     with pytest.raises(RuntimeError), worker.unchanged(norm):

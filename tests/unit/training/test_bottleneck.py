@@ -86,9 +86,6 @@ def test_a_slow_link_is_what_the_last_rank_waits_for() -> None:
         "the exchange between the nodes takes 40 ms of a step of 137 ms once the last rank has come: 29 % of the training"
     )
     assert "--strategy-options.comm-hook" in verdict.advice[0]
-    kept = replace(run({}, {}, {}, {}, exchange=40.0), strategy="local_sgd")
-    assert explain(kept).advice[0] == "exchange less: a larger --strategy-options.sync-every"
-    assert "--strategy ddp with --strategy-options.comm-hook" in explain(replace(kept, strategy="all_reduce")).advice[0]
     inside = explain(run({}, {}, exchange=40.0))
     assert inside.kind == "overhead"  # there is no link
     assert "the exchange within the node takes 40 ms" in inside.sentence

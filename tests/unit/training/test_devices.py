@@ -95,23 +95,6 @@ def test_steps_on_a_gpu_take_as_long_as_what_they_have_queued(queue: Queue) -> N
     assert set(queue.waited) == {GPU}
 
 
-def test_a_stage_on_a_gpu_computes_as_long_as_its_events_are_apart(queue: Queue) -> None:
-    watch = stages.Stopwatch(lambda part: None, GPU)
-    for scale in (100.0, 1.0):  # the first step does not count
-        watch.step()
-        for seconds in (1.0, 2.0, 3.0):
-            with watch.computing("forward"):
-                queue.run(scale * seconds)
-            queue.run(scale * 10.0)
-    assert queue.waited == []
-    assert watch.read() == pytest.approx((6.0, 26.0))
-    assert queue.waited == [GPU]
-    watch.step()
-    with watch.computing("forward"):
-        queue.run(4.0)
-    assert watch.read() == pytest.approx((10.0, 30.0))
-
-
 def test_a_units_passes_on_a_gpu_are_waited_for(queue: Queue) -> None:
     queue.run(5.0)
     assert stages._now(GPU) == 5.0
