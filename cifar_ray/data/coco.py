@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -62,11 +63,26 @@ class Coco(Files):
         labels, read = {name: label for label, name in enumerate(self.classes)}, self._read[file]
         with _format(file):
             size = read.imgs[number]["height"], read.imgs[number]["width"]
-            instances = [(read.annToMask(each), each) for each in read.loadAnns(read.getAnnIds(number))]
+            instances = [(_pixels(read, each, size), each) for each in read.loadAnns(read.getAnnIds(number))]
             mask = np.zeros(size, np.uint8)
             for pixels, each in sorted(instances, key=lambda pair: int(pair[0].sum()), reverse=True):
                 mask[pixels > 0] = IGNORED if each.get("iscrowd") else labels[read.cats[each["category_id"]]["name"]]
         return masks.beside(path, file, mask, side)
+
+
+def _pixels(read: Any, instance: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
+    """The pixels of an instance, which are 1. Those behind the last run would be as memory happens to be."""
+    from pycocotools import mask
+
+    if isinstance(runs := instance["segmentation"], dict):
+        counts = runs["counts"]
+        if isinstance(counts, list):
+            fits = sum(counts) == size[0] * size[1]
+        else:
+            fits = mask.encode(mask.decode(runs))["counts"] == counts.encode()
+        if not fits:
+            raise ValueError(f"annotation {instance['id']} has no runs of all pixels of its image")
+    return np.asarray(read.annToMask(instance))
 
 
 SOURCE = Coco
