@@ -155,8 +155,8 @@ def _base(speeds: Ranking) -> Measured:
     best, *rest = speeds.ranked
 
     def is_base(other: Configuration) -> bool:
-        alike = other.column == best.config.column and scaling.same_work(other, best.config)
-        return other.devices == 1 and alike and scaling.may_be_base(other, best.config)
+        alike = other.devices == 1 and other.column == best.config.column
+        return alike and scaling.is_base(other, best.config, speeds.figure)
 
     alone = [other for other in rest if is_base(other.config) and (speeds.single or other not in speeds.ties)]
     return min(alone, key=lambda other: other.config.others != best.config.others, default=rest[-1])

@@ -706,10 +706,6 @@ def test_compared_runs_of_different_models_show_every_setting_that_differs_and_n
     }
     assert "Global batch" not in rows
     assert not any("marks the best" in line for line in lines)
-    caution = "The runs trained on different numbers of images (100,000 to 150,000), so do not compare their seconds"
-    assert sum(caution in line for line in lines) == 1
-    equal, _ = side_by_side(trial(), trial(params=params))
-    assert not any("numbers of images" in line for line in equal)
 
 
 def test_a_setting_that_only_one_of_two_seeds_has_parts_them() -> None:
