@@ -16,7 +16,7 @@ import pandas as pd
 
 from cifar_ray import tracking
 from cifar_ray.config import files, flags, keywords, option
-from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Overwrite
 from cifar_ray.config.limits import PriceText
 from cifar_ray.config.schema import Numbers
@@ -44,7 +44,6 @@ from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Sweep
 
 _FILES = ("report.html", "report.md", "runs.csv", "figures.csv")
-_NAMED = 2  # data sets of a task, at most, that a title names
 
 
 @tracking.unchanged()
@@ -182,16 +181,12 @@ def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
 def _labels(studies: Sequence[Sweep]) -> list[str]:
     """What the tasks are called: those of one name after their data sets, and if these are the same, by number."""
     names = [study.task.name for study in studies]
-    labels = [f"{name} of {_data(study)}" if names.count(name) > 1 else name for name, study in zip(names, studies)]
+    datasets = [" and ".join(dict.fromkeys(option.short(run.dataset) for run in study.trials)) for study in studies]
+    labels = [f"{name} of {of}" if names.count(name) > 1 else name for name, of in zip(names, datasets)]
     return [
         f"{label} ({labels[:at].count(label) + 1})" if labels.count(label) > 1 else label
         for at, label in enumerate(labels)
     ]
-
-
-def _data(study: Sweep) -> str:
-    names = list(dict.fromkeys(option.short(trial.dataset) for trial in study.trials))
-    return " and ".join(names) if len(names) <= _NAMED else counted(len(names), "data set")
 
 
 def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Report:

@@ -192,11 +192,7 @@ def seconds_to(trial: Run, target: float) -> float | None:
 
 def _unreached(target: float, trial: Run) -> str:
     """Why there is no way to a target."""
-    reached, epochs, text = best(trial), epochs_to(trial, target), trial.task.primary.text
-    if epochs is not None:
-        return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
-    if reached is None:
-        return "not recorded"
-    if reaches(trial, reached, target):
-        return f"reached, since the best epoch has {text(reached)}, but the epoch is not recorded"
-    return f"not reached: the best epoch has {text(reached)}"
+    reached = best(trial)
+    if reached is None or reaches(trial, reached, target):
+        return "not every epoch until then is recorded"
+    return f"not reached: the best epoch has {trial.task.primary.text(reached)}"
