@@ -14,7 +14,6 @@ from cifar_ray.reporting import audit, scaling
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.tables import outcome
-from cifar_ray.tasks import SUBSETS
 from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 
 _MOST_LISTED = 5
@@ -96,13 +95,10 @@ def _facts(trial: Run, runs: Runs, price: Price | None) -> Iterator[str]:
         yield f"were evaluated on {images} test {unit} only"
     if trial.tags.get(STOPPED_BY_TAG) == PATIENCE:
         yield "ended by --patience before their last epoch: their times are of fewer epochs"
-    for part, others in (("test", "training or validation"), ("val", "training")):
+    for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
         if (copies := trial.params.get(f"data.{part}_copies", "0")) != "0":
             size = trial.params.get(f"data.{part}_size")
-            yield (
-                f"have copies of {others} {unit} in the {SUBSETS[part]} ({copies} of {size}): their figures "
-                "may be too good"
-            )
+            yield f"have copies of {others} {unit} in the {name} ({copies} of {size}): their figures may be too good"
     if trial.timed and trial.changed:
         yield f"changed their {' and '.join(trial.changed)} while they trained: their times are left out"
     elif trial.timed and trial.tags.get("times_are_a_clusters") == "false":

@@ -208,10 +208,6 @@ def _option(title: str, name: str) -> Figure:
     return _setting(title, lambda trial: trial.params.get(f"strategy_options.{name}"))
 
 
-def _first_gpu(trial: Run) -> str:
-    return f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else ""
-
-
 TRAINING_TIME = Figure(
     "training_s",
     "Training (s)",
@@ -232,7 +228,7 @@ MEMORY = Figure(
     "low",
     "device",
     "Peak memory of the hungriest worker: GPU memory, or the process's memory on a CPU.",
-    _first_gpu,
+    lambda trial: f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else "",
 )
 EPOCH_TIME = Figure("epoch_s", "Epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low", "work")
 ITERATION_TIME = Figure(

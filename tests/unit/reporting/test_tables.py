@@ -199,9 +199,6 @@ def test_what_was_not_measured_is_empty_with_the_reason() -> None:
         **{"1x1": "100.00", "2y2 (SKIPPED)": "", "1x2 (PENDING)": "", "2x2 (SKIPPED)": ""}
     }
     assert column(table(some, "main"), "Speed-up (times)")["2x2 (SKIPPED)"] == Entry()
-    notes = section(some).notes
-    assert "1x1: bs16 1x1 seed1 FAILED: a worker died." in notes
-    assert "2x2: bs16 2x2 seed0 SKIPPED: needs 4 CPUs." in notes
     bare = replace(trial("1x2"), metrics={})
     assert column(table(study(trial(), bare), "main"), "Training (s)")["1x2"] == Entry(
         note="the run recorded no number"
