@@ -119,16 +119,11 @@ def is_base(other: Configuration, config: Configuration, figure: Figure) -> bool
 
 def _kind(config: Configuration, plain: bool) -> list[object]:
     """What a configuration shares with its base, which may train ``plain``."""
-    options = [pair for pair in config.others if pair[0] in _OPTIONS or pair[0].startswith("strategy_options.")]
-    others = [pair for pair in config.others if pair[0] not in (STRATEGY, RUN, "gpus_per_worker")]
-    strategy = [] if plain else [config.strategy]
-    return [
-        config.model,
-        config.dataset,
-        config.device,
-        *strategy,
-        *(p for p in others if not plain or p not in options),
-    ]
+    aside = (STRATEGY, RUN, "gpus_per_worker", *(_OPTIONS if plain else ()))
+    others = [pair for pair in config.others if pair[0] not in aside]
+    if plain:
+        others = [pair for pair in others if not pair[0].startswith("strategy_options.")]
+    return [config.model, config.dataset, config.device, "" if plain else config.strategy, *others]
 
 
 def unit(among: Sequence[Configuration]) -> str:

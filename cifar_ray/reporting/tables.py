@@ -198,7 +198,7 @@ def _costs(part: Part, goal: float | None = None) -> list[Figure]:
     """What runs cost; none is marked as the best where runs used another kind of device than the machine has."""
     if part.price is None:
         return []
-    cost = figures.cost_of_run(part.price) if goal is None else part.task.cost_to_target(part.price, goal)
+    cost = figures.cost_of_run(part.price) if goal is None else part.task.cost(part.price, goal)
     alike = all(part.price.suits(config.device) for config in part.group.among if config.finished)
     return [cost if alike else replace(cost, better="")]
 

@@ -125,7 +125,7 @@ def _finding(
         answers.append(Answer(learned, f"Best {of.noun}{but}", f"{of.noun}{but}", name, shown))
     tiles = [*(answer.tile for answer in answers), *_gain(among, name)]
     if price is not None and all(price.suits(config.device) for config in among):
-        cost = task.cost_of_training(price) if unequal else figures.cost_of_run(price)
+        cost = task.cost(price) if unequal else figures.cost_of_run(price)
         if costs := _ranked(cost, among):
             tiles.append(Answer(Ranking.of(cost, costs), f"Lowest cost {price.at}", f"cost {price.at}", name).tile)
     sentences = []
