@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from cifar_ray.config.limits import PATIENCE
-from cifar_ray.reporting import audit, chance, scaling
+from cifar_ray.reporting import audit, scaling
 from cifar_ray.reporting.cost import Price
-from cifar_ray.reporting.figures import TRAINING_TIME
 from cifar_ray.reporting.frame import ORIGIN, Runs
-from cifar_ray.reporting.names import shortened
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 
@@ -47,25 +45,17 @@ _SIDE_BY_SIDE = {
 
 def cautions(runs: Runs, price: Price | None = None) -> list[str]:
     """What a reader must know before believing a figure; ``price`` is that of one node, if costs are shown."""
-    study, finished = runs.study, [trial for trial in runs.study.trials if trial.finished]
+    finished = [trial for trial in runs.study.trials if trial.finished]
     return [
-        *study.cautions,
-        *_unfinished(study),
-        *_left_out(runs, finished),
-        *_smaller(runs, finished),
-        *_copied(runs, finished),
-        *_unequal(runs),
+        *runs.study.cautions,
+        *_unfinished(runs.study),
+        *_parts(runs, finished, price),
         *_held_rate(runs),
-        *_times(study, finished, price),
-        *_mixed(finished),
+        *_mixed(runs.study, finished),
         *_impossible(runs),
         *_outliers(runs),
         *_single(runs),
     ]
-
-
-def _of(count: int, every: Sequence[object]) -> str:
-    return "All" if count == len(every) else f"{count} of {len(every)}"
 
 
 def _unfinished(study: Sweep) -> Iterator[str]:
@@ -86,107 +76,62 @@ def _unfinished(study: Sweep) -> Iterator[str]:
             yield f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}."
 
 
-def _left_out(runs: Runs, finished: list[Run]) -> Iterator[str]:
-    learned = runs.task.spec.primary.noun
-    shared = sum(trial.gpus_per_worker < 1 and trial.params.get("device") == "cuda" for trial in finished)
-    counts = [sum(not trial.timed for trial in finished) - shared, sum(not trial.learned for trial in finished)]
-    for count, what, other in zip(counts, (learned, "times"), ("their times are", f"{learned} is")):
-        if count:
-            yield f"{_of(count, finished)} finished runs were made for their {what} alone: {other} left out."
-    if shared:
-        those = _of(shared, finished)
-        yield f"{those} finished runs shared GPUs: their times are each other's, and are in no speed, scaling or cost."
+def _parts(runs: Runs, finished: list[Run], price: Price | None) -> Iterator[str]:
+    """What is true of some of the finished runs."""
+    for fact, count in Counter(fact for trial in finished for fact in _facts(trial, runs, price)).items():
+        yield f"{'All' if count == len(finished) else f'{count} of {len(finished)}'} finished runs {fact}."
 
 
-def _smaller(runs: Runs, finished: list[Run]) -> Iterator[str]:
-    """Runs of fewer epochs or test images than others have."""
-    if count := sum(trial.tags.get(STOPPED_BY_TAG) == PATIENCE for trial in finished):
-        those = _of(count, finished)
-        yield f"{those} finished runs ended by --patience before their last epoch: their times are of fewer epochs."
-    tested = [trial.params.get("test_images", "None") for trial in finished if trial.learned]
-    for images, count in Counter(tested).items():
-        if images != "None":
-            unit = runs.task.spec.unit
-            yield f"{count} of {len(tested)} finished runs were evaluated on {images} test {unit} only."
-
-
-def _copied(runs: Runs, finished: list[Run]) -> Iterator[str]:
-    """Samples that are equal, as the model gets them, in two parts of the data."""
-    unit = runs.task.spec.unit
+def _facts(trial: Run, runs: Runs, price: Price | None) -> Iterator[str]:
+    """What a reader must know of a finished run, as the end of a sentence."""
+    learned, unit, device = runs.task.spec.primary.noun, runs.task.spec.unit, trial.params.get("device")
+    if trial.gpus_per_worker < 1 and device == "cuda":
+        yield "shared GPUs: their times are each other's, and are in no speed, scaling or cost"
+    elif not trial.timed:
+        yield f"were made for their {learned} alone: their times are left out"
+    if not trial.learned:
+        yield f"were made for their times alone: {learned} is left out"
+    elif (images := trial.params.get("test_images", "None")) != "None":
+        yield f"were evaluated on {images} test {unit} only"
+    if trial.tags.get(STOPPED_BY_TAG) == PATIENCE:
+        yield "ended by --patience before their last epoch: their times are of fewer epochs"
     for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
-        names = f"data.{part}_copies", f"data.{part}_size"
-        for (copies, size), count in Counter(tuple(map(trial.params.get, names)) for trial in finished).items():
-            if copies not in (None, "0"):
-                yield (
-                    f"In {count} of {len(finished)} finished runs, {copies} of {size} {name} {unit} are copies of "
-                    f"{others} {unit}: their figures may be too good."
-                )
+        if (copies := trial.params.get(f"data.{part}_copies", "0")) != "0":
+            size = trial.params.get(f"data.{part}_size")
+            yield f"have copies of {others} {unit} in the {name} ({copies} of {size}): their figures may be too good"
+    if trial.timed and trial.changed:
+        yield f"changed their {' and '.join(trial.changed)} while they trained: their times are left out"
+    elif trial.timed and trial.tags.get("times_are_a_clusters") == "false":
+        yield "shared the cores of one machine: their times say nothing about a cluster"
+    if price is not None and device is not None and not price.suits(device):
+        has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
+        yield f"were computed on {used}, but {price.machine} has {has}: they would cost something else there"
 
 
-def _unequal(runs: Runs) -> Iterator[str]:
-    """Runs named one by one, of several models or data sets, that trained on different numbers of images."""
-    if runs.study.run_id or runs.study.axes or len({(config.model, config.dataset) for config in runs.finished}) < 2:
-        return  # reports compare within a model and data set, and say there how the work differs
-    differences = (chance.unequal_work(runs.configurations, figure) for figure in (TRAINING_TIME, runs.task.primary))
-    if unequal := next(filter(None, differences), ""):
-        learned = runs.task.spec.primary.noun
-        yield f"{unequal[0].upper()}{unequal[1:]}, so do not compare their seconds, costs and {learned}."
-
-
-def _held_rate(runs: Runs) -> list[str]:
+def _held_rate(runs: Runs) -> Iterator[str]:
     """Learning rates that did not follow the global batch."""
-    study, learned = runs.study, runs.task.spec.primary.noun
-    short = shortened(study)
-    kinds: dict[tuple[str, ...], dict[int, set[str]]] = {}
-    for trial in study.trials:
-        if trial.finished and trial.learned and trial.params.get("lr_scaling", "none") == "none":
-            rates = kinds.setdefault((trial.model, trial.dataset, trial.strategy), {})
-            rates.setdefault(trial.global_batch_size, set()).add(trial.params.get("lr", ""))
-    warnings = []
-    for (model, dataset, _), by_batch in kinds.items():
-        for rate in sorted(set.union(*by_batch.values()) - {""}):
-            sizes = sorted(size for size, rates in by_batch.items() if rate in rates)
-            searched = min(len(by_batch[sizes[0]]), len(by_batch[sizes[-1]])) > 1
-            if sizes[-1] >= _HELD * sizes[0] and not searched:
-                warnings.append(
-                    f"{model} on {dataset}: the learning rate {short.get(('lr', rate), rate)} was the same for global "
-                    f"batches of {sizes[0]} to {sizes[-1]}, so {learned} may differ by the rate that suits each. With "
-                    "--lr-scaling sqrt or linear, the rate follows the batch."
-                )
-    return list(dict.fromkeys(warnings))
+    for (model, dataset), trials in runs.sections.items():
+        those = [trial for trial in trials if trial.finished and trial.learned]
+        those = [trial for trial in those if trial.params.get("lr_scaling", "none") == "none"]
+        rates, sizes = {trial.params.get("lr", "") for trial in those}, [trial.global_batch_size for trial in those]
+        if len(rates) == 1 and max(sizes) >= _HELD * min(sizes):
+            yield (
+                f"{model} on {dataset}: the learning rate {rates.pop()} was the same for global batches of "
+                f"{min(sizes)} to {max(sizes)}, so {runs.task.spec.primary.noun} may differ by the rate that suits "
+                "each. With --lr-scaling sqrt or linear, the rate follows the batch."
+            )
 
 
-def _times(study: Sweep, finished: list[Run], price: Price | None) -> Iterator[str]:
-    """Times that are not a cluster's, or of runs that trained side by side, or not of the machine with the price."""
-    timed = [trial for trial in finished if trial.timed and not trial.changed]
-    if count := sum(trial.tags.get("times_are_a_clusters") == "false" for trial in timed):
-        share = "All runs" if count == len(timed) else f"{count} of {len(timed)} runs"
-        yield f"{share} shared the cores of one machine. Their times say nothing about a cluster."
+def _mixed(study: Sweep, finished: list[Run]) -> Iterator[str]:
+    """Figures side by side in one table that come from different programs or machines, or from runs at once."""
     at_once = study.metrics.get("sweep/concurrency", 1.0)
     if at_once > 1:
         yield f"Up to {at_once:.0f} runs trained at the same time and may have slowed each other down."
-    devices = [trial.params["device"] for trial in finished if "device" in trial.params]
-    if price is not None and (others := sum(not price.suits(device) for device in devices)):
-        has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
-        yield (
-            f"{price.machine} has {has}, but {others} of {len(finished)} runs were computed on {used}: "
-            f"their costs at {price.usd_per_hour:g} USD per hour are not what the runs would cost there."
-        )
-
-
-def _mixed(finished: list[Run]) -> Iterator[str]:
-    """Figures side by side in one table that come from different programs or machines."""
-    timed = [trial for trial in finished if trial.timed]
     for tag, what in _SIDE_BY_SIDE.items():
-        those = timed if tag == HARDWARE_TAG else finished
+        those = [trial for trial in finished if trial.timed or tag != HARDWARE_TAG]
         values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
         if len(values) > 1:
             yield f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}."
-    if any(trial.tags.get(ORIGIN["commit"], "").endswith("-dirty") for trial in finished):
-        yield "Some runs were made by a program whose files differ from its commit (-dirty)."
-    moved = [f"{trial.name} ({' and '.join(trial.changed)})" for trial in timed if trial.changed]
-    if moved:
-        yield f"These runs changed while they trained, so their times are left out: {', '.join(moved)}."
 
 
 def _impossible(runs: Runs) -> list[str]:
@@ -228,13 +173,11 @@ def _outliers(runs: Runs) -> Iterator[str]:
     far, of, figure = outliers(runs), runs.task.spec.primary, runs.task.primary
     side = "below" if figure.better == "high" else "above"
     shown = replace(figure, digits=1) if of.percent else figure
-    for run in far.head(_MOST_LISTED).itertuples():
+    for run in far.itertuples():
         yield (
             f"{run.name} ended at {shown.text(run.value)} test {of.noun}, {figure.difference(run.by, 0)} {side} the "
             f"median of the {run.peers} runs of its configuration: look at its loss curve, and train more seeds."
         )
-    if (more := len(far) - _MOST_LISTED) > 0:
-        yield f"{more} more runs ended far {side} the median {of.noun} of their configuration."
 
 
 def _single(runs: Runs) -> Iterator[str]:

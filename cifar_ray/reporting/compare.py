@@ -14,7 +14,7 @@ from cifar_ray.config.errors import printable
 from cifar_ray.config.limits import PriceText
 from cifar_ray.config.schema import Numbers
 from cifar_ray.reporting import cost, frame, pages, report, tables, words
-from cifar_ray.reporting.contents import Entry, Results, Table
+from cifar_ray.reporting.contents import Entry, Report, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.task import TaskFigures
@@ -30,8 +30,8 @@ _HASH = 8  # digits of a SHA-256
 _WIDEST = 24  # characters of a run's name in a column's heading
 
 
-@dataclass(frozen=True)
-class Comparison(Results):
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Report):
     """Runs side by side; as text, what ``cifar-ray compare`` prints.
 
     Attributes:

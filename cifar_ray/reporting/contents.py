@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from cifar_ray._version import __version__
 from cifar_ray.config.errors import counted
 from cifar_ray.reporting.figures import Figure
 from cifar_ray.reporting.frame import Configuration
@@ -132,8 +134,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Results:
-    """The results of a study's runs, as sentences, as tables and as frames: what reports and comparisons share.
+class Report:
+    """Everything that a report says.
 
     Attributes:
         study: the runs, with the figures that they were made for.
@@ -142,21 +144,6 @@ class Results:
         sections: the tables of each model on each data set.
         runs: the table of the runs.
         data: pandas frames: ``runs``, a row for every run, and ``figures``, a row for every figure of a configuration.
-    """
-
-    study: Sweep
-    findings: Sequence[Finding]
-    cautions: Sequence[str]
-    sections: Sequence[Section]
-    runs: Table
-    data: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Report(Results):
-    """Everything that a report says.
-
-    Attributes:
         comparison: a published study's figures beside these; None when none was asked for.
         charts: the two that matter most first.
         lead: what stands before all else: the best run of a search; empty of other studies.
@@ -165,11 +152,17 @@ class Report(Results):
         files: what it was written to, the page for a browser first.
     """
 
-    comparison: Section | None
-    charts: Sequence[Chart]
-    version: str
-    written: str
+    study: Sweep
+    findings: Sequence[Finding]
+    cautions: Sequence[str]
+    sections: Sequence[Section]
+    runs: Table
+    data: Mapping[str, Any]
+    comparison: Section | None = None
+    charts: Sequence[Chart] = ()
     lead: str = ""
+    version: str = __version__
+    written: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
     files: Sequence[Path] = ()
 
     @property

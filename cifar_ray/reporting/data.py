@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from cifar_ray.config.errors import printable
 from cifar_ray.reporting import frame
-from cifar_ray.reporting.contents import Report, Results
-from cifar_ray.reporting.frame import Configuration, Runs
+from cifar_ray.reporting.contents import Report
+from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.tables import Part
 
 Row = dict[str, Any]
@@ -46,7 +47,22 @@ def runs(of: Runs, parts: Sequence[Part]) -> Any:
 
 def figures(parts: Sequence[Part]) -> Any:
     """One row for every figure of a configuration, as the tables have it, with the runs that it comes from."""
-    rows = _frame([row for part in parts for row in _of_part(part)], (*_PLACE, *_SIZES, *_STATISTIC))
+    rows = _frame(
+        [
+            {
+                **{name: getattr(config, name) for name in _PLACE},
+                **{name: str(getattr(config, attribute)) for name, attribute in _SIZES.items()},
+                **dict(config.others),
+                **{"figure": figure.key, "mean": entry.value, "std": entry.std, "n": entry.n},
+                "run_ids": " ".join(entry.run_ids),
+            }
+            for table in (table for part in parts for table in part.tables)
+            for config, (_, entries) in zip(table.places, table.rows)
+            for figure, entry in zip(table.figures, entries)
+            if entry.value is not None and entry.run_ids
+        ],
+        (*_PLACE, *_SIZES, *_STATISTIC),
+    )
     rows = rows.drop_duplicates(rows.columns.difference(_STATISTIC[1:]), ignore_index=True)
     return _numeric(rows, rows.columns.difference([*_PLACE, *_STATISTIC])).astype({"mean": float, "std": float})
 
@@ -69,21 +85,6 @@ def _numeric(rows: Any, names: Iterable[str]) -> Any:
     return rows
 
 
-def _of_part(part: Part) -> Iterator[Row]:
-    for table in part.tables:
-        for config, (_, entries) in zip(table.places, table.rows):
-            for shown, entry in zip(table.figures, entries):
-                if entry.value is not None and entry.run_ids:
-                    figure = {"figure": shown.key, "mean": entry.value, "std": entry.std, "n": entry.n}
-                    yield {**_place(config), **figure, "run_ids": " ".join(entry.run_ids)}
-
-
-def _place(config: Configuration) -> Row:
-    place = {name: getattr(config, name) for name in _PLACE}
-    sizes = {name: str(getattr(config, attribute)) for name, attribute in _SIZES.items()}
-    return {**place, **sizes, **dict(config.others)}
-
-
 def csv_text(rows: Any) -> str:
     """A frame as CSV (RFC 4180); what a row lacks is empty. A lone CR or a NUL would end a row, or reading it."""
     return printable(rows.to_csv(index=False, lineterminator="\n"))
@@ -94,18 +95,13 @@ def records(rows: Any) -> list[Row]:
     return [{name: value for name, value in row.items() if pd.notna(value)} for row in rows.to_dict("records")]
 
 
-def whole(results: Results) -> Row:
+def whole(report: Report) -> Row:
     """Everything of a report but its pictures, or of a comparison, as plain values."""
-    study = results.study
-    findings = [
-        {**vars(finding), "highlights": [vars(highlight) for highlight in finding.highlights]}
-        for finding in results.findings
-    ]
     return {
-        "study": study.name,
-        **{name: getattr(study, name) for name in ("store", "status", "command")},
-        **({"best": results.lead} if isinstance(results, Report) and results.lead else {}),
-        "findings": findings,
-        "cautions": list(results.cautions),
-        **{name: records(results.data[name]) for name in ("runs", "figures")},
+        "study": report.study.name,
+        **{name: getattr(report.study, name) for name in ("store", "status", "command")},
+        **({"best": report.lead} if report.lead else {}),
+        "findings": list(map(asdict, report.findings)),
+        "cautions": list(report.cautions),
+        **{name: records(report.data[name]) for name in ("runs", "figures")},
     }

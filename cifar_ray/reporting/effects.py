@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from cifar_ray.reporting import chance
 from cifar_ray.reporting.figures import Figure
@@ -20,48 +22,44 @@ def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[str]:
     ``speed`` is the figure that tells how fast a run is.
     """
     held = "global batch" if among[0].runs.study.hold == "global_batch" else "batch per worker"
-    rows = [{held: str(config.column), "workers": str(config.world_size), **dict(config.others)} for config in among]
-    strategies = [config.strategy for config in among]
-    for axis in dict.fromkeys(name for row in rows for name in row):
-        numbers = [_number(row.get(axis, "")) for row in rows]
-        rest = [(at, *(pair for pair in row.items() if pair[0] != axis)) for row, at in zip(rows, strategies)]
-        for figure in (speed, among[0].runs.task.primary):
-            groups: dict[tuple[object, ...], list[tuple[Configuration, float, float]]] = {}
-            for config, number, key in zip(among, numbers, rest):
-                value = config.statistic(figure)
-                if number is not None and value is not None and (figure.of is not None or value.mean > 0):
-                    height = value.mean if figure.of is not None else math.log2(value.mean)
-                    groups.setdefault(key, []).append((config, math.log2(number), height))
-            alike = [
-                group
-                for group in groups.values()
-                if axis in _MORE_WORK or chance.comparable(figure, [config for config, *_ in group])
+    places = (
+        pd.DataFrame(
+            [
+                {"strategy": config.strategy, held: config.column, "workers": config.world_size, **dict(config.others)}
+                for config in among
             ]
+        )
+        .fillna("")
+        .astype(str)
+    )
+    for axis in places:
+        numbers = pd.to_numeric(places[axis], errors="coerce")
+        x = np.log2(numbers[(numbers > 0) & (numbers < math.inf)])
+        rest = places.drop(columns=axis)
+        for figure in (speed, among[0].runs.task.primary):
+            values = [config.statistic(figure) for config in among]
+            y = pd.Series([math.nan if value is None else value.mean for value in values])
+            y = y if figure.of is not None else np.log2(y[y > 0])
+            points = rest.assign(x=x, y=y).dropna(subset=["x", "y"])
+            groups = [group for _, group in points.groupby(list(rest)) if group.x.nunique() > 1]
+            if axis not in _MORE_WORK:
+                groups = [group for group in groups if chance.comparable(figure, [among[at] for at in group.index])]
+            line = _line([group[["x", "y"]] for group in groups])
             least = 0.0 if figure.of is not None else math.log2(1 + chance.LEAST)
-            line = _line([[(x, y) for _, x, y in group] for group in alike])
             if line and abs(line[0]) > max(line[1], least) + 1e-9:
-                grows = any(len({config.global_batch_size for config, *_ in group}) > 1 for group in alike)
+                grows = any(len({among[at].global_batch_size for at in group.index}) > 1 for group in groups)
                 batch = "; the global batch differs, too" if grows and figure.of and "batch" not in axis else ""
                 yield _sentence(axis, figure, *line, batch)
 
 
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if number > 0 and math.isfinite(number) else None
-
-
-def _line(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float] | None:
+def _line(groups: Sequence[Any]) -> tuple[float, float] | None:
     """Slope, and half of its 95 % interval, of lines with one slope through groups of points; None of too few."""
     from scipy import stats  # takes long to import
 
-    several = [np.array(group) for group in groups if len({x for x, _ in group}) > 1]
-    freedom = sum(map(len, several)) - len(several) - 1
+    freedom = sum(map(len, groups)) - len(groups) - 1
     if freedom < 1:
         return None
-    x, y = np.concatenate([group - group.mean(axis=0) for group in several]).T
+    x, y = np.concatenate([group - group.mean() for group in groups]).T
     slope = float(x @ y / (x @ x))
     error = math.sqrt(float(np.sum((y - slope * x) ** 2) / freedom / (x @ x)))
     return slope, float(stats.t.ppf(1 - chance.CHANCE / 2, freedom)) * error

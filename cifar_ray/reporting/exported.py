@@ -210,6 +210,6 @@ def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
         for section in one.keys() & other.keys()
         for name in one[section].keys() | other[section].keys()
         if measure == other_measure or (name == frame.HARDWARE and "accuracy" not in (measure, other_measure))
-        if one[section].get(name) != other[section].get(name)
+        if one[section].get(name, set()) - {""} != other[section].get(name, set()) - {""}
     }
     return (*axes, *sorted(differing - set(axes)))

@@ -190,19 +190,6 @@ def _load(trial: Run, device: str) -> float | None:
     return statistics.fmean(loads) if loads else None
 
 
-def _unsplit(trial: Run) -> str:
-    recorded = any(part.measure(trial) is not None for part in PARTS)
-    return "not measured apart from the rest" if recorded else "the run did not split its steps"
-
-
-def _exceeded(trial: Run) -> str:
-    if ITERATION_TIME.measure(trial) is None:
-        return "the run recorded no number"
-    if own_paces(trial):
-        return "not known where ranks have a pace each: the parts are means over the ranks"
-    return "the parts come to more than the mean iteration"
-
-
 def _bound(trial: Run) -> str | None:
     """What bounds a run, in two or three words; None where its times do not count, or it did not record it."""
     return trial.tags[BOUND_TAG].partition(":")[0] if trial.timed and BOUND_TAG in trial.tags else None
@@ -219,14 +206,6 @@ def _setting(title: str, read: Callable[[Run], str | None]) -> Figure:
 
 def _option(title: str, name: str) -> Figure:
     return _setting(title, lambda trial: trial.params.get(f"strategy_options.{name}"))
-
-
-def _unsampled(_: Run) -> str:
-    return "no sample was taken while it trained"
-
-
-def _first_gpu(trial: Run) -> str:
-    return f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else ""
 
 
 TRAINING_TIME = Figure(
@@ -249,7 +228,7 @@ MEMORY = Figure(
     "low",
     "device",
     "Peak memory of the hungriest worker: GPU memory, or the process's memory on a CPU.",
-    _first_gpu,
+    lambda trial: f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else "",
 )
 EPOCH_TIME = Figure("epoch_s", "Epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low", "work")
 ITERATION_TIME = Figure(
@@ -273,11 +252,11 @@ ITERATION_P95 = Figure(
     "step",
 )
 PARTS = tuple(
-    Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None, why=_unsplit)
+    Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None)
     for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
 )
 BOUND_COST = Figure("bound_percent", "Costs (% of training)", _bound_percent, " %")
-NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None, why=_exceeded)
+NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
 PHASE_TIMES = tuple(
     Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2)
     for key, title in zip((*PHASES, "other"), _PHASE_TITLES, strict=True)
@@ -329,7 +308,7 @@ def load(device: Literal["cpu", "gpu"]) -> Figure:
     name = device.upper()
     note = f"{name} load is the mean of the samples while it trained, of whole machines, with whatever else ran there."
     key, title = f"{device}_utilisation_percent", f"{name} load (%)"
-    return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note, why=_unsampled)
+    return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note)
 
 
 def cost_of_run(price: Price) -> Figure:

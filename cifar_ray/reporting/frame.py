@@ -134,7 +134,7 @@ class Runs:
         self._values: dict[str, Sequence[float]] = {}
         self._means: dict[str, Mapping[int, Statistic]] = {}
         trials = list(study.trials)
-        frame = pd.DataFrame({"trial": pd.Series(trials, dtype=object)})
+        self.frame = frame = pd.DataFrame({"trial": pd.Series(trials, dtype=object)})
         for name in ("run_id", "name", "finished", "seed", *PLACED):
             frame[name] = [getattr(trial, name) for trial in trials]
         frame["device"] = [trial.params.get("device") for trial in trials]
@@ -147,7 +147,6 @@ class Runs:
             frame["others"] = self._told_apart(frame)
         groups = frame.groupby(self._identity, sort=False)
         frame["configuration"] = groups.ngroup()
-        self.frame = frame
         self.configurations = [
             Configuration(
                 *(self, number, device, others, tuple(rows.trial), list(rows.index[rows.finished])),
@@ -203,33 +202,30 @@ class Runs:
     @cached_property
     def sections(self) -> dict[tuple[str, str], list[Run]]:
         """The runs by model and data set."""
-        sections: dict[tuple[str, str], list[Run]] = {}
-        for trial in self.study.trials:
-            sections.setdefault((trial.model, trial.dataset), []).append(trial)
-        return sections
+        return {section: list(trials) for section, trials in self.frame.groupby(_SECTION, sort=False).trial}
 
     @cached_property
     def varied(self) -> dict[tuple[str, str], list[str]]:
         """By model and data set, what else tells runs apart: a sweep's other axes, or all that differs."""
-        return {section: self._differing(trials) for section, trials in self.sections.items()}
+        return {section: self._differing(values) for section, values in self.settings.items()}
 
-    def _differing(self, trials: Sequence[Run]) -> list[str]:
-        values = _settings(trials)
-        known = {name: {"" if value == "None" else value for value in values[name]} for name in values}
-        differing = [name for name, of in known.items() if len(of if name in OPTIONAL else of - {""}) > 1]
+    def _differing(self, values: Mapping[str, Collection[str]]) -> list[str]:
+        differing = [name for name, of in values.items() if len(of if name in OPTIONAL else {*of} - {""}) > 1]
         if not self.study.axes:
             return differing
         axes = [name for name in self.study.axes if name not in _TOLD]
         # With other options a model is another one, even if each of a sweep's batch sizes has options of its own.
         return [*axes, *(name for name in differing if name not in axes and name.startswith("model_options."))]
 
-    @property
+    @cached_property
     def settings(self) -> dict[tuple[str, str], dict[str, set[str]]]:
-        """Model and data set -> name -> the values that its runs have of what may tell configurations apart."""
-        return {
-            section: {name: set(values) - {""} for name, values in _settings(trials).items()}
-            for section, trials in self.sections.items()
-        }
+        """Model and data set -> what may tell configurations apart -> the values of its runs, empty where not set."""
+        settings = {}
+        for section, trials in self.sections.items():
+            names = [*sorted({name for trial in trials for name in trial.params} - _ASIDE), HARDWARE]
+            known = {name: {setting(trial, name) for trial in trials} for name in names}
+            settings[section] = {name: {"" if value == "None" else value for value in known[name]} for name in names}
+        return settings
 
     @property
     def finished(self) -> list[Configuration]:
@@ -242,12 +238,6 @@ def setting(trial: Run, name: str) -> str:
     if not trial.timed and name in (HARDWARE, "cpus_per_worker", "gpus_per_worker"):
         return ""
     return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")
-
-
-def _settings(trials: Sequence[Run]) -> dict[str, list[str]]:
-    """What may tell configurations apart -> its value in each run."""
-    names = sorted({name for trial in trials for name in trial.params} - _ASIDE)
-    return {name: [setting(trial, name) for trial in trials] for name in (*names, HARDWARE)}
 
 
 def _others(trial: Run, names: Sequence[str]) -> tuple[tuple[str, str], ...]:

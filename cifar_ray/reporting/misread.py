@@ -16,9 +16,7 @@ def sections(runs: Runs) -> list[Section]:
         (
             str(number),
             [
-                Entry(str(one["text"])),
-                Entry(str(one["true"])),
-                Entry(str(one["predicted"])),
+                *(Entry(str(one[name])) for name in ("text", "true", "predicted")),
                 Entry(f"{100 * one['probability']:.2f}", one["probability"]),
             ],
         )

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cifar_ray.reporting.frame import Configuration
 from cifar_ray.tracking.study import Sweep
 
 STRATEGY = "strategy"
-_LONG = 6
-"""Significant digits of a number beyond which it was drawn or computed, and is shortened in a name."""
-_DIGITS = 3
+_LONG = re.compile(r"-?[0.]*(\d\.?){7,}(e[+-]?\d+)?")  # a number that was drawn or computed
 _HASH = re.compile(r"[0-9a-f]{40,}")
-_HASH_DIGITS = 8
 
 
 def compared(among: Sequence[Configuration]) -> bool:
@@ -26,8 +23,8 @@ def compared(among: Sequence[Configuration]) -> bool:
 class Names:
     """Names that say what tells configurations apart, and nothing that they share.
 
-    The first three fields say whether strategies, the batch sizes that the study holds, and devices do; ``short`` is
-    what long values are called, see :func:`shortened`.
+    The first three fields say whether strategies, the batch sizes that the study holds, and devices do; ``short`` has
+    what a parameter's value is called.
     """
 
     strategies: bool
@@ -42,7 +39,7 @@ class Names:
             strategies=compared(among),
             batches=len({config.column for config in among}) > 1,
             devices=len({config.device for config in among if config.finished}) > 1,
-            short=shortened(among[0].runs.study) if among else {},
+            short=_shortened(among[0].runs.study) if among else {},
         )
 
     def row(self, config: Configuration) -> str:
@@ -78,29 +75,24 @@ def _called(name: str, config: Configuration) -> str:
     return name if option in config.trials[0].params else option
 
 
-def shortened(study: Sweep) -> Mapping[tuple[str, str], str]:
-    """Name and value of a parameter -> what a long number or hash is called, in the digits that tell values apart."""
-    names = {name for trial in study.trials for name in trial.params}
-    values = {name: {trial.params[name] for trial in study.trials if name in trial.params} for name in names}
-    return {(name, value): short for name in names for value, short in _short(values[name]).items()}
+def _shortened(study: Sweep) -> Mapping[tuple[str, str], str]:
+    """Name and value of a parameter -> the value in the digits that tell a parameter's long numbers or hashes apart."""
+    short: dict[tuple[str, str], str] = {}
+    for name in {name for trial in study.trials for name in trial.params}:
+        values = {trial.params[name] for trial in study.trials if name in trial.params}
+        for digits in range(3, 64):
+            names = {value: _short(value, digits) for value in values}
+            if len({*names.values()}) == len(values):
+                short |= {(name, value): shown for value, shown in names.items()}
+                break
+    return short
 
 
-def _short(values: Collection[str]) -> Mapping[str, str]:
-    """Those of the values that are long, with as few digits as leave all different."""
-    numbers, hashes = [value for value in values if _long(value)], [value for value in values if _HASH.fullmatch(value)]
-    names: dict[str, str] = {}
-    for more in range(64):
-        names = {value: f"{float(value):.{_DIGITS + more}g}" for value in numbers}
-        names |= {value: value[: _HASH_DIGITS + more] for value in hashes}
-        if len({names.get(value, value) for value in values}) == len(values):
-            break
-    return names
-
-
-def _long(value: str) -> bool:
-    """Whether a value is a number with a fraction and many digits."""
-    matched = re.fullmatch(r"-?(\d+\.\d+|\d+)(e[+-]?\d+)?", value)
-    return bool(matched and not value.isdigit() and len(matched[1].replace(".", "").strip("0")) > _LONG)
+def _short(value: str, digits: int) -> str:
+    if _HASH.fullmatch(value):
+        return value[: digits + 5]
+    is_long = _LONG.fullmatch(value) and not value.isdigit()
+    return f"{float(value):.{digits}g}" if is_long else value
 
 
 def titled(

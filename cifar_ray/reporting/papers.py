@@ -183,8 +183,8 @@ def _own_share(paper: Mapping[str, Any], group: Group, row: _Row, config: Config
     figure, _ = _PRINTED[paper["relative"]]
     is_time = figure is TRAINING_TIME
     compared = _OURS.throughput if is_time else figure
-    alike = [other for other in group.among if scaling.same_work(other, config) and scaling.may_be_base(other, config)]
-    bases = [other for other in alike if _fits(row["base"], other) and scaling.pairs(config, other, compared)]
+    alike = [other for other in group.among if _fits(row["base"], other)]
+    bases = [other for other in alike if scaling.is_base(other, config, compared)]
     base = min(bases, key=lambda other: other.others != config.others, default=config)
     both = scaling.pairs(config, base, compared)
     if not bases or both is None or min(*both.own, *both.base) <= 0:

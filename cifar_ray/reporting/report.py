@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
@@ -16,9 +15,8 @@ from typing import Literal
 import pandas as pd
 
 from cifar_ray import tracking
-from cifar_ray._version import __version__
 from cifar_ray.config import files, flags, keywords, option
-from cifar_ray.config.errors import ConfigError, counted
+from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Overwrite
 from cifar_ray.config.limits import PriceText
 from cifar_ray.config.schema import Numbers
@@ -37,7 +35,7 @@ from cifar_ray.reporting import (
     tables,
     words,
 )
-from cifar_ray.reporting.contents import Finding, Report, Results
+from cifar_ray.reporting.contents import Report
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.latex import tables as latex_tables
@@ -46,7 +44,6 @@ from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Sweep
 
 _FILES = ("report.html", "report.md", "runs.csv", "figures.csv")
-_NAMED = 2  # data sets of a task, at most, that a title names
 
 
 @tracking.unchanged()
@@ -149,15 +146,13 @@ def build(
 def _build(study: Sweep, baseline: str | None, price: Price | None, targets: Sequence[float]) -> Report:
     """The report of runs that learn one thing."""
     runs = Runs(study)
-    page, parts = search_page.page(runs, targets, price) if study.search else None, tables.parts(runs, targets, price)
-    return Report(
-        **vars(results(runs, parts, price, page)),
-        comparison=papers.comparison(runs, baseline) if baseline is not None else None,
-        charts=charts.charts(runs) if page is None else page.charts,
-        lead="" if page is None else page.lead,
-        version=__version__,
-        written=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-    )
+    made = results(runs, tables.parts(runs, targets, price), price)
+    made = replace(made, comparison=papers.comparison(runs, baseline) if baseline is not None else None)
+    if not study.search:
+        return replace(made, charts=charts.charts(runs))
+    page = search_page.page(runs, targets, price)
+    sections = [*page.sections, *misread.sections(runs)]
+    return replace(made, findings=page.findings, sections=sections, charts=page.charts, lead=page.lead)
 
 
 def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
@@ -186,34 +181,24 @@ def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
 def _labels(studies: Sequence[Sweep]) -> list[str]:
     """What the tasks are called: those of one name after their data sets, and if these are the same, by number."""
     names = [study.task.name for study in studies]
-    labels = [f"{name} of {_data(study)}" if names.count(name) > 1 else name for name, study in zip(names, studies)]
+    datasets = [" and ".join(dict.fromkeys(option.short(run.dataset) for run in study.trials)) for study in studies]
+    labels = [f"{name} of {of}" if names.count(name) > 1 else name for name, of in zip(names, datasets)]
     return [
         f"{label} ({labels[:at].count(label) + 1})" if labels.count(label) > 1 else label
         for at, label in enumerate(labels)
     ]
 
 
-def _data(study: Sweep) -> str:
-    names = list(dict.fromkeys(option.short(trial.dataset) for trial in study.trials))
-    return " and ".join(names) if len(names) <= _NAMED else counted(len(names), "data set")
+def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Report:
+    """The results of a study's runs without charts, which reports and comparisons share.
 
-
-def results(
-    runs: Runs, parts: Sequence[tables.Part], price: Price | None, page: search_page.Page | None = None
-) -> Results:
-    """The results of a study's runs, which reports and comparisons share.
-
-    ``parts`` are what the tables show of them, from :func:`tables.parts` with the same price of one node; ``page`` is
-    what a search says in place of their findings and tables.
+    ``parts`` are what the tables show of them, from :func:`tables.parts` with the same price of one node.
     """
-    return Results(
+    return Report(
         study=runs.study,
-        findings=words.findings(runs, price) if page is None else page.findings,
+        findings=words.findings(runs, price),
         cautions=cautions.cautions(runs, price),
-        sections=[
-            *([part.section for part in parts] if page is None else page.sections),
-            *misread.sections(runs),
-        ],
+        sections=[*(part.section for part in parts), *misread.sections(runs)],
         runs=tables.runs_table(runs.study),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
     )
@@ -227,12 +212,8 @@ def means(study: Sweep) -> list[str]:
 
 def summary(study: Sweep) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
-    found: list[Finding] = []
-    told: list[str] = []
-    for runs in map(Runs, study.meant.by_task):
-        found += search_page.page(runs).findings if study.search else words.findings(runs, None)
-        told += cautions.cautions(runs)
-    return pages.summary(found, list(dict.fromkeys(told)))
+    made = build(study)
+    return pages.summary(made.findings, made.cautions)
 
 
 @contextmanager

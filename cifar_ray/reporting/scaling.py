@@ -13,8 +13,8 @@ from cifar_ray.reporting.names import STRATEGY
 PLAIN_ALONE = ("gather_scatter", "send_recv", "all_reduce", "ddp", "local_sgd", "fsdp", "hogwild")
 """Strategies whose single worker trains plainly, and so the same; only theirs may stand for another strategy's."""
 
-# How a strategy works, beside its own options; all else changes what is learned or how fast one worker is.
 _OPTIONS = ("sync_batchnorm", "bucket_cap_mb", "accumulate")
+"""How a strategy works, beside its own options; all else changes what is learned or how fast one worker is."""
 
 
 class Pairs(NamedTuple):
@@ -60,19 +60,13 @@ def ratio(config: Configuration, among: Sequence[Configuration]) -> Ratio | None
     reference.
     """
     throughput = config.runs.task.throughput
-    alike = [
-        other
-        for other in among
-        if other.column == config.column and same_work(other, config) and may_be_base(other, config)
-        if pairs(config, other, throughput) is not None
-    ]
-    if not alike:
-        return None
-    least = min(other.devices for other in alike)
-    alike.sort(key=lambda other: (other.devices != least, other.others != config.others, other.nodes))
-    reference = alike[0]
-    both = pairs(config, reference, throughput)
-    if both is None or statistics.fmean(both.base) <= 0:
+    reference = min(
+        (other for other in among if other.column == config.column and is_base(other, config, throughput)),
+        key=lambda other: (other.devices, other.others != config.others, other.nodes),
+        default=None,
+    )
+    both = pairs(config, reference, throughput) if reference is not None else None
+    if reference is None or both is None or statistics.fmean(both.base) <= 0:
         return None
     speed_up, times = both.ratio, config.devices / reference.devices
     if reference is config:
@@ -106,36 +100,30 @@ def single_worker(config: Configuration, among: Sequence[Configuration], figure:
         other
         for other in among
         if other.devices == 1 and other.global_batch_size == config.global_batch_size
-        if may_be_base(other, config) and same_work(other, config) and pairs(config, other, figure) is not None
+        if is_base(other, config, figure)
     ]
-    alike.sort(key=lambda other: (other.strategy != config.strategy, other.others != config.others))
-    return alike[0] if alike else None
+    return min(
+        alike, key=lambda other: (other.strategy != config.strategy, other.others != config.others), default=None
+    )
 
 
-def may_be_base(other: Configuration, config: Configuration) -> bool:
-    """Whether ``config`` may be told as a multiple of ``other``, of the same strategy or a single worker like any."""
-    if other.devices == 1 and other.strategy in PLAIN_ALONE:
-        return True
-    return other.strategy == config.strategy and _options(other) == _options(config)
+def is_base(other: Configuration, config: Configuration, figure: Figure) -> bool:
+    """Whether a figure of ``config`` may be told as a multiple of that of ``other``, with a seed that both have.
+
+    They differ in the topology and the batch alone, or also in the strategy and its options where the other is a single
+    worker that trains plainly.
+    """
+    plain = other.devices == 1 and other.strategy in PLAIN_ALONE
+    return _kind(other, plain) == _kind(config, plain) and pairs(config, other, figure) is not None
 
 
-def same_work(config: Configuration, other: Configuration) -> bool:
-    """Whether they differ in the strategy, its options, the topology and the batch alone."""
-    return _essentials(config) == _essentials(other)
-
-
-def _options(config: Configuration) -> list[tuple[str, str]]:
-    """How its strategy was told to work, but for the devices, which are counted."""
-    return [pair for pair in config.others if _is_option(pair[0]) and pair[0] != "gpus_per_worker"]
-
-
-def _is_option(name: str) -> bool:
-    return name in (*_OPTIONS, "gpus_per_worker") or name.startswith("strategy_options.")
-
-
-def _essentials(config: Configuration) -> tuple[object, ...]:
-    others = (pair for pair in config.others if pair[0] not in (STRATEGY, RUN) and not _is_option(pair[0]))
-    return (config.model, config.dataset, config.device, *others)
+def _kind(config: Configuration, plain: bool) -> list[object]:
+    """What a configuration shares with its base, which may train ``plain``."""
+    aside = (STRATEGY, RUN, "gpus_per_worker", *(_OPTIONS if plain else ()))
+    others = [pair for pair in config.others if pair[0] not in aside]
+    if plain:
+        others = [pair for pair in others if not pair[0].startswith("strategy_options.")]
+    return [config.model, config.dataset, config.device, "" if plain else config.strategy, *others]
 
 
 def unit(among: Sequence[Configuration]) -> str:

@@ -73,9 +73,9 @@ class Part:
 
     @property
     def section(self) -> Section:
-        """The tables, with notes on what all runs share and what is missing."""
+        """The tables, with notes on what all runs share."""
         first = self.group.among[0]
-        notes = [*_settings(self.group.among), *_targets(self), *_missing(self.group)]
+        notes = [*_settings(self.group.among), *_targets(self)]
         return Section(f"{first.model} on {first.dataset}", self.tables[:1], self.tables[1:], notes)
 
 
@@ -198,7 +198,7 @@ def _costs(part: Part, goal: float | None = None) -> list[Figure]:
     """What runs cost; none is marked as the best where runs used another kind of device than the machine has."""
     if part.price is None:
         return []
-    cost = figures.cost_of_run(part.price) if goal is None else part.task.cost_to_target(part.price, goal)
+    cost = figures.cost_of_run(part.price) if goal is None else part.task.cost(part.price, goal)
     alike = all(part.price.suits(config.device) for config in part.group.among if config.finished)
     return [cost if alike else replace(cost, better="")]
 
@@ -235,22 +235,21 @@ def filled(group: Group, spec: Spec) -> Table | None:
 
 def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entry]]]) -> None:
     """Mark the best entry of a column. A mean over only some of the runs is no candidate."""
-    among = [config for config, entries in rows if entries[at].value is not None]
-    candidates = [entries for _, entries in rows if entries[at].value is not None and not entries[at].partial]
-    better = chance.better(figure, among)
+    measured = [
+        (entries, Measured(config, Statistic(entries[at].value or 0.0, entries[at].std, entries[at].n)))
+        for config, entries in rows
+        if entries[at].value is not None
+    ]
+    better = chance.better(figure, [each.config for _, each in measured])
+    candidates = [pair for pair in measured if not pair[0][at].partial]
     if not better or len(candidates) < 2:
         return
-    candidates.sort(key=lambda entries: entries[at].value or 0.0, reverse=better == "high")
-    noise = Noise.of(figure, [Measured(config, _statistic(entries[at])) for config, entries in rows if config in among])
-    top, *others = (entries[at] for entries in candidates)
-    digits = {figure.number(other.value or 0.0) for other in others}
-    told = all(noise.distinct(_statistic(top), _statistic(other)) for other in others)
-    if told and figure.number(top.value or 0.0) not in digits:
-        candidates[0][at] = replace(top, best=True)
-
-
-def _statistic(entry: Entry) -> Statistic:
-    return Statistic(entry.value or 0.0, entry.std, entry.n)
+    candidates.sort(key=lambda pair: pair[1].value.mean, reverse=better == "high")
+    (entries, top), *others = candidates
+    noise = Noise.of(figure, [each for _, each in measured])
+    told = all(noise.distinct(top.value, other.value) for _, other in others)
+    if told and figure.number(top.value.mean) not in {figure.number(other.value.mean) for _, other in others}:
+        entries[at] = replace(entries[at], best=True)
 
 
 def _label(group: Group, config: Configuration) -> str:
@@ -299,12 +298,6 @@ def _shared(trials: Sequence[Run]) -> str:
         if len(values) == 1 and not values <= _ALL:
             shared.append(f"{name} {values.pop()}")
     return ", ".join(shared)
-
-
-def _missing(group: Group) -> list[str]:
-    """A sentence for every configuration that has no figure at all, or fewer runs than asked for."""
-    lost = [(config, [outcome(trial) for trial in config.trials if not trial.finished]) for config in group.among]
-    return [f"{group.names.row(config)}: {'; '.join(outcomes)}." for config, outcomes in lost if outcomes]
 
 
 def outcome(trial: Run) -> str:

@@ -126,28 +126,24 @@ class TaskFigures:
             Figure(f"{way}_epochs", "Epochs", lambda trial: epochs_to(trial, target), "", 1, "low", "work", why=why),
         )
 
-    def cost_of_training(self, price: Price) -> Figure:
-        """What a run costs by images, for runs of unequal work."""
-
-        def paid(trial: Run) -> float | None:
-            return price.paid(trial.nodes, figures.total_seconds(trial), figures.trained(trial))
-
+    def cost(self, price: Price, target: float | None = None) -> Figure:
+        """What a training costs by images, for runs of unequal work; or the way to a target."""
         unit = self.spec.unit
         title, per = f"Cost per 1,000 {unit} (USD)", f" USD per 1,000 {unit}"
-        return Figure(f"cost_per_1000_{unit}_usd", title, paid, per, None, "low")
-
-    def cost_to_target(self, price: Price, target: float) -> Figure:
-        """What the way to a target costs, by images."""
-
-        def paid(trial: Run) -> float | None:
-            images = (epochs_to(trial, target) or 0.0) * (figures.trained_in_epoch(trial) or 0.0)
-            return price.paid(trial.nodes, seconds_to(trial, target), images)
-
-        unit = self.spec.unit
+        if target is None:
+            return Figure(f"cost_per_1000_{unit}_usd", title, partial(_paid, price), per, None, "low")
         note = f"Cost is that of the training until then, by the {unit} trained on until then."
-        key = f"{self.target_key(target)}_usd_per_1000_{unit}"
-        title, why = f"Cost per 1,000 {unit} (USD)", partial(_unreached, target)
-        return Figure(key, title, paid, " USD", None, "low", note=note, why=why)
+        key, why = f"{self.target_key(target)}_usd_per_1000_{unit}", partial(_unreached, target)
+        return Figure(key, title, partial(_paid_until, price, target), per, None, "low", note=note, why=why)
+
+
+def _paid(price: Price, trial: Run) -> float | None:
+    return price.paid(trial.nodes, figures.total_seconds(trial), figures.trained(trial))
+
+
+def _paid_until(price: Price, target: float, trial: Run) -> float | None:
+    images = (epochs_to(trial, target) or 0.0) * (figures.trained_in_epoch(trial) or 0.0)
+    return price.paid(trial.nodes, seconds_to(trial, target), images)
 
 
 def _figure(of: tasks.Figure) -> Figure:
@@ -192,11 +188,7 @@ def seconds_to(trial: Run, target: float) -> float | None:
 
 def _unreached(target: float, trial: Run) -> str:
     """Why there is no way to a target."""
-    reached, epochs, text = best(trial), epochs_to(trial, target), trial.task.primary.text
-    if epochs is not None:
-        return f"reached in epoch {epochs:.0f}, but not every epoch until then has its figures recorded"
-    if reached is None:
-        return "not recorded"
-    if reaches(trial, reached, target):
-        return f"reached, since the best epoch has {text(reached)}, but the epoch is not recorded"
-    return f"not reached: the best epoch has {text(reached)}"
+    reached = best(trial)
+    if reached is None or reaches(trial, reached, target):
+        return "not every epoch until then is recorded"
+    return f"not reached: the best epoch has {trial.task.primary.text(reached)}"

@@ -125,7 +125,7 @@ def _finding(
         answers.append(Answer(learned, f"Best {of.noun}{but}", f"{of.noun}{but}", name, shown))
     tiles = [*(answer.tile for answer in answers), *_gain(among, name)]
     if price is not None and all(price.suits(config.device) for config in among):
-        cost = task.cost_of_training(price) if unequal else figures.cost_of_run(price)
+        cost = task.cost(price) if unequal else figures.cost_of_run(price)
         if costs := _ranked(cost, among):
             tiles.append(Answer(Ranking.of(cost, costs), f"Lowest cost {price.at}", f"cost {price.at}", name).tile)
     sentences = []
@@ -155,8 +155,8 @@ def _base(speeds: Ranking) -> Measured:
     best, *rest = speeds.ranked
 
     def is_base(other: Configuration) -> bool:
-        alike = other.column == best.config.column and scaling.same_work(other, best.config)
-        return other.devices == 1 and alike and scaling.may_be_base(other, best.config)
+        alike = other.devices == 1 and other.column == best.config.column
+        return alike and scaling.is_base(other, best.config, speeds.figure)
 
     alone = [other for other in rest if is_base(other.config) and (speeds.single or other not in speeds.ties)]
     return min(alone, key=lambda other: other.config.others != best.config.others, default=rest[-1])

@@ -158,8 +158,8 @@ def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
 def test_images_on_the_way_to_a_target() -> None:
     run = trial("2x1", training_s=3600.0, accuracies=(0.3, 0.6))  # 1800 s and 50,000 images an epoch
     of_task = TaskFigures(run.task)
-    assert of_task.cost_to_target(priced(10.0), 0.6).measure(run) == pytest.approx(2 * 10 / 100)
-    assert of_task.cost_to_target(priced(10.0), 0.7).measure(run) is None
+    assert of_task.cost(priced(10.0), 0.6).measure(run) == pytest.approx(2 * 10 / 100)
+    assert of_task.cost(priced(10.0), 0.7).measure(run) is None
 
 
 def test_there_are_no_costs_without_a_price() -> None:

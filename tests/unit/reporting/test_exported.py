@@ -234,8 +234,11 @@ def test_accuracies_of_a_part_of_the_test_images_are_said_to_be(measure: str, sa
 def test_copies_of_training_images_in_the_test_are_said_and_tell_no_runs_apart() -> None:
     params = {"data.test_size": "56", "data.test_copies": "42"}
     runs = study(trial("1x1", params=params), trial("1x1", params={"data.test_size": "56"}, run_id="b"))
-    said = "42 of 56 test images are copies of training or validation images: their figures may be too good."
-    assert f"In 1 of 2 finished runs, {said}" in report.build(runs).cautions
+    said = (
+        "1 of 2 finished runs have copies of training or validation images in the test (42 of 56): their "
+        "figures may be too good."
+    )
+    assert said in report.build(runs).cautions
     assert len(Runs(runs).configurations) == 1
 
 
@@ -248,8 +251,8 @@ def test_times_and_accuracies_of_two_sweeps_make_one_report() -> None:
         ("Speed-up", "3.20 times"),
     ]
     assert list(made.cautions)[:2] == [
-        "2 of 4 finished runs were made for their accuracy alone: their times are left out.",
         "2 of 4 finished runs were made for their times alone: accuracy is left out.",
+        "2 of 4 finished runs were made for their accuracy alone: their times are left out.",
     ]
     assert not [line for line in made.cautions if "shared the cores" in line]
     assert made.comparison is not None

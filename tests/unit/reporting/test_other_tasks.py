@@ -151,7 +151,10 @@ def test_tasks_of_one_name_are_told_apart_by_data_sets_or_by_number() -> None:
         "nets:Depth of wells (2)",
     ]
     several = [depth(name) for name in ("wells", "lakes", "seas")]
-    assert set(labels(*several, depth("wells", "images"))) == {"nets:Depth of wells", "nets:Depth of 3 data sets"}
+    assert set(labels(*several, depth("wells", "images"))) == {
+        "nets:Depth of wells",
+        "nets:Depth of wells and lakes and seas",
+    }
 
 
 def test_a_run_that_has_not_begun_counts_among_those_of_its_data_set() -> None:

@@ -261,8 +261,6 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
     own = study(*(trial(params={"model_source": one}) for one in digests), axes=())
     names = [row for row, _ in sections(own)[0].tables[0].rows]
     assert names == ["1x1, model_source=abababab" + "a", "1x1, model_source=abababab" + "c"]
-    held = study(*(trial(batch=batch, params={"lr": rates[0]}) for batch in (16, 64)))
-    assert "the learning rate 0.0677 was the same" in warned(held, "--lr-scaling")
 
 
 def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
@@ -335,10 +333,9 @@ def test_a_price_of_another_kind_of_machine_is_a_caution_and_no_headline() -> No
     assert not [title for title, *_ in highlights(twice(grid()), gpu) if "g4dn" in title]
     (told,) = (line for line in warnings(grid(), gpu) if "g4dn" in line)
     assert told == (
-        "g4dn.xlarge has a GPU, but 6 of 6 runs were computed on CPUs: their costs at 0.526 USD per hour are not what "
-        "the runs would cost there."
+        "All finished runs were computed on CPUs, but g4dn.xlarge has a GPU: they would cost something else there."
     )
-    assert not [line for line in warnings(grid(), PRICE) if "USD" in line]
+    assert not [line for line in warnings(grid(), PRICE) if "cost" in line]
     cuda = twice(
         study(*(trial(t, training_s=s, params={"device": "cuda"}) for t, s in (("1x1", 100.0), ("1x2", 50.0))))
     )
@@ -502,14 +499,17 @@ def test_a_sweep_that_has_not_ended_well() -> None:
 
 def test_times_that_are_not_what_they_seem() -> None:
     counted = trial("2x1", tags={"times_are_a_clusters": "false"})
-    assert warned(study(counted), "cluster").startswith("All runs shared the cores of one machine. Their times say")
-    assert warned(study(counted, trial("1x1")), "cluster").startswith("1 of 2 runs shared the cores of one machine.")
+    assert warned(study(counted), "cluster").startswith(
+        "All finished runs shared the cores of one machine: their times"
+    )
+    assert warned(study(counted, trial("1x1")), "cluster").startswith("1 of 2 finished runs shared the cores of one")
     assert warned(study(trial(), metrics={"sweep/concurrency": 2.0}), "same time").startswith("Up to 2 runs")
     moved = trial(
         "1x1", tags={"cifar_ray.earlier.cifar_ray.topology": "2x2", "cifar_ray.earlier.cifar_ray.threads": "2"}
     )
-    said = warned(study(moved), "changed while")
-    assert said.endswith("their times are left out: bs16 1x1 seed0 (topology and number of threads).")
+    assert warned(study(moved), "changed") == (
+        "All finished runs changed their topology and number of threads while they trained: their times are left out."
+    )
 
 
 @pytest.mark.parametrize("tag", ["cifar_ray.topology", "cifar_ray.hardware", "cifar_ray.threads"])
@@ -530,7 +530,6 @@ def test_figures_of_different_programs_and_machines_side_by_side() -> None:
     mixed = study(trial("1x1"), trial("1x2", tags=other))
     assert warned(mixed, "commits").startswith("Runs of 2 different commits of the program stand side by side: ccc")
     assert "AMD EPYC 9754; NVIDIA H200" in warned(mixed, "kinds of hardware")
-    assert warned(mixed, "(-dirty)")
 
 
 def test_outliers_are_judged_within_a_configuration() -> None:
