@@ -132,6 +132,8 @@ def _mixed(study: Sweep, finished: list[Run]) -> Iterator[str]:
         values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
         if len(values) > 1:
             yield f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}."
+    if any(trial.tags.get(ORIGIN["commit"], "").endswith("-dirty") for trial in finished):
+        yield "Some runs were made by a program whose files differ from its commit (-dirty)."
 
 
 def _impossible(runs: Runs) -> list[str]:

@@ -530,6 +530,7 @@ def test_figures_of_different_programs_and_machines_side_by_side() -> None:
     mixed = study(trial("1x1"), trial("1x2", tags=other))
     assert warned(mixed, "commits").startswith("Runs of 2 different commits of the program stand side by side: ccc")
     assert "AMD EPYC 9754; NVIDIA H200" in warned(mixed, "kinds of hardware")
+    assert warned(mixed, "-dirty).") == "Some runs were made by a program whose files differ from its commit (-dirty)."
 
 
 def test_outliers_are_judged_within_a_configuration() -> None:
