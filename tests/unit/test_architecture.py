@@ -133,3 +133,9 @@ def test_only_data_and_tasks_ask_which_kind_samples_and_answers_are() -> None:
     ]
     assert asks_for_a_kind(ast.parse("facts.inputs != 'images'", mode="eval").body)
     assert asked == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest collects two files of one name only apart."""
+    names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert len(names) == len(set(names))
