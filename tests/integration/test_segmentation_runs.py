@@ -46,7 +46,8 @@ def test_the_commands_of_the_page_train_a_model_that_predicts_masks(
     assert Image.open(written[0]).mode == "P"
     mask = np.asarray(Image.open(written[0]))
     assert (mask.shape, mask.max() < 11) == ((32, 32), True)
-    assert person.refused("predict", "first", str(images[0]), "--out", str(images[0].parent)) == (
+    taken = ("--out", str(images[0].parent), "--overwrite")
+    assert person.refused("predict", "first", str(images[0]), *taken) == (
         f"--out must be another folder than that of the images, and {images[0]} is one of them"
     )
 

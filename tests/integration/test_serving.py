@@ -173,8 +173,8 @@ def test_a_body_that_is_too_large_or_of_unknown_length_is_refused_before_it_has_
 @pytest.mark.parametrize("host", ["203.0.113.1", "nohost.invalid"])
 def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        output.listen(host, free_port())
-    assert caught.value.as_flag().startswith(f"--host must be an address of this machine, got '{host}' (")
+        output.listen(host, port := free_port())
+    assert caught.value.as_flag().startswith(f"--host must be a free port of this machine, got {port} at '{host}' (")
 
 
 def test_a_port_that_is_taken_is_refused(service: Service, trained: Person) -> None:

@@ -76,7 +76,9 @@ def test_the_commands_of_the_page_train_a_model_that_answers_for_texts(
     assert "Misread texts" in page
     wrong = [row["text"].lower() in page for label, row in zip(likeliest, rows) if label != row["label"]]
     assert sum(wrong) == min(len(wrong), 16)
-    assert person.refused("predict", name, str(ROOT / "README.md")).startswith(f"cannot read image {ROOT}/README.md")
+    assert person.refused("predict", name, str(ROOT / "README.md")) == (
+        f"a file of texts must be .csv, .jsonl or .txt, got {ROOT}/README.md"
+    )
     again = [*commands[0][2:], "--weights", name]
     again[again.index("--run-name") + 1] = "second"
     assert "of the parameters" in person.succeeds("train", *again).stdout

@@ -54,7 +54,8 @@ def submit(asked: Submission, address: str | None, working_dir: str | None, wait
         if there.startswith(".."):
             raise ConfigError("working_dir", f"must be a folder with the file that the command names, {whole}")
         words = [{file: there, f"--config={file}": f"--config={there}"}.get(word, word) for word in words]
-    url, mode = servers.job_server(address), servers.token_mode()
+    url = servers.job_server(address)
+    mode = {name: value for name, value in os.environ.items() if name == "RAY_AUTH_MODE"} or servers.token_mode()
     client = _connect(url, mode)
     shown = {servers.JOB_SERVER_VARIABLE: url, **mode}  # go before an --address of Ray's command
     ray_job = " ".join([*map("=".join, shown.items()), "ray job"])

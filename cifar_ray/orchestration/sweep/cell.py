@@ -104,7 +104,7 @@ class _Cell(Callback):
         os.environ.update(begin.variables)  # MLflow's settings among them
         tracking.quieten(self._config.verbose)
         data.keep(self._config, self._facts)
-        training = Training(begin.start, view, ray.get(begin.dataset), launch, begin.dataset)
+        training = self._training = Training(begin.start, view, ray.get(begin.dataset), launch, begin.dataset)
         state, note = boards.FAILED, ""
         try:
             training.run(self._check, [self], self._limit, mailbox, self._ended, self._interrupted)
@@ -161,6 +161,8 @@ class _Cell(Callback):
             if by := outcome.stopped_by:
                 note += f", stopped by {limits.named(by)} after epoch {outcome.epochs}"
             self.link.change(figures={**outcome.metrics, **outcome.times})
+        assert self._training.session is not None
+        self.link.change(spent=self._training.session.spent)
         self.results.put({"epoch": epochs, **self.link.row.figures, "done": True})
         self._view.change(state=state, note=note)
 
