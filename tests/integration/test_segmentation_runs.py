@@ -48,7 +48,7 @@ def test_the_commands_of_the_page_train_a_model_that_predicts_masks(
     assert (mask.shape, mask.max() < 11) == ((32, 32), True)
     taken = ("--out", str(images[0].parent), "--overwrite")
     assert person.refused("predict", "first", str(images[0]), *taken) == (
-        f"--out must be another folder than that of the images, and {images[0]} is one of them"
+        f"--out must have one file for each mask, and {images[0]} is another's, or an image"
     )
 
     scored = json.loads(person.succeeds("evaluate", "first", "--json").stdout)

@@ -175,6 +175,5 @@ class _Cell(Callback):
 
     @property
     def _behind(self) -> str:
-        epoch = self.link.row.epoch
-        when = f"at epoch {epoch}" if epoch else "so far"
+        when = f"at epoch {self.link.row.epoch}" if self.link.row.epoch else "so far"
         return f"stopped early by {self._scheduler.upper()}: it was behind the best runs {when}"
