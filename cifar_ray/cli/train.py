@@ -57,13 +57,12 @@ def train(*, json: AsJson = False, config: str | None = None, options: Annotated
     named = f"run {asked.run_name}: " if asked.run_name else ""
     what = f"{asked.model} on {asked.dataset}, {asked.elastic or asked.topology}, {asked.strategy}"
     with output.progress(json):
-        with output.loading(f"{named}{what}: {_LIBRARIES}", always=True):
+        with output.loading(f"{named}{what}: {_LIBRARIES}", always=True), servers.before_ray(asked):
             from cifar_ray.training import recipe
 
             with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
                 resolved = recipe.resolve(asked, price=price)  # what is refused here need not wait for Ray and MLflow
-            with servers.before_ray(asked):
-                from cifar_ray.orchestration.run import driver
+            from cifar_ray.orchestration.run import driver
 
         for note in recipe.notes(resolved, asked):
             Console().line(note)
@@ -130,7 +129,8 @@ def sweep(
         cost.checked(base.price)
         servers.reach_chosen(base.address)
     with output.progress(json):
-        with output.loading(f"sweep {name}: {_LIBRARIES}", always=not dry_run), servers.before_ray(base):
+        starting = servers.before_ray(None if dry_run else base)
+        with output.loading(f"sweep {name}: {_LIBRARIES}", always=not dry_run), starting:
             from cifar_ray.orchestration.sweep import driver
             from cifar_ray.orchestration.sweep import dry_run as dry
 

@@ -6,11 +6,14 @@ environment's ``py_executable``, with which Ray starts its workers, is ``fork_cl
 exits when the copy does. The server does not import Ray, whose compiled part reads its settings at import, and computes
 nothing, so that a fork copies no held lock and loses no thread.
 
+A command has it import while it imports itself (:func:`prepare`), and then it has time for more modules.
+
 Without an answer from the server, the client runs Ray's script.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -23,9 +26,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from cifar_ray.config import imports
 
@@ -42,8 +45,57 @@ _PRELOADED = (
     "pydantic",
     "requests",
 )
+_SWEEPS = (
+    "mlflow.pytorch",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "torch.export",
+    "rich.progress",
+    "click",
+    "prometheus_client",
+    "cifar_ray.display.sweep",
+)
 _CLIENT = Path(__file__).with_name("fork_client.py")
 _LENGTH_BYTES = 4
+
+
+class _Server(NamedTuple):
+    """A server that imports, and waits to be told that ``listener``, a socket that it shares, listens."""
+
+    listener: socket.socket
+    process: subprocess.Popen[bytes]
+
+    def end(self) -> None:
+        with self.listener, self.process:
+            self.process.kill()
+
+
+_prepared: list[_Server] = []
+
+
+def prepare() -> None:
+    """Start the fork server that :func:`running` will take, with all that the processes of a sweep import."""
+    if sys.platform == "linux":
+        _prepared.append(_start([*_PRELOADED, *_SWEEPS]))
+        atexit.register(_end_prepared)
+
+
+def _end_prepared() -> None:
+    while _prepared:
+        _prepared.pop().end()
+
+
+def _start(modules: Sequence[str]) -> _Server:
+    listener = socket.socket(socket.AF_UNIX)
+    server = subprocess.Popen(
+        imports.python("cifar_ray.orchestration.cluster.fork_server", str(listener.fileno()), *modules),
+        pass_fds=[listener.fileno()],
+        stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
+        start_new_session=True,  # a Ctrl-C in the terminal is for the driver
+    )
+    return _Server(listener, server)
 
 
 @contextlib.contextmanager
@@ -57,37 +109,31 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
         yield {}
         return
     address = str(folder / "socket")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)  # clients wait while the server imports
-    with (
-        listener,
-        subprocess.Popen(
-            imports.python("cifar_ray.orchestration.cluster.fork_server", str(listener.fileno())),
-            pass_fds=[listener.fileno()],
-            stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
-            start_new_session=True,  # a Ctrl-C in the terminal is for the driver
-        ) as server,
-    ):
-        listener.close()  # the server has its own, which closes when the server ends
-        try:
-            client = [sys.executable, "-I", "-S", str(_CLIENT), address]  # it needs no site-packages
-            yield {"py_executable": shlex.join(client)}
-        finally:
-            server.kill()
+    server = _prepared.pop() if _prepared else _start(_PRELOADED)
+    try:
+        server.listener.bind(address)
+        server.listener.listen(64)  # clients wait while the server imports
+        assert server.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            os.write(server.process.stdin.fileno(), b"!")
+        server.listener.close()  # the server has its own, which closes when the server ends
+        client = [sys.executable, "-I", "-S", str(_CLIENT), address]  # it needs no site-packages
+        yield {"py_executable": shlex.join(client)}
+    finally:
+        server.end()
 
 
-def main(descriptor: int) -> None:
-    """Import, then fork a copy for every request to a listening socket until standard input closes."""
+def main(descriptor: int, modules: Sequence[str]) -> None:
+    """Import, then fork a copy for every request to a socket, once it listens, until standard input closes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies leave no zombies
     listener = socket.socket(fileno=descriptor)
-    threading.Thread(target=_end_with, args=[0], daemon=True).start()  # sys.stdin's lock would be held in every copy
     gc.disable()  # the modules are never garbage
-    for name in _PRELOADED:
-        importlib.import_module(name)
+    for name in modules:
+        with contextlib.suppress(ImportError):  # the copies say which they miss
+            importlib.import_module(name)
+    if not os.read(0, 1):  # not sys.stdin, whose lock would be held in every copy
+        return
+    threading.Thread(target=_end_with, args=[0], daemon=True).start()
     assert "ray" not in sys.modules, "every copy would have the settings of this process"
     gc.freeze()  # collections in the copies leave these objects in shared memory
     gc.enable()
@@ -147,4 +193,4 @@ def _become(request: dict[str, Any], descriptors: list[int], client: socket.sock
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

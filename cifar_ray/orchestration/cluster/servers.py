@@ -13,6 +13,7 @@ from typing import Any
 from cifar_ray.config import files
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.orchestration.cluster import fork_server
 from cifar_ray.tracking.variables import variables
 
 JOB_SERVER_VARIABLE, _JOB_SERVER = "RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265"
@@ -45,15 +46,18 @@ def token_mode() -> dict[str, str]:
 def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Context manager to import Ray in: for a Ray started here, set the variables that Ray reads at its import only.
 
-    Under ``uv run`` its workers then start as without uv, and Ray listens on the loopback interface, if it is one node.
+    Meanwhile the fork server imports, too. Under ``uv run`` its workers then start as without uv, and Ray listens on the loopback interface, if it is one node.
 
     Args:
         config: says whether Ray is started here; nothing is set when None.
         changes: fields of the config that have other values now.
     """
     now = {} if config is None else {**vars(config), **(changes or {})}
-    names = ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] * (config is not None and ray_head(now["address"]) is None)
-    names += ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] * (names != [] and now["local_nodes"] == 1)
+    names = []
+    if config is not None and ray_head(now["address"]) is None:
+        fork_server.prepare()
+        names = ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"]
+        names += ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] * (now["local_nodes"] == 1)
     with variables({name: "0" for name in names if name not in os.environ}):
         yield
 

@@ -18,7 +18,7 @@ from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from cifar_ray.config.train import ResolvedConfig
-from cifar_ray.orchestration.cluster import allocation
+from cifar_ray.orchestration.cluster import allocation, optional
 from cifar_ray.orchestration.run import alone
 from cifar_ray.orchestration.run.events import Mailbox, Stopped
 from cifar_ray.orchestration.run.failures import Failure, Kind
@@ -128,7 +128,7 @@ def _fit(attempt: Attempt) -> Callable[[], Any]:
     quiet: dict[str, Any] = {}
     if not config.verbose and hasattr(ray.train, "LoggingConfig"):
         quiet = {"logging_config": ray.train.LoggingConfig(log_level="ERROR")}
-    return TorchTrainer(
+    return optional.lean(TorchTrainer)(
         _train_loop,
         train_loop_config={"attempt": attempt},
         torch_config=_NoProcessGroup(timeout_s=math.ceil(2 * config.hang_timeout_s)),

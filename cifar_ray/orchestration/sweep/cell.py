@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -75,8 +76,7 @@ class CellTrainable(ray.tune.Trainable):
             return
         try:
             mailbox, self._mailbox = self._mailbox or open_mailbox(), None
-            cell.train(word.begin, mailbox)
-            self._mailbox = mailbox  # one whose run has failed may have events left
+            cell.train(word.begin, mailbox, partial(setattr, self, "_mailbox", mailbox))
         except Exception as error:  # the sweep goes on and says why
             cell.finish(boards.FAILED, f"{type(error).__name__}: {error}")
 
@@ -93,8 +93,13 @@ class _Cell(Callback):
         self.link, self.is_stopped = link, False
         self.results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
-    def train(self, begin: Begin, mailbox: Mailbox) -> None:
-        """Train to the end, whatever it is, and record it."""
+    def train(self, begin: Begin, mailbox: Mailbox, trained: Callable[[], None]) -> None:
+        """Train to the end, whatever it is, and record it; a run that has not failed has emptied its mailbox by then.
+
+        Args:
+            trained: called before the last of the run is recorded, while the next may begin.
+        """
+        self._trained = trained
         launch = Launch(time.time(), 0.0)
         self._config, self._facts, self._scheduler = begin.start.config, begin.start.decided.facts, begin.scheduler
         self._own: Limit = of_run(self._config)
@@ -163,6 +168,7 @@ class _Cell(Callback):
             self.link.change(figures={**outcome.metrics, **outcome.times})
         assert self._training.session is not None
         self.link.change(spent=self._training.session.spent)
+        self._trained()
         self.results.put({"epoch": epochs, **self.link.row.figures, "done": True})
         self._view.change(state=state, note=note)
 
