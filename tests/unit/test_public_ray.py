@@ -3,7 +3,8 @@
 Public is what the installed Ray marks as PublicAPI or DeveloperAPI, a module without an underscore in its path, and what
 has a page in Ray's documentation without a mark (``DOCUMENTED``, with the page). All else is private: names with an
 underscore, methods of Ray's classes that begin with one, unmarked classes and functions, undocumented variables of the
-environment. Nothing of Ray's is assigned, nor is an unmarked class subclassed.
+environment. Nothing of Ray's is assigned, nor is an unmarked class subclassed; ``optional.lean`` overrides two methods
+of a public one.
 """
 
 from __future__ import annotations
@@ -229,6 +230,11 @@ PARTS = {
     "ray.core.generated.autoscaler_pb2",
     "ray.core.generated.gcs_pb2",  # abandoned_groups
     "._connect_and_get_accessor",
+    "ray.train.v2._internal.callbacks.datasets",  # lean, whose class overrides the methods
+    "ray.train.v2._internal.callbacks.placement_group_callback",
+    "ray.train.v2._internal.execution.controller",
+    "._create_default_callbacks",
+    "._initialize_and_run_controller",
     "ray._raylet",  # reread_environment
     "variable RAY_TMPDIR",  # start_variables
     "variable RAY_enable_metrics_collection",

@@ -1,5 +1,7 @@
 """Private parts of Ray that pay: read here, never assigned, and each with a fallback that is right without it.
 
+One class overrides methods, of a class of its own.
+
 Ray promises to keep none of them. A part that the installed Ray lacks is logged at INFO, and the fallback takes its
 place; ``CIFAR_RAY_PLAIN_RAY=1`` switches all of them off.
 """
@@ -73,9 +75,10 @@ def start_variables(folder: str) -> dict[str, str]:
 
 @part(lambda trainer: trainer)
 def lean(trainer: type[Any]) -> type[Any]:
-    """Ray Train's ``trainer`` without a process to clean up after it, and one for Ray Data: both have nothing to do.
+    """Ray Train's ``trainer`` without the process that cleans up after it and the one for Ray Data.
 
-    In an actor, its controller runs there. Without it a run of several workers starts two or three processes more.
+    In an actor its controller runs there, and not in a process of its own. Without it a run of several workers starts
+    two processes more, or three.
     """
     unused = (
         find("ray.train.v2._internal.callbacks.datasets:DatasetsCallback"),
@@ -90,7 +93,10 @@ def lean(trainer: type[Any]) -> type[Any]:
         def _initialize_and_run_controller(self, **given: Any) -> Any:
             if ray.get_runtime_context().get_actor_id() is None:
                 return super()._initialize_and_run_controller(**given)
-            running = controller(**given)
+            try:
+                running = controller(**given)
+            except TypeError:  # it is made of something else
+                return super()._initialize_and_run_controller(**given)
             asyncio.run(running.run())
             return running.get_result()
 

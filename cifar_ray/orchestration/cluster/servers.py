@@ -46,7 +46,8 @@ def token_mode() -> dict[str, str]:
 def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Context manager to import Ray in: for a Ray started here, set the variables that Ray reads at its import only.
 
-    Meanwhile the fork server imports, too. Under ``uv run`` its workers then start as without uv, and Ray listens on the loopback interface, if it is one node.
+    Meanwhile the fork server imports, too. Under ``uv run`` its workers then start as without uv, and Ray listens on
+    the loopback interface, if it is one node.
 
     Args:
         config: says whether Ray is started here; nothing is set when None.

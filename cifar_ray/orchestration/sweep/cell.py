@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -48,7 +47,7 @@ class CellTrainable(ray.tune.Trainable):
         """Begin the cell whose number ``config`` has; the driver says what to train, through the board's actor."""
         self._board = board
         self._ending: list[Future[None]] = []
-        self._mailbox: Mailbox | None = None
+        self._mailboxes: list[Mailbox] = []
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -75,8 +74,7 @@ class CellTrainable(ray.tune.Trainable):
             cell.finish(boards.SKIPPED, "")
             return
         try:
-            mailbox, self._mailbox = self._mailbox or open_mailbox(), None
-            cell.train(word.begin, mailbox, partial(setattr, self, "_mailbox", mailbox))
+            cell.train(word.begin, self._mailboxes)
         except Exception as error:  # the sweep goes on and says why
             cell.finish(boards.FAILED, f"{type(error).__name__}: {error}")
 
@@ -93,13 +91,9 @@ class _Cell(Callback):
         self.link, self.is_stopped = link, False
         self.results: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
-    def train(self, begin: Begin, mailbox: Mailbox, trained: Callable[[], None]) -> None:
-        """Train to the end, whatever it is, and record it; a run that has not failed has emptied its mailbox by then.
-
-        Args:
-            trained: called before the last of the run is recorded, while the next may begin.
-        """
-        self._trained = trained
+    def train(self, begin: Begin, mailboxes: list[Mailbox]) -> None:
+        """Train to the end, whatever it is, and record it; ``mailboxes`` are those that earlier runs have emptied."""
+        self._mailboxes, self._mailbox = mailboxes, mailboxes.pop() if mailboxes else open_mailbox()
         launch = Launch(time.time(), 0.0)
         self._config, self._facts, self._scheduler = begin.start.config, begin.start.decided.facts, begin.scheduler
         self._own: Limit = of_run(self._config)
@@ -112,7 +106,7 @@ class _Cell(Callback):
         training = self._training = Training(begin.start, view, ray.get(begin.dataset), launch, begin.dataset)
         state, note = boards.FAILED, ""
         try:
-            training.run(self._check, [self], self._limit, mailbox, self._ended, self._interrupted)
+            training.run(self._check, [self], self._limit, self._mailbox, self._ended, self._interrupted)
             state, note = self.link.row.state, self.link.row.shown.note
         except TooSmallError as error:
             self.link.change(is_lost=True)
@@ -168,7 +162,7 @@ class _Cell(Callback):
             self.link.change(figures={**outcome.metrics, **outcome.times})
         assert self._training.session is not None
         self.link.change(spent=self._training.session.spent)
-        self._trained()
+        self._mailboxes.append(self._mailbox)  # one whose run has failed may have events left
         self.results.put({"epoch": epochs, **self.link.row.figures, "done": True})
         self._view.change(state=state, note=note)
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import ray
+from ray.train.torch import TorchTrainer
 
 from cifar_ray.orchestration.cluster import optional
 
@@ -55,6 +56,7 @@ def test_plain_ray_switches_all_parts_off(monkeypatch: pytest.MonkeyPatch, recor
     assert optional.head_resource() == {}
     assert optional.refused_bundles(1.0) == []
     assert optional.abandoned_groups() == []
+    assert optional.lean(TorchTrainer) is TorchTrainer
 
 
 @pytest.mark.parametrize(("free", "each"), [(0.0, 0.0), (3.0, 3.0), (8.0, 4.0)])
