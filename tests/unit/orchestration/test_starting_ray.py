@@ -17,9 +17,9 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from cifar_ray.config.errors import CommandFailedError
+from cifar_ray.config.errors import CommandFailedError, ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import local, optional
+from cifar_ray.orchestration.cluster import fork_server, local, optional, servers
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -92,6 +92,14 @@ def test_what_ray_reads_at_its_import_is_set_for_a_ray_that_is_started_here() ->
     code = AT_IMPORT.format(arguments=f"[{', '.join(seen)}]")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert dict(zip(seen, done.stdout.splitlines(), strict=True)) == seen
+
+
+def test_a_refusal_ends_the_fork_server_that_was_prepared() -> None:
+    with pytest.raises(ConfigError), servers.before_ray(TrainConfig()):
+        (server,) = fork_server._prepared
+        raise ConfigError("epochs", "must be more")
+    assert server.process.poll() is not None
+    assert not fork_server._prepared
 
 
 PATHS = """
