@@ -484,7 +484,7 @@ def test_frames_have_the_numbers_that_their_csv_files_have() -> None:
     figures, runs = made["figures"], made["runs"]
     assert set(figures[(figures.workers == 2) & (figures.lr == 0.2)].accumulate) == {4}
     assert (str(figures["std"].dtype), figures["std"].count()) == ("float64", 0)
-    assert list(runs[["batch_size", "seed", "lr"]].dtypes.map(str)) == ["int64", "int64", "float64"]
+    assert list(runs[["batch_size", "seed", "lr"]].dtypes.map(str)) == ["Int64", "Int64", "Float64"]
     assert (list(runs.accumulate.isna()), list(runs.amp)) == ([True, False], ["4", "x"])
     assert [row["accumulate"] for row in csv.DictReader(io.StringIO(data.csv_text(runs)))] == ["", "4"]
     written = pd.read_csv(io.StringIO(data.csv_text(figures)))
