@@ -17,6 +17,7 @@ from cifar_ray.reporting.frame import Configuration
 from cifar_ray.tracking.study import Sweep
 
 Theme = Literal["light", "dark"]
+Draw = Callable[[Theme], Any]
 
 
 def web_address(address: str) -> str:
@@ -49,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, named columns, of which the first has the rows' labels, and rows; ``notes`` stand below it.
+    """Named columns, of which the first has the rows' labels, and rows; ``notes`` stand below.
 
     Of figures by configuration, ``figures`` are those of the columns after the first, ``places`` those of the rows.
     """
@@ -73,13 +74,9 @@ class Table:
         return [any(row[at].value is not None for _, row in self.rows) for at in range(len(self.columns) - 1)]
 
 
-Draw = Callable[[Theme], Any]
-"""Makes a matplotlib figure for a light or a dark page."""
-
-
 @dataclass(frozen=True)
 class Chart:
-    """One picture; ``key`` names its file."""
+    """One picture; ``key`` names its file, and ``draw`` makes a matplotlib figure for a light or a dark page."""
 
     key: str
     title: str

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,8 @@ _DECIDED = ("precision", "convolutions", "device", "cpus_per_worker")
 """Parameters that a run's start decides, so that a cell without a run has other ones."""
 
 _AT_ONCE = "sweep/concurrency"
-_COMMAND = "cifar_ray.command"
-_OF_RUN = ("folder", "checkpoint", "best_checkpoint", "session", "key", "sent")
-_LOCAL = ("mlflow.", *(f"cifar_ray.{name}" for name in _OF_RUN))
-"""How tags begin that say where a run is, and may name people; the commit does not."""
+_LOCAL = re.compile(r"mlflow\.|cifar_ray\.(folder|checkpoint|best_checkpoint|session|key|sent)$")
+"""Tags that say where a run is, and may name people; the commit does not."""
 
 _FLAGS = [errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")]
 _PLACE = re.compile(rf"\0({'|'.join(_FLAGS).replace('-', '[-_]')})[=\0][^\0]*")
@@ -51,9 +50,12 @@ def text(study: Sweep) -> str:
 
 
 def _plain(trial: Run) -> dict[str, Any]:
-    tags = {name: _without_places(tag) if name.endswith(_COMMAND) else tag for name, tag in trial.tags.items()}
-    kept = [name for name in tags if name == ORIGIN["commit"] or not name.removeprefix(EARLIER).startswith(_LOCAL)]
-    plain = asdict(replace(trial, tags={name: tags[name] for name in kept}, mistakes=(), page=None))
+    tags = {
+        name: _without_places(value) if name.endswith(ORIGIN["command"]) else value
+        for name, value in trial.tags.items()
+        if name == ORIGIN["commit"] or not _LOCAL.match(name.removeprefix(EARLIER))
+    }
+    plain = asdict(replace(trial, tags=tags, mistakes=(), page=None))
     for name, points in plain["history"].items():
         plain["history"][name] = {key: [point[key] for point in points] for key in ("step", "timestamp_ms", "value")}
     return plain
@@ -61,11 +63,10 @@ def _plain(trial: Run) -> dict[str, Any]:
 
 def _without_places(command: str) -> str:
     """A command without the flags that say where its files are; empty where it is none of a shell."""
-    try:
+    with suppress(ValueError):
         words = "\0".join(shlex.split(command))
-    except ValueError:
-        return ""
-    return shlex.join(_PLACE.sub("", words).split("\0")) if words else ""
+        return shlex.join(_PLACE.sub("", words).split("\0")) if words else ""
+    return ""
 
 
 def as_in_a_file(study: Sweep) -> Sweep:

@@ -24,19 +24,16 @@ ORIGIN = {
 }
 """Tags that say where a run's figures come from, by short names."""
 
-HARDWARE = "hardware"
-"""Name under which compared runs differ in their hardware; a tag, not a parameter."""
-
 PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 """Parameters that have a place in a table of their own."""
 
-RUN = "run"
-"""Name under which compared runs differ that are alike in everything, even the seed."""
+HARDWARE, RUN = "hardware", "run"
+"""Names under which runs differ in no parameter: in their hardware, or in nothing at all, not even the seed."""
 
 OPTIONAL = {each.name for each in fields(TrainConfig) if each.default in (None, ())}
 """Parameters that are not recorded where they are not set."""
 
-_SECTION = ["model", "dataset"]
+_SECTION, _DEVICES = ["model", "dataset"], ("cpu", "cuda")
 _TOLD = {*PLACED, "seed", "device"}
 # Of compared runs, these say where and how a run is kept, or follow from others; no figure depends on them.
 _ASIDE = {
@@ -45,7 +42,6 @@ _ASIDE = {
     *("keep_checkpoints", "max_failures", "log_models", "convolutions"),
 }
 _OF_FIRST = (*PLACED, "nodes", "world_size", "strategy")
-_ID_SHOWN = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,25 +122,23 @@ class Runs:
     def __init__(self, study: Sweep) -> None:
         self.study = study
         self._values: dict[str, Any] = {}
-        trials = study.trials
-        self.frame = frame = pd.DataFrame(
-            {name: [getattr(trial, name) for trial in trials] for name in ("run_id", "name", "seed", *PLACED)}
+        trials, columns = study.trials, ("run_id", "name", "seed", *PLACED)
+        self.frame = frame = pd.DataFrame({name: [getattr(trial, name) for trial in trials] for name in columns})
+        frame["device"] = pd.Series([trial.params.get("device") for trial in trials]).where(
+            lambda of: of.isin(_DEVICES)
         )
-        frame["device"] = [trial.params.get("device") for trial in trials]
-        frame["device"] = frame.device.where(frame.device.isin(("cpu", "cuda")))
         known = frame.groupby(_SECTION).device.transform(lambda of: of.dropna().iloc[0] if of.nunique() == 1 else "")
         frame["device"] = frame.device.fillna(known)
-        names = [self.varied[section] for section in zip(frame.model, frame.dataset)]
-        every = [[(name, setting(trial, name)) for name in of] for trial, of in zip(trials, names)]
-        frame["others"] = [tuple(pair for pair in pairs if pair[1]) for pairs in every]
+        frame["others"] = [
+            tuple((name, value) for name in self.varied[trial.model, trial.dataset] if (value := setting(trial, name)))
+            for trial in trials
+        ]
         identity = [*_SECTION, "device", *PLACED[2:], "others"]
         if not study.axes:
-            labels = [
-                f"{trial.name} {trial.run_id[:_ID_SHOWN]}" if same_name else trial.name
-                for trial, same_name in zip(trials, frame.duplicated("name", keep=False))
-            ]
-            rows = zip(frame.others, labels, frame.duplicated([*identity, "seed"], keep=False))
-            frame["others"] = [(*others, (RUN, label)) if is_twin else others for others, label, is_twin in rows]
+            same_name, is_twin = (frame.duplicated(by, keep=False) for by in ("name", [*identity, "seed"]))
+            for at in frame.index[is_twin]:
+                label = f"{trials[at].name} {trials[at].run_id[:8]}" if same_name[at] else trials[at].name
+                frame.at[at, "others"] = (*frame.others[at], (RUN, label))
         groups = frame.groupby(identity, sort=False)
         frame["configuration"] = groups.ngroup()
         self.configurations = [
@@ -163,11 +157,7 @@ class Runs:
 
     @cached_property
     def task(self) -> TaskFigures:
-        """The figures of what the runs learn.
-
-        Raises:
-            ConfigError: when it is not the same for all.
-        """
+        """The figures of what the runs learn; a ConfigError when it is not the same for all."""
         return TaskFigures(self.study.task)
 
     @property
@@ -201,7 +191,7 @@ class Runs:
         settings = {}
         for section, trials in self.sections.items():
             names = [*sorted({name for trial in trials for name in trial.params} - _ASIDE), HARDWARE]
-            known = {name: {setting(trial, name) for trial in trials} for name in names}
+            known = {name: [setting(trial, name) for trial in trials] for name in names}
             settings[section] = {name: {"" if value == "None" else value for value in known[name]} for name in names}
         return settings
 
