@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from cifar_ray.reporting.figures import Figure, Statistic
+from cifar_ray.reporting.figures import Figure, Statistic, trained
 from cifar_ray.reporting.frame import Configuration
 
 _SAME = 0.02
@@ -28,7 +28,7 @@ def unequal_work(among: Sequence[Configuration], figure: Figure) -> str:
 
     Where one of several has not recorded its images, that is not known, and they are not compared by their seconds.
     """
-    images = [images for config in among for images in config.trained(figure)]
+    images = [trained(trial) or math.nan for config in among for trial, _ in config.measured(figure)]
     unit = among[0].runs.task.spec.unit if among else ""
     if any(map(math.isnan, images)):
         return f"not every run has recorded how many {unit} it trained on" if len(images) > 1 else ""

@@ -63,7 +63,7 @@ class View:
 
     @cached_property
     def names(self) -> Names:
-        return Names.of(self.runs.configurations)
+        return Names(self.runs.configurations)
 
     @cached_property
     def finished(self) -> list[Configuration]:

@@ -14,7 +14,7 @@ from cifar_ray.config.errors import printable
 from cifar_ray.config.limits import PriceText
 from cifar_ray.config.schema import Numbers
 from cifar_ray.reporting import cost, frame, pages, report, tables, words
-from cifar_ray.reporting.contents import Entry, Report, Table
+from cifar_ray.reporting.contents import Entry, Report, Section, Table
 from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.task import TaskFigures
@@ -27,7 +27,6 @@ _IMPLIED = {"world_size", "nodes", "workers_per_node"}  # by the topology
 _UNSET = "-"
 _COMMIT = 12
 _HASH = 8  # digits of a SHA-256
-_WIDEST = 24  # characters of a run's name in a column's heading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,9 @@ class Comparison(Report):
     """Runs side by side; as text, what ``cifar-ray compare`` prints.
 
     Attributes:
-        data: beside a report's ``runs`` and ``figures``, which are numbers, the frame ``side_by_side``: a row for each
-            difference and each main figure, a column for each run, as text.
-        side_by_side: the table that is printed, that frame with the best marked and names shortened.
+        data: beside a report's ``runs`` and ``figures``, the frame ``side_by_side``: a row for each difference and each
+            main figure, a column for each run, as text.
+        side_by_side: that frame as a table, with the best marked.
         full: whether the text has every table of a report instead.
     """
 
@@ -49,16 +48,14 @@ class Comparison(Report):
 
     def _lines(self) -> Iterator[str]:
         yield from words.spoken(self.findings, self.cautions)
+        sections = self.sections if self.full else [Section("", [self.side_by_side])]
+        for section in sections:
+            yield from ("", section.title, *section.notes) if self.full else ()
+            for table in section.all_tables:
+                yield from ("", *pages.lines(table), *table.notes)
         if self.full:
-            for section in self.sections:
-                yield from ("", section.title, *section.notes)
-                for table in section.all_tables:
-                    yield from ("", *pages.lines(table), *table.notes)
             yield from ("", *pages.lines(self.runs))
-            printed = [table for section in self.sections for table in section.all_tables]
-        else:
-            yield from ("", *pages.lines(self.side_by_side))
-            printed = [self.side_by_side]
+        printed = [table for section in sections for table in section.all_tables]
         if any(entry.best for table in printed for _, entries in table.rows for entry in entries):
             yield f"{pages.BEST} marks the best."
 
@@ -101,27 +98,22 @@ def build(study: Sweep, price: Price | None = None, targets: Sequence[float] = (
     results = report.results(runs, parts, price)
     rows = _side_by_side(runs, parts)
     texts = {label: [entry.text for entry in entries] for label, entries in rows.items()}
-    data = pd.DataFrame.from_dict(texts, orient="index", columns=_columns(runs.configurations))
+    columns = _columns(runs.configurations)
     title = "Side by side" if len(study.trials) > 1 else "Settings and results"
-    headings = ["", *_columns(runs.configurations, _WIDEST)]
-    return Comparison(
-        **{**vars(results), "data": {"side_by_side": data, **results.data}},
-        side_by_side=Table("side_by_side", title, headings, list(rows.items())),
-        full=full,
-    )
+    data = {"side_by_side": pd.DataFrame.from_dict(texts, orient="index", columns=columns), **results.data}
+    table = Table("side_by_side", title, ["", *columns], list(rows.items()))
+    return Comparison(**{**vars(results), "data": data}, side_by_side=table, full=full)
 
 
 def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> dict[str, list[Entry]]:
-    """A row for every setting in which the runs differ and for every main figure, an entry for every run.
-
-    Runs that differ in the seed alone share an entry. Of a single run, every setting is shown.
-    """
-    rows: dict[str, list[Entry]] = {}
-    for name in settings(runs.study.trials):
-        values = [
-            dict.fromkeys(value(trial, name) or _UNSET for trial in config.trials) for config in runs.configurations
+    """A row for every setting in which the runs differ and for every main figure, an entry for every configuration."""
+    rows = {
+        name: [
+            Entry(", ".join(dict.fromkeys(value(trial, name) or _UNSET for trial in config.trials)))
+            for config in runs.configurations
         ]
-        rows[name] = [Entry(", ".join(of_one)) for of_one in values]
+        for name in settings(runs.study.trials)
+    }
     for table in (table for part in parts for table in part.tables if table.key.endswith(_SHOWN)):
         for at, figure in enumerate(table.figures):
             if any(entries[at].n for _, entries in table.rows):  # else it is a setting
@@ -131,15 +123,14 @@ def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> dict[str, list[En
     return rows
 
 
-def _columns(configurations: Sequence[Configuration], widest: int | None = None) -> list[str]:
-    """Names of the first runs, cut to ``widest`` characters, with the id where several look alike."""
-    names = [config.trials[0].name for config in configurations]
-    if widest is not None:
-        names = [name if len(name) <= widest else f"{name[: widest - 1]}…" for name in names]
+def _columns(configurations: Sequence[Configuration]) -> list[str]:
+    """Names of the first runs, with the id where several are alike."""
+    trials = [config.trials for config in configurations]
+    names = [first.name for first, *_ in trials]
     return [
-        (name if names.count(name) == 1 else f"{name} {config.trials[0].run_id[:_HASH]}")
-        + (f" and {len(config.trials) - 1} more" if len(config.trials) > 1 else "")
-        for name, config in zip(names, configurations)
+        (first.name if names.count(first.name) == 1 else f"{first.name} {first.run_id[:_HASH]}")
+        + (f" and {len(others)} more" if others else "")
+        for first, *others in trials
     ]
 
 
@@ -147,13 +138,10 @@ def settings(trials: Sequence[Run]) -> list[str]:
     """The settings in which runs differ, whatever their models and data sets; of a single run, all that it has."""
     first = ("status", *frame.PLACED)
     names = {name for trial in trials for name in trial.params} - _IMPLIED - {*first, "seed"}
-    differing = []
-    for name in (*first, *sorted(names), "seed", *_TAGS):
-        values = {value(trial, name) for trial in trials}
-        # A commit or a machine that was not recorded is unknown; a parameter that was not recorded is not set.
-        if len(trials) == 1 or len(values - {""} if name in _TAGS else values) > 1:
-            differing.append(name)
-    return differing
+    every = (*first, *sorted(names), "seed", *_TAGS)
+    known = {name: {value(trial, name) for trial in trials} for name in every}
+    # A commit or a machine that was not recorded is unknown; a parameter that was not recorded is not set.
+    return [name for name, of in known.items() if len(trials) == 1 or len(of - {""} if name in _TAGS else of) > 1]
 
 
 def value(trial: Run, name: str) -> str:

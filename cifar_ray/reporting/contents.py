@@ -17,7 +17,7 @@ from cifar_ray.reporting.frame import Configuration
 from cifar_ray.tracking.study import Sweep
 
 Theme = Literal["light", "dark"]
-_SHORT_ID = 8
+Draw = Callable[[Theme], Any]
 
 
 def web_address(address: str) -> str:
@@ -30,9 +30,9 @@ class Entry:
     """One cell of a table: a mean over ``n`` runs, with its sample standard deviation over the seeds.
 
     Attributes:
-        text: as a person reads it, without the unit that the column's heading has; empty when not measured.
+        text: as a person reads it, without its unit; empty when not measured.
         value: the number to sort by; None when not measured.
-        note: why it is empty or not what it seems, in words; a footnote.
+        note: a footnote: why it is empty or not what it seems.
         link: an address that ``text`` leads to.
         partial: whether only some of the finished runs have it; such an entry is never the best of its column.
     """
@@ -47,22 +47,10 @@ class Entry:
     link: str = ""
     partial: bool = False
 
-    @property
-    def is_id(self) -> bool:
-        """Whether it is the id of a run or a commit, of which the first characters are enough to see."""
-        return re.fullmatch("[0-9a-f]{32,}", self.text) is not None
-
-    @property
-    def origin(self) -> str:
-        """The runs of a figure by their short ids; the runs' table has them in full."""
-        if self.value is None or not self.run_ids:
-            return ""
-        return f"run{'s' * (len(self.run_ids) > 1)} {', '.join(run_id[:_SHORT_ID] for run_id in self.run_ids)}"
-
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, named columns, of which the first has the rows' labels, and rows; ``notes`` stand below it.
+    """Named columns, of which the first has the rows' labels, and rows; ``notes`` stand below.
 
     Of figures by configuration, ``figures`` are those of the columns after the first, ``places`` those of the rows.
     """
@@ -86,13 +74,9 @@ class Table:
         return [any(row[at].value is not None for _, row in self.rows) for at in range(len(self.columns) - 1)]
 
 
-Draw = Callable[[Theme], Any]
-"""Makes a matplotlib figure for a light or a dark page."""
-
-
 @dataclass(frozen=True)
 class Chart:
-    """One picture; ``key`` names its file."""
+    """One picture; ``key`` names its file, and ``draw`` makes a matplotlib figure for a light or a dark page."""
 
     key: str
     title: str
@@ -126,7 +110,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the runs of one model, data set and device came to; the most important sentence comes first."""
+    """What the runs of one model, data set and device came to, the most important sentence first."""
 
     title: str
     highlights: Sequence[Highlight]
@@ -138,16 +122,11 @@ class Report:
     """Everything that a report says.
 
     Attributes:
-        study: the runs, with the figures that they were made for.
-        findings: main figures and sentences for each model, data set and device.
-        cautions: sentences on what to know before relying on the results.
         sections: the tables of each model on each data set.
-        runs: the table of the runs.
         data: pandas frames: ``runs``, a row for every run, and ``figures``, a row for every figure of a configuration.
         comparison: a published study's figures beside these; None when none was asked for.
         charts: the two that matter most first.
-        lead: what stands before all else: the best run of a search; empty of other studies.
-        version: of the program that wrote it.
+        lead: the best run of a search, in a sentence; empty of other studies.
         written: when, in UTC.
         files: what it was written to, the page for a browser first.
     """

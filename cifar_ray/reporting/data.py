@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,67 +20,56 @@ _TOLD = ("model", "dataset", "strategy", "topology", "batch_size", "global_batch
 _RUN = ("run_id", "name", "status", "reason")
 _PLACE = ("model", "dataset", "device", "strategy", "topology")
 _SIZES = {"workers": "world_size", "batch_size": "batch_size", "global_batch_size": "global_batch_size"}
-_STATISTIC = ("figure", "mean", "std", "n", "run_ids")
+_STATISTIC = ["figure", "mean", "std", "n", "run_ids"]
 
 
 def runs(of: Runs, parts: Sequence[Part]) -> Any:
-    """One row for every run: what it is, every parameter in which runs differ, and every figure.
+    """One row for every run: what it is, every parameter in which those differ that were not skipped, and every figure.
 
-    A parameter that only skipped runs lack does not differ. Figures have the names of ``figures.csv``; those of a
-    ratio are of its configuration, and so not here.
+    Figures have the names of ``figures.csv``; those of a ratio are of its configuration, and so not here.
     """
     trials = of.study.trials
-    names = {name for trial in trials for name in trial.params}
-    recorded = {name: [t for t in trials if name in t.params or t.status != "SKIPPED"] for name in names - {*_TOLD}}
-    varied = sorted(name for name, by in recorded.items() if len({trial.params.get(name) for trial in by}) > 1)
-    shown = {figure.key: figure for part in parts for table in part.tables for figure in table.figures}
-    rows = []
-    for at, trial in enumerate(trials):
-        row: Row = {name: getattr(trial, name) for name in _RUN}
-        row |= {name: trial.params.get(name, "") for name in (*_TOLD, *varied)}
-        row |= {name: trial.tags.get(tag, "") for name, tag in frame.ORIGIN.items()}
-        measured = {key: of.values(figure)[at] for key, figure in shown.items()}
-        rows.append(row | {key: value for key, value in measured.items() if not math.isnan(value)})
-    return _numeric(_frame(rows, (*_RUN, *_TOLD, *frame.ORIGIN)), (*_SIZES, "seed", *varied))
+    params = pd.DataFrame([dict(trial.params) for trial in trials if trial.status != "SKIPPED"])
+    varied = sorted(name for name in params if name not in _TOLD and params[name].nunique(dropna=False) > 1)
+    rows = [
+        {
+            **{name: getattr(trial, name) for name in _RUN},
+            **{name: trial.params.get(name, "") for name in (*_TOLD, *varied)},
+            **{name: trial.tags.get(tag, "") for name, tag in frame.ORIGIN.items()},
+        }
+        for trial in trials
+    ]
+    shown = {figure.key: of.values(figure) for part in parts for table in part.tables for figure in table.figures}
+    measured = pd.DataFrame(shown).dropna(axis="columns", how="all")
+    told = _numeric(pd.DataFrame(rows, columns=[*_RUN, *_TOLD, *varied, *frame.ORIGIN]), (*_SIZES, "seed", *varied))
+    return pd.concat([told, measured], axis="columns")
 
 
 def figures(parts: Sequence[Part]) -> Any:
     """One row for every figure of a configuration, as the tables have it, with the runs that it comes from."""
-    rows = _frame(
-        [
-            {
-                **{name: getattr(config, name) for name in _PLACE},
-                **{name: str(getattr(config, attribute)) for name, attribute in _SIZES.items()},
-                **dict(config.others),
-                **{"figure": figure.key, "mean": entry.value, "std": entry.std, "n": entry.n},
-                "run_ids": " ".join(entry.run_ids),
-            }
-            for table in (table for part in parts for table in part.tables)
-            for config, (_, entries) in zip(table.places, table.rows)
-            for figure, entry in zip(table.figures, entries)
-            if entry.value is not None and entry.run_ids
-        ],
-        (*_PLACE, *_SIZES, *_STATISTIC),
-    )
-    rows = rows.drop_duplicates(rows.columns.difference(_STATISTIC[1:]), ignore_index=True)
-    return _numeric(rows, rows.columns.difference([*_PLACE, *_STATISTIC])).astype({"mean": float, "std": float})
-
-
-def _frame(rows: Sequence[Row], columns: Sequence[str]) -> Any:
-    """A frame of rows; without any, an empty one with these columns."""
-    return pd.DataFrame(rows, columns=None if rows else list(columns))
+    rows = [
+        {
+            **{name: getattr(config, name) for name in _PLACE},
+            **{name: getattr(config, attribute) for name, attribute in _SIZES.items()},
+            **dict(config.others),
+            **dict(zip(_STATISTIC, (figure.key, entry.value, entry.std, entry.n, " ".join(entry.run_ids)))),
+        }
+        for table in (table for part in parts for table in part.tables)
+        for config, (_, entries) in zip(table.places, table.rows)
+        for figure, entry in zip(table.figures, entries)
+        if entry.value is not None and entry.run_ids
+    ]
+    made = pd.DataFrame(rows, columns=None if rows else [*_PLACE, *_SIZES, *_STATISTIC])
+    made = made.drop_duplicates(made.columns.difference(_STATISTIC[1:]), ignore_index=True)
+    return _numeric(made, made.columns.difference([*_PLACE, *_STATISTIC])).astype({"mean": float, "std": float})
 
 
 def _numeric(rows: Any, names: Iterable[str]) -> Any:
-    """The frame with those of these columns as numbers that have nothing else, whole ones also beside empty cells."""
-    rows = rows.copy()
+    """The frame with those of these columns as numbers that have nothing else but empty cells."""
     for name in rows.columns.intersection(list(names)):
-        texts = rows[name].dropna()
-        texts = texts[texts != ""]
         with suppress(ValueError):
-            numbers = pd.to_numeric(texts)
-            is_nullable = len(texts) < len(rows) and pd.api.types.is_integer_dtype(numbers)
-            rows[name] = (numbers.astype("Int64") if is_nullable else numbers).reindex(rows.index)
+            known = rows[name].where(rows[name] != "")
+            rows[name] = pd.to_numeric(known, dtype_backend="numpy_nullable")
     return rows
 
 

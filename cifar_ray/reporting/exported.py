@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter
 from cifar_ray.config import errors, runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import frame
+from cifar_ray.reporting.frame import ORIGIN
 from cifar_ray.tracking.study import EARLIER, Run, Sweep
 
 VERSION = 1
@@ -25,16 +27,12 @@ _DECIDED = ("precision", "convolutions", "device", "cpus_per_worker")
 """Parameters that a run's start decides, so that a cell without a run has other ones."""
 
 _AT_ONCE = "sweep/concurrency"
-_POINT = ("step", "timestamp_ms", "value")
-_COMMAND = "cifar_ray.command"
-_LOCAL = re.compile(
-    rf"({re.escape(EARLIER)})?(mlflow\.(?!source\.git\.commit$)"
-    r"|cifar_ray\.(folder|checkpoint|best_checkpoint|session|key|sent)$)"
-)
-"""Tags that say where files of a run are, and hold the names of people's folders."""
+_LOCAL = re.compile(r"mlflow\.|cifar_ray\.(folder|checkpoint|best_checkpoint|session|key|sent)$")
+"""Tags that say where a run is, and may name people; the commit does not."""
 
-_PLACES = {errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")}
-"""Flags with addresses, which may hold names of people's folders, and passwords."""
+_FLAGS = [errors.flag_of(name) for name in (*runfile.WHERE, "out") if name not in ("run_name", "verbose")]
+_PLACE = re.compile(rf"\0({'|'.join(_FLAGS).replace('-', '[-_]')})[=\0][^\0]*")
+"""Flags with addresses, which may hold names of people's folders, and passwords; words end in NUL."""
 
 _HOME = re.compile(r"/(home|Users)/[^/\s,:'\"\\]+")
 _PATH = re.compile(r"""(?<![^\s,:='"(\[])(~|/(?!/))[^\s,:'"\\]+""")
@@ -53,52 +51,40 @@ def text(study: Sweep) -> str:
 
 def _plain(trial: Run) -> dict[str, Any]:
     tags = {
-        name: _without_places(value) if name.endswith(_COMMAND) else value
+        name: _without_places(value) if name.endswith(ORIGIN["command"]) else value
         for name, value in trial.tags.items()
-        if not _LOCAL.match(name)
+        if name == ORIGIN["commit"] or not _LOCAL.match(name.removeprefix(EARLIER))
     }
-    history = {
-        name: {key: [getattr(point, key) for point in points] for key in _POINT}
-        for name, points in trial.history.items()
-    }
-    return {**asdict(replace(trial, history={}, mistakes=(), page=None)), "history": history, "tags": tags}
+    plain = asdict(replace(trial, tags=tags, mistakes=(), page=None))
+    for name, points in plain["history"].items():
+        plain["history"][name] = {key: [point[key] for point in points] for key in ("step", "timestamp_ms", "value")}
+    return plain
 
 
 def _without_places(command: str) -> str:
-    """A command without the flags that say where its files are."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # typed in another way than a shell's
-        return ""
-    flags = [word.partition("=")[0].replace("_", "-") for word in words]
-    after = [flag in _PLACES and "=" not in word for flag, word in zip(flags, words)]
-    return shlex.join(
-        word for word, flag, is_place in zip(words, flags, [False, *after]) if flag not in _PLACES and not is_place
-    )
+    """A command without the flags that say where its files are; empty where it is none of a shell."""
+    with suppress(ValueError):
+        words = "\0".join(shlex.split(command))
+        return shlex.join(_PLACE.sub("", words).split("\0")) if words else ""
+    return ""
 
 
 def as_in_a_file(study: Sweep) -> Sweep:
     """A study of a store, with its data sets and weights called as :func:`text` has them."""
     shorten = _shortener(study)
-    return replace(
-        study,
-        trials=[
-            replace(trial, params={name: shorten(value) for name, value in trial.params.items()})
-            for trial in study.trials
-        ],
-    )
+    params = [{name: shorten(value) for name, value in trial.params.items()} for trial in study.trials]
+    return replace(study, trials=[replace(trial, params=of) for trial, of in zip(study.trials, params)])
 
 
 def _shortener(study: Sweep) -> Callable[[str], str]:
     """A function that leaves of each path in a text its last part; in the order of the runs, twins get numbers."""
-    known: dict[str, str] = {}
+    known: dict[str, dict[str, int]] = {}
 
     def named(path: re.Match[str]) -> str:
-        if (whole := path[0].rstrip("/")) not in known:
-            name = whole.rpartition("/")[2]
-            twins = sum(other.rpartition("/")[2] == name for other in known)
-            known[whole] = f"{name}-{twins + 1}" if twins else name
-        return known[whole]
+        folder, _, name = path[0].rstrip("/").rpartition("/")
+        twins = known.setdefault(name, {})
+        before = twins.setdefault(folder, len(twins))
+        return f"{name}-{before + 1}" if before else name
 
     def shorten(text: str) -> str:
         return _PATH.sub(named, _HOME.sub("~", text))
@@ -135,9 +121,8 @@ def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
     """Several studies as one: runs that differ in the seed alone are one configuration, wherever they were trained.
 
     What differs between the studies tells configurations apart, also the hardware, so that times of different
-    machines never share a mean; what is learned may, where runs were made for it. Runs that were made for their times
-    and runs that were made for what they learn are those of one configuration, of which each tells one part. A run that
-    several files have counts once.
+    machines never share a mean. Runs that were made for their times and runs that were made for what they learn are
+    those of one configuration, of which each tells one part. A run that several files have counts once.
 
     Args:
         studies: one or more.
@@ -174,42 +159,34 @@ def together(studies: Sequence[Sweep], hold: str | None = None) -> Sweep:
 
 def _newest(studies: Sequence[Sweep]) -> list[Sweep]:
     """Each sweep once: of several exports of it the one with the most finished runs."""
-    newest: dict[object, Sweep] = {}
-    for study in studies:
-        key = (study.run_id or id(study), study.hold, *(trial.name for trial in study.trials))
-        both = (study, newest.get(key, study))
-        newest[key] = max(both, key=lambda of: (sum(run.finished for run in of.trials), of.status == "FINISHED"))
-    return list(newest.values())
+    keys = [(study.run_id or id(study), *(trial.name for trial in study.trials)) for study in studies]
+    ends = [(sum(trial.finished for trial in study.trials), study.status == "FINISHED") for study in studies]
+    newest = {keys[at]: at for at in sorted(range(len(studies)), key=ends.__getitem__)}
+    return [study for at, study in enumerate(studies) if newest[keys[at]] == at]
 
 
 def _each_once(trials: Sequence[Run]) -> list[Run]:
     """Every run once, as the file knows it in which it has finished; a cell without a run only where none has one."""
-    runs: dict[object, Run] = {}
-    for trial in trials:
-        key = trial.run_id or id(trial)
-        if key not in runs or not runs[key].finished:
-            runs[key] = trial
-    begun = [trial for trial in runs.values() if trial.run_id]
+    known = {trial.run_id: trial for trial in sorted(trials, key=lambda trial: trial.finished)}
 
     def is_trained(cell: Run) -> bool:
         params = {name: value for name, value in cell.params.items() if name not in _DECIDED}
-        return any(cell.name == run.name and params.items() <= run.params.items() for run in begun)
+        return any(cell.name == run.name and params.items() <= run.params.items() for run in trials if run.run_id)
 
-    return [trial for trial in runs.values() if trial.run_id or not is_trained(trial)]
+    return [trial for trial in trials if (known[trial.run_id] is trial if trial.run_id else not is_trained(trial))]
 
 
 def _axes(studies: Sequence[Sweep]) -> tuple[str, ...]:
     """The axes that any study has, with what differs between studies; none when one is of runs named one by one."""
     if not all(study.axes or study.run_id for study in studies):  # a sweep of one cell has no axes
         return ()
-    axes = tuple(dict.fromkeys(axis for study in studies for axis in study.axes))
-    seen = [(study.measure, frame.Runs(study).settings) for study in studies]
-    differing = {
-        name
-        for (measure, one), (other_measure, other) in itertools.combinations(seen, 2)
-        for section in one.keys() & other.keys()
-        for name in one[section].keys() | other[section].keys()
-        if measure == other_measure or (name == frame.HARDWARE and "accuracy" not in (measure, other_measure))
-        if one[section].get(name, set()) - {""} != other[section].get(name, set()) - {""}
-    }
-    return (*axes, *sorted(differing - set(axes)))
+    axes = dict.fromkeys(axis for study in studies for axis in study.axes)
+    settings = [frame.Runs(study).settings for study in studies]
+    names = {name for of_study in settings for values in of_study.values() for name in values}
+    known: dict[tuple[object, ...], set[frozenset[str]]] = {}
+    for study, of_study in zip(studies, settings):
+        for name, (section, values) in itertools.product(names, of_study.items()):
+            # Runs that were made for other figures may have other settings, but no times of another machine.
+            made_for = study.measure != "accuracy" if name == frame.HARDWARE else study.measure
+            known.setdefault((name, section, made_for), set()).add(frozenset(values.get(name, set()) - {""}))
+    return (*axes, *sorted({str(name) for (name, *_), of in known.items() if len(of) > 1} - axes.keys()))

@@ -268,7 +268,6 @@ BUBBLE = (
 )
 STALENESS = Figure("staleness_mean_updates", "Mean (updates)", metric("staleness/mean"), "", 2)
 MOST_STALE = Figure("staleness_max_updates", "Most (updates)", metric("staleness/max"))
-TRAINED = Figure("trained", "Trained", trained)
 RUNS = Figure("n", "n")
 GLOBAL_BATCH = Figure("global_batch", "Global batch")
 BOUND = _setting("Bound", _bound)

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from cifar_ray import tasks
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.reporting import figures
 from cifar_ray.reporting.figures import Figure, Statistic
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking.study import HARDWARE_TAG, Run, Sweep
 
 ORIGIN = {
-    "commit": "mlflow.source.git.commit",
-    "machine": "cifar_ray.machine",
-    "hardware": HARDWARE_TAG,
-    "command": "cifar_ray.command",
+    **{"commit": "mlflow.source.git.commit", "machine": "cifar_ray.machine"},
+    **{"hardware": HARDWARE_TAG, "command": "cifar_ray.command"},
 }
 """Tags that say where a run's figures come from, by short names."""
-
-HARDWARE = "hardware"
-"""Name under which compared runs differ in their hardware; a tag, not a parameter."""
 
 PLACED = ("model", "dataset", "topology", "batch_size", "global_batch_size")
 """Parameters that have a place in a table of their own."""
 
-RUN = "run"
-"""Name under which compared runs differ that are alike in everything, even the seed."""
+HARDWARE, RUN = "hardware", "run"
+"""Names under which runs differ in no parameter: in their hardware, or in nothing at all, not even the seed."""
 
 OPTIONAL = {each.name for each in fields(TrainConfig) if each.default in (None, ())}
 """Parameters that are not recorded where they are not set."""
 
-_SECTION = ["model", "dataset"]
+_SECTION, _DEVICES = ["model", "dataset"], ("cpu", "cuda")
 _TOLD = {*PLACED, "seed", "device"}
 # Of compared runs, these say where and how a run is kept, or follow from others; no figure depends on them.
 _ASIDE = {
@@ -48,23 +42,20 @@ _ASIDE = {
     *("keep_checkpoints", "max_failures", "log_models", "convolutions"),
 }
 _OF_FIRST = (*PLACED, "nodes", "world_size", "strategy")
-_ID_SHOWN = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """Everything but the seed, and the runs that have it.
+    """Everything but the seed, and the runs that have it, in the frame those of ``rows``.
 
     ``others`` are names and values of whatever else varies in the study; ``device`` is ``cpu`` or ``cuda``, or empty
-    when no run came so far as to tell; ``rows`` are those of its finished runs in the frame. The fields after these are
-    the first run's.
+    where no run tells. The fields after ``rows`` are the first run's.
     """
 
     runs: Runs
     number: int
     device: str
     others: tuple[tuple[str, str], ...]
-    trials: tuple[Run, ...]
     rows: Sequence[int]
     model: str
     dataset: str
@@ -76,9 +67,13 @@ class Configuration:
     strategy: str
 
     @cached_property
-    def finished(self) -> tuple[Run, ...]:
+    def trials(self) -> list[Run]:
+        return [self.runs.study.trials[at] for at in self.rows]
+
+    @cached_property
+    def finished(self) -> list[Run]:
         """The runs whose figures count."""
-        return tuple(trial for trial in self.trials if trial.finished)
+        return [trial for trial in self.trials if trial.finished]
 
     @property
     def counts(self) -> Collection[int]:
@@ -102,95 +97,67 @@ class Configuration:
 
     def measured(self, figure: Figure) -> list[tuple[Run, float]]:
         """The finished runs that have a figure, each with its value."""
-        values = self.runs.values(figure)
-        return [(trial, values[at]) for trial, at in zip(self.finished, self.rows) if not math.isnan(values[at])]
+        every = zip(self.trials, self.runs.values(figure)[self.rows].tolist())
+        return [(trial, value) for trial, value in every if trial.finished and not math.isnan(value)]
 
     def statistic(self, figure: Figure) -> Statistic | None:
         """A figure over the finished runs that have it; None when none has."""
-        return self.runs.means(figure).get(self.number)
+        known = self.measured(figure)
+        return Statistic.of([value for _, value in known], tuple(trial.run_id for trial, _ in known)) if known else None
 
     def by_seed(self, figure: Figure) -> dict[int, float]:
         """A figure with every seed that has it; sweeps together may have several runs with one."""
-        seeds: dict[int, list[float]] = {}
-        for trial, value in self.measured(figure):
-            seeds.setdefault(trial.seed, []).append(value)
-        return {seed: statistics.fmean(seeds[seed]) for seed in sorted(seeds)}
-
-    def trained(self, figure: Figure) -> list[float]:
-        """What each run trained on which has a figure; NaN where not recorded."""
-        images = {id(trial): count for trial, count in self.measured(figures.TRAINED)}
-        return [images.get(id(trial), math.nan) for trial, _ in self.measured(figure)]
+        known = self.measured(figure)
+        values = pd.Series([value for _, value in known], [trial.seed for trial, _ in known], dtype=float)
+        return values.groupby(level=0).mean().to_dict()  # type: ignore[no-any-return]
 
 
 class Runs:
     """The runs of a study.
 
     The frame has a row for each run: what identifies it, and the number of its configuration; configurations stand in
-    the order of their first runs. What tables, charts and sentences say of a figure is its :meth:`means`.
+    the order of their first runs.
     """
 
     def __init__(self, study: Sweep) -> None:
         self.study = study
-        self._values: dict[str, Sequence[float]] = {}
-        self._means: dict[str, Mapping[int, Statistic]] = {}
-        trials = list(study.trials)
-        self.frame = frame = pd.DataFrame({"trial": pd.Series(trials, dtype=object)})
-        for name in ("run_id", "name", "finished", "seed", *PLACED):
-            frame[name] = [getattr(trial, name) for trial in trials]
-        frame["device"] = [trial.params.get("device") for trial in trials]
-        frame["device"] = frame.device.where(frame.device.isin(("cpu", "cuda")))
+        self._values: dict[str, Any] = {}
+        trials, columns = study.trials, ("run_id", "name", "seed", *PLACED)
+        self.frame = frame = pd.DataFrame({name: [getattr(trial, name) for trial in trials] for name in columns})
+        frame["device"] = pd.Series([trial.params.get("device") for trial in trials]).where(
+            lambda of: of.isin(_DEVICES)
+        )
         known = frame.groupby(_SECTION).device.transform(lambda of: of.dropna().iloc[0] if of.nunique() == 1 else "")
         frame["device"] = frame.device.fillna(known)
-        frame["others"] = [_others(trial, self.varied[trial.model, trial.dataset]) for trial in trials]
-        self._identity = [*_SECTION, "device", *PLACED[2:], "others"]
+        frame["others"] = [
+            tuple((name, value) for name in self.varied[trial.model, trial.dataset] if (value := setting(trial, name)))
+            for trial in trials
+        ]
+        identity = [*_SECTION, "device", *PLACED[2:], "others"]
         if not study.axes:
-            frame["others"] = self._told_apart(frame)
-        groups = frame.groupby(self._identity, sort=False)
+            same_name, is_twin = (frame.duplicated(by, keep=False) for by in ("name", [*identity, "seed"]))
+            for at in frame.index[is_twin]:
+                label = f"{trials[at].name} {trials[at].run_id[:8]}" if same_name[at] else trials[at].name
+                frame.at[at, "others"] = (*frame.others[at], (RUN, label))
+        groups = frame.groupby(identity, sort=False)
         frame["configuration"] = groups.ngroup()
         self.configurations = [
             Configuration(
-                *(self, number, device, others, tuple(rows.trial), list(rows.index[rows.finished])),
-                *(getattr(rows.trial.iloc[0], name) for name in _OF_FIRST),
+                *(self, number, device, others, rows.index),
+                *(getattr(trials[rows.index[0]], name) for name in _OF_FIRST),
             )
             for number, ((_, _, device, *_, others), rows) in enumerate(groups)
         ]
 
-    def values(self, figure: Figure) -> Sequence[float]:
+    def values(self, figure: Figure) -> Any:
         """A figure of every run, in the order of the frame; NaN where it was not measured."""
         if figure.key not in self._values:
-            known = [figure.known(trial) for trial in self.study.trials]
-            self._values[figure.key] = [math.nan if value is None else value for value in known]
+            self._values[figure.key] = np.array(list(map(figure.known, self.study.trials)), dtype=float)
         return self._values[figure.key]
-
-    def means(self, figure: Figure) -> Mapping[int, Statistic]:
-        """A figure over the finished runs that have it, by the number of their configuration."""
-        if figure.key not in self._means:
-            frame = self.frame.assign(value=self.values(figure))
-            groups = frame[frame.finished & frame.value.notna()].groupby("configuration")
-            means = groups.value.agg(["mean", "std", "count"])
-            self._means[figure.key] = {
-                row.Index: Statistic(row.mean, None if row.n == 1 else row.std, row.n, tuple(run_ids))
-                for row, (_, run_ids) in zip(means.rename(columns={"count": "n"}).itertuples(), groups.run_id)
-            }
-        return self._means[figure.key]
-
-    def _told_apart(self, frame: Any) -> list[tuple[tuple[str, str], ...]]:
-        """The others, with a label for each run where two of a configuration have the same seed."""
-        twins = frame.groupby(self._identity).seed.transform(lambda seeds: seeds.duplicated().any())
-        same_name = frame.duplicated([*self._identity, "name"], keep=False)
-        labels = [
-            f"{name} {run_id[:_ID_SHOWN]}" if same else name
-            for name, run_id, same in zip(frame.name, frame.run_id, same_name)
-        ]
-        return [(*others, (RUN, label)) if twin else others for others, twin, label in zip(frame.others, twins, labels)]
 
     @cached_property
     def task(self) -> TaskFigures:
-        """The figures of what the runs learn.
-
-        Raises:
-            ConfigError: when it is not the same for all.
-        """
+        """The figures of what the runs learn; a ConfigError when it is not the same for all."""
         return TaskFigures(self.study.task)
 
     @property
@@ -202,20 +169,21 @@ class Runs:
     @cached_property
     def sections(self) -> dict[tuple[str, str], list[Run]]:
         """The runs by model and data set."""
-        return {section: list(trials) for section, trials in self.frame.groupby(_SECTION, sort=False).trial}
+        sections: dict[tuple[str, str], list[Run]] = {}
+        for trial in self.study.trials:
+            sections.setdefault((trial.model, trial.dataset), []).append(trial)
+        return sections
 
     @cached_property
     def varied(self) -> dict[tuple[str, str], list[str]]:
         """By model and data set, what else tells runs apart: a sweep's other axes, or all that differs."""
-        return {section: self._differing(values) for section, values in self.settings.items()}
-
-    def _differing(self, values: Mapping[str, Collection[str]]) -> list[str]:
-        differing = [name for name, of in values.items() if len(of if name in OPTIONAL else {*of} - {""}) > 1]
-        if not self.study.axes:
-            return differing
-        axes = [name for name in self.study.axes if name not in _TOLD]
-        # With other options a model is another one, even if each of a sweep's batch sizes has options of its own.
-        return [*axes, *(name for name in differing if name not in axes and name.startswith("model_options."))]
+        varied, axes = {}, [name for name in self.study.axes if name not in _TOLD]
+        for section, values in self.settings.items():
+            differing = [name for name, of in values.items() if len(of if name in OPTIONAL else of - {""}) > 1]
+            # With other options a model is another one, even if each of a sweep's batch sizes has options of its own.
+            options = [name for name in differing if name not in axes and name.startswith("model_options.")]
+            varied[section] = [*axes, *options] if self.study.axes else differing
+        return varied
 
     @cached_property
     def settings(self) -> dict[tuple[str, str], dict[str, set[str]]]:
@@ -223,7 +191,7 @@ class Runs:
         settings = {}
         for section, trials in self.sections.items():
             names = [*sorted({name for trial in trials for name in trial.params} - _ASIDE), HARDWARE]
-            known = {name: {setting(trial, name) for trial in trials} for name in names}
+            known = {name: [setting(trial, name) for trial in trials] for name in names}
             settings[section] = {name: {"" if value == "None" else value for value in known[name]} for name in names}
         return settings
 
@@ -238,7 +206,3 @@ def setting(trial: Run, name: str) -> str:
     if not trial.timed and name in (HARDWARE, "cpus_per_worker", "gpus_per_worker"):
         return ""
     return trial.tags.get(HARDWARE_TAG, "") if name == HARDWARE else trial.params.get(name, "")
-
-
-def _others(trial: Run, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name in names if (value := setting(trial, name)))

@@ -23,10 +23,9 @@ def tables(report: Report) -> dict[str, str]:
     origin = f"% {_line(f'cifar-ray {report.version}, {report.written}, from {report.study.store}')}"
     texts = {}
     for section in report.all_sections:
-        for table in section.all_tables:
-            # Notes on a whole section stand below its main tables, or below the first where none is a main one.
-            of_section = section.notes if table in (section.tables or section.all_tables[:1]) else ()
-            texts[table.key] = "\n".join([origin, _HEAD, *_float(section.title, table, [*table.notes, *of_section])])
+        for at, table in enumerate(section.all_tables):
+            notes = [*table.notes, *(section.notes if at == 0 else ())]
+            texts[table.key] = "\n".join([origin, _HEAD, *_float(section.title, table, notes)])
     return texts
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from cifar_ray.reporting.frame import Configuration
-from cifar_ray.tracking.study import Sweep
 
 STRATEGY = "strategy"
-_LONG = re.compile(r"-?[0.]*(\d\.?){7,}(e[+-]?\d+)?")  # a number that was drawn or computed
-_HASH = re.compile(r"[0-9a-f]{40,}")
 
 
 def compared(among: Sequence[Configuration]) -> bool:
@@ -19,28 +15,13 @@ def compared(among: Sequence[Configuration]) -> bool:
     return len({config.strategy for config in among} - {""}) > 1
 
 
-@dataclass(frozen=True)
 class Names:
-    """Names that say what tells configurations apart, and nothing that they share.
+    """Names that say what tells these configurations of a study apart, and nothing that they share."""
 
-    The first three fields say whether strategies, the batch sizes that the study holds, and devices do; ``short`` has
-    what a parameter's value is called.
-    """
-
-    strategies: bool
-    batches: bool
-    devices: bool
-    short: Mapping[tuple[str, str], str]
-
-    @classmethod
-    def of(cls, among: Sequence[Configuration]) -> Names:
-        """Names for these configurations of a study."""
-        return cls(
-            strategies=compared(among),
-            batches=len({config.column for config in among}) > 1,
-            devices=len({config.device for config in among if config.finished}) > 1,
-            short=_shortened(among[0].runs.study) if among else {},
-        )
+    def __init__(self, among: Sequence[Configuration]) -> None:
+        self.strategies = compared(among)
+        self._batches = len({config.column for config in among}) > 1
+        self._devices = len({config.device for config in among if config.finished}) > 1
 
     def row(self, config: Configuration) -> str:
         """``ddp, 1x2, batch 64``."""
@@ -52,47 +33,27 @@ class Names:
 
     def words(self, config: Configuration) -> str:
         """``ddp on 1x2 with batch 64``, for a sentence."""
-        rest = self._rest(config)
-        return " on ".join([*self._strategy(config), config.topology]) + (f" with {', '.join(rest)}" if rest else "")
+        place = " on ".join([*self._strategy(config), config.topology])
+        return " with ".join(filter(None, [place, ", ".join(self._rest(config))]))
 
     def _strategy(self, config: Configuration) -> list[str]:
         return [config.strategy or "strategy not recorded"] if self.strategies else []
 
     def _rest(self, config: Configuration) -> list[str]:
-        held = config.runs.study.hold == "global_batch"
-        size = [f"{'global ' * held}batch {config.column}"] if self.batches else []
-        others = [
-            f"{_called(name, config)}={self.short.get((name, value), value)}"
-            for name, value in config.others
-            if name != STRATEGY
+        held = "global batch" if config.runs.study.hold == "global_batch" else "batch"
+        others = [(name.rpartition("_options.")[2], value) for name, value in config.others if name != STRATEGY]
+        return [
+            *([f"{held} {config.column}"] if self._batches else []),
+            *(f"{name}={_short(value)}" for name, value in others),
+            *([config.device] if self._devices and config.device else []),
         ]
-        return [*size, *others, *([config.device] if self.devices and config.device else [])]
 
 
-def _called(name: str, config: Configuration) -> str:
-    """A parameter in a name: an option of a model or strategy without its group, unless another one is called that."""
-    option = name.rpartition("_options.")[2]
-    return name if option in config.trials[0].params else option
-
-
-def _shortened(study: Sweep) -> Mapping[tuple[str, str], str]:
-    """Name and value of a parameter -> the value in the digits that tell a parameter's long numbers or hashes apart."""
-    short: dict[tuple[str, str], str] = {}
-    for name in {name for trial in study.trials for name in trial.params}:
-        values = {trial.params[name] for trial in study.trials if name in trial.params}
-        for digits in range(3, 64):
-            names = {value: _short(value, digits) for value in values}
-            if len({*names.values()}) == len(values):
-                short |= {(name, value): shown for value, shown in names.items()}
-                break
-    return short
-
-
-def _short(value: str, digits: int) -> str:
-    if _HASH.fullmatch(value):
-        return value[: digits + 5]
-    is_long = _LONG.fullmatch(value) and not value.isdigit()
-    return f"{float(value):.{digits}g}" if is_long else value
+def _short(value: str) -> str:
+    """A value without the digits that tell nothing apart, of a hash or of a number that was drawn."""
+    if re.fullmatch("[0-9a-f]{40,}", value):
+        return value[:12]
+    return f"{float(value):.8g}" if re.fullmatch(r"-?\d*\.\d{8,}(e[+-]?\d+)?", value) else value
 
 
 def titled(

@@ -85,7 +85,7 @@ def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None)
     for config in sorted(runs.configurations, key=lambda config: (config.device, *config.size)):
         sections.setdefault((config.model, config.dataset), []).append(config)
     among = [sections[section] for section in runs.sections]
-    return [Part(Group(configurations, Names.of(configurations)), targets, price) for configurations in among]
+    return [Part(Group(configurations, Names(configurations)), targets, price) for configurations in among]
 
 
 def means(runs: Runs) -> list[Table]:

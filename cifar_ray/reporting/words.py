@@ -97,7 +97,7 @@ def findings(runs: Runs, price: Price | None) -> list[Finding]:
     for heading, among in titled(runs.configurations).items():
         finished = [config for config in among if config.finished]
         if finished:
-            findings.append(_finding(heading, finished, Names.of(among).words, price))
+            findings.append(_finding(heading, finished, Names(among).words, price))
         elif (among[0].model, among[0].dataset) not in done:
             findings.append(Finding(heading, (), ("No run has finished, so there is nothing to compare yet.",)))
     return findings

@@ -139,7 +139,7 @@ def test_only_the_main_tables_are_open(text: str) -> None:
 def test_cells_have_values_to_sort_by_and_the_best_is_marked_in_words(page: Page) -> None:
     cells = page.all("td")
     assert [found.get("data-value") for found in cells[:4]] == ["9.0", None, "3.0", None]
-    assert cells[0]["title"] == "run aaaaaaaa"
+    assert cells[0]["title"] == "runs aaaaaaaa"
     assert "best" in (cells[2]["class"] or "").split()
     assert page.words["span"].count("best:") == 3  # in each of the three tables
 

@@ -484,11 +484,12 @@ def test_frames_have_the_numbers_that_their_csv_files_have() -> None:
     figures, runs = made["figures"], made["runs"]
     assert set(figures[(figures.workers == 2) & (figures.lr == 0.2)].accumulate) == {4}
     assert (str(figures["std"].dtype), figures["std"].count()) == ("float64", 0)
-    assert list(runs[["batch_size", "seed", "lr"]].dtypes.map(str)) == ["int64", "int64", "float64"]
+    assert list(runs[["batch_size", "seed", "lr"]].dtypes.map(str)) == ["Int64", "Int64", "Float64"]
     assert (list(runs.accumulate.isna()), list(runs.amp)) == ([True, False], ["4", "x"])
     assert [row["accumulate"] for row in csv.DictReader(io.StringIO(data.csv_text(runs)))] == ["", "4"]
     written = pd.read_csv(io.StringIO(data.csv_text(figures)))
-    assert dict(written.dtypes.map(str)) | {"accumulate": "Int64"} == dict(figures.dtypes.map(str))
+    kinds = figures.dtypes.map(str).str.lower()  # pandas' nullable types have a capital letter
+    assert dict(written.dtypes.map(str)) | {"accumulate": "int64"} == dict(kinds)
 
 
 def test_a_parameter_that_only_a_skipped_run_lacks_has_no_column() -> None:
@@ -667,15 +668,12 @@ def test_a_comparison_is_frames_too() -> None:
     assert list(figures[figures.figure == "training_s"]["mean"]) == [9.0, 8.0, 50.0]
 
 
-def test_headings_of_compared_runs_shorten_the_name_and_keep_the_id() -> None:
+def test_headings_of_compared_runs_have_the_id_where_names_are_alike() -> None:
     name = "a name of more than twenty-four characters"
     ids = ("a" * 32, "b" * 32, "c" * 32)
     twins = [replace(trial(training_s=float(at)), name=name, run_id=run_id) for at, run_id in enumerate(ids[:2], 1)]
     pair = [replace(trial("1x2", params={"seed": seed}), name=f"{name}, too", run_id=ids[2]) for seed in "01"]
     made = compare.build(study(*twins, *pair, axes=(), hold="", run_id=""))
-    (heading,) = (line for line in str(made).splitlines() if "and 1 more" in line and "…" in line)
-    columns = [f"{name[:23]}… {run_id[:8]}" for run_id in ids]
-    assert re.split(r"\s{2,}", heading.strip()) == [*columns[:2], f"{columns[2]} and 1 more"]
     assert list(made.data["side_by_side"]) == [f"{name} aaaaaaaa", f"{name} bbbbbbbb", f"{name}, too and 1 more"]
 
 

@@ -250,8 +250,8 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
     rates = ("0.06769478642833601", "0.06772478642833601", "0.2285004845526464", "0.05")
     runs = study(*(trial(params={"lr": lr}, accuracies=(float(lr),)) for lr in rates), axes=("lr",))
     names = [row for row, _ in sections(runs)[0].tables[0].rows]
-    assert names == ["1x1, lr=0.06769", "1x1, lr=0.06772", "1x1, lr=0.2285", "1x1, lr=0.05"]
-    assert said(twice(runs))[1].startswith("Best accuracy: 1x1 with lr=0.2285 (22.85 %), 16.1 points better than ")
+    assert names == ["1x1, lr=0.067694786", "1x1, lr=0.067724786", "1x1, lr=0.22850048", "1x1, lr=0.05"]
+    assert said(twice(runs))[1].startswith("Best accuracy: 1x1 with lr=0.22850048 (22.85 %), 16.1 points better than ")
     assert not [line for line in said(runs) + [" ".join(one) for one in highlights(runs)] if rates[2] in line]
     assert {row["lr"] for row in figures(runs)} == set(map(float, rates))
     chosen = study(*(trial(params={"ema": ema}) for ema in ("0.99995", "0.9999", "none")), axes=("ema",))
@@ -260,7 +260,7 @@ def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> Non
     digests = ("ab" * 32, "ab" * 4 + "cd" * 28)
     own = study(*(trial(params={"model_source": one}) for one in digests), axes=())
     names = [row for row, _ in sections(own)[0].tables[0].rows]
-    assert names == ["1x1, model_source=abababab" + "a", "1x1, model_source=abababab" + "c"]
+    assert names == ["1x1, model_source=abababababab", "1x1, model_source=ababababcdcd"]
 
 
 def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
