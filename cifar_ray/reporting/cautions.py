@@ -11,7 +11,6 @@ import pandas as pd
 
 from cifar_ray.config.limits import PATIENCE
 from cifar_ray.reporting import audit, scaling
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
@@ -43,13 +42,13 @@ _SIDE_BY_SIDE = {
 }
 
 
-def cautions(runs: Runs, price: Price | None = None) -> list[str]:
-    """What a reader must know before believing a figure; ``price`` is that of one node, if costs are shown."""
+def cautions(runs: Runs) -> list[str]:
+    """What a reader must know before believing a figure."""
     finished = [trial for trial in runs.study.trials if trial.finished]
     return [
         *runs.study.cautions,
         *_unfinished(runs.study),
-        *_parts(runs, finished, price),
+        *_parts(runs, finished),
         *_held_rate(runs),
         *_mixed(runs.study, finished),
         *_impossible(runs),
@@ -76,16 +75,16 @@ def _unfinished(study: Sweep) -> Iterator[str]:
             yield f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}."
 
 
-def _parts(runs: Runs, finished: list[Run], price: Price | None) -> Iterator[str]:
+def _parts(runs: Runs, finished: list[Run]) -> Iterator[str]:
     """What is true of some of the finished runs."""
-    for fact, count in Counter(fact for trial in finished for fact in _facts(trial, runs, price)).items():
+    for fact, count in Counter(fact for trial in finished for fact in _facts(trial, runs)).items():
         yield f"{'All' if count == len(finished) else f'{count} of {len(finished)}'} finished runs {fact}."
 
 
-def _facts(trial: Run, runs: Runs, price: Price | None) -> Iterator[str]:
+def _facts(trial: Run, runs: Runs) -> Iterator[str]:
     """What a reader must know of a finished run, as the end of a sentence."""
-    learned, unit, device = runs.task.spec.primary.noun, runs.task.spec.unit, trial.params.get("device")
-    if trial.gpus_per_worker < 1 and device == "cuda":
+    learned, unit = runs.task.spec.primary.noun, runs.task.spec.unit
+    if trial.gpus_per_worker < 1 and trial.params.get("device") == "cuda":
         yield "shared GPUs: their times are each other's, and are in no speed, scaling or cost"
     elif not trial.timed:
         yield f"were made for their {learned} alone: their times are left out"
@@ -103,9 +102,6 @@ def _facts(trial: Run, runs: Runs, price: Price | None) -> Iterator[str]:
         yield f"changed their {' and '.join(trial.changed)} while they trained: their times are left out"
     elif trial.timed and trial.tags.get("times_are_a_clusters") == "false":
         yield "shared the cores of one machine: their times say nothing about a cluster"
-    if price is not None and device is not None and not price.suits(device):
-        has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
-        yield f"were computed on {used}, but {price.machine} has {has}: they would cost something else there"
 
 
 def _held_rate(runs: Runs) -> Iterator[str]:

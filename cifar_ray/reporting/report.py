@@ -18,13 +18,11 @@ from cifar_ray import tracking
 from cifar_ray.config import files, flags, keywords, option
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Overwrite
-from cifar_ray.config.limits import PriceText
-from cifar_ray.config.schema import Numbers
+from cifar_ray.config.schema import Numbers, Positive
 from cifar_ray.reporting import (
     EXPORTED,
     cautions,
     charts,
-    cost,
     data,
     draw,
     exported,
@@ -36,7 +34,6 @@ from cifar_ray.reporting import (
     words,
 )
 from cifar_ray.reporting.contents import Report
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.latex import tables as latex_tables
 from cifar_ray.reporting.task import TaskFigures
@@ -52,7 +49,7 @@ def report(
     *sweeps: str,
     out: str | None = None,
     baseline: str | None = None,
-    price: PriceText | None = None,
+    price: Positive | None = None,
     title: str | None = None,
     hold: Literal["batch", "global_batch"] | None = None,
     target: Numbers = (),
@@ -81,7 +78,6 @@ def report(
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
     """
-    node = cost.checked(price)
     pdf = style == "paper"
     if out is None and (latex or pdf):
         raise ConfigError("latex" if latex else "style", "writes files, and needs --out, a folder for them")
@@ -93,7 +89,7 @@ def report(
         TaskFigures(study.task).check(target)
     if into is not None:
         prepare(into, overwrite)
-    built = build(study, baseline, node, target, title)
+    built = build(study, baseline, price, target, title)
     if into is None:
         return built
     built = replace(built, files=write(built, into, flags.note, pdf, latex, overwrite))
@@ -121,7 +117,7 @@ def read(names: Sequence[str], tracking_uri: str | None) -> list[Sweep]:
 def build(
     study: Sweep,
     baseline: str | None = None,
-    price: Price | None = None,
+    price: float | None = None,
     targets: Sequence[float] = (),
     title: str | None = None,
 ) -> Report:
@@ -143,7 +139,7 @@ def build(
     return tasks[0] if len(tasks) == 1 else _together(named, tasks)
 
 
-def _build(study: Sweep, baseline: str | None, price: Price | None, targets: Sequence[float]) -> Report:
+def _build(study: Sweep, baseline: str | None, price: float | None, targets: Sequence[float]) -> Report:
     """The report of runs that learn one thing."""
     runs = Runs(study)
     made = results(runs, tables.parts(runs, targets, price), price)
@@ -189,7 +185,7 @@ def _labels(studies: Sequence[Sweep]) -> list[str]:
     ]
 
 
-def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Report:
+def results(runs: Runs, parts: Sequence[tables.Part], price: float | None) -> Report:
     """The results of a study's runs without charts, which reports and comparisons share.
 
     ``parts`` are what the tables show of them, from :func:`tables.parts` with the same price of one node.
@@ -197,7 +193,7 @@ def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Re
     return Report(
         study=runs.study,
         findings=words.findings(runs, price),
-        cautions=cautions.cautions(runs, price),
+        cautions=cautions.cautions(runs),
         sections=[*(part.section for part in parts), *misread.sections(runs)],
         runs=tables.runs_table(runs.study),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
