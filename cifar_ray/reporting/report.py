@@ -83,7 +83,7 @@ def report(
         raise ConfigError("latex" if latex else "style", "writes files, and needs --out, a folder for them")
     into = files.folder("out", out) if out is not None else None
     if baseline is not None:
-        papers.check(baseline)
+        papers.find(baseline)
     study = exported.together(read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
     if target or baseline is not None:
         TaskFigures(study.task).check(target)
