@@ -47,7 +47,7 @@ def _unfinished(study: Sweep) -> Iterator[str]:
     counts = Counter(trial.status for trial in study.trials)
     if counts["PENDING"] or counts["RUNNING"] or (study.run_id and study.status != "FINISHED"):
         of = len(study.trials) - counts["SKIPPED"]
-        yield f"The sweep is {study.status}: {counts['FINISHED']} of {of} runs are finished."
+        yield f"Not everything is done: {counts['FINISHED']} of {of} runs are finished."
     bad = [trial for trial in study.trials if not trial.finished and trial.status != "RUNNING"]
     # The page of a search says which ones its scheduler has stopped.
     bad = [trial for trial in bad if (trial.reason or trial.status != "PENDING") and STOPPED_TAG not in trial.tags]

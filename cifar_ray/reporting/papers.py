@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,10 @@ from cifar_ray.tracking.study import placement
 _PAPERS = Path(__file__).with_name("papers.yaml")
 _OURS = TaskFigures(tasks.USUAL)
 _SHARE = "share"
-_WHOLE_TIME = replace(
-    TRAINING_TIME, key="whole_s", measure=lambda trial: TRAINING_TIME.measure(trial) if trial.learned else None
-)
 # What papers.yaml calls their figures -> ours, and by what theirs is multiplied to be in its unit.
 _PRINTED: dict[str, tuple[Figure, float]] = {
     _SHARE: (figures.SHARE, 1),
-    "training_seconds": (_WHOLE_TIME, 1),
+    "training_seconds": (TRAINING_TIME, 1),
     "seconds_per_iteration": (figures.ITERATION_TIME, 1000),
     "images_per_second": (_OURS.throughput, 1),
     **{figure.of.name: (figure, 100) for figure in _OURS.every if figure.of},
@@ -62,11 +59,12 @@ def find(key: str) -> Mapping[str, Any]:
 def comparison(runs: Runs, key: str) -> Section:
     """A published study, by its key in ``papers.yaml``, beside this one, as far as the configurations are the same."""
     paper = find(key)
-    rows = [dict(zip(paper["header"], values, strict=True)) for values in paper["rows"]]
+    rows = [{**paper, **dict(zip(paper["header"], values, strict=True))} for values in paper["rows"]]
     for row in rows:
         wanted = {**{name: row[name] for name in paper["same"]}, **paper["base"]}
         row["base"] = next(other for other in rows if all(other[name] == of for name, of in wanted.items()))
         row[_SHARE] = 100 * row[paper["relative"]] / row["base"][paper["relative"]]
+        row["power"] = -1 if _PRINTED[paper["relative"]][0].better == "low" else 1  # which makes a share a speed-up
     shown = [name for name in (_SHARE, *paper["header"]) if name in _PRINTED]
     tables: dict[bool, list[Table]] = {False: [], True: []}  # the folded ones are True
     for part in parts(runs):
@@ -76,10 +74,9 @@ def comparison(runs: Runs, key: str) -> Section:
         if any(_fits(row, config) for row in theirs for config in ours):
             for folded, those in tables.items():
                 names = [name for name in shown if (name in _FOLDED) is folded]
-                those += [_table(paper, group, theirs, names, ": test metrics" * folded)] if names else []
-    faults = [(_label(row), [Entry(fault)]) for row in rows for fault in _faults(paper, row)]
-    table = Table("baseline_faults", "Cannot be right, and why", ["Configuration", "Theirs"], faults)
-    tables[True] += [table] if faults else []
+                those += [_table(group, theirs, names, ": test metrics" * folded)] if names else []
+    if faults := [(_label(row), [Entry(fault)]) for row in rows for fault in _faults(row)]:
+        tables[True] += [Table("baseline_faults", "Cannot be right, and why", ["Configuration", "Theirs"], faults)]
     notes = paper["notes"] if tables[False] else ["None of their configurations is here."]
     return Section(f"Beside {paper['title']}", tables[False], tables[True], (f"Theirs: {paper['hardware']}.", *notes))
 
@@ -105,9 +102,7 @@ def _fits(row: _Row, config: Configuration) -> bool:
     return all(row[name] == value for name, value in own.items() if name in row)
 
 
-def _table(
-    paper: Mapping[str, Any], group: Group, theirs: Sequence[_Row], names: Sequence[str], about: str = ""
-) -> Table:
+def _table(group: Group, theirs: Sequence[_Row], names: Sequence[str], about: str) -> Table:
     """A row for each of theirs and every configuration of ours that fits, theirs and ours side by side."""
     rows = []
     for row in theirs:
@@ -118,37 +113,41 @@ def _table(
                 figure, scale = _PRINTED[name]
                 printed = np.atleast_1d(row[name]) * scale
                 entries.append(Entry(" / ".join(map(figure.number, printed)), float(printed.mean())))
-                entries.append(_own(paper, group, row, config, name))
+                entries.append(_own(group, row, config, name))
             ours = f" (ours: {group.names.row(config)})" if config is not None and len(fitting) > 1 else ""
             rows.append((_label(row) + ours, entries))
-    of = _PRINTED[paper["relative"]][0].title.split(" (")[0]
-    share = f"{of}, % of {' '.join(paper['base'].values())}"
+    share = f"{_PRINTED[theirs[0]['relative']][0].title.split(' (')[0]}, % of base"
     headings = [share if name == _SHARE else _PRINTED[name][0].title for name in names]
     columns = ["Configuration", *(f"{heading}, {side}" for heading in headings for side in ("theirs", "ours"))]
     title = f"{group.among[0].model} on {group.among[0].dataset}{about}"
     return Table(re.sub(r"\W+", "_", f"baseline {title}"), title, columns, rows)
 
 
-def _own(paper: Mapping[str, Any], group: Group, row: _Row, config: Configuration | None, name: str) -> Entry:
-    """Our figure; a share of their base is by the speed, however much was trained."""
+def _own(group: Group, row: _Row, config: Configuration | None, name: str) -> Entry:
+    """Our figure; a share of their base, and the time of a training that was not timed, are by the speed."""
     if config is None:
         return Entry(note="no finished run of the same kind")
+    figure, speed = _PRINTED[name][0], config.statistic(_OURS.throughput)
+    trained = [figures.trained(trial) or 0.0 for trial in config.finished if trial.learned]
+    if figure is TRAINING_TIME and len(trained) < len(config.finished):  # some were made for their times alone
+        if not trained or speed is None:
+            return Entry(note="no whole training was timed")
+        seconds = fmean(trained) / speed.mean
+        return Entry(figure.number(seconds), seconds, n=speed.n, run_ids=speed.run_ids, note="by images/s")
     if name != _SHARE:
-        return measured(config, _PRINTED[name][0])
-    figure, is_time = _OURS.throughput, _PRINTED[paper["relative"]][0].better == "low"
-    bases = [one for one in group.among if _fits(row["base"], one) and scaling.is_base(one, config, figure)]
+        return measured(config, figure)
+    bases = [one for one in group.among if _fits(row["base"], one) and scaling.is_base(one, config, _OURS.throughput)]
     base = min(bases, key=lambda one: one.others != config.others, default=config)
-    both = scaling.pairs(config, base, figure)
+    both = scaling.pairs(config, base, _OURS.throughput)
     if not bases or both is None:
         return Entry(note="no finished run on their base with the same seeds")
-    percent = 100 / both.ratio.mean if is_time else 100 * both.ratio.mean
-    note = f"by {figure.title}, against {group.names.row(base)}"
+    percent = 100 * both.ratio.mean ** row["power"]
+    note = f"by images/s, against {group.names.row(base)}"
     return Entry(f"{percent:.1f}", percent, n=len(both.own), run_ids=both.run_ids, note=note)
 
 
-def _faults(paper: Mapping[str, Any], row: _Row) -> Iterator[str]:
+def _faults(row: _Row) -> Iterator[str]:
     """Why a row of theirs cannot be right."""
-    (dataset, *others), is_time = paper["datasets"], _PRINTED[paper["relative"]][0].better == "low"
-    yield from audit.faults(row, "" if others else dataset)
+    yield from audit.faults(row, row["datasets"][0] if len(row["datasets"]) == 1 else "")
     nodes, each = placement(row.get("topology", "")) or (1, row.get("workers", 1))
-    yield from audit.too_fast(100 / row[_SHARE] if is_time else row[_SHARE] / 100, nodes * each)
+    yield from audit.too_fast((row[_SHARE] / 100) ** row["power"], nodes * each)
