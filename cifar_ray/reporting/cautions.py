@@ -138,11 +138,12 @@ def outliers(runs: Runs) -> Any:
 
 def _outliers(runs: Runs) -> Iterator[str]:
     figure = runs.task.primary
+    assert figure.of is not None
     side = "below" if figure.better == "high" else "above"
     for run in outliers(runs).itertuples():
         yield (
-            f"{run.name} ended at {figure.text(run.value)}, {figure.difference(run.by, 0)} {side} the median of the "
-            f"{run.peers} runs of its configuration: look at its loss curve, and train more seeds."
+            f"{run.name} ended at {figure.text(run.value)} test {figure.of.noun}, {figure.difference(run.by, 0)} {side} "
+            f"the median of the {run.peers} runs of its configuration: look at its loss curve, and train more seeds."
         )
 
 

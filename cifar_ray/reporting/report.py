@@ -14,7 +14,7 @@ from typing import Literal
 import pandas as pd
 
 from cifar_ray import tracking
-from cifar_ray.config import files, flags, keywords
+from cifar_ray.config import files, flags, keywords, option
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Overwrite
 from cifar_ray.config.schema import Numbers, Positive
@@ -152,15 +152,18 @@ def _build(study: Sweep, baseline: str | None, price: float | None, targets: Seq
 
 def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
     """One report of all runs of a study, from those by task."""
-    drawn, names = [], [each.study.task.name for each in tasks]
-    for number, (name, each) in enumerate(zip(names, tasks), 1):
-        label = name if names.count(name) == 1 else f"{name} {number}"
-        key = re.sub(r"\W", "_", label)
+    names, labels, drawn = [each.study.task.name for each in tasks], list[str](), []
+    for name, each in zip(names, tasks):
+        of = " and ".join(dict.fromkeys(option.short(run.dataset) for run in each.study.trials))
+        label = f"{name} of {of}" if names.count(name) > 1 else name
+        labels.append(f"{label} ({len(labels) + 1})" if label in labels else label)
+        key, label = re.sub(r"\W", "_", labels[-1]), labels[-1]
         drawn.append([replace(one, key=f"{key}_{one.key}", title=f"{one.title} ({label})") for one in each.charts])
+    found = [(label, finding) for label, each in zip(labels, tasks) for finding in each.findings]
     return replace(
         tasks[0],
         study=study,
-        findings=[finding for each in tasks for finding in each.findings],
+        findings=[replace(finding, title=f"{label}: {finding.title}") for label, finding in found],
         cautions=list(dict.fromkeys(caution for each in tasks for caution in each.cautions)),
         sections=[section for each in tasks for section in each.sections],
         runs=tables.runs_table(study),
