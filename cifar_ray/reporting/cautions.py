@@ -14,7 +14,7 @@ from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 
-_MOST_LISTED = 5
+_MOST_LISTED, _NOT_ENDED = 5, ("PENDING", "RUNNING")
 _HELD = 4  # factor in the global batch from which a learning rate that stays is a caution
 _FAR = 3.5
 """Modified z-score from which Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an
@@ -48,13 +48,12 @@ def _unfinished(study: Sweep) -> Iterator[str]:
     if counts["PENDING"] or counts["RUNNING"] or (study.run_id and study.status != "FINISHED"):
         of = len(study.trials) - counts["SKIPPED"]
         yield f"Not everything is done: {counts['FINISHED']} of {of} runs are finished."
-    bad = [trial for trial in study.trials if not trial.finished and trial.status != "RUNNING"]
-    # The page of a search says which ones its scheduler has stopped.
-    bad = [trial for trial in bad if (trial.reason or trial.status != "PENDING") and STOPPED_TAG not in trial.tags]
+    bad = [trial for trial in study.trials if not trial.finished and (trial.reason or trial.status not in _NOT_ENDED)]
+    bad = [trial for trial in bad if STOPPED_TAG not in trial.tags]  # by its scheduler, as a search's page says
     if bad:
-        listed = list(map(outcome, sorted(bad, key=lambda trial: trial.status)[:_MOST_LISTED]))
-        more = [f"and {len(bad) - _MOST_LISTED} more"] if len(bad) > _MOST_LISTED else []
-        yield f"{len(bad)} of {len(study.trials)} runs did not finish: {'; '.join(listed + more)}."
+        listed = "; ".join(map(outcome, sorted(bad, key=lambda trial: trial.status)[:_MOST_LISTED]))
+        more = f"; and {len(bad) - _MOST_LISTED} more" if len(bad) > _MOST_LISTED else ""
+        yield f"{len(bad)} of {len(study.trials)} runs did not finish: {listed}{more}."
 
 
 def _parts(runs: Runs, finished: list[Run]) -> Iterator[str]:
@@ -76,10 +75,10 @@ def _facts(trial: Run, runs: Runs) -> Iterator[str]:
         yield f"were evaluated on {images} test {unit} only"
     if trial.tags.get(STOPPED_BY_TAG) == PATIENCE:
         yield "ended by --patience before their last epoch: their times are of fewer epochs"
-    for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
-        if (copies := trial.params.get(f"data.{part}_copies", "0")) != "0":
-            size = trial.params.get(f"data.{part}_size")
-            yield f"have copies of {others} {unit} in the {name} ({copies} of {size}): their figures may be too good"
+    for part, name in (("test", "test"), ("val", "validation")):
+        copies, size = (trial.params.get(f"data.{part}_{of}", "0") for of in ("copies", "size"))
+        if copies != "0":
+            yield f"have copies of training {unit} in the {name} ({copies} of {size}): their figures may be too good"
     if trial.timed and trial.changed:
         yield f"changed their {' and '.join(trial.changed)} while they trained: their times are left out"
     elif trial.timed and trial.tags.get("times_are_a_clusters") == "false":
@@ -120,7 +119,7 @@ def _impossible(runs: Runs) -> Iterator[str]:
         compared = scaling.ratio(config, runs.configurations)
         if compared is not None and compared.reference.devices == 1:
             for fault in audit.too_fast(compared.speed_up.mean, config.devices):
-                yield f"{', '.join(trial.name for trial in config.finished)} cannot be right: {fault}."
+                yield f"{config.finished[0].name} cannot be right: {fault}."
 
 
 def outliers(runs: Runs) -> Any:
@@ -137,14 +136,12 @@ def outliers(runs: Runs) -> Any:
 
 
 def _outliers(runs: Runs) -> Iterator[str]:
-    figure = runs.task.primary
-    assert figure.of is not None
+    figure, noun = runs.task.primary, runs.task.spec.primary.noun
     side = "below" if figure.better == "high" else "above"
     for run in outliers(runs).itertuples():
-        yield (
-            f"{run.name} ended at {figure.text(run.value)} test {figure.of.noun}, {figure.difference(run.by, 0)} {side} "
-            f"the median of the {run.peers} runs of its configuration: look at its loss curve, and train more seeds."
-        )
+        median = f"the median of the {run.peers} runs of its configuration"
+        value, by = figure.text(run.value), figure.difference(run.by, 0)
+        yield f"{run.name} ended at {value} test {noun}, {by} {side} {median}: look at its loss curve."
 
 
 def _single(runs: Runs) -> Iterator[str]:

@@ -39,8 +39,6 @@ _PRINTED: dict[str, tuple[Figure, float]] = {
 }
 _FOLDED = ("precision", "recall", "f1", "specificity")
 
-_Row = Mapping[str, Any]
-
 
 @cache
 def known() -> Mapping[str, Any]:
@@ -81,14 +79,14 @@ def comparison(runs: Runs, key: str) -> Section:
     return Section(f"Beside {paper['title']}", tables[False], tables[True], (f"Theirs: {paper['hardware']}.", *notes))
 
 
-def _label(row: _Row) -> str:
+def _label(row: Mapping[str, Any]) -> str:
     """``vgg11, ddp, workers 4, global batch 256``."""
     names = ("model", "topology", "strategy", "workers", "batch_size", "global_batch_size", "micro_batches")
     words = {name.replace("_size", "").replace("_", " "): row[name] for name in names if row.get(name)}
     return ", ".join(value if isinstance(value, str) else f"{name} {value}" for name, value in words.items())
 
 
-def _fits(row: _Row, config: Configuration) -> bool:
+def _fits(row: Mapping[str, Any], config: Configuration) -> bool:
     """Whether a configuration is one of theirs; a single worker of any strategy that then trains plainly will do."""
     single = config.devices == 1 and config.strategy in scaling.PLAIN_ALONE
     own = {
@@ -102,7 +100,7 @@ def _fits(row: _Row, config: Configuration) -> bool:
     return all(row[name] == value for name, value in own.items() if name in row)
 
 
-def _table(group: Group, theirs: Sequence[_Row], names: Sequence[str], about: str) -> Table:
+def _table(group: Group, theirs: Sequence[Mapping[str, Any]], names: Sequence[str], about: str) -> Table:
     """A row for each of theirs and every configuration of ours that fits, theirs and ours side by side."""
     rows = []
     for row in theirs:
@@ -123,7 +121,7 @@ def _table(group: Group, theirs: Sequence[_Row], names: Sequence[str], about: st
     return Table(re.sub(r"\W+", "_", f"baseline {title}"), title, columns, rows)
 
 
-def _own(group: Group, row: _Row, config: Configuration | None, name: str) -> Entry:
+def _own(group: Group, row: Mapping[str, Any], config: Configuration | None, name: str) -> Entry:
     """Our figure; a share of their base, and the time of a training that was not timed, are by the speed."""
     if config is None:
         return Entry(note="no finished run of the same kind")
@@ -137,16 +135,16 @@ def _own(group: Group, row: _Row, config: Configuration | None, name: str) -> En
     if name != _SHARE:
         return measured(config, figure)
     bases = [one for one in group.among if _fits(row["base"], one) and scaling.is_base(one, config, _OURS.throughput)]
-    base = min(bases, key=lambda one: one.others != config.others, default=config)
-    both = scaling.pairs(config, base, _OURS.throughput)
-    if not bases or both is None:
+    bases.sort(key=lambda one: one.others != config.others)
+    both = scaling.pairs(config, bases[0], _OURS.throughput) if bases else None
+    if both is None:
         return Entry(note="no finished run on their base with the same seeds")
     percent = 100 * both.ratio.mean ** row["power"]
-    note = f"by images/s, against {group.names.row(base)}"
+    note = f"by images/s, against {group.names.row(bases[0])}"
     return Entry(f"{percent:.1f}", percent, n=len(both.own), run_ids=both.run_ids, note=note)
 
 
-def _faults(row: _Row) -> Iterator[str]:
+def _faults(row: Mapping[str, Any]) -> Iterator[str]:
     """Why a row of theirs cannot be right."""
     yield from audit.faults(row, row["datasets"][0] if len(row["datasets"]) == 1 else "")
     nodes, each = placement(row.get("topology", "")) or (1, row.get("workers", 1))

@@ -125,13 +125,9 @@ def build(
     Args:
         study: the runs.
         baseline: a published study to lay beside it, by its key in ``papers.yaml``.
-        price: of one node, for what the runs would cost.
-        targets: values of the task's primary figure, for the times to them; by default one that all runs of a model
-            reach, where it is a share.
+        price: USD per hour of one node, for what the runs would cost.
+        targets: values of the task's primary figure, for the times to them.
         title: heading of the report; the study's name when not given.
-
-    Raises:
-        ConfigError: when the baseline is not known.
     """
     named = replace(study.meant, name=title or study.name)
     tasks = [_build(each, baseline, price, targets) for each in named.by_task]
@@ -231,10 +227,7 @@ def write(report: Report, out: Path, note: Callable[[str], None], pdf: bool, lat
     """Write the files of a report into a folder that :func:`prepare` has made, and tell ``note`` of each chart.
 
     When all is written, it replaces files of the same names; others stay. ``pdf`` adds charts for a paper, and
-    ``latex`` tables. The page for a browser is the first file.
-
-    Raises:
-        ConfigError: when the folder cannot be written to.
+    ``latex`` tables. The page for a browser is the first file. A ConfigError says that it cannot be written.
     """
     texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)}
     texts |= {f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()}

@@ -80,7 +80,7 @@ def judge(sides: Sequence[tuple[str, Sequence[Sweep]]], max_slowdown_percent: fl
 
 
 def probability(a: Sequence[float], b: Sequence[float], allowed: float) -> float:
-    """How likely two or more times of each have this ratio, ``b`` to ``a``, or a larger one, where it is ``allowed``."""
+    """How likely two or more times of each have this ratio, ``b`` to ``a``, or more, where it is ``allowed``."""
     from scipy import stats  # takes long to import
 
     first, second = ([math.log(time) for time in times] for times in (a, [time / allowed for time in b]))
