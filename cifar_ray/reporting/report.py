@@ -39,7 +39,7 @@ from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Sweep
 
-_FILES = ("report.html", "report.md", "runs.csv", "figures.csv")
+_OWN = ("report.html", "report.md", "runs.csv", "figures.csv", "charts", "tables")
 
 
 @tracking.unchanged()
@@ -218,8 +218,8 @@ def prepare(out: Path, overwrite: bool = False) -> None:
     with _writing(out):
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    taken = [name for name in _FILES if (out / name).exists()]
-    if taken and not overwrite and not (out / "report.html").exists():
+    taken = [name for name in _OWN if (out / name).exists()]
+    if taken and not overwrite and not (out / "report.html").is_file():
         raise ConfigError("out", f"must be a folder without {taken[0]}, or with a report; --overwrite replaces it")
 
 

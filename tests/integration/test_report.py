@@ -206,8 +206,8 @@ def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: p
     assert main.main(words) == 0
     shown = capsys.readouterr().out
     assert "resnet: Shortest training (n = 1): 2x2 (100.00 s), 4.00 times as fast as 1x1 (400.00 s)." in shown
-    assert "caution: The sweep is RUNNING: 2 of 4 runs are finished." in shown
-    assert "caution: 1 of 5 runs failed: bs16 1x2 seed0 FAILED: out of memory." in shown
+    assert "caution: Not everything is done: 2 of 4 runs are finished." in shown
+    assert "caution: 2 of 5 runs did not finish: bs16 1x2 seed0 FAILED: out of memory; " in shown
     written = [file for file in out.rglob("*") if file.is_file()]
     assert shown.splitlines()[-2:] == [str(out / "report.html"), f"{len(written)} files in {out}"]
     assert list((out / "charts").glob("*.png"))
@@ -268,7 +268,8 @@ def test_a_report_replaces_no_file_where_there_is_no_report(
     own.write_text("mine")
     words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
     assert main.main(words) == 2
-    said = f"error: --out must be a folder without {own.name}, or with a report; --overwrite replaces it\n"
+    taken = name.partition("/")[0]
+    said = f"error: --out must be a folder without {taken}, or with a report; --overwrite replaces it\n"
     assert capsys.readouterr().err.endswith(said)
     assert own.read_text() == "mine"
     assert main.main([*words, "--overwrite"]) == 0
@@ -295,22 +296,15 @@ def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["charts"]
 
 
-@pytest.mark.parametrize(
-    ("blocked", "is_folder", "complaint"),
-    [
-        ("tables", False, "must be a folder that can be written to, and {} is not (File exists)"),
-        ("charts", False, "must be a folder that can be written to, and {} is not (File exists)"),
-        ("charts/accuracy.svg", True, "must have no folder where a report has a file, and {} is one"),
-        ("report.html", True, "must have no folder where a report has a file, and {} is one"),
-    ],
-)
+@pytest.mark.parametrize(("blocked", "is_folder"), [("tables", False), ("charts", False), ("report.html", True)])
 def test_what_stands_in_the_way_of_a_report_is_named_before_a_chart_is_drawn(
-    blocked: str, is_folder: bool, complaint: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    blocked: str, is_folder: bool, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / blocked
     path.mkdir(parents=True) if is_folder else path.touch()
     assert main.main(["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), "--latex"]) == 2
-    assert capsys.readouterr().err == f"error: --out {complaint.format(path)}\n"
+    said = f"error: --out must be a folder without {blocked}, or with a report; --overwrite replaces it\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("out", ["", "s3://bucket/x", "http://host/x", "file:///tmp/x"])
@@ -449,13 +443,9 @@ def test_a_report_for_a_latex_document(uri: str, tmp_path: Path) -> None:
         cifar_ray.report("scaling", latex=True, tracking_uri=uri)
 
 
-def test_a_report_without_figures_says_why_there_is_nothing_for_a_document(
-    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_without_figures_has_nothing_for_a_document(uri: str, tmp_path: Path) -> None:
     words = ["report", "nothing", "--tracking-uri", uri, "--out", str(tmp_path)]
     assert main.main([*words, "--style", "paper", "--latex"]) == 0
-    why = "note: there are no charts as PDF and no LaTeX tables: no finished run has figures for them\n"
-    assert why in capsys.readouterr().err
     assert not (tmp_path / "tables").exists()
 
 
