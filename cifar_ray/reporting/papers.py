@@ -49,8 +49,7 @@ def known() -> Mapping[str, Any]:
 def find(key: str) -> Mapping[str, Any]:
     """A published study's figures, by its key; a ConfigError names the keys that there are."""
     if key not in known():
-        near = errors.suggestion(key, known())
-        raise ConfigError("baseline", f"must be {errors.one_of(known())}, got {key!r}{near}")
+        raise ConfigError("baseline", f"must be {errors.one_of(known())}, got {key!r}{errors.suggestion(key, known())}")
     return known()[key]
 
 
