@@ -19,7 +19,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "flags
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_type_aliases = {"PriceText": "str", "Numbers": "tuple[float, ...]", "Overwrite": "bool"}
+autodoc_type_aliases = {"Positive": "float", "Numbers": "tuple[float, ...]", "Overwrite": "bool"}
 napoleon_custom_sections = [("Attributes", "params_style")]
 
 # Pages of the repository that pages here include, so that links to them stay on the site.

@@ -22,7 +22,6 @@ from cifar_ray.planning import exchange, probing
 from cifar_ray.planning import link as links
 from cifar_ray.planning import words as words_of
 from cifar_ray.planning.model import Means, Plan
-from cifar_ray.reporting import cost
 
 LinkText = Annotated[str, fits(links.parse)]
 _NOT_PLANNED = (
@@ -62,11 +61,10 @@ def plan(
             and ping measure them. Needed for more than one node.
         host: What an exchange costs the workers themselves, whatever the network: copying, adding up and the backend's
             own work, as RATE:LATENCY. Default: none.
-        speed_factor: Speed of a worker on the machine of --price, as a multiple of the measured one.
+        speed_factor: Speed of a worker on the planned machines, as a multiple of the measured one.
     """
     asked = runfile.load(None, options)
-    node = cost.checked(asked.price)
-    means = Means(links.parse(link) if link else None, links.parse(host) if host else None, node)
+    means = Means(links.parse(link) if link else None, links.parse(host) if host else None, asked.price)
     if asked.strategy not in exchange.PLANNED:
         raise ConfigError(
             "strategy", f"must be {errors.one_of(exchange.PLANNED)} to be planned, got {asked.strategy!r}"
@@ -94,7 +92,6 @@ def plan(
         on = probing.this_machine(planned) if is_here else probing.Machine(*machine.ask(planned))
         if asked.device != "auto":
             on = dataclasses.replace(on, device=asked.device)
-        probing.check_price(node, speed_factor, on)
         cells = probing.cells(planned, on.device, topologies, images)
         runs = probing.sweep(name, {**options, "device": on.device, "price": None}, cells)
         result = driver.sweep(runs, output.typed(), begun=IMPORTED_AT)

@@ -60,7 +60,6 @@ def compare(
             cifar-ray export, separated by commas, whose runs differ in the seed alone.
         max_slowdown: Percent by which B's mean step, in steady state, may take longer than A's.
     """
-    uri = options.get("tracking_uri")
     if max_slowdown is None:
         with output.progress(json), output.loading("reading runs"):
             comparison = side_by_side.compare(*runs, **options)
@@ -70,10 +69,12 @@ def compare(
     if len(sides) != 2 or any("" in names for _, names in sides):
         raise ConfigError("max_slowdown", f"compares two sides, A and B, of names separated by commas, got {len(runs)}")
     with output.progress(json), output.loading("reading runs"):
-        from cifar_ray.reporting.slowdown import slowdown
+        from cifar_ray.reporting import slowdown
 
-        verdict = slowdown(sides, max_slowdown, uri)
-    output.show(verdict, json, lambda: print(verdict))
+        names = [name for _, of in sides for name in of]
+        studies = dict(zip(names, reports.read(names, options.get("tracking_uri"))))
+        verdict = slowdown.judge([(side, [studies[name] for name in of]) for side, of in sides], max_slowdown)
+    output.show(verdict, json, lambda: print(printable(verdict.sentence)))
     return verdict.status
 
 

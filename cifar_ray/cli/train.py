@@ -18,7 +18,6 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
-from cifar_ray.reporting import cost
 from cifar_ray.runs.folder import CONFIG, SWEEP, check_free
 from cifar_ray.tracking import uri as stores
 
@@ -50,7 +49,6 @@ def train(*, json: AsJson = False, config: str | None = None, options: Annotated
         config: YAML file with any of these options; flags override it.
     """
     asked = runfile.load(config, options)
-    price = cost.word(asked.price)
     servers.reach_chosen(asked.address)
     stores.resolve_uri(asked.tracking_uri)
     check_free(asked)
@@ -61,7 +59,7 @@ def train(*, json: AsJson = False, config: str | None = None, options: Annotated
             from cifar_ray.training import recipe
 
             with tracking.unchanged():  # a module of the user's may set MLflow's address when it is imported
-                resolved = recipe.resolve(asked, price=price)  # what is refused here need not wait for Ray and MLflow
+                resolved = recipe.resolve(asked)  # what is refused here need not wait for Ray and MLflow
             from cifar_ray.orchestration.run import driver
 
         for note in recipe.notes(resolved, asked):
@@ -77,7 +75,6 @@ def resume(run: RunName, *, options: Annotated[Given, Of(TrainConfig, only=_ANEW
     a limit or its patience, must be larger.
     """
     given = {name: schema.field(TrainConfig, name, value) for name, value in options.items()}
-    cost.checked(given.get("price"))
     servers.reach_chosen(given.get("address"))
     before = known_config(run)
     with output.loading(f"run {run}: {_LIBRARIES}", always=True), servers.before_ray(before, given):
@@ -126,7 +123,6 @@ def sweep(
             raise ConfigError("retry_failed", "needs --resume NAME, the sweep whose failed runs are to go on")
         config = command_line.sweep(file, options)
         name, base = config.name, config.base
-        cost.checked(base.price)
         servers.reach_chosen(base.address)
     with output.progress(json):
         starting = servers.before_ray(None if dry_run else base)

@@ -45,19 +45,22 @@ def dollars(usd: float) -> str:
     return f"{usd:,.2f} USD" if usd >= 1 else f"{usd:.4f} USD"
 
 
+def cost(price: float, node_s: float) -> float:
+    """US dollars for so many seconds, times nodes, at a price per node and hour."""
+    return node_s / 3600 * price
+
+
 _AS_TEXT = BeforeValidator(lambda value: repr(value) if isinstance(value, int | float) else value)
 DurationText = Annotated[str, _AS_TEXT, fits(seconds)]
-PriceText = Annotated[str, _AS_TEXT]
-"""USD per hour, a type of machine, or a file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
     """Limits in time, money and patience."""
 
-    price: PriceText | None = option(None, weights=False)
-    """Price of a node: your own in USD per hour, such as 2.49, a machine type such as g4dn.xlarge, TYPE:spot, or a Ray
-    cluster file. The run then shows and records what it costs. Default: no cost is shown."""
+    price: Positive | None = option(None, weights=False)
+    """Price of a node in USD per hour, such as 2.49. The run then shows and records what it costs. Default: no cost is
+    shown."""
 
     max_time: DurationText | None = option(None, weights=False)
     """Stop between two steps, with a checkpoint, after so long on the nodes over all attempts: 90s, 10m, 2h or 1h30m.

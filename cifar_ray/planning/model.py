@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from cifar_ray.config import limits
 from cifar_ray.config.errors import counted
 from cifar_ray.config.topology import Topology
 from cifar_ray.planning import exchange as exchanges
@@ -15,7 +16,6 @@ from cifar_ray.planning.exchange import Exchange
 from cifar_ray.planning.link import Link, Route
 from cifar_ray.planning.measured import Measured
 from cifar_ray.planning.span import Span
-from cifar_ray.reporting.cost import Price
 
 KNEE = 1.2
 """Times as many images per second that twice the workers must bring to be before the knee."""
@@ -42,7 +42,7 @@ class Means:
 
     link: Link | None = None  # between nodes
     host: Link | None = None  # the work of an exchange on the workers themselves
-    price: Price | None = None  # of a node
+    price: float | None = None  # USD per node and hour
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,6 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
         ways = counted(world, "worker") + f" x {work.micro_batches} micro-batches" * (work.micro_batches > 1)
         return f"the global batch of {work.global_batch_size} is no multiple of {ways}"
     images = work.global_batch_size // (work.micro_batches * world)
-    price = means.price
-    if price is not None and price.gpu and per_node > price.gpus:
-        return f"the machine has {counted(price.gpus, 'GPU')} for {per_node} workers"
     if topology.nodes > 1 and means.link is None:
         return "needs --link, the rate between nodes"
     passes = measured.passes(images, per_node)
@@ -143,7 +140,7 @@ def _row(measured: Measured, work: Work, topology: Topology, means: Means) -> Ro
         "checkpoints": checkpoint.mid,
         "start-up": once.mid,
     }
-    usd = None if price is None else total.times(price.paid_for(topology.nodes))
+    usd = None if means.price is None else total.times(limits.cost(means.price, topology.nodes))
     bound = max(parts, key=lambda name: parts[name])
     rate = whole.under(work.global_batch_size)
     return Row(str(topology), world, images, whole, rate, 1.0, total, usd, parts, bound)

@@ -17,7 +17,6 @@ from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.planning import measured, model, words
 from cifar_ray.planning.exchange import AFTER, Exchange
 from cifar_ray.planning.model import Means, Plan, Work
-from cifar_ray.reporting.cost import Price
 from cifar_ray.tracking.study import Run
 
 if TYPE_CHECKING:  # imports torch
@@ -56,16 +55,6 @@ def sizes(images: Iterable[int]) -> list[int]:
         return known
     steps = [known[0] * (known[-1] / known[0]) ** (at / (_MOST - 1)) for at in range(_MOST)]
     return sorted({min(known, key=lambda size: abs(math.log(size / step))) for step in steps})
-
-
-def check_price(price: Price | None, speed: float | None, on: Machine) -> None:
-    """Refuse the price of another machine than that of the runs when nobody says how fast it is."""
-    if speed is not None or price is None or not price.machine:
-        return
-    name = next((word for word in price.gpu.split(" ") if not word.isdecimal()), "")
-    if on.device != "cuda" or not name or name not in on.hardware.replace("-", " ").split(" "):
-        problem = f"must come with --speed-factor, how many times as fast as {on.hardware} it is"
-        raise ConfigError("price", f"{problem}; the runs do not tell it of {price.machine}")
 
 
 def cells(
@@ -129,7 +118,7 @@ def plan(
         trials: the runs.
         topologies: what is planned.
         means: the link, the host's work and the price of a node.
-        speed: how many times as fast as the runs' the machine of that price is.
+        speed: how many times as fast as the runs' the planned machines are.
 
     Raises:
         ConfigError: when the runs do not tell what is needed.

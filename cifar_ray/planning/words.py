@@ -69,5 +69,5 @@ def notes(runs: Measured, work: Work, means: Means, rows: Sequence[Row], of: str
     if any(topology.parse(row.topology).nodes > 1 for row in rows):
         sentences.append("Start-up is as measured on one node; on more it takes longer, which is left out.")
     if means.price is not None:
-        sentences.append(f"Cost: every node for the whole run, {means.price.words}.")
+        sentences.append(f"Cost: every node for the whole run, at {means.price:g} USD per node and hour.")
     return sentences

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from cifar_ray.config.limits import PATIENCE
 from cifar_ray.reporting import audit, scaling
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import ORIGIN, Runs
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 
-_MOST_LISTED = 5
-_HELD = 4
-"""Factor in the global batch from which a learning rate that stays is a caution."""
+_MOST_LISTED, _NOT_ENDED = 5, ("PENDING", "RUNNING")
+_HELD = 4  # factor in the global batch from which a learning rate that stays is a caution
 _FAR = 3.5
-"""Modified z-score (0.6745 times the distance to the median, over the median absolute deviation) from which
-Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an outlier. Unlike a standard deviation,
-it holds with a few runs, as the outlier does not widen it; of fewer than three runs none is one."""
-_LEAST_SHARE = 0.05
-"""By how much an outlier is worse than the median at the least: equal runs would make any other one far. Of a share,
-percentage points; of other figures, a share of the median."""
-_ONE_RUN = 0.05
-"""What chance may add to the speed-up of single runs, as a share of it; of several, their spread says."""
-_BAD_ENDS = {
-    "FAILED": "failed",
-    "KILLED": "{} ended early",
-    "STOPPED": "{} stopped by a limit and left out",
-    "SKIPPED": "{} skipped",
-    "PENDING": "{} deleted or lost",
-}
+"""Modified z-score from which Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993), call a value an
+outlier: 0.6745 times the distance to the median, over the median absolute deviation."""
+_LEAST_SHARE = 0.05  # of the median, or of 100 %: by how much an outlier is worse at the least
 _SIDE_BY_SIDE = {
     ORIGIN["commit"]: "commits of the program",
     ORIGIN["machine"]: "machines",
@@ -43,13 +28,13 @@ _SIDE_BY_SIDE = {
 }
 
 
-def cautions(runs: Runs, price: Price | None = None) -> list[str]:
-    """What a reader must know before believing a figure; ``price`` is that of one node, if costs are shown."""
+def cautions(runs: Runs) -> list[str]:
+    """What a reader must know before believing a figure."""
     finished = [trial for trial in runs.study.trials if trial.finished]
     return [
         *runs.study.cautions,
         *_unfinished(runs.study),
-        *_parts(runs, finished, price),
+        *_parts(runs, finished),
         *_held_rate(runs),
         *_mixed(runs.study, finished),
         *_impossible(runs),
@@ -60,32 +45,27 @@ def cautions(runs: Runs, price: Price | None = None) -> list[str]:
 
 def _unfinished(study: Sweep) -> Iterator[str]:
     counts = Counter(trial.status for trial in study.trials)
-    done = f"{counts['FINISHED']} of {len(study.trials) - counts['SKIPPED']} runs are finished"
-    if study.run_id and study.status != "FINISHED":
-        yield f"The sweep is {study.status}: {done}."
-    elif counts["PENDING"] or counts["RUNNING"]:
-        yield f"Not everything is done: {done}."
-    for status, verb in _BAD_ENDS.items():
-        those = [trial for trial in study.trials if trial.status == status and (trial.reason or status != "PENDING")]
-        if study.search is not None:  # its page says which ones its scheduler has stopped
-            those = [trial for trial in those if STOPPED_TAG not in trial.tags]
-        if those:
-            be = "was" if len(those) == 1 else "were"
-            listed = "; ".join(map(outcome, those[:_MOST_LISTED]))
-            more = f"; and {len(those) - _MOST_LISTED} more" if len(those) > _MOST_LISTED else ""
-            yield f"{len(those)} of {len(study.trials)} runs {verb.format(be)}: {listed}{more}."
+    if counts["PENDING"] or counts["RUNNING"] or (study.run_id and study.status != "FINISHED"):
+        of = len(study.trials) - counts["SKIPPED"]
+        yield f"Not everything is done: {counts['FINISHED']} of {of} runs are finished."
+    bad = [trial for trial in study.trials if not trial.finished and (trial.reason or trial.status not in _NOT_ENDED)]
+    bad = [trial for trial in bad if STOPPED_TAG not in trial.tags]  # by its scheduler, as a search's page says
+    if bad:
+        listed = "; ".join(map(outcome, sorted(bad, key=lambda trial: trial.status)[:_MOST_LISTED]))
+        more = f"; and {len(bad) - _MOST_LISTED} more" if len(bad) > _MOST_LISTED else ""
+        yield f"{len(bad)} of {len(study.trials)} runs did not finish: {listed}{more}."
 
 
-def _parts(runs: Runs, finished: list[Run], price: Price | None) -> Iterator[str]:
+def _parts(runs: Runs, finished: list[Run]) -> Iterator[str]:
     """What is true of some of the finished runs."""
-    for fact, count in Counter(fact for trial in finished for fact in _facts(trial, runs, price)).items():
+    for fact, count in Counter(fact for trial in finished for fact in _facts(trial, runs)).items():
         yield f"{'All' if count == len(finished) else f'{count} of {len(finished)}'} finished runs {fact}."
 
 
-def _facts(trial: Run, runs: Runs, price: Price | None) -> Iterator[str]:
+def _facts(trial: Run, runs: Runs) -> Iterator[str]:
     """What a reader must know of a finished run, as the end of a sentence."""
-    learned, unit, device = runs.task.spec.primary.noun, runs.task.spec.unit, trial.params.get("device")
-    if trial.gpus_per_worker < 1 and device == "cuda":
+    learned, unit = runs.task.spec.primary.noun, runs.task.spec.unit
+    if trial.gpus_per_worker < 1 and trial.params.get("device") == "cuda":
         yield "shared GPUs: their times are each other's, and are in no speed, scaling or cost"
     elif not trial.timed:
         yield f"were made for their {learned} alone: their times are left out"
@@ -95,30 +75,27 @@ def _facts(trial: Run, runs: Runs, price: Price | None) -> Iterator[str]:
         yield f"were evaluated on {images} test {unit} only"
     if trial.tags.get(STOPPED_BY_TAG) == PATIENCE:
         yield "ended by --patience before their last epoch: their times are of fewer epochs"
-    for part, name, others in (("test", "test", "training or validation"), ("val", "validation", "training")):
-        if (copies := trial.params.get(f"data.{part}_copies", "0")) != "0":
-            size = trial.params.get(f"data.{part}_size")
-            yield f"have copies of {others} {unit} in the {name} ({copies} of {size}): their figures may be too good"
+    for part, name in (("test", "test"), ("val", "validation")):
+        copies, size = (trial.params.get(f"data.{part}_{of}", "0") for of in ("copies", "size"))
+        if copies != "0":
+            yield f"have copies of training {unit} in the {name} ({copies} of {size}): their figures may be too good"
     if trial.timed and trial.changed:
         yield f"changed their {' and '.join(trial.changed)} while they trained: their times are left out"
     elif trial.timed and trial.tags.get("times_are_a_clusters") == "false":
         yield "shared the cores of one machine: their times say nothing about a cluster"
-    if price is not None and device is not None and not price.suits(device):
-        has, used = ("a GPU", "CPUs") if price.gpu else ("no GPU", "GPUs")
-        yield f"were computed on {used}, but {price.machine} has {has}: they would cost something else there"
 
 
 def _held_rate(runs: Runs) -> Iterator[str]:
     """Learning rates that did not follow the global batch."""
     for (model, dataset), trials in runs.sections.items():
-        those = [trial for trial in trials if trial.finished and trial.learned]
-        those = [trial for trial in those if trial.params.get("lr_scaling", "none") == "none"]
+        those = [
+            run for run in trials if run.finished and run.learned and run.params.get("lr_scaling") in (None, "none")
+        ]
         rates, sizes = {trial.params.get("lr", "") for trial in those}, [trial.global_batch_size for trial in those]
         if len(rates) == 1 and max(sizes) >= _HELD * min(sizes):
             yield (
-                f"{model} on {dataset}: the learning rate {rates.pop()} was the same for global batches of "
-                f"{min(sizes)} to {max(sizes)}, so {runs.task.spec.primary.noun} may differ by the rate that suits "
-                "each. With --lr-scaling sqrt or linear, the rate follows the batch."
+                f"{model} on {dataset}: the learning rate was {rates.pop()} for global batches of {min(sizes)} to "
+                f"{max(sizes)}; it may suit some better than others. --lr-scaling makes it follow the batch."
             )
 
 
@@ -136,54 +113,37 @@ def _mixed(study: Sweep, finished: list[Run]) -> Iterator[str]:
         yield "Some runs were made by a program whose files differ from its commit (-dirty)."
 
 
-def _impossible(runs: Runs) -> list[str]:
-    """Figures of these runs that cannot be right."""
-    shares = [figure for figure in runs.task.spec.figures if figure is runs.task.spec.primary or figure.macro]
-    claims = []
-    for trial in (trial for trial in runs.study.trials if trial.finished):
-        figures = {share.name: [trial.metrics[share.metric]] for share in shares if share.metric in trial.metrics}
-        # Of some test images, classes need not have as many each.
-        whole = trial.params.get("test_images", "None") == "None"
-        claims.append(audit.Claim(trial.name, trial.dataset if whole else "", figures))
+def _impossible(runs: Runs) -> Iterator[str]:
+    """Speed-ups of these runs that cannot be right."""
     for config in runs.configurations:
         compared = scaling.ratio(config, runs.configurations)
         if compared is not None and compared.reference.devices == 1:
-            mean, std, *_ = compared.speed_up
-            label = ", ".join(trial.name for trial in config.finished)
-            noise = _ONE_RUN * mean if std is None else 2 * std
-            claims.append(audit.Claim(label, "", {}, config.strategy, config.devices, mean, noise))
-    return [f"{claim.label} cannot be right: {fault}." for claim in claims for fault in audit.faults(claim)]
+            for fault in audit.too_fast(compared.speed_up.mean, config.devices):
+                yield f"{config.finished[0].name} cannot be right: {fault}."
 
 
 def outliers(runs: Runs) -> Any:
     """The frame's rows of runs whose primary figure is far worse than the median of ``peers`` runs, and by how much."""
     figure = runs.task.primary
-    measured = [figure.known(trial) if trial.finished else None for trial in runs.study.trials]
-    values = pd.Series(measured, dtype=float).dropna()
+    values = pd.Series(runs.values(figure), dtype=float).where(runs.frame.finished)
     groups = values.groupby(runs.frame.configuration)
     median = groups.transform("median")
     by = median - values if figure.better == "high" else values - median
     deviation = by.abs().groupby(runs.frame.configuration).transform("median")
     least = _LEAST_SHARE * (100.0 if runs.task.spec.primary.percent else median.abs())
-    far = by[(by >= least) & (0.6745 * by > _FAR * deviation)].index
-    peers = groups.transform("size")
-    rows = runs.frame.loc[far].assign(value=values[far], by=by[far], peers=peers[far])
-    return rows.sort_values("configuration", kind="stable")
+    rows = runs.frame.assign(value=values, by=by, peers=groups.transform("count"))
+    return rows[(by >= least) & (0.6745 * by > _FAR * deviation)].sort_values("configuration", kind="stable")
 
 
 def _outliers(runs: Runs) -> Iterator[str]:
-    far, of, figure = outliers(runs), runs.task.spec.primary, runs.task.primary
+    figure, noun = runs.task.primary, runs.task.spec.primary.noun
     side = "below" if figure.better == "high" else "above"
-    shown = replace(figure, digits=1) if of.percent else figure
-    for run in far.itertuples():
-        yield (
-            f"{run.name} ended at {shown.text(run.value)} test {of.noun}, {figure.difference(run.by, 0)} {side} the "
-            f"median of the {run.peers} runs of its configuration: look at its loss curve, and train more seeds."
-        )
+    for run in outliers(runs).itertuples():
+        median = f"the median of the {run.peers} runs of its configuration"
+        value, by = figure.text(run.value), figure.difference(run.by, 0)
+        yield f"{run.name} ended at {value} test {noun}, {by} {side} {median}: look at its loss curve."
 
 
 def _single(runs: Runs) -> Iterator[str]:
     if single := sum(1 in config.counts for config in runs.finished):
-        every, verb = len(runs.finished), "was" if single == 1 else "were"
-        share = "Every configuration was" if single == every else f"{single} of {every} configurations {verb}"
-        yield f"{share} run once (n=1): differences may be chance, and there is no standard deviation."
+        yield f"{single} of {len(runs.finished)} configurations have one run: differences may be chance."

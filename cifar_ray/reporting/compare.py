@@ -11,11 +11,9 @@ import pandas as pd
 from cifar_ray import tracking
 from cifar_ray.config import keywords
 from cifar_ray.config.errors import printable
-from cifar_ray.config.limits import PriceText
-from cifar_ray.config.schema import Numbers
-from cifar_ray.reporting import cost, frame, pages, report, tables, words
+from cifar_ray.config.schema import Numbers, Positive
+from cifar_ray.reporting import frame, pages, report, tables, words
 from cifar_ray.reporting.contents import Entry, Report, Section, Table
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
@@ -64,7 +62,7 @@ class Comparison(Report):
 @keywords.checked
 def compare(
     *runs: str,
-    price: PriceText | None = None,
+    price: Positive | None = None,
     target: Numbers = (),
     full: bool = False,
     tracking_uri: str | None = None,
@@ -85,13 +83,12 @@ def compare(
     """
     from cifar_ray.tracking import reading
 
-    node = cost.checked(price)
     study = reading.runs(stores.resolve_uri(tracking_uri), runs)
     TaskFigures(study.task).check(target)
-    return build(study, node, target, full)
+    return build(study, price, target, full)
 
 
-def build(study: Sweep, price: Price | None = None, targets: Sequence[float] = (), full: bool = False) -> Comparison:
+def build(study: Sweep, price: float | None = None, targets: Sequence[float] = (), full: bool = False) -> Comparison:
     """The comparison of a study's runs."""
     runs = Runs(study.meant)
     parts = tables.parts(runs, targets, price)

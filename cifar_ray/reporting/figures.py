@@ -10,8 +10,7 @@ from decimal import Decimal
 from typing import Literal, NamedTuple
 
 from cifar_ray import tasks
-from cifar_ray.reporting import cost
-from cifar_ray.reporting.cost import Price
+from cifar_ray.config import limits
 from cifar_ray.tracking.study import BOUND_SHARE, BOUND_TAG, LOAD, Run
 from cifar_ray.training.rank_times import PHASES
 
@@ -310,11 +309,12 @@ def load(device: Literal["cpu", "gpu"]) -> Figure:
     return Figure(key, title, lambda trial: _load(trial, device), " %", 1, note=note)
 
 
-def cost_of_run(price: Price) -> Figure:
+def cost_of_run(price: float) -> Figure:
     """What a run costs: all its nodes for its wall time."""
-    note = f"{cost.assumption(price)} Cost uses wall time, counted in a sweep from the start of each run."
+    note = f"Cost: {price:g} USD per node and hour, by wall time, counted in a sweep from the start of each run."
 
     def paid(trial: Run) -> float | None:
-        return price.paid(trial.nodes, total_seconds(trial))
+        seconds = total_seconds(trial)
+        return None if seconds is None else limits.cost(price, trial.nodes * seconds)
 
     return Figure("cost_usd", "Cost (USD)", paid, " USD a run", None, "low", "work", note)

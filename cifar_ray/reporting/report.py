@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +17,11 @@ from cifar_ray import tracking
 from cifar_ray.config import files, flags, keywords, option
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.flags import Overwrite
-from cifar_ray.config.limits import PriceText
-from cifar_ray.config.schema import Numbers
+from cifar_ray.config.schema import Numbers, Positive
 from cifar_ray.reporting import (
     EXPORTED,
     cautions,
     charts,
-    cost,
     data,
     draw,
     exported,
@@ -36,14 +33,13 @@ from cifar_ray.reporting import (
     words,
 )
 from cifar_ray.reporting.contents import Report
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.latex import tables as latex_tables
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking import uri as stores
 from cifar_ray.tracking.study import Sweep
 
-_FILES = ("report.html", "report.md", "runs.csv", "figures.csv")
+_OWN = ("report.html", "report.md", "runs.csv", "figures.csv", "charts", "tables")
 
 
 @tracking.unchanged()
@@ -52,7 +48,7 @@ def report(
     *sweeps: str,
     out: str | None = None,
     baseline: str | None = None,
-    price: PriceText | None = None,
+    price: Positive | None = None,
     title: str | None = None,
     hold: Literal["batch", "global_batch"] | None = None,
     target: Numbers = (),
@@ -81,22 +77,21 @@ def report(
     Raises:
         ConfigError: when an option is wrong, there is no such sweep or run, or the folder cannot be written to.
     """
-    node = cost.checked(price)
     pdf = style == "paper"
     if out is None and (latex or pdf):
         raise ConfigError("latex" if latex else "style", "writes files, and needs --out, a folder for them")
     into = files.folder("out", out) if out is not None else None
     if baseline is not None:
-        papers.check(baseline)
+        papers.find(baseline)
     study = exported.together(read(list(dict.fromkeys(sweeps)), tracking_uri), hold)
     if target or baseline is not None:
         TaskFigures(study.task).check(target)
     if into is not None:
         prepare(into, overwrite)
-    built = build(study, baseline, node, target, title)
+    built = build(study, baseline, price, target, title)
     if into is None:
         return built
-    built = replace(built, files=write(built, into, flags.note, pdf, latex, overwrite))
+    built = replace(built, files=write(built, into, flags.note, pdf, latex))
     if study.run_id and not any(name.endswith(EXPORTED) for name in sweeps):
         from cifar_ray.tracking import parent
 
@@ -121,7 +116,7 @@ def read(names: Sequence[str], tracking_uri: str | None) -> list[Sweep]:
 def build(
     study: Sweep,
     baseline: str | None = None,
-    price: Price | None = None,
+    price: float | None = None,
     targets: Sequence[float] = (),
     title: str | None = None,
 ) -> Report:
@@ -130,75 +125,61 @@ def build(
     Args:
         study: the runs.
         baseline: a published study to lay beside it, by its key in ``papers.yaml``.
-        price: of one node, for what the runs would cost.
-        targets: values of the task's primary figure, for the times to them; by default one that all runs of a model
-            reach, where it is a share.
+        price: USD per hour of one node, for what the runs would cost.
+        targets: values of the task's primary figure, for the times to them.
         title: heading of the report; the study's name when not given.
-
-    Raises:
-        ConfigError: when the baseline is not known.
     """
     named = replace(study.meant, name=title or study.name)
     tasks = [_build(each, baseline, price, targets) for each in named.by_task]
     return tasks[0] if len(tasks) == 1 else _together(named, tasks)
 
 
-def _build(study: Sweep, baseline: str | None, price: Price | None, targets: Sequence[float]) -> Report:
+def _build(study: Sweep, baseline: str | None, price: float | None, targets: Sequence[float]) -> Report:
     """The report of runs that learn one thing."""
     runs = Runs(study)
-    made = results(runs, tables.parts(runs, targets, price), price)
-    made = replace(made, comparison=papers.comparison(runs, baseline) if baseline is not None else None)
-    if not study.search:
-        return replace(made, charts=charts.charts(runs))
-    page = search_page.page(runs, targets, price)
-    sections = [*page.sections, *misread.sections(runs)]
-    return replace(made, findings=page.findings, sections=sections, charts=page.charts, lead=page.lead)
+    page = search_page.page(runs, targets, price) if study.search else None
+    return replace(
+        results(runs, tables.parts(runs, targets, price), price, page),
+        comparison=papers.comparison(runs, baseline) if baseline is not None else None,
+        charts=page.charts if page else charts.charts(runs),
+        lead=page.lead if page else "",
+    )
 
 
 def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
     """One report of all runs of a study, from those by task."""
-    labels = _labels([each.study for each in tasks])
-    charts = [
-        [replace(chart, key=f"{key}_{chart.key}", title=f"{chart.title} ({label})") for chart in each.charts]
-        for each, label, key in ((each, label, re.sub(r"\W", "_", label)) for each, label in zip(tasks, labels))
-    ]
+    names, labels, drawn = [each.study.task.name for each in tasks], list[str](), []
+    for name, each in zip(names, tasks):
+        of = " and ".join(dict.fromkeys(option.short(run.dataset) for run in each.study.trials))
+        label = f"{name} of {of}" if names.count(name) > 1 else name
+        labels.append(f"{label} ({len(labels) + 1})" if label in labels else label)
+        key, label = re.sub(r"\W", "_", labels[-1]), labels[-1]
+        drawn.append([replace(one, key=f"{key}_{one.key}", title=f"{one.title} ({label})") for one in each.charts])
+    found = [(label, finding) for label, each in zip(labels, tasks) for finding in each.findings]
     return replace(
         tasks[0],
         study=study,
-        findings=[
-            replace(finding, title=f"{label}: {finding.title}")
-            for each, label in zip(tasks, labels)
-            for finding in each.findings
-        ],
+        findings=[replace(finding, title=f"{label}: {finding.title}") for label, finding in found],
         cautions=list(dict.fromkeys(caution for each in tasks for caution in each.cautions)),
         sections=[section for each in tasks for section in each.sections],
         runs=tables.runs_table(study),
         data={name: pd.concat([each.data[name] for each in tasks], ignore_index=True) for name in tasks[0].data},
-        charts=[chart for row in zip_longest(*charts) for chart in row if chart is not None],
+        charts=[chart for row in zip_longest(*drawn) for chart in row if chart is not None],
     )
 
 
-def _labels(studies: Sequence[Sweep]) -> list[str]:
-    """What the tasks are called: those of one name after their data sets, and if these are the same, by number."""
-    names = [study.task.name for study in studies]
-    datasets = [" and ".join(dict.fromkeys(option.short(run.dataset) for run in study.trials)) for study in studies]
-    labels = [f"{name} of {of}" if names.count(name) > 1 else name for name, of in zip(names, datasets)]
-    return [
-        f"{label} ({labels[:at].count(label) + 1})" if labels.count(label) > 1 else label
-        for at, label in enumerate(labels)
-    ]
-
-
-def results(runs: Runs, parts: Sequence[tables.Part], price: Price | None) -> Report:
+def results(
+    runs: Runs, parts: Sequence[tables.Part], price: float | None, page: search_page.Page | None = None
+) -> Report:
     """The results of a study's runs without charts, which reports and comparisons share.
 
-    ``parts`` are what the tables show of them, from :func:`tables.parts` with the same price of one node.
+    ``parts`` are what the tables show of them, from :func:`tables.parts`; of a search, its ``page`` stands for them.
     """
     return Report(
         study=runs.study,
-        findings=words.findings(runs, price),
-        cautions=cautions.cautions(runs, price),
-        sections=[*(part.section for part in parts), *misread.sections(runs)],
+        findings=page.findings if page else words.findings(runs, price),
+        cautions=cautions.cautions(runs),
+        sections=[*(page.sections if page else (part.section for part in parts)), *misread.sections(runs)],
         runs=tables.runs_table(runs.study),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
     )
@@ -212,8 +193,10 @@ def means(study: Sweep) -> list[str]:
 
 def summary(study: Sweep) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
-    made = build(study)
-    return pages.summary(made.findings, made.cautions)
+    tasks = list(map(Runs, study.meant.by_task))
+    found = [search_page.page(runs).findings if runs.study.search else words.findings(runs, None) for runs in tasks]
+    warned = dict.fromkeys(caution for runs in tasks for caution in cautions.cautions(runs))
+    return pages.summary([finding for each in found for finding in each], list(warned))
 
 
 @contextmanager
@@ -227,58 +210,30 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def prepare(out: Path, overwrite: bool = False) -> None:
-    """Make the folder that receives a report, and write to it, before anything is computed.
+    """Make the folder that receives a report, before anything is computed.
 
     Raises:
-        ConfigError: when it cannot be written to, or has a folder or somebody else's file where a report has its own.
+        ConfigError: when it cannot be written to, or has a file where a report has its own, and is no report's.
     """
     with _writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        files.write_whole(probe := out / ".probe", "")
-        probe.unlink()
-    _refuse_taken(out, _FILES, overwrite)
+        tempfile.TemporaryFile(dir=out).close()
+    taken = [name for name in _OWN if (out / name).exists()]
+    if taken and not overwrite and not (out / "report.html").is_file():
+        raise ConfigError("out", f"must be a folder without {taken[0]}, or with a report; --overwrite replaces it")
 
 
-def _refuse_taken(out: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Raise where a folder stands in the way of a file, or a file that is of no report: its report.html tells."""
-    replaces = overwrite or (out / "report.html").exists()
-    for path in (out / name for name in names):
-        if path.is_dir():
-            raise ConfigError("out", f"must have no folder where a report has a file, and {path} is one")
-        if not replaces and path.exists():
-            raise ConfigError("out", f"must be a folder without {path.name}, or with a report; --overwrite replaces it")
+def write(report: Report, out: Path, note: Callable[[str], None], pdf: bool, latex: bool) -> list[Path]:
+    """Write the files of a report into a folder that :func:`prepare` has made, and tell ``note`` of each chart.
 
-
-def write(
-    report: Report,
-    out: Path,
-    note: Callable[[str], None] = lambda _: None,
-    pdf: bool = False,
-    latex: bool = False,
-    overwrite: bool = False,
-) -> list[Path]:
-    """Write ``report.html``, ``report.md``, ``runs.csv``, ``figures.csv`` and ``charts/*``, and tell ``note`` of it.
-
-    When all is written, it replaces files of the same names; others stay.
-
-    Args:
-        report: to write.
-        out: a folder that :func:`prepare` has made.
-        note: receives what is being written.
-        pdf: whether to write charts for a paper, ``charts/*.pdf``.
-        latex: whether to write ``tables/*.tex``.
-        overwrite: whether to replace files that are of no report.
-
-    Returns:
-        The files, the page for a browser first.
-
-    Raises:
-        ConfigError: when the folder cannot be written to.
+    When all is written, it replaces files of the same names; others stay. ``pdf`` adds charts for a paper, and
+    ``latex`` tables. The page for a browser is the first file. A ConfigError says that it cannot be written.
     """
-    kinds, tabled = ("png", "svg", "pdf")[: 2 + pdf], latex_tables(report) if latex else {}
-    drawn = [f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds]
-    names = [*_FILES, *drawn, *(f"tables/{key}.tex" for key in tabled)]
-    _refuse_taken(out, names, overwrite)
+    texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)}
+    texts |= {f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()}
+    texts |= {f"tables/{key}.tex": text for key, text in latex_tables(report).items()} if latex else {}
+    kinds = ("png", "svg", "pdf")[: 2 + pdf]
+    names = [*texts, *(f"charts/{chart.key}.{kind}" for chart in report.charts for kind in kinds)]
     with _writing(out), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as folder:
         staged = Path(folder)
         for path in {Path(name).parent for name in names}:
@@ -287,15 +242,8 @@ def write(
         for number, chart in enumerate(report.charts, 1):
             note(f"chart {number} of {len(report.charts)}: {chart.title}")
             draw.save(chart, staged / "charts", pdf)
-        wanted = {"charts as PDF": (pdf, report.charts), "LaTeX tables": (latex, tabled)}
-        if lacking := [kind for kind, (asked, there) in wanted.items() if asked and not there]:
-            note(f"there are no {' and no '.join(lacking)}: no finished run has figures for them")
-        note("pages")
-        texts = {"report.html": pages.html(report), "report.md": pages.markdown(report)}
-        texts |= {f"{name}.csv": data.csv_text(rows) for name, rows in report.data.items()}
-        texts |= {f"tables/{key}.tex": text for key, text in tabled.items()}
         for name, content in texts.items():
             (staged / name).write_text(content, encoding="utf-8")
         for name in names:
-            shutil.move(staged / name, out / name)
+            (staged / name).replace(out / name)
     return [out / name for name in names]

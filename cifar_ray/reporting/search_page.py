@@ -12,7 +12,6 @@ from cifar_ray import tasks
 from cifar_ray.config.errors import counted
 from cifar_ray.reporting import chance, charts, figures, importance, search_charts
 from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Section, Table
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import TRAINING_TIME, Figure, Statistic, metric
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.search import Searched, as_number, setting, shown
@@ -30,7 +29,7 @@ class Page:
     charts: Sequence[Chart]
 
 
-def page(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> Page:
+def page(runs: Runs, targets: Sequence[float] = (), price: float | None = None) -> Page:
     """The page of a search, with times to values of the primary figure, and costs by the price of one node."""
     searched, first = Searched(runs), runs.study.trials[0]
     explained = importance.explained(searched)
@@ -115,7 +114,7 @@ def _how(searched: Searched) -> str:
     return f"Values: {chosen}{stops}. Objective: {searched.goal.metric}, {searched.goal.better}."
 
 
-def _trials(searched: Searched, targets: Sequence[float], price: Price | None) -> Table:
+def _trials(searched: Searched, targets: Sequence[float], price: float | None) -> Table:
     """A row for every trial, in the order of :attr:`Searched.trials`."""
     columns = _figures(searched, targets, price)
     columns = [figure for figure in columns if any(figure.measure(run) is not None for run in searched.trials.trial)]
@@ -144,7 +143,7 @@ def _trials(searched: Searched, targets: Sequence[float], price: Price | None) -
     return Table("search_trials", "Trials", [*first, *names, *(figure.title for figure in columns), "Run"], rows, notes)
 
 
-def _figures(searched: Searched, targets: Sequence[float], price: Price | None) -> list[Figure]:
+def _figures(searched: Searched, targets: Sequence[float], price: float | None) -> list[Figure]:
     """Columns beside the objective, without a figure that is the objective itself."""
     task, primary, objective = searched.runs.task, searched.runs.task.spec.primary, searched.goal.metric
     note = (

@@ -18,7 +18,6 @@ from cifar_ray.reporting import cells, chance, figures, frame, scaling
 from cifar_ray.reporting.cells import Group
 from cifar_ray.reporting.chance import Measured, Noise
 from cifar_ray.reporting.contents import Entry, Section, Table
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, LOSS, SPEED_UP, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
@@ -51,7 +50,7 @@ class Part:
 
     group: Group
     targets: Sequence[float] = ()
-    price: Price | None = None
+    price: float | None = None
 
     @property
     def task(self) -> TaskFigures:
@@ -79,7 +78,7 @@ class Part:
         return Section(f"{first.model} on {first.dataset}", self.tables[:1], self.tables[1:], notes)
 
 
-def parts(runs: Runs, targets: Sequence[float] = (), price: Price | None = None) -> list[Part]:
+def parts(runs: Runs, targets: Sequence[float] = (), price: float | None = None) -> list[Part]:
     """The configurations by model and data set, in the order of the study."""
     sections: dict[tuple[str, str], list[Configuration]] = {}
     for config in sorted(runs.configurations, key=lambda config: (config.device, *config.size)):
@@ -195,12 +194,10 @@ def _told(of: tasks.Figure) -> str:
 
 
 def _costs(part: Part, goal: float | None = None) -> list[Figure]:
-    """What runs cost; none is marked as the best where runs used another kind of device than the machine has."""
+    """What runs cost."""
     if part.price is None:
         return []
-    cost = figures.cost_of_run(part.price) if goal is None else part.task.cost(part.price, goal)
-    alike = all(part.price.suits(config.device) for config in part.group.among if config.finished)
-    return [cost if alike else replace(cost, better="")]
+    return [figures.cost_of_run(part.price) if goal is None else part.task.cost(part.price, goal)]
 
 
 def filled(group: Group, spec: Spec) -> Table | None:

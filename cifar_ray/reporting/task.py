@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from typing import Literal
 
 from cifar_ray import tasks
+from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.reporting import figures
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.figures import Figure, metric, result
 from cifar_ray.tasks import TaskSpec
 from cifar_ray.tracking.study import Run
@@ -126,7 +126,7 @@ class TaskFigures:
             Figure(f"{way}_epochs", "Epochs", lambda trial: epochs_to(trial, target), "", 1, "low", "work", why=why),
         )
 
-    def cost(self, price: Price, target: float | None = None) -> Figure:
+    def cost(self, price: float, target: float | None = None) -> Figure:
         """What a training costs by images, for runs of unequal work; or the way to a target."""
         unit = self.spec.unit
         title, per = f"Cost per 1,000 {unit} (USD)", f" USD per 1,000 {unit}"
@@ -137,13 +137,17 @@ class TaskFigures:
         return Figure(key, title, partial(_paid_until, price, target), per, None, "low", note=note, why=why)
 
 
-def _paid(price: Price, trial: Run) -> float | None:
-    return price.paid(trial.nodes, figures.total_seconds(trial), figures.trained(trial))
+def _paid(price: float, trial: Run) -> float | None:
+    return _per_1000(price, trial.nodes, figures.total_seconds(trial), figures.trained(trial))
 
 
-def _paid_until(price: Price, target: float, trial: Run) -> float | None:
+def _paid_until(price: float, target: float, trial: Run) -> float | None:
     images = (epochs_to(trial, target) or 0.0) * (figures.trained_in_epoch(trial) or 0.0)
-    return price.paid(trial.nodes, seconds_to(trial, target), images)
+    return _per_1000(price, trial.nodes, seconds_to(trial, target), images)
+
+
+def _per_1000(price: float, nodes: int, seconds: float | None, images: float | None) -> float | None:
+    return limits.cost(price, nodes * seconds) / images * 1000 if seconds is not None and images else None
 
 
 def _figure(of: tasks.Figure) -> Figure:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from cifar_ray.reporting import chance, figures, scaling
 from cifar_ray.reporting.chance import Measured, Ranking
 from cifar_ray.reporting.contents import Finding, Highlight
-from cifar_ray.reporting.cost import Price
 from cifar_ray.reporting.effects import effects
 from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
@@ -90,7 +89,7 @@ class Answer(NamedTuple):
         return f"{self.name(measured.config)} ({', '.join(filter(None, told))})"
 
 
-def findings(runs: Runs, price: Price | None) -> list[Finding]:
+def findings(runs: Runs, price: float | None) -> list[Finding]:
     """What runs came to, by model, data set and device; ``price`` is that of one node, None leaves costs out."""
     done = {(config.model, config.dataset) for config in runs.finished}
     findings = []
@@ -104,7 +103,7 @@ def findings(runs: Runs, price: Price | None) -> list[Finding]:
 
 
 def _finding(
-    title: str, among: Sequence[Configuration], name: Callable[[Configuration], str], price: Price | None
+    title: str, among: Sequence[Configuration], name: Callable[[Configuration], str], price: float | None
 ) -> Finding:
     task = among[0].runs.task
     objective = task.chooser(trial for config in among for trial in config.finished)
@@ -124,10 +123,10 @@ def _finding(
         shown = "" if tested is None else f"{task.primary.text(tested.mean)} in the test"
         answers.append(Answer(learned, f"Best {of.noun}{but}", f"{of.noun}{but}", name, shown))
     tiles = [*(answer.tile for answer in answers), *_gain(among, name)]
-    if price is not None and all(price.suits(config.device) for config in among):
+    if price is not None:
         cost = task.cost(price) if unequal else figures.cost_of_run(price)
         if costs := _ranked(cost, among):
-            tiles.append(Answer(Ranking.of(cost, costs), f"Lowest cost {price.at}", f"cost {price.at}", name).tile)
+            tiles.append(Answer(Ranking.of(cost, costs), "Lowest cost", "cost", name).tile)
     sentences = []
     if unequal:
         cause = f", and a difference in {of.noun} may come from the amount of training" if apart else ""

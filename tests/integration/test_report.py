@@ -202,12 +202,12 @@ def test_histories_are_read_once_and_only_those_that_are_shown(uri: str, monkeyp
 def test_the_report_command_writes_all_files(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "report"
     words = ["report", "scaling", "--out", str(out), "--tracking-uri", uri]
-    words += ["--baseline", "rangoju_katneni_2025", "--price", "g4dn.xlarge", "--title", "Two nodes"]
+    words += ["--baseline", "rangoju_katneni_2025", "--price", "0.53", "--title", "Two nodes"]
     assert main.main(words) == 0
     shown = capsys.readouterr().out
     assert "resnet: Shortest training (n = 1): 2x2 (100.00 s), 4.00 times as fast as 1x1 (400.00 s)." in shown
-    assert "caution: The sweep is RUNNING: 2 of 4 runs are finished." in shown
-    assert "caution: 1 of 5 runs failed: bs16 1x2 seed0 FAILED: out of memory." in shown
+    assert "caution: Not everything is done: 2 of 4 runs are finished." in shown
+    assert "caution: 2 of 5 runs did not finish: bs16 1x2 seed0 FAILED: out of memory; " in shown
     written = [file for file in out.rglob("*") if file.is_file()]
     assert shown.splitlines()[-2:] == [str(out / "report.html"), f"{len(written)} files in {out}"]
     assert list((out / "charts").glob("*.png"))
@@ -268,7 +268,8 @@ def test_a_report_replaces_no_file_where_there_is_no_report(
     own.write_text("mine")
     words = ["report", "scaling", "--out", str(tmp_path), "--tracking-uri", uri]
     assert main.main(words) == 2
-    said = f"error: --out must be a folder without {own.name}, or with a report; --overwrite replaces it\n"
+    taken = name.partition("/")[0]
+    said = f"error: --out must be a folder without {taken}, or with a report; --overwrite replaces it\n"
     assert capsys.readouterr().err.endswith(said)
     assert own.read_text() == "mine"
     assert main.main([*words, "--overwrite"]) == 0
@@ -295,22 +296,15 @@ def test_a_report_that_ends_early_leaves_the_earlier_one_whole(
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["charts"]
 
 
-@pytest.mark.parametrize(
-    ("blocked", "is_folder", "complaint"),
-    [
-        ("tables", False, "must be a folder that can be written to, and {} is not (File exists)"),
-        ("charts", False, "must be a folder that can be written to, and {} is not (File exists)"),
-        ("charts/accuracy.svg", True, "must have no folder where a report has a file, and {} is one"),
-        ("report.html", True, "must have no folder where a report has a file, and {} is one"),
-    ],
-)
+@pytest.mark.parametrize(("blocked", "is_folder"), [("tables", False), ("charts", False), ("report.html", True)])
 def test_what_stands_in_the_way_of_a_report_is_named_before_a_chart_is_drawn(
-    blocked: str, is_folder: bool, complaint: str, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    blocked: str, is_folder: bool, uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / blocked
     path.mkdir(parents=True) if is_folder else path.touch()
     assert main.main(["report", "scaling", "--tracking-uri", uri, "--out", str(tmp_path), "--latex"]) == 2
-    assert capsys.readouterr().err == f"error: --out {complaint.format(path)}\n"
+    said = f"error: --out must be a folder without {blocked}, or with a report; --overwrite replaces it\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("out", ["", "s3://bucket/x", "http://host/x", "file:///tmp/x"])
@@ -427,7 +421,7 @@ def test_a_sweep_without_a_finished_run_has_a_report(
         (["--target", "1"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 1"),
         (["--target", "60"], "--target must be a test accuracy above 0 and below 1, such as 0.6, got 60"),
         (["--baseline", "x"], "--baseline must be rangoju_katneni_2025"),
-        (["--price", "x"], "--price must be USD per hour, c7i.large"),
+        (["--price", "x"], "--price must be a finite number, got 'x'"),
         (["--out", "/dev/null/x"], "--out must be a folder that can be written to, and /dev/null/x is not"),
     ],
 )
@@ -449,13 +443,9 @@ def test_a_report_for_a_latex_document(uri: str, tmp_path: Path) -> None:
         cifar_ray.report("scaling", latex=True, tracking_uri=uri)
 
 
-def test_a_report_without_figures_says_why_there_is_nothing_for_a_document(
-    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_without_figures_has_nothing_for_a_document(uri: str, tmp_path: Path) -> None:
     words = ["report", "nothing", "--tracking-uri", uri, "--out", str(tmp_path)]
     assert main.main([*words, "--style", "paper", "--latex"]) == 0
-    why = "note: there are no charts as PDF and no LaTeX tables: no finished run has figures for them\n"
-    assert why in capsys.readouterr().err
     assert not (tmp_path / "tables").exists()
 
 
@@ -481,10 +471,7 @@ def test_a_run_has_a_report_too(uri: str, tmp_path: Path) -> None:
 
 def test_runs_are_compared_by_name_or_id(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     name, run_id = "bs16 1x1 seed0", reading.sweeps_or_runs(uri, ["scaling"])[0].trials[2].run_id
-    assert (
-        main.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "g5.xlarge"])
-        == 0
-    )
+    assert main.main(["compare", name, run_id, name, "--tracking-uri", uri, "--target", "0.65", "--price", "1.01"]) == 0
     rows = _rows(capsys.readouterr().out)
     assert rows["topology"] == ["1x1", "2x2"]
     assert rows["Training (s)"] == ["400.00", "100.00"]

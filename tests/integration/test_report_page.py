@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.reporting import cost, pages
+from cifar_ray.reporting import pages
 from cifar_ray.reporting import report as reports
 from cifar_ray.reporting.contents import Entry, Report, Section, Table
 from tests.integration.test_charts import full
@@ -155,7 +155,7 @@ return [wide, tables.filter((box) => box.scrollWidth > box.clientWidth + 1).leng
 def test_a_whole_report_fits_the_page_and_begins_with_a_chart(
     tmp_path: Path, width: int, flags: tuple[str, ...]
 ) -> None:
-    whole = reports.build(grid(), "rangoju_katneni_2025", cost.find("g4dn.xlarge"))
+    whole = reports.build(grid(), "rangoju_katneni_2025", 0.526)
     (tmp_path / "page.html").write_text(pages.html(whole), encoding="utf-8")
     wide, scrolling, top, drawn, whole_width = ask(tmp_path, FITS, *flags, width=width)
     assert wide == []

@@ -20,7 +20,6 @@ from cifar_ray.config import command_line, errors, flags, keywords, runfile, sch
 from cifar_ray.config.sweep import cells as cells_of
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, tokens
-from cifar_ray.reporting import cost
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
@@ -208,15 +207,6 @@ def test_the_table_of_data_sets_is_the_registry() -> None:
         assert (int(train.replace(",", "")), int(test.replace(",", ""))) == (spec.train_size, spec.test_size)
         assert published.startswith(f"{spec.native_size}x{spec.native_size} {'grey' if spec.grey else 'colour'}")
         assert mirrored == ("yes" if spec.flip else "no")
-
-
-def test_the_prices_of_the_clouds_are_those_of_the_list() -> None:
-    table = rows("cluster.md", "machine")
-    assert len(table) == 5
-    for machine, (cloud, on_demand, spot) in table.items():
-        for price, name in ((on_demand, machine), (spot, f"{machine}:spot")):
-            assert float(price) == cost.find(name).usd_per_hour, name
-        assert cloud.startswith(("AWS, ", "Google Cloud, "))
 
 
 def test_the_strategy_that_contributing_shows_is_the_real_one() -> None:

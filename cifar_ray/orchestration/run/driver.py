@@ -33,7 +33,6 @@ from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.restarts import Halt, Run
 from cifar_ray.orchestration.run.session import RunSession
 from cifar_ray.orchestration.run.train_result import TrainResult
-from cifar_ray.reporting import cost
 from cifar_ray.runs import checkpoints, use
 from cifar_ray.runs.folder import RunFolder, check_free, discard
 from cifar_ray.runs.weights import find_weights
@@ -101,7 +100,7 @@ def train(
     notes: Sequence[str] = ()
     if not isinstance(config, ResolvedConfig):
         asked, path = config, None if model is None else imports.path_of(model)
-        config = recipe.resolve(asked, price=cost.word(asked.price), model=path)
+        config = recipe.resolve(asked, model=path)
         notes = [*recipe.notes(config, asked)]
     with signals(), Console() as console:
         for note in notes:
@@ -242,7 +241,6 @@ class Training:
         with NodeAllocator(view.waiting, check) as allocator:
             meter = Meter(start.folder.folder)  # which counts the wait for nodes
             chosen = allocator.allocate(config, start.decided)
-            cost.check_device(cost.checked(config.price), chosen.decided.device)
             if start.experiment is None:  # a sweep has checked it for all
                 preflight.check_storage(start.folder.folder, config)
             session = self.session = self._open(chosen, callbacks)
@@ -365,8 +363,7 @@ def _moved(folder: RunFolder, changes: Mapping[str, Any]) -> tuple[ResolvedConfi
     With it, what was decided before.
     """
     fixed = {"elastic": None} if "topology" in changes else {}
-    price = {"price": cost.word(changes["price"])} if "price" in changes else {}
-    asked, before = folder.asked({**changes, **fixed, **price})
+    asked, before = folder.asked({**changes, **fixed})
     config = recipe.resolve(asked)
     if "patience" in changes and not data.facts(config).val_size:
         raise ConfigError("patience", "needs validation images (--val-share), and the run was trained without them")

@@ -12,8 +12,6 @@ from cifar_ray import data, tasks
 from cifar_ray.config import limits
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.reporting import cost
-from cifar_ray.reporting.cost import Price
 from cifar_ray.storage import Folder
 from cifar_ray.tasks import choosing
 from cifar_ray.training.observer import Row
@@ -41,21 +39,22 @@ class Spent:
     waiting_s: float = 0.0
     nodes: int = 0
 
-    def usd(self, price: Price | None) -> float | None:
+    def usd(self, price: float | None) -> float | None:
         """What it has cost in US dollars; None without a price."""
-        return None if price is None else price.paid_for(self.node_s)
+        return None if price is None else limits.cost(price, self.node_s)
 
-    def figures(self, price: Price | None) -> dict[str, float]:
+    def figures(self, price: float | None) -> dict[str, float]:
         """As metrics of the run."""
         figures = {"time/placed_s": self.placed_s, "time/waiting_s": self.waiting_s}
-        return figures if price is None else {**figures, "cost/usd": price.paid_for(self.node_s)}
+        return figures if price is None else {**figures, "cost/usd": limits.cost(price, self.node_s)}
 
-    def rows(self, price: Price | None) -> list[tuple[str, str]]:
+    def rows(self, price: float | None) -> list[tuple[str, str]]:
         """As rows of a table."""
         placed, waiting = limits.duration(self.placed_s), limits.duration(self.waiting_s)
         rows = [("on nodes, all attempts", placed), ("waiting", waiting)]
         if price is not None:
-            rows.append(("cost", f"{limits.dollars(price.paid_for(self.node_s))} ({price.words})"))
+            usd = limits.dollars(limits.cost(price, self.node_s))
+            rows.append(("cost", f"{usd} (at {price:g} USD per node and hour)"))
         return rows
 
 
@@ -127,12 +126,11 @@ def recorded(folder: Folder) -> Spent:
 
 def of_run(config: TrainConfig) -> Limit:
     """The limits of one run."""
-    price = cost.checked(config.price)
 
     def reached(spent: Spent) -> str:
         if config.max_time is not None and spent.placed_s >= limits.seconds(config.max_time):
             return "max_time"
-        usd = spent.usd(price)
+        usd = spent.usd(config.price)
         return "max_cost" if config.max_cost is not None and usd is not None and usd >= config.max_cost else ""
 
     return reached
@@ -146,7 +144,7 @@ def refuse_reached(config: TrainConfig, folder: Folder) -> None:
     """
     spent = recorded(folder)
     if key := of_run(config)(spent):
-        usd = spent.usd(cost.checked(config.price)) or 0.0
+        usd = spent.usd(config.price) or 0.0
         used = limits.duration(spent.placed_s) if key == "max_time" else limits.dollars(usd)
         raise ConfigError(key, f"must be more than the {used} of run {folder.name} so far, got {getattr(config, key)}")
 

@@ -37,8 +37,6 @@ from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, Listeners
 from cifar_ray.orchestration.run.train_result import TrainResult
 from cifar_ray.orchestration.run.workers import gpu_tags
-from cifar_ray.reporting import cost
-from cifar_ray.reporting.cost import Price
 from cifar_ray.runs import checkpoints
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
@@ -79,7 +77,6 @@ class RunSession:
     _traced: dict[int, Traced] = field(default_factory=dict)
     _had_no_room: bool = False
     _callbacks: Listeners = field(init=False)
-    _price: Price | None = field(init=False)
     _spent_at: float = 0.0
     _rows: list[Row] = field(default_factory=list)
     _saved: SavedCheckpoint | None = None
@@ -88,7 +85,6 @@ class RunSession:
     def __post_init__(self) -> None:
         config = self.config
         self._callbacks = Listeners(self.callbacks, lambda sentence: self.view.line(sentence))
-        self._price = cost.checked(config.price)
         if self.unused_gpus:
             self.record.tags({"cifar_ray.unused_gpus": self.unused_gpus})
         if connection.shares_a_machine(config, self.decided):
@@ -168,7 +164,7 @@ class RunSession:
     @_on.register
     def _(self, event: Spent) -> None:
         self.spent = event
-        if (usd := event.usd(self._price)) is not None:
+        if (usd := event.usd(self.config.price)) is not None:
             self.view.cost(usd)
         if time.monotonic() - self._spent_at >= _SPENT_EVERY_S:
             self._record_spent()
@@ -326,7 +322,7 @@ class RunSession:
     def _record_spent(self) -> None:
         self._spent_at = time.monotonic()
         if self.spent != Spent():  # it would replace what an earlier driver has recorded
-            self.record.figures(self.spent.figures(self._price))
+            self.record.figures(self.spent.figures(self.config.price))
 
     def end(self, status: str, reason: str = "") -> None:
         """Set the run's final status in MLflow, FINISHED, FAILED or KILLED, and display what could not be written."""
@@ -367,15 +363,15 @@ class RunSession:
             weights_sha256=weights,
             checkpoint=self.folder.checkpoint(checkpoint) if checkpoint else "",
             task=self.record.task,
-            cost_usd=self.spent.usd(self._price),
+            cost_usd=self.spent.usd(self.config.price),
             stopped_by=stopped_by,
         )
 
     def locations(self, result: TrainResult) -> Sequence[tuple[str, str]]:
         """Rows of a table: what the run took, where somebody has asked, and where everything of it is."""
-        asked, segments = self._price is not None or self.config.max_time is not None, self.record.segments
+        asked, segments = self.config.price is not None or self.config.max_time is not None, self.record.segments
         return [
-            *(self.spent.rows(self._price) if asked else []),
+            *(self.spent.rows(self.config.price) if asked else []),
             *([("topologies", ", ".join(segments))] if len(segments) > 1 else []),
             ("run", f"{result.name} (MLflow id {result.run_id})"),
             ("folder", tilde(result.folder)),

@@ -11,8 +11,6 @@ from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.orchestration.sweep.plan import PlannedCell
-from cifar_ray.reporting import cost
-from cifar_ray.reporting.cost import Price
 
 _OF_PACE = (
     *("model", "model_options", "dataset", "augment", "optimizer", "freeze", "precision", "device", "compile"),
@@ -33,7 +31,7 @@ class Budget:
     def __init__(self, config: SweepConfig, cells: Sequence[PlannedCell], placed_s: float = 0.0) -> None:
         self.placed_s = placed_s
         self._config, self._cells = config, cells
-        self._price: Price | None = cost.checked(config.base.price)
+        self._price = config.base.price
         self._max_s = None if config.max_time is None else limits.seconds(config.max_time)
 
     @property
@@ -81,7 +79,7 @@ class Budget:
         """US dollars that a cell is expected to cost yet, at least; 0 when unknown."""
         assert cell.config is not None
         assert self._price is not None
-        return self._price.paid_for(cell.config.placement.nodes * self._left_s(cell))
+        return limits.cost(self._price, cell.config.placement.nodes * self._left_s(cell))
 
     def _left_s(self, cell: PlannedCell) -> float:
         """Seconds that a cell is expected to take yet, at least; 0 when unknown.

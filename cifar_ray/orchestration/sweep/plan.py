@@ -26,7 +26,6 @@ from cifar_ray.display.sweep import Shown
 from cifar_ray.orchestration.run.limits import recorded
 from cifar_ray.orchestration.sweep.board import Row
 from cifar_ray.orchestration.sweep.goal import check_comparable, chooser_of
-from cifar_ray.reporting import cost
 from cifar_ray.runs import folder as runs
 from cifar_ray.runs.folder import RunFolder
 from cifar_ray.storage import Folder, Lock
@@ -211,10 +210,9 @@ def _draw(state: random.Random, values: Any) -> Any:
 
 
 def absolute(config: SweepConfig) -> SweepConfig:
-    """The sweep, whose data sets, price and weights do not depend on the working folder."""
+    """The sweep, whose data sets and weights do not depend on the working folder."""
     ways: dict[str, Callable[[str], Any]] = {
         "dataset": data.absolute,
-        "price": cost.word,
         "weights": lambda weights: str(files.existing("weights", weights) or weights),  # a file; others are names
     }
 

@@ -25,7 +25,6 @@ from cifar_ray.orchestration.cluster import allocation, connection
 from cifar_ray.orchestration.cluster.allocation import NodeAllocator
 from cifar_ray.orchestration.run.driver import read_data
 from cifar_ray.orchestration.sweep.plan import PlannedCell, configured
-from cifar_ray.reporting import cost
 from cifar_ray.runs import checkpoints
 from cifar_ray.runs.weights import find_weights
 from cifar_ray.storage import Folder
@@ -98,7 +97,6 @@ class Preparation:
             try:
                 wanted = replace(cell.decided, cpus_per_worker=cell.decided.cpus_per_worker or self._cpus)
                 chosen = allocation.at_topology(asked, wanted, self._nodes)
-                cost.check_device(cost.checked(asked.price), chosen.decided.device)
                 cell.decided = chosen.decided
                 if chosen.unused_gpus:
                     self._board.line_once(cpu_note(chosen.unused_gpus))

@@ -62,7 +62,7 @@ def test_a_store_that_is_there_stays_as_it_was(home: Path, capsys: pytest.Captur
     ("words", "sentence"),
     [
         ("--grid lr=0.1 --json", "--json is for --dry-run, which shows the sweep and trains nothing"),
-        ("--grid lr=0.1 --dry-run --price nosuch", "--price must be USD per hour, "),
+        ("--grid lr=0.1 --dry-run --price nosuch", "--price must be a finite number, got 'nosuch'"),
         ("--resume nosuch --dry-run", "there is no run or sweep 'nosuch' in "),
         (
             f"{WORDS} --grid lr=0.1 --model tests.support.networks:build --model-options.kind nosuch",

@@ -39,7 +39,7 @@ def test_what_is_no_duration_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_cost_of_nothing_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match=r"^max_cost must be more than 0, got "):
-        TrainConfig(max_cost=value, price="2.49")
+        TrainConfig(max_cost=value, price=2.49)
     with pytest.raises(ConfigError, match=r"^max_cost must be more than 0, got "):
         SweepConfig("s", max_cost=value, train={"price": "2.49"}, **GRID)
 
@@ -49,12 +49,12 @@ def test_a_limit_on_the_cost_needs_a_price() -> None:
         TrainConfig(max_cost=5.0)
     with pytest.raises(ConfigError, match=r"^max_cost needs --price"):
         SweepConfig("s", max_cost=5.0, **GRID)
-    assert SweepConfig("s", max_cost=5.0, train={"price": 2.49}, **GRID).base.price == "2.49"
+    assert SweepConfig("s", max_cost=5.0, train={"price": 2.49}, **GRID).base.price == 2.49
 
 
 def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
     for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.load(None, {"price": 2.49})):  # type: ignore[arg-type]
-        assert config.price == "2.49"
+        assert config.price == 2.49
 
 
 def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_train_each_runs() -> None:
@@ -63,9 +63,9 @@ def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_t
     assert (asked.max_time, asked.max_cost) == ("2h", 5.0)
     for cell in cells(asked, asked.combinations):
         assert cell.config is not None
-        assert (cell.config.max_time, cell.config.max_cost, cell.config.price) == ("10m", None, "2.49")
+        assert (cell.config.max_time, cell.config.max_cost, cell.config.price) == ("10m", None, 2.49)
     again = sweeps.from_mapping(command_line.merged({}, {"grid": ["seed=1,2"], "price": "2.49", "max_cost": "5"}, "s"))
-    assert (again.max_cost, again.base.price) == (5.0, "2.49")
+    assert (again.max_cost, again.base.price) == (5.0, 2.49)
 
 
 @pytest.mark.parametrize("name", limits.KEYS)
@@ -75,7 +75,7 @@ def test_a_limit_is_no_axis(name: str) -> None:
 
 
 def test_limits_are_no_parameters_of_a_run_but_its_patience_is() -> None:
-    asked = TrainConfig(max_time="4h", max_cost=9.0, price="2.49", patience=3, val_share=0.1)
+    asked = TrainConfig(max_time="4h", max_cost=9.0, price=2.49, patience=3, val_share=0.1)
     recorded = runfile.params(recipe.resolve(asked), Decided.asked(recipe.resolve(asked)))
     assert {name: value for name, value in recorded.items() if name in limits.KEYS} == {"patience": "3"}
     assert "patience" not in runfile.params(recipe.resolve(TrainConfig()), Decided.asked(recipe.resolve(TrainConfig())))

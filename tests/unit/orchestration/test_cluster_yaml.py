@@ -16,7 +16,6 @@ import yaml
 
 from cifar_ray.cli import main
 from cifar_ray.orchestration.cluster import clusterfile
-from cifar_ray.reporting import cost
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [ROOT / "cluster.yaml", *sorted((ROOT / "examples").glob("cluster-*.yaml"))]
@@ -107,7 +106,6 @@ def test_workers_come_and_go_spot_before_on_demand(name: str) -> None:
 @pytest.mark.parametrize("name", ["cluster.yaml", "examples/cluster-gcp.yaml"])
 def test_a_cloud_has_gpus_with_bfloat16_whose_driver_is_awaited(name: str) -> None:
     config = loaded(name)
-    assert cost.find(str(ROOT / name)).gpu == "L4"
     for kind in ("gpu_spot", "gpu_on_demand"):
         words = config["available_node_types"][kind]
         if name == "cluster.yaml":

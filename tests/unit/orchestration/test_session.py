@@ -32,7 +32,6 @@ from cifar_ray.orchestration.run.failures import DIED, Verdict
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, checked
 from cifar_ray.orchestration.run.session import RunSession
-from cifar_ray.reporting import cost
 from cifar_ray.tracking import uri
 from cifar_ray.training import recipe
 from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Started, Traced
@@ -213,8 +212,7 @@ def test_traces_are_recorded_and_the_end_tells_where_they_are_and_how_to_open_th
 @pytest.fixture
 def priced() -> Any:
     made = session(name="mine", page=None, end=lambda status: True, refused=[])
-    made.config = replace(made.config, price="3.6", max_time="2h")
-    made._price = cost.checked(made.config.price)
+    made.config = replace(made.config, price=3.6, max_time="2h")
     return made
 
 
@@ -229,7 +227,7 @@ def test_what_a_run_has_used_is_shown_and_recorded_now_and_then(priced: Any) -> 
     assert priced.record.calls[-1][1]["cost/usd"] == pytest.approx(0.022)
     result: Any = SimpleNamespace(name="mine", run_id="id", folder="/runs/mine", weights_sha256="")
     assert priced.locations(result)[:3] == [
-        ("on nodes, all attempts", "11 s"), ("waiting", "4 s"), ("cost", "0.0220 USD (your price, 3.6 USD per node and hour)"),
+        ("on nodes, all attempts", "11 s"), ("waiting", "4 s"), ("cost", "0.0220 USD (at 3.6 USD per node and hour)"),
     ]  # fmt: skip
 
 

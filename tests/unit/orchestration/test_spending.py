@@ -82,8 +82,8 @@ def test_a_damaged_count_begins_anew(text: str, tmp_path: Path) -> None:
     [(Spent(59, 118), ""), (Spent(60, 60), "max_time"), (Spent(10, 3600), "max_cost"), (Spent(10, 3599), "")],
 )
 def test_the_limits_of_a_run(spent: Spent, limit: str) -> None:
-    assert limits.of_run(TrainConfig(max_time="1m", max_cost=2.0, price="2"))(spent) == limit
-    assert limits.of_run(TrainConfig(price="2"))(spent) == ""
+    assert limits.of_run(TrainConfig(max_time="1m", max_cost=2.0, price=2.0))(spent) == limit
+    assert limits.of_run(TrainConfig(price=2.0))(spent) == ""
 
 
 def test_a_run_that_has_reached_its_limits_goes_on_with_larger_ones_only(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_run_that_has_reached_its_limits_goes_on_with_larger_ones_only(tmp_pat
     with pytest.raises(ConfigError, match=r"^max_time must be more than the 1 min 30 s of run mine so far, got 1m$"):
         limits.refuse_reached(TrainConfig(max_time="1m"), folder)
     with pytest.raises(ConfigError, match=r"^max_cost must be more than the 2.00 USD of run mine so far, got 2.0$"):
-        limits.refuse_reached(TrainConfig(max_cost=2.0, price="2"), folder)
-    limits.refuse_reached(TrainConfig(max_time="2m", max_cost=2.5, price="2"), folder)
+        limits.refuse_reached(TrainConfig(max_cost=2.0, price=2.0), folder)
+    limits.refuse_reached(TrainConfig(max_time="2m", max_cost=2.5, price=2.0), folder)
 
 
 def run(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from cifar_ray.reporting import cautions, papers
-from cifar_ray.reporting.audit import Claim, faults
+from cifar_ray.reporting.audit import faults, too_fast
 from cifar_ray.reporting.frame import Runs
 from tests.support.studies import study, trial
 
@@ -24,20 +22,19 @@ RIGHT = {"accuracy": [0.55], "precision": [0.6], "recall": [0.55], "f1": [0.57],
     ],
 )
 def test_each_fault_is_told(changes: dict[str, list[float]], begins: str) -> None:
-    assert not list(faults(Claim("", "cifar10", RIGHT, "ddp")))
-    (told,) = faults(Claim("", "cifar10", {**RIGHT, **changes}, "ddp"))
+    assert not list(faults({**RIGHT, "strategy": "ddp"}, "cifar10"))
+    (told,) = faults({**RIGHT, **changes, "strategy": "ddp"}, "cifar10")
     assert told.startswith(begins)
 
 
 def test_what_may_be_is_not_told() -> None:
     rounded = {"accuracy": [0.3981], "recall": [0.3981], "specificity": [0.93313]}
-    assert not list(faults(Claim("", "cifar10", rounded)))
-    assert not list(faults(Claim("", "digits", {"accuracy": [0.9], "recall": [0.91], "specificity": [0.98]})))
-    assert not list(faults(Claim("", "cifar10", {"test_loss": [2.0, 2.1]}, "local_sgd")))
-    assert not list(faults(Claim("", "cifar10", {}, workers=4, speed_up=4.0)))
-    (told,) = faults(Claim("", "cifar10", {}, workers=4, speed_up=4.3))
+    assert not list(faults(rounded, "cifar10"))
+    assert not list(faults({"accuracy": [0.9], "recall": [0.91], "specificity": [0.98]}, "digits"))
+    assert not list(faults({"test_loss": [2.0, 2.1], "strategy": "local_sgd"}, "cifar10"))
+    assert not list(too_fast(4.0, 4))
+    (told,) = too_fast(4.3, 4)
     assert told.startswith("4.30 times as fast with 4 workers")
-    assert not list(faults(Claim("", "cifar10", {}, workers=4, speed_up=4.3, noise=0.3)))
 
 
 def test_what_published_figures_cannot_be() -> None:
@@ -53,17 +50,9 @@ def test_what_published_figures_cannot_be() -> None:
     ]
 
 
-def test_our_own_figures_are_looked_at_as_well() -> None:
-    right = trial(accuracies=(0.55,))
-    assert not [line for line in cautions.cautions(Runs(study(right))) if "cannot be right" in line]
-    some = replace(right, params={**right.params, "test_images": "500"}, metrics={**right.metrics, "test/recall": 0.56})
-    assert not [line for line in cautions.cautions(Runs(study(some))) if "cannot be right" in line]
-    wrong = replace(right, metrics={**right.metrics, "test/recall": 0.5, "test/f1": 0.5})
-    (told,) = (line for line in cautions.cautions(Runs(study(wrong))) if "cannot be right" in line)
+def test_our_own_speed_ups_are_looked_at_as_well() -> None:
     impossible = study(trial("1x1", images_per_s=100.0), trial("1x2", images_per_s=900.0))
     (fast,) = (line for line in cautions.cautions(Runs(impossible)) if "cannot be right" in line)
-    chance = study(*(trial(of, images_per_s=s, seed=n) for n, s in enumerate((98.0, 102.0)) for of in ("1x1",)))
-    lucky = [trial("1x2", images_per_s=speed, seed=n) for n, speed in enumerate((199.0, 209.0))]
-    assert not [line for line in cautions.cautions(Runs(study(*chance.trials, *lucky))) if "cannot be right" in line]
     assert fast.startswith("bs16 1x2 seed0 cannot be right: 9.00 times as fast with 2 workers")
-    assert told.startswith("bs16 1x1 seed0 cannot be right: accuracy 0.5500 beside macro recall 0.5000: ")
+    possible = study(trial("1x1", images_per_s=100.0), trial("1x2", images_per_s=204.0))
+    assert not [line for line in cautions.cautions(Runs(possible)) if "cannot be right" in line]

@@ -147,7 +147,7 @@ def test_tasks_of_one_name_are_told_apart_by_data_sets_or_by_number() -> None:
         "nets:Depth of folder:lakes",
     ]
     assert labels(depth("wells", "images"), depth("wells")) == [
-        "nets:Depth of wells (1)",
+        "nets:Depth of wells",
         "nets:Depth of wells (2)",
     ]
     several = [depth(name) for name in ("wells", "lakes", "seas")]

@@ -83,7 +83,7 @@ def outcome(
 def test_a_slower_step_ends_with_1_and_its_sentence(client: MlflowClient, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = side(client, "a", QUICK), side(client, "b", SLOW, tags={"mlflow.source.git.commit": "d" * 40})
     status, out = outcome(client, capsys, a, b)
-    sentence, changes = out.splitlines()
+    (sentence,) = out.splitlines()
     assert status == 1
     logs = [[math.log(step) for step in steps] for steps in (QUICK, SLOW)]
     ratio = math.exp(statistics.fmean(logs[1]) - statistics.fmean(logs[0]))
@@ -91,14 +91,13 @@ def test_a_slower_step_ends_with_1_and_its_sentence(client: MlflowClient, capsys
         f"'b0,b1,b2' is too slow: its step takes {ratio:.3f} times that of 'a0,a1,a2' (120 ms +- 0.8 %, n = 3, against "
         f"100 ms +- 1.0 %, n = 3), and 1.05 is allowed (Welch's test: p = {slowdown.probability(QUICK, SLOW, 1.05):.2g})."
     )
-    assert changes == "They differ in commit (cccccccccccc in 'a0,a1,a2', dddddddddddd in 'b0,b1,b2')."
     status, out = outcome(client, capsys, a, b, "--json")
     told = json.loads(out)
     assert status == 1
     assert (told["verdict"], told["ratio"], told["max_slowdown_percent"]) == ("slower", pytest.approx(ratio), 5)
     assert 0 < told["chance"] < 0.001
     assert told["sentence"] == sentence
-    assert [told[one]["step_ms"] for one in ("a", "b")] == [pytest.approx([1000 * s for s in steps]) for steps in (QUICK, SLOW)]  # fmt: skip
+    assert [[*told[one].values()] for one in ("a", "b")] == [pytest.approx([1000 * s for s in steps]) for steps in (QUICK, SLOW)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -112,13 +111,13 @@ def test_a_slower_step_ends_with_1_and_its_sentence(client: MlflowClient, capsys
 )
 def test_what_is_within_the_limit_or_chance_ends_with_0(steps: Sequence[float], percent: float, lead: str) -> None:
     told = judged(several("a", QUICK), several("b", steps), percent)
-    assert (told.status, lead in str(told)) == (0, True), told
+    assert (told.status, lead in told.sentence) == (0, True), told
 
 
 @pytest.mark.parametrize(
     ("steps", "tags", "reason"),
     [
-        (SLOW[:1], {}, "has 3 finished runs and 'b0' has 1 finished run with step times, and it takes 2 or more"),
+        (SLOW[:1], {}, "'b0' has 1 finished run with step times, and it takes 2 or more"),
         (SLOW, {"cifar_ray.hardware": "Intel"}, "the runs have different hardware (AMD EPYC 9754; Intel)"),
         (SLOW, {"cifar_ray.threads": "4"}, "the runs have different CPU threads per worker (2; 4)"),
         (SLOW, {"cifar_ray.earlier.cifar_ray.topology": "1x2"}, "'b0,b1,b2' has 0 finished runs with step times"),
@@ -128,10 +127,9 @@ def test_what_is_within_the_limit_or_chance_ends_with_0(steps: Sequence[float], 
 def test_without_enough_evidence_it_ends_with_3(steps: Sequence[float], tags: dict[str, str], reason: str) -> None:
     a = several("a", QUICK, tags={"cifar_ray.threads": "2"})
     told = judged(a, several("b", steps, tags={"cifar_ray.threads": "2", **tags}))
-    said = str(told)
+    said = told.sentence
     assert (told.status, said.startswith("Not enough evidence: "), reason in said) == (3, True, True), said
-    assert (told.verdict, told.chance) == ("unknown", None)
-    assert (told.ratio is not None) == (len(steps) == 1)
+    assert (told.verdict, told.chance, told.ratio) == ("unknown", None, None)
 
 
 def test_without_enough_evidence_the_command_ends_with_3(
@@ -180,7 +178,6 @@ def test_a_side_is_a_sweep_or_an_exported_file_and_unfinished_runs_do_not_count(
     status, out = outcome(client, capsys, "before", "after")
     assert status == 1
     assert "'after' is too slow: its step takes 1.200 times that of 'before'" in out
-    assert "Not counted: 1 run of 'after', not finished or without times of their own." in out
     (before,) = reading.sweeps_or_runs(client.tracking_uri, ["before"])
     file = tmp_path / "baseline.json"
     file.write_text(exported.text(before))
@@ -194,7 +191,7 @@ def test_asynchronous_workers_are_timed_by_the_global_batch(client: MlflowClient
     runs = [Run(f"a{n}", f"a{n}", "FINISHED", params=one.params, tags=one.tags, metrics=one.metrics) for n, one in enumerate(made)]  # fmt: skip
     others = [Run(f"b{n}", f"b{n}", "FINISHED", params=one.params, tags=one.tags, metrics=one.metrics) for n, one in enumerate(made)]  # fmt: skip
     told = slowdown.judge([("a", [study(*runs)]), ("b", [study(*others)])], 5)
-    assert (told.verdict, told.a.step_ms) == ("within", (100.0, 100.0))  # 32 images at 320 images/s
+    assert (told.verdict, [*told.a.values()]) == ("within", [100.0, 100.0])  # 32 images at 320 images/s
 
 
 def test_the_chance_is_welchs_on_logarithms() -> None:

@@ -215,7 +215,7 @@ def test_a_run_that_a_limit_has_stopped_is_in_no_table_of_whole_runs(client: Mlf
         ("STOPPED", False, "stopped by --max-time"),
         ("STOPPED", False, "stopped by the sweep's --max-cost"),
     ]
-    told = "2 of 3 runs were stopped by a limit and left out: two STOPPED: stopped by --max-time; three STOPPED"
+    told = "2 of 3 runs did not finish: two STOPPED: stopped by --max-time; three STOPPED"
     assert any(caution.startswith(told) for caution in cautions.cautions(Runs(study)))
 
 
