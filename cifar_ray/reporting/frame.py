@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -102,8 +102,7 @@ class Configuration:
 
     def statistic(self, figure: Figure) -> Statistic | None:
         """A figure over the finished runs that have it; None when none has."""
-        known = self.measured(figure)
-        return Statistic.of([value for _, value in known], tuple(trial.run_id for trial, _ in known)) if known else None
+        return self.runs.means(figure).get(self.number)
 
     def by_seed(self, figure: Figure) -> dict[int, float]:
         """A figure with every seed that has it; sweeps together may have several runs with one."""
@@ -116,13 +115,14 @@ class Runs:
     """The runs of a study.
 
     The frame has a row for each run: what identifies it, and the number of its configuration; configurations stand in
-    the order of their first runs.
+    the order of their first runs. What tables, charts and sentences say of a figure is its :meth:`means`.
     """
 
     def __init__(self, study: Sweep) -> None:
         self.study = study
         self._values: dict[str, Any] = {}
-        trials, columns = study.trials, ("run_id", "name", "seed", *PLACED)
+        self._means: dict[str, Mapping[int, Statistic]] = {}
+        trials, columns = study.trials, ("run_id", "name", "finished", "seed", *PLACED)
         self.frame = frame = pd.DataFrame({name: [getattr(trial, name) for trial in trials] for name in columns})
         frame["device"] = pd.Series([trial.params.get("device") for trial in trials]).where(
             lambda of: of.isin(_DEVICES)
@@ -154,6 +154,18 @@ class Runs:
         if figure.key not in self._values:
             self._values[figure.key] = np.array(list(map(figure.known, self.study.trials)), dtype=float)
         return self._values[figure.key]
+
+    def means(self, figure: Figure) -> Mapping[int, Statistic]:
+        """A figure over the finished runs that have it, by the number of their configuration."""
+        if figure.key not in self._means:
+            frame = self.frame.assign(value=self.values(figure))
+            groups = frame[frame.finished & frame.value.notna()].groupby("configuration")
+            means = groups.value.agg(["mean", "std", "count"])
+            self._means[figure.key] = {
+                number: Statistic(mean, None if n == 1 else std, n, tuple(run_ids))
+                for (number, mean, std, n), run_ids in zip(means.itertuples(), groups.run_id.agg(tuple))
+            }
+        return self._means[figure.key]
 
     @cached_property
     def task(self) -> TaskFigures:

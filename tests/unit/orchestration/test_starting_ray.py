@@ -95,10 +95,16 @@ def test_what_ray_reads_at_its_import_is_set_for_a_ray_that_is_started_here() ->
 
 
 def test_a_refusal_ends_the_fork_server_that_was_prepared() -> None:
-    with pytest.raises(ConfigError), servers.before_ray(TrainConfig()):
-        (server,) = fork_server._prepared
-        raise ConfigError("epochs", "must be more")
-    assert server.process.poll() is not None
+    prepared = []
+
+    def refuse() -> None:
+        with servers.before_ray(TrainConfig()):
+            prepared.extend(fork_server._prepared)
+            raise ConfigError("epochs", "must be more")
+
+    with pytest.raises(ConfigError):
+        refuse()
+    assert prepared[0].process.poll() is not None
     assert not fork_server._prepared
 
 
