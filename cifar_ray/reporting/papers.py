@@ -14,7 +14,7 @@ from cifar_ray import tasks
 from cifar_ray.config import errors, yaml
 from cifar_ray.config.errors import ConfigError, counted
 from cifar_ray.reporting import audit, figures, scaling
-from cifar_ray.reporting.cells import Group, measured
+from cifar_ray.reporting.cells import SHARE, Group, measured
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.figures import TRAINING_TIME
 from cifar_ray.reporting.frame import Configuration, Runs
@@ -27,7 +27,7 @@ _OURS = TaskFigures(tasks.USUAL)
 _SHARE, _LOAD = "share", "gpu_utilisation"
 # What papers.yaml calls their figures -> ours, and by what theirs is multiplied to be in its unit.
 _PRINTED = {
-    _SHARE: (figures.SHARE, 1),
+    _SHARE: (SHARE, 1),
     "training_seconds": (TRAINING_TIME, 1),
     "seconds_per_iteration": (figures.ITERATION_TIME, 1000),
     "images_per_second": (_OURS.throughput, 1),
