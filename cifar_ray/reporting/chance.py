@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import NamedTuple
 
 from cifar_ray.reporting.figures import Figure, Statistic
@@ -18,15 +19,11 @@ CHANCE = 0.05
 """Probability of a difference by chance below which two means are called distinct."""
 
 LEAST = 0.01
-"""Share of the larger mean from which a difference counts as one, besides chance; that of shares of the test images
-has the size of the test set."""
+"""Share of the larger mean from which a difference counts as one, besides chance, but for shares of the test images."""
 
 
 def unequal_work(among: Sequence[Configuration], figure: Figure) -> str:
-    """How the work of the finished runs that have a figure differs, as a sentence begins; empty where it is equal.
-
-    Where one of several has not recorded its images, that is not known, and they are not compared by their seconds.
-    """
+    """How the work of the finished runs that have a figure differs, or that none knows; empty where it is equal."""
     images = [images for config in among for images in config.trained(figure)]
     unit = among[0].runs.task.spec.unit if among else ""
     if any(map(math.isnan, images)):
@@ -75,9 +72,11 @@ class Noise(NamedTuple):
     @classmethod
     def of(cls, figure: Figure, among: Sequence[Measured]) -> Noise:
         """Of configurations."""
-        values = [each.value for each in among if each.value.std is not None]
+        values = [each.value for each in among]
+        scales = [1.0 if figure.of is not None else value.mean or math.inf for value in values]
         freedom = sum(value.n - 1 for value in values)
-        variance = sum(_squares(figure, value) for value in values) / freedom if freedom else 0.0
+        squares = sum((value.n - 1) * ((value.std or 0.0) / scale) ** 2 for value, scale in zip(values, scales))
+        variance = squares / freedom if freedom else 0.0
         return cls(figure, variance, freedom, images(figure, [each.config for each in among]))
 
     def difference(self, first: Statistic, other: Statistic) -> float:
@@ -148,9 +147,11 @@ class Ranking(NamedTuple):
 
     @property
     def level(self) -> bool:
-        """Whether none is ahead: the test tells none from the best, or without one, all figures read alike."""
-        alike = not self.single or self.span == self.figure.text(self.ranked[0].value.mean)
-        return alike and 0 < len(self.ties) == len(self.ranked) - 1
+        """Whether none is ahead: the test tells no two apart, or without a test, all figures read alike."""
+        if self.single:
+            return self.span == self.figure.text(self.ranked[0].value.mean)
+        pairs = combinations([each.value for each in self.ranked], 2)
+        return len(self.ranked) > 1 and not any(self.noise.distinct(*pair) for pair in pairs)
 
     @property
     def span(self) -> str:
@@ -167,12 +168,6 @@ class Ranking(NamedTuple):
         counts = {each.value.n for each in (best, *self.ties)}
         seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
         return f"n = {seeds} can only reveal differences above {self.noise.text(least)}."
-
-
-def _squares(figure: Figure, value: Statistic) -> float:
-    """The sum of the squared deviations from the mean; of a time's logarithm, to first order."""
-    scale = 1.0 if figure.of is not None else value.mean or math.inf
-    return (value.n - 1) * ((value.std or 0.0) / scale) ** 2
 
 
 def of_images(percent: float, images: float | None) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from cifar_ray import tasks
 from cifar_ray.reporting import cost
 from cifar_ray.reporting.cost import Price
-from cifar_ray.tracking.study import BOUND_SHARE, LOAD, Run
+from cifar_ray.tracking.study import BOUND_SHARE, BOUND_TAG, LOAD, Run
 from cifar_ray.training.rank_times import PHASES
 
 Measure = Callable[[Run], "float | None"]
@@ -160,6 +160,12 @@ def _not_split_ms(trial: Run) -> float | None:
     return 1000 * max(rest, 0.0) if rest >= -1e-6 else None  # but for rounding
 
 
+def _bound_percent(trial: Run) -> float | None:
+    """What the bound costs; None where only an earlier process of the run could tell."""
+    known = not trial.tags.get(BOUND_TAG, "").startswith("not enough evidence")
+    return metric(BOUND_SHARE, 100.0)(trial) if known else None
+
+
 def _p95_ms(trial: Run) -> float | None:
     return None if own_paces(trial) else metric("time/iteration_p95_s", 1000.0)(trial)
 
@@ -192,7 +198,7 @@ PARTS = tuple(
     Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None)
     for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
 )
-BOUND_COST = Figure("bound_percent", "Costs (% of training)", metric(BOUND_SHARE, 100.0), " %")
+BOUND_COST = Figure("bound_percent", "Costs (% of training)", _bound_percent, " %")
 NOT_SPLIT = Figure("step_not_split_ms", "Not split (ms)", _not_split_ms, " ms", None)
 PHASE_TIMES = tuple(
     Figure(f"{key}_s", f"{title} (s)", metric(f"time/{key}_s"), " s", 2)

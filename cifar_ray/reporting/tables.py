@@ -1,7 +1,7 @@
 """The tables of a report: a row for every configuration, a column for every figure.
 
-A table is a :class:`Spec`; :func:`filled` makes any of them. A column that no row has is left out, and so is a table
-without columns, so that a spec may name whatever some study might have.
+A column that no row has is left out, and so is a table without columns, so that a table may ask for whatever some study
+might have.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import some
@@ -26,16 +25,6 @@ from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking.study import HARDWARE_TAG, Run, Sweep
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
-
-
-class Spec(NamedTuple):
-    """One table: its notes are besides those of its figures; with ``every``, configurations without any have a row."""
-
-    key: str
-    title: str
-    figures: Sequence[Figure]
-    notes: Sequence[str] = ()
-    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,7 @@ class Part:
         """Every table that these configurations have a figure for, the main one first."""
         if not any(config.finished for config in self.group.among):
             return []
-        return [*filter(None, (filled(self.group, spec) for spec in _specs(self)))]
+        return [*filter(None, _tables(self))]
 
     @property
     def section(self) -> Section:
@@ -92,86 +81,61 @@ def means(runs: Runs) -> list[Table]:
     for part in parts(runs):
         first, of = part.group.among[0], part.task
         shown = [replace(figure, better="", note="") for figure in (of.validation, of.tested, of.throughput)]
-        spec = Spec("means", f"{first.model} on {first.dataset}", [cells.RUNS, *shown], every=True)
-        tables.append(filled(part.group, spec))
+        title = f"{first.model} on {first.dataset}"
+        tables.append(filled(part.group, "means", title, [cells.RUNS, *shown], every=True))
     return [*filter(None, tables)]
 
 
-def _specs(part: Part) -> list[Spec]:
+def _tables(part: Part) -> list[Table | None]:
+    table = partial(filled, part.group)
     strategies, ranks = part.group.names.strategies, range(max(config.world_size for config in part.group.among))
     task, measured_on = part.task, part.group.among[0].runs.measured_on
+    primary = task.spec.primary
     is_chosen = measured_on == tasks.SUBSETS["val"]  # the best is that of validation
-    means = [of.noun for of in task.spec.figures if of.macro]
+    learned = [task.validation, replace(task.tested, better="") if is_chosen else task.primary, *task.beside]
+    speed = [TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])]
+    speed += [cells.SPEED_UP, cells.EFFICIENCY]
+    chosen = "Figures of the test are of the epoch that validation chose, else of the last."
+    macro = [of.noun for of in task.spec.figures if of.macro]
+    means = f"Macro averages: {some(macro)}." if macro else ""
+    steps = [*figures.PARTS, figures.NOT_SPLIT, replace(ITERATION_TIME, better=""), figures.ITERATION_P95, cells.SHARE]
+    parts = (
+        "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide. The "
+        "share is of a single worker's time for as large a global batch with the same seeds: of two, half would be perfect."
+    )
+    bubble = "Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long."
+    stale = "Staleness: updates by other workers between reading the weights and applying the gradient"
+    explain = "`cifar-ray explain RUN` names the rank and the numbers, and says what to try."
+    main = [cells.GLOBAL_BATCH, *speed, *learned, figures.MEMORY, *_costs(part)]
     return [
-        Spec(
-            "main",
-            f"Time, speed and {task.spec.primary.noun}",
-            [
-                *(cells.GLOBAL_BATCH, TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])),
-                *(cells.SPEED_UP, cells.EFFICIENCY),
-                *(task.validation, replace(task.tested, better="") if is_chosen else task.primary),
-                *(*task.beside, figures.MEMORY, *_costs(part)),
-            ],
-            ("Figures of the test are of the epoch that validation images chose, else of the last.",),
-            every=True,
-        ),
-        Spec(
-            "quality",
-            "Test metrics",
-            [*task.every[1:], LOSS],
-            [f"Macro averages, a class counting as much as any other: {some(means)}."] if means else (),
-        ),
+        table("main", f"Time, speed and {primary.noun}", main, chosen, every=True),
+        table("quality", "Test metrics", [*task.every[1:], LOSS], means),
         *(
-            Spec(
+            table(
                 f"{figure.key}_by_rank",
                 f"{figure.title} of every rank's own replica",
                 [figures.over_ranks(figure), *(figures.of_rank(figure, rank) for rank in ranks)],
-                ("Where all ranks share one model, its figure stands for each.",),
+                "Where all ranks share one model, its figure stands for each.",
             )
             for figure in (LOSS, task.primary)
         ),
-        Spec("phases", "Where the time went", [*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME]),
-        Spec(
-            "steps",
-            "Where a step's time goes",
-            [
-                *(*figures.PARTS, figures.NOT_SPLIT),
-                *(replace(ITERATION_TIME, better=""), figures.ITERATION_P95, cells.SHARE),
-            ],
-            (
-                "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide.",
-                "The share is of a single worker's time for a global batch of the same size, with the same seeds: with "
-                "two workers, half of it would be perfect.",
-            ),
-        ),
-        Spec(
-            "bounds",
-            "What bounds each configuration",
-            [cells.BOUND, figures.BOUND_COST],
-            ("`cifar-ray explain RUN` names the rank and the numbers, and says what to try.",),
-        ),
+        table("phases", "Where the time went", [*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME]),
+        table("steps", "Where a step's time goes", steps, parts),
+        table("bounds", "What bounds each configuration", [cells.BOUND, figures.BOUND_COST], explain),
         *(
-            Spec(
+            table(
                 task.target_key(goal),
-                f"To {task.target_text(goal)} {measured_on} {task.spec.primary.noun}",
+                f"To {task.target_text(goal)} {measured_on} {primary.noun}",
                 task.to_target(goal),
                 every=True,
             )
             for goal in part.goals
         ),
-        Spec("load", "Load", [figures.load("cpu"), figures.load("gpu")]),
-        Spec("memory", "Peak memory of every worker (MiB)", [figures.of_rank(figures.MEMORY, rank) for rank in ranks]),
-        Spec(
-            "bubble",
-            "Pipeline bubble: the share of the time in which a stage idles",
-            [cells.MICRO_BATCHES, *figures.BUBBLE],
-            ("Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long.",),
-        ),
-        Spec(
-            "staleness",
-            "Staleness: updates by other workers between reading the weights and applying the gradient",
-            [*cells.PUSHES, figures.STALENESS, cells.MOST_STALE],
-            ("The most is the largest of all runs.",),
+        table("load", "Load", [figures.load("cpu"), figures.load("gpu")]),
+        table("memory", "Peak memory of every worker (MiB)", [figures.of_rank(figures.MEMORY, rank) for rank in ranks]),
+        table("bubble", "Pipeline bubble: the idle share of a stage", [cells.MICRO_BATCHES, *figures.BUBBLE], bubble),
+        table(
+            "staleness", stale, [*cells.PUSHES, figures.STALENESS, cells.MOST_STALE], "Most is the largest of all runs."
         ),
     ]
 
@@ -185,15 +149,18 @@ def _costs(part: Part) -> list[Figure]:
     return [cost if alike else replace(cost, better="")]
 
 
-def filled(group: Group, spec: Spec) -> Table | None:
+def filled(
+    group: Group, key: str, title: str, figures: Sequence[Figure], note: str = "", every: bool = False
+) -> Table | None:
     """A table with the columns that any configuration has a figure for, and rows of those that have any; None of none.
 
-    The best entry of a column is marked, if the test tells it from all others.
+    With ``every``, all configurations have a row. The best entry of a column is marked, if the test tells it from all
+    others.
     """
-    rows = [(config, [cells.entry(figure, config, group) for figure in spec.figures]) for config in group.among]
-    rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
-    shown = [at for at in range(len(spec.figures)) if any(entries[at].text for _, entries in rows)]
-    columns = [spec.figures[at] for at in shown]
+    rows = [(config, [cells.entry(figure, config, group) for figure in figures]) for config in group.among]
+    rows = [row for row in rows if every or any(entry.value is not None for entry in row[1])]
+    shown = [at for at in range(len(figures)) if any(entries[at].text for _, entries in rows)]
+    columns = [figures[at] for at in shown]
     rows = [(config, [entries[at] for at in shown]) for config, entries in rows]
     counts = {entry.n for _, entries in rows for entry in entries if entry.n}
     if not counts:
@@ -205,11 +172,11 @@ def filled(group: Group, spec: Spec) -> Table | None:
     spread = ", means ± sample standard deviations over the seeds" if several else ""
     first = group.among[0]
     return Table(
-        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{spec.key}"),
-        spec.title,
+        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{key}"),
+        title,
         ["Configuration", *(figure.title for figure in columns)],
         [(_label(group, config), entries) for config, entries in rows],
-        (f"{runs}{spread}.", *spec.notes, *dict.fromkeys(figure.note for figure in columns if figure.note)),
+        (f"{runs}{spread}.", *dict.fromkeys(filter(None, (note, *(figure.note for figure in columns))))),
         columns,
         [config for config, _ in rows],
     )
@@ -218,9 +185,11 @@ def filled(group: Group, spec: Spec) -> Table | None:
 def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entry]]]) -> None:
     """Mark the best entry of a column. A mean over only some of the runs is no candidate."""
     known = {config: entries[at] for config, entries in rows if entries[at].value is not None}
+    if not figure.better or not chance.comparable(figure, list(known)):
+        return
     measured = [Measured(config, Statistic(one.value or 0.0, one.std, one.n)) for config, one in known.items()]
     ranking = Ranking.of(figure, [each for each in measured if not known[each.config].partial], measured)
-    if figure.better and len(ranking.ranked) > 1 and not ranking.ties and chance.comparable(figure, list(known)):
+    if len(ranking.ranked) > 1 and not ranking.ties:
         best = ranking.ranked[0].config
         next(entries for config, entries in rows if config is best)[at] = replace(known[best], best=True)
 
@@ -234,8 +203,11 @@ def _notes(part: Part) -> Iterator[str]:
     """How all these runs were trained, where they agree, and their targets."""
     among, task = part.group.among, part.task
     trials = [trial for config in among for trial in config.trials]
-    if shared := _shared(trials):
-        yield f"All of them: {shared}."
+    made_for = sorted({trial.measure for trial in trials if trial.finished})
+    for measure in made_for:
+        those = [trial for trial in trials if trial.measure == measure or len(made_for) < 2]
+        if shared := _shared(those):
+            yield f"{f'Made for {measure}' if len(made_for) > 1 else 'All of them'}: {shared}."
     if hardware := sorted({trial.tags[HARDWARE_TAG] for trial in trials if HARDWARE_TAG in trial.tags}):
         yield f"Hardware: {'; '.join(hardware)}."
     if len({config.devices for config in among}) > 1:

@@ -52,6 +52,7 @@ class TaskFigures:
             key=f"validation_{self.primary.key.removeprefix('test_')}",
             title=self._on("validation"),
             measure=lambda trial: read(trial) if trial.measured_on == "val" else None,
+            of=replace(of, title=f"Validation {of.noun}"),
             subset="val",
         )
 

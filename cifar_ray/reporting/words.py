@@ -64,16 +64,15 @@ class Answer(NamedTuple):
         seen = f" {ranking.seen}" if ties else ""
         if ranking.level:
             return f"{self.title}: {ranking.span} in {len(ranking.ranked)} configurations.{seen}"
-        sentence = f"{self.title}: {self._told(best, self.shown)}"
+        sentence = f"{self.title}: {self._told(best)}"
         if other not in ties and other.value.mean != best.value.mean:
             sentence += f", {_gap(ranking.figure, best, other)} {self._told(other)}"
         more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
         tied = f" Not distinguishable: {'; '.join(map(self._told, ties[:_MOST_NAMED]))}{more}." if ties else ""
         return f"{sentence}.{tied}{seen}"
 
-    def _told(self, measured: Measured, more: str = "") -> str:
-        figure = self.ranking.figure.text(measured.value.mean)
-        return f"{self.name(measured.config)} ({', '.join(filter(None, (figure, more)))})"
+    def _told(self, measured: Measured) -> str:
+        return f"{self.name(measured.config)} ({self.ranking.figure.text(measured.value.mean)})"
 
 
 def findings(runs: Runs, price: Price | None) -> list[Finding]:
@@ -163,8 +162,9 @@ def _gain(among: Sequence[Configuration], name: Callable[[Configuration], str]) 
     elif ratios:
         config = max(ratios, key=lambda config: ratios[config].speed_up.mean)
         which = "second" if ratios[config].reference.devices == 1 else "further"
-        highest = SPEED_UP.text(ratios[config].speed_up.mean)
-        yield Highlight(f"No {which} {scaling.unit(among)[:-1]} paid off here", highest, f"{name(config)}, the highest")
+        mean = ratios[config].speed_up.mean
+        figure = SPEED_UP.text(mean) + (", within chance" if mean > 1 else "")
+        yield Highlight(f"No {which} {scaling.unit(among)[:-1]} paid off here", figure, f"{name(config)}, the highest")
 
 
 def spoken(findings: Sequence[Finding], cautions: Sequence[str]) -> Iterator[str]:
@@ -191,7 +191,6 @@ def _strategies(among: Sequence[Configuration], name: Callable[[Configuration], 
 
 
 def _tests(*rankings: Ranking) -> Iterator[str]:
-    """What the test takes for granted: one deviation for all."""
     tested = {each.figure.of.noun if each.figure.of else "speed": each.noise for each in rankings if each.noise.freedom}
     if tested:
         spread = " and ".join(f"{noise.text(math.sqrt(noise.variance))} of {what}" for what, noise in tested.items())
