@@ -101,7 +101,7 @@ def _tables(part: Part) -> list[Table | None]:
     steps = [*figures.PARTS, figures.NOT_SPLIT, replace(ITERATION_TIME, better=""), figures.ITERATION_P95, cells.SHARE]
     parts = (
         "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide. The "
-        "share is of a single worker's time for as large a global batch with the same seeds: of two, half would be perfect."
+        "share is of a single worker's time for as large a global batch with the same seeds."
     )
     bubble = "Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long."
     stale = "Staleness: updates by other workers between reading the weights and applying the gradient"

@@ -65,7 +65,7 @@ class Answer(NamedTuple):
         if ranking.level:
             return f"{self.title}: {ranking.span} in {len(ranking.ranked)} configurations.{seen}"
         sentence = f"{self.title}: {self._told(best)}"
-        if other not in ties and other.value.mean != best.value.mean:
+        if other not in ties and len({ranking.figure.text(each.value.mean) for each in (best, other)}) > 1:
             sentence += f", {_gap(ranking.figure, best, other)} {self._told(other)}"
         more = f" and {len(ties) - _MOST_NAMED} more" if len(ties) > _MOST_NAMED else ""
         tied = f" Not distinguishable: {'; '.join(map(self._told, ties[:_MOST_NAMED]))}{more}." if ties else ""
