@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import NamedTuple
 
 from cifar_ray.reporting import figures, scaling
@@ -59,7 +58,7 @@ def _share_of_single(figure: Figure, config: Configuration, group: Group) -> Ent
     both = scaling.pairs(config, alone, ITERATION_TIME) if alone is not None and config.devices > 1 else None
     if alone is None or both is None or min(both.base) <= 0:
         return Entry()
-    share = Statistic(100 * fmean(both.own) / fmean(both.base), None, len(both.own), both.run_ids)
+    share = both.ratio._replace(mean=100 * both.ratio.mean, std=None)
     return _entry(figure, share, len(config.by_seed(ITERATION_TIME)), f"against {group.names.row(alone)}")
 
 
@@ -74,14 +73,9 @@ def _setting(title: str, read: Callable[[Run], str | None]) -> Figure:
 
     def given(_: Figure, config: Configuration, group: Group) -> Entry:
         words = dict.fromkeys(word for trial in config.finished if (word := read(trial)) is not None)
-        run_ids = tuple(trial.run_id for trial in config.finished)
-        return Entry(", ".join(words).replace("None", "none"), run_ids=run_ids)
+        return Entry(", ".join(words).replace("None", "none"))
 
     return Figure(title.lower(), title, entry=given)
-
-
-def _option(title: str, name: str) -> Figure:
-    return _setting(title, lambda trial: trial.params.get(f"strategy_options.{name}"))
 
 
 def _bound(trial: Run) -> str | None:
@@ -101,9 +95,3 @@ SHARE = Figure("share_of_single_percent", "Share of a single worker's (%)", unit
 MOST_STALE = Figure("staleness_max_updates", "Most (updates)", metric("staleness/max"), entry=_largest)
 BOUND = _setting("Bound", _bound)
 MICRO_BATCHES = _setting("Micro-batches", figures.micro_batches)
-PUSHES = (
-    _option("Push every", "push_every"),
-    _option("Servers", "servers"),
-    _option("Bound", "max_staleness"),
-    _option("Weighting", "staleness_weighting"),
-)

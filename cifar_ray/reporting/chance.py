@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -101,7 +100,8 @@ class Noise(NamedTuple):
             return max(by_seeds, math.log1p(LEAST))
         if self.images is None:
             return max(by_seeds, LEAST * max(abs(first.mean), abs(other.mean)))
-        return max(by_seeds, of_images(statistics.fmean((first.mean, other.mean)), self.images))
+        share = min(max((first.mean + other.mean) / 200, 0.0), 1.0)
+        return max(by_seeds, 200 * math.sqrt(2 * share * (1 - share) / self.images))
 
     def distinct(self, first: Statistic, other: Statistic) -> bool | None:
         """Whether two means differ by more than chance; None where there is no test."""
@@ -128,15 +128,13 @@ class Ranking(NamedTuple):
     def of(cls, figure: Figure, measured: Sequence[Measured], among: Sequence[Measured] = ()) -> Ranking:
         """Rank by a figure, with the seeds' deviation ``among`` those of as much work as the best."""
         ranked = sorted(measured, key=lambda each: each.value.mean, reverse=figure.better == "high")
-        best = ranked[0] if ranked else None
+        first = ranked[0].config if ranked else None
         like = [
-            each
-            for each in among or ranked
-            if best and (each.config is best.config or comparable(figure, (each.config, best.config)))
+            each for each in among or ranked if first in (None, each.config) or comparable(figure, (first, each.config))
         ]
         noise = Noise.of(figure, like)
-        ties = [other for other in ranked[1:] if best and not noise.distinct(best.value, other.value)]
-        if best and figure.unit == " s" and best.value.mean < 1:
+        ties = [other for other in ranked[1:] if not noise.distinct(ranked[0].value, other.value)]
+        if ranked and figure.unit == " s" and ranked[0].value.mean < 1:
             figure = replace(figure, digits=None)
         return cls(figure, ranked, ties, noise)
 
@@ -168,12 +166,6 @@ class Ranking(NamedTuple):
         counts = {each.value.n for each in (best, *self.ties)}
         seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
         return f"n = {seeds} can only reveal differences above {self.noise.text(least)}."
-
-
-def of_images(percent: float, images: float | None) -> float:
-    """Two standard errors of the difference between two shares, in percent, of so many test images."""
-    share = min(max(percent / 100, 0.0), 1.0)
-    return 200 * math.sqrt(2 * share * (1 - share) / images) if images else 0.0
 
 
 def images(figure: Figure, among: Iterable[Configuration]) -> float | None:

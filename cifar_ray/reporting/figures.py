@@ -21,9 +21,6 @@ Measure = Callable[[Run], "float | None"]
 STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of one optimizer step, in their order; of the communication, what the backward pass does not hide."""
 
-ASYNCHRONOUS = ("parameter_server", "hogwild")
-"""Strategies whose workers do not wait for each other: each has a pace of its own."""
-
 _PHASE_TITLES = ("Start-up", "Data", "Training", "Evaluation", "Checkpoints", "Other")
 
 
@@ -136,7 +133,7 @@ def total_seconds(trial: Run) -> float | None:
 
 def own_paces(trial: Run) -> bool:
     """Whether its ranks have a pace each, so that none of them is the run's."""
-    return trial.strategy in ASYNCHRONOUS and trial.world_size > 1
+    return trial.strategy in ("parameter_server", "hogwild") and trial.world_size > 1
 
 
 def iteration_ms(trial: Run) -> float | None:

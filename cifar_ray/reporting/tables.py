@@ -134,9 +134,7 @@ def _tables(part: Part) -> list[Table | None]:
         table("load", "Load", [figures.load("cpu"), figures.load("gpu")]),
         table("memory", "Peak memory of every worker (MiB)", [figures.of_rank(figures.MEMORY, rank) for rank in ranks]),
         table("bubble", "Pipeline bubble: the idle share of a stage", [cells.MICRO_BATCHES, *figures.BUBBLE], bubble),
-        table(
-            "staleness", stale, [*cells.PUSHES, figures.STALENESS, cells.MOST_STALE], "Most is the largest of all runs."
-        ),
+        table("staleness", stale, [figures.STALENESS, cells.MOST_STALE], "Most is the largest of all runs."),
     ]
 
 
@@ -188,8 +186,8 @@ def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entr
     if not figure.better or not chance.comparable(figure, list(known)):
         return
     measured = [Measured(config, Statistic(one.value or 0.0, one.std, one.n)) for config, one in known.items()]
-    ranking = Ranking.of(figure, [each for each in measured if not known[each.config].partial], measured)
-    if len(ranking.ranked) > 1 and not ranking.ties:
+    candidates = [each for each in measured if not known[each.config].partial]
+    if len(candidates) > 1 and not (ranking := Ranking.of(figure, candidates, measured)).ties:
         best = ranking.ranked[0].config
         next(entries for config, entries in rows if config is best)[at] = replace(known[best], best=True)
 
@@ -240,13 +238,11 @@ def outcome(trial: Run) -> str:
 
 def runs_table(study: Sweep) -> Table:
     """One row for every run: what became of it, where it is, and what makes it again."""
+    rows = []
+    for trial in study.trials:
+        commit, machine, hardware, command = (trial.tags.get(tag, "") for tag in frame.ORIGIN.values())
+        texts = (commit, ", ".join(filter(None, (machine, hardware))), command)
+        ended = [Entry(trial.status, note=trial.reason), Entry(trial.run_id, link=trial.page or "")]
+        rows.append((trial.name, [*ended, *map(Entry, texts)]))
     columns = ["Run", "Status", "Run id", "Commit", "Machine and hardware", "Command"]
-    rows = [(trial.name, _run_row(trial)) for trial in study.trials]
     return Table("runs", "Runs", columns, rows, ("A run's id leads to its page in MLflow, where the store has pages.",))
-
-
-def _run_row(trial: Run) -> list[Entry]:
-    commit, machine, hardware, command = (trial.tags.get(tag, "") for tag in frame.ORIGIN.values())
-    texts = (commit, ", ".join(filter(None, (machine, hardware))), command)
-    entries = [Entry(trial.status, note=trial.reason), Entry(trial.run_id, link=trial.page or ""), *map(Entry, texts)]
-    return [replace(entry, run_ids=(trial.run_id,) if trial.run_id and entry.text else ()) for entry in entries]

@@ -90,8 +90,9 @@ class TaskFigures:
         of = self.spec.primary
         for target in targets:
             if of.percent and not 0 < target < 1:
-                problem = f"must be a test {of.noun} above 0 and below 1, such as 0.6, got {target:g}"
-                raise ConfigError("target", problem)
+                raise ConfigError(
+                    "target", f"must be a test {of.noun} above 0 and below 1, such as 0.6, got {target:g}"
+                )
 
     def default_target(self, trials: Iterable[Run]) -> float | None:
         """The largest multiple of 5 % that the best epoch of every run reaches; None up to 1.5 times chance.

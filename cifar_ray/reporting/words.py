@@ -18,7 +18,6 @@ from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names, compared, titled
 
 _MOST_NAMED = 3
-_LEAST_POINTS = 0.05  # read as 0.1
 
 
 class Answer(NamedTuple):
@@ -139,7 +138,7 @@ def _base(speeds: Ranking) -> Measured:
 def _gap(figure: Figure, best: Measured, other: Measured) -> str:
     low, high = sorted((best.value.mean, other.value.mean))
     if figure.of is not None:
-        return f"{figure.difference(high - low, 1 if high - low >= _LEAST_POINTS else 2)} better than"
+        return f"{figure.difference(high - low, 2 if high - low < 0.05 else 1)} better than"
     return f"{high / low:.2f} times as fast as" if low > 0 else "many times as fast as"
 
 
