@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -19,15 +18,11 @@ CHANCE = 0.05
 """Probability of a difference by chance below which two means are called distinct."""
 
 LEAST = 0.01
-"""Share of the larger mean from which a difference counts as one, besides chance; that of shares of the test images
-has the size of the test set."""
+"""Share of the larger mean from which a difference counts as one, besides chance, but for shares of the test images."""
 
 
 def unequal_work(among: Sequence[Configuration], figure: Figure) -> str:
-    """How the work of the finished runs that have a figure differs, as a sentence begins; empty where it is equal.
-
-    Where one of several has not recorded its images, that is not known, and they are not compared by their seconds.
-    """
+    """How the work of the finished runs that have a figure differs, or that none knows; empty where it is equal."""
     images = [trained(trial) or math.nan for config in among for trial, _ in config.measured(figure)]
     unit = among[0].runs.task.spec.unit if among else ""
     if any(map(math.isnan, images)):
@@ -42,13 +37,8 @@ def comparable(figure: Figure, among: Sequence[Configuration]) -> bool:
     finished = [config for config in among if config.finished]
     if figure.alike == "work":
         return not unequal_work(finished, figure)
-    keys = {"step": lambda config: (config.global_batch_size, config.device), "device": lambda config: config.device}
-    return figure.alike == "" or len(set(map(keys[figure.alike], finished))) < 2
-
-
-def better(figure: Figure, among: Sequence[Configuration]) -> str:
-    """Which way a figure of these configurations is better; empty where they cannot be compared by it."""
-    return figure.better if comparable(figure, among) else ""
+    shared = {"": (), "step": ("global_batch_size", "device"), "device": ("device",)}[figure.alike]
+    return len({tuple(getattr(config, name) for name in shared) for config in finished}) < 2
 
 
 class Measured(NamedTuple):
@@ -58,18 +48,19 @@ class Measured(NamedTuple):
     value: Statistic
 
 
+def measured(figure: Figure, among: Sequence[Configuration]) -> list[Measured]:
+    """Those that have a figure."""
+    pairs = [(config, config.statistic(figure)) for config in among]
+    return [Measured(config, value) for config, value in pairs if value is not None]
+
+
 class Noise(NamedTuple):
     """How far chance alone sets two means of a figure apart: Student's t-test with one deviation for all.
 
-    The deviation is that of the seeds, pooled over configurations of equal work: of two or three seeds, one for each
-    configuration hardly tells anything apart, and a single run has none. Differences are in the figure's unit if it is
-    one of what was learned, else logarithms of ratios.
-
-    Attributes:
-        figure: which one.
-        variance: over the seeds.
-        freedom: its degrees of freedom; 0 where every configuration has one run, and there is no test.
-        images: how many test images limit how exact the figure is, see :func:`images`.
+    The deviation is that of the seeds, pooled over configurations: of two or three seeds, one for each configuration
+    hardly tells anything apart, and a single run has none. Differences are in the figure's unit if it is one of what
+    was learned, else logarithms of ratios. ``freedom`` is 0 where every configuration has one run, and there is no
+    test; ``images`` limit how exact the figure is, see :func:`images`.
     """
 
     figure: Figure
@@ -78,17 +69,13 @@ class Noise(NamedTuple):
     images: float | None
 
     @classmethod
-    def of(cls, figure: Figure, among: Sequence[Measured], like: Sequence[Configuration] = ()) -> Noise:
-        """Of configurations, or only of those with as much work as one of ``like``."""
-        if like:
-            among = [
-                each
-                for each in among
-                if each.config in like or any(comparable(figure, (each.config, other)) for other in like)
-            ]
-        several = [each for each in among if each.value.std is not None]
-        freedom = sum(each.value.n - 1 for each in several)
-        variance = sum(_squares(figure, each.value) for each in several) / freedom if freedom else 0.0
+    def of(cls, figure: Figure, among: Sequence[Measured]) -> Noise:
+        """Of configurations."""
+        values = [each.value for each in among]
+        scales = [1.0 if figure.of is not None else value.mean or math.inf for value in values]
+        freedom = sum(value.n - 1 for value in values)
+        squares = sum((value.n - 1) * ((value.std or 0.0) / scale) ** 2 for value, scale in zip(values, scales))
+        variance = squares / freedom if freedom else 0.0
         return cls(figure, variance, freedom, images(figure, [each.config for each in among]))
 
     def difference(self, first: Statistic, other: Statistic) -> float:
@@ -113,7 +100,8 @@ class Noise(NamedTuple):
             return max(by_seeds, math.log1p(LEAST))
         if self.images is None:
             return max(by_seeds, LEAST * max(abs(first.mean), abs(other.mean)))
-        return max(by_seeds, of_images(statistics.fmean((first.mean, other.mean)), self.images))
+        share = min(max((first.mean + other.mean) / 200, 0.0), 1.0)
+        return max(by_seeds, 200 * math.sqrt(2 * share * (1 - share) / self.images))
 
     def distinct(self, first: Statistic, other: Statistic) -> bool | None:
         """Whether two means differ by more than chance; None where there is no test."""
@@ -129,73 +117,55 @@ class Noise(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Configurations by one figure, the best first.
-
-    Attributes:
-        figure: which one.
-        ranked: all of them.
-        ties: those that are not told from the best.
-        noise: what tells them apart.
-        level: whether the test tells no two apart.
-        single: whether there is no test, for want of a second run.
-    """
+    """Configurations by one figure, the best first, with those that are not told from the best."""
 
     figure: Figure
     ranked: Sequence[Measured]
     ties: Sequence[Measured]
     noise: Noise
-    level: bool
-    single: bool
 
     @classmethod
-    def of(cls, figure: Figure, ranked: Sequence[Measured], among: Sequence[Measured] = ()) -> Ranking:
-        """Rank by a figure.
-
-        Args:
-            figure: which one.
-            ranked: the best first.
-            among: of whose seeds the deviation is, where it is not that of the ranked alone.
-        """
-        noise = Noise.of(figure, among or ranked, [best.config for best in ranked[:1]])
+    def of(cls, figure: Figure, measured: Sequence[Measured], among: Sequence[Measured] = ()) -> Ranking:
+        """Rank by a figure, with the seeds' deviation ``among`` those of as much work as the best."""
+        ranked = sorted(measured, key=lambda each: each.value.mean, reverse=figure.better == "high")
+        first = ranked[0].config if ranked else None
+        like = [
+            each for each in among or ranked if first in (None, each.config) or comparable(figure, (first, each.config))
+        ]
+        noise = Noise.of(figure, like)
         ties = [other for other in ranked[1:] if not noise.distinct(ranked[0].value, other.value)]
-        single = len(ranked) > 1 and not noise.freedom
-        told = any(noise.distinct(first.value, other.value) for first, other in combinations(ranked, 2))
         if ranked and figure.unit == " s" and ranked[0].value.mean < 1:
             figure = replace(figure, digits=None)
-        return cls(figure, ranked, ties, noise, not (single or told), single)
+        return cls(figure, ranked, ties, noise)
 
     @property
-    def same(self) -> bool:
-        """Whether there is no test, and all figures read alike."""
-        return self.single and self.span == self.figure.text(self.ranked[0].value.mean)
+    def single(self) -> bool:
+        """Whether there is no test, for want of a second run."""
+        return len(self.ranked) > 1 and not self.noise.freedom
+
+    @property
+    def level(self) -> bool:
+        """Whether none is ahead: the test tells no two apart, or without a test, all figures read alike."""
+        if self.single:
+            return self.span == self.figure.text(self.ranked[0].value.mean)
+        pairs = combinations([each.value for each in self.ranked], 2)
+        return len(self.ranked) > 1 and not any(self.noise.distinct(*pair) for pair in pairs)
 
     @property
     def span(self) -> str:
         """The lowest figure and the highest."""
-        low, *_, high = sorted(measured.value.mean for measured in self.ranked)
-        least, most = self.figure.number(low), self.figure.text(high)
-        return most if self.figure.text(low) == most else f"{least} to {most}"
+        low, *_, high = sorted(each.value.mean for each in self.ranked)
+        least, most = self.figure.text(low), self.figure.text(high)
+        return most if least == most else f"{self.figure.number(low)} to {most}"
 
     @property
     def seen(self) -> str:
         """How large a difference the test that did not tell the ties from the best would have seen."""
         best = self.ranked[0]
-        least = max((self.noise.least(best.value, tie.value) or 0.0 for tie in self.ties), default=0.0)
-        counts = sorted({best.value.n, *(tie.value.n for tie in self.ties)})
-        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        least = max(self.noise.least(best.value, tie.value) or 0.0 for tie in self.ties)
+        counts = {each.value.n for each in (best, *self.ties)}
+        seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
         return f"n = {seeds} can only reveal differences above {self.noise.text(least)}."
-
-
-def _squares(figure: Figure, value: Statistic) -> float:
-    """The sum of the squared deviations from the mean; of a time's logarithm, to first order."""
-    scale = 1.0 if figure.of is not None else value.mean or math.inf
-    return (value.n - 1) * ((value.std or 0.0) / scale) ** 2
-
-
-def of_images(percent: float, images: float | None) -> float:
-    """Two standard errors of the difference between two shares, in percent, of so many test images."""
-    share = min(max(percent / 100, 0.0), 1.0)
-    return 200 * math.sqrt(2 * share * (1 - share) / images) if images else 0.0
 
 
 def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
@@ -212,9 +182,8 @@ def images(figure: Figure, among: Iterable[Configuration]) -> float | None:
 def of_shares(first: float, second: float, images: int) -> float:
     """How likely two equal shares, each of so many images, come out as far apart as these, either way.
 
-    By Fisher's exact test. Of several shares, the highest may so be tested against the second, and needs no correction
-    for their number to be called the highest: Hung and Fithian, "Rank verification for exponential families", Annals of
-    Statistics 47 (2019). Images that both share make the test cautious.
+    By Fisher's exact test. The highest of several may so be tested against the second without a correction for their
+    number: Hung and Fithian, "Rank verification for exponential families", Annals of Statistics 47 (2019).
     """
     from scipy import stats  # takes long to import
 

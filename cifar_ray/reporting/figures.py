@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cifar_ray import tasks
 from cifar_ray.config import limits
@@ -20,11 +20,7 @@ Measure = Callable[[Run], "float | None"]
 STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of one optimizer step, in their order; of the communication, what the backward pass does not hide."""
 
-ASYNCHRONOUS = ("parameter_server", "hogwild")
-"""Strategies whose workers do not wait for each other: each has a pace of its own."""
-
 _PHASE_TITLES = ("Start-up", "Data", "Training", "Evaluation", "Checkpoints", "Other")
-_ROUNDING = 1e-6  # a store may keep 0.6 as the nearest number of 32 bits; seconds by which parts may exceed their sum
 
 
 class Statistic(NamedTuple):
@@ -52,13 +48,11 @@ class Figure:
         unit: what follows the number in a sentence, such as `` s``.
         digits: decimals; None for three significant digits.
         better: which way is better; empty when neither is.
-        alike: what runs must share for one to be the best of them: the images trained on (``work``), the global batch
-            of a step (``step``), or the device.
-        note: what a reader must know of it, ``remark`` in one run.
+        alike: what runs must share to be compared by it: how much they trained on, the global batch, or the device.
+        note: what a reader must know of it.
         of: the task's figure that it shows, if it is one.
         subset: the samples that this one is counted on.
-        why: why a run lacks it.
-        words: of a setting, what a run was given; no number is read from it.
+        entry: how a table reads it from a configuration and its group, where that is no mean over the runs.
     """
 
     key: str
@@ -69,20 +63,14 @@ class Figure:
     better: Literal["low", "high", ""] = ""
     alike: Literal["", "work", "step", "device"] = ""
     note: str = ""
-    remark: Callable[[Run], str] = lambda _: ""
     of: tasks.Figure | None = None
     subset: tasks.Subset = "test"
-    why: Callable[[Run], str] = lambda _: "the run recorded no number"
-    words: Callable[[Run], str | None] | None = None
+    entry: Callable[..., Any] | None = None
 
     def known(self, trial: Run) -> float | None:
         """Its value in a run; None when it was not measured or is not a number."""
         value = self.measure(trial)
         return None if value is None or math.isnan(value) else float(value)
-
-    def remarks(self, trials: Sequence[Run]) -> str:
-        """What a reader must know of it in these runs."""
-        return "; ".join(dict.fromkeys(filter(None, map(self.remark, trials))))
 
     def text(self, value: float) -> str:
         """A value with its unit, for a sentence: ``61.1 %``."""
@@ -128,17 +116,11 @@ def by_step(trial: Run, name: str) -> dict[int, float]:
     return {point.step: point.value for point in trial.history.get(name, ())}
 
 
-def trained_in_epoch(trial: Run) -> float | None:
-    """What is counted (images) in the steps of one epoch."""
-    rate, last = trial.metrics.get(trial.task.epoch_throughput), trial.metrics.get("epoch_s")
-    return None if rate is None or last is None else round(rate * last)
-
-
 def trained(trial: Run) -> float | None:
     """Images in all the steps of a run, each as often as it was trained on; None when that was not recorded."""
+    rate, last = trial.metrics.get(trial.task.epoch_throughput), trial.metrics.get("epoch_s")
     epochs = max({**by_step(trial, "epoch_s"), **by_step(trial, trial.task.primary.metric)}, default=0)
-    images = trained_in_epoch(trial)
-    return epochs * images if epochs and images is not None else None
+    return epochs * round(rate * last) if epochs and rate is not None and last is not None else None
 
 
 def total_seconds(trial: Run) -> float | None:
@@ -150,7 +132,7 @@ def total_seconds(trial: Run) -> float | None:
 
 def own_paces(trial: Run) -> bool:
     """Whether its ranks have a pace each, so that none of them is the run's."""
-    return trial.strategy in ASYNCHRONOUS and trial.world_size > 1
+    return trial.strategy in ("parameter_server", "hogwild") and trial.world_size > 1
 
 
 def iteration_ms(trial: Run) -> float | None:
@@ -171,27 +153,26 @@ def _not_split_ms(trial: Run) -> float | None:
     if whole is None or own_paces(trial):
         return None
     rest = whole - sum(trial.metrics.get(f"time/step_{part}_s", 0.0) for part in STEP_PARTS)
-    return max(rest, 0.0) * 1000 if rest >= -_ROUNDING else None
+    return 1000 * max(rest, 0.0) if rest >= -1e-6 else None  # but for rounding
 
 
 def _bound_percent(trial: Run) -> float | None:
-    """What the bound costs; None where nothing is known of the whole run, though an earlier process may have told."""
-    unknown = trial.changed or trial.tags.get(BOUND_TAG, "").startswith("not enough evidence")
-    return None if unknown else metric(BOUND_SHARE, 100.0)(trial)
+    """What the bound costs; None where only an earlier process of the run could tell."""
+    known = not trial.tags.get(BOUND_TAG, "").startswith("not enough evidence")
+    return metric(BOUND_SHARE, 100.0)(trial) if known else None
+
+
+def _p95_ms(trial: Run) -> float | None:
+    return None if own_paces(trial) else metric("time/iteration_p95_s", 1000.0)(trial)
 
 
 def _load(trial: Run, device: str) -> float | None:
     """Mean load in percent of the samples between the first and the last record of the training."""
     times = [point.timestamp_ms for name in ("train/loss", "epoch_s") for point in trial.history.get(name, ())]
-    matches = [(LOAD.fullmatch(name), points) for name, points in trial.history.items()]
-    samples = [point for match, points in matches if match and match[1] == device for point in points]
+    names = [name for name in trial.history if (match := LOAD.fullmatch(name)) and match[1] == device]
+    samples = [point for name in names for point in trial.history[name]]
     loads = [sample.value for sample in samples if times and min(times) <= sample.timestamp_ms <= max(times)]
     return statistics.fmean(loads) if loads else None
-
-
-def _bound(trial: Run) -> str | None:
-    """What bounds a run, in two or three words; None where its times do not count, or it did not record it."""
-    return trial.tags[BOUND_TAG].partition(":")[0] if trial.timed and BOUND_TAG in trial.tags else None
 
 
 def micro_batches(trial: Run) -> str | None:
@@ -199,57 +180,16 @@ def micro_batches(trial: Run) -> str | None:
     return "1" if trial.strategy == "model_parallel" else trial.params.get("strategy_options.micro_batches")
 
 
-def _setting(title: str, read: Callable[[Run], str | None]) -> Figure:
-    return Figure(title.lower(), title, words=read)
+_TRAINING = "Training is without start-up, data, evaluation and checkpoints."
+_MEMORY = "Peak memory of the hungriest worker: that of its first GPU, or the process's memory on a CPU."
+_ITERATION = "An iteration is one optimizer step, a mean in steady state; of asynchronous ranks, a global batch of all."
 
-
-def _option(title: str, name: str) -> Figure:
-    return _setting(title, lambda trial: trial.params.get(f"strategy_options.{name}"))
-
-
-TRAINING_TIME = Figure(
-    "training_s",
-    "Training (s)",
-    metric("time/training_s"),
-    " s",
-    2,
-    "low",
-    "work",
-    "Training is without start-up, data, evaluation and checkpoints.",
-)
+TRAINING_TIME = Figure("training_s", "Training (s)", metric("time/training_s"), " s", 2, "low", "work", _TRAINING)
 LOSS = Figure("test_loss", "Test loss", result(tasks.LOSS), "", 4, "low", "work", of=tasks.LOSS)
-MEMORY = Figure(
-    "peak_memory_mib",
-    "Peak memory (MiB)",
-    metric("peak_memory_mib"),
-    " MiB",
-    0,
-    "low",
-    "device",
-    "Peak memory of the hungriest worker: GPU memory, or the process's memory on a CPU.",
-    lambda trial: f"of the first of a worker's {trial.gpus_per_worker:g} GPUs" if trial.gpus_per_worker > 1 else "",
-)
+MEMORY = Figure("peak_memory_mib", "Peak memory (MiB)", metric("peak_memory_mib"), " MiB", 0, "low", "device", _MEMORY)
 EPOCH_TIME = Figure("epoch_s", "Epoch (s)", metric("time/epoch_mean_s"), " s", 3, "low", "work")
-ITERATION_TIME = Figure(
-    "iteration_ms",
-    "Iteration (ms)",
-    iteration_ms,
-    " ms",
-    None,
-    "low",
-    "step",
-    "An iteration is one optimizer step, a mean in steady state.",
-    lambda trial: f"by {trial.task.unit}/s of all ranks, waits included" if own_paces(trial) else "",
-)
-ITERATION_P95 = Figure(
-    "iteration_p95_ms",
-    "95th percentile (ms)",
-    lambda trial: None if own_paces(trial) else metric("time/iteration_p95_s", 1000.0)(trial),
-    " ms",
-    None,
-    "low",
-    "step",
-)
+ITERATION_TIME = Figure("iteration_ms", "Iteration (ms)", iteration_ms, " ms", None, "low", "step", _ITERATION)
+ITERATION_P95 = Figure("iteration_p95_ms", "95th percentile (ms)", _p95_ms, " ms", None, "low", "step")
 PARTS = tuple(
     Figure(f"step_{part}_ms", f"{title} (ms)", metric(f"time/step_{part}_s", 1000.0), " ms", None)
     for part, title in zip(STEP_PARTS, ("Data", "Forward", "Backward", "Exposed communication", "Optimizer"))
@@ -266,21 +206,6 @@ BUBBLE = (
     Figure("bubble_theory_percent", "Theory (%)", metric("bubble/theory", 100.0), " %", 1),
 )
 STALENESS = Figure("staleness_mean_updates", "Mean (updates)", metric("staleness/mean"), "", 2)
-MOST_STALE = Figure("staleness_max_updates", "Most (updates)", metric("staleness/max"))
-RUNS = Figure("n", "n")
-GLOBAL_BATCH = Figure("global_batch", "Global batch")
-BOUND = _setting("Bound", _bound)
-MICRO_BATCHES = _setting("Micro-batches", micro_batches)
-PUSHES = (
-    _option("Push every", "push_every"),
-    _option("Servers", "servers"),
-    _option("Bound", "max_staleness"),
-    _option("Weighting", "staleness_weighting"),
-)
-# These are read from two configurations; here is how they are called and written.
-SPEED_UP = Figure("speed_up", "Speed-up (times)", unit=" times", digits=2, better="high")
-EFFICIENCY = Figure("scaling_efficiency_percent", "Efficiency (%)", unit=" %", digits=1)
-SHARE = Figure("share_of_single_percent", "Share of a single worker's (%)", unit=" %", digits=1)
 
 
 def of_rank(figure: Figure, rank: int) -> Figure:

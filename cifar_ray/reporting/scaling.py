@@ -39,7 +39,7 @@ class Pairs(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """A configuration's speed against that of the smallest one like it, its reference.
+    """A configuration's speed against that of its reference.
 
     The efficiency is the speed-up as a share of the multiple of workers, or of GPUs where a worker drives several. That
     of the reference itself has no deviation.
@@ -54,25 +54,17 @@ class Ratio(NamedTuple):
 def ratio(config: Configuration, among: Sequence[Configuration]) -> Ratio | None:
     """Speed-up and scaling efficiency from the throughput in steady state; None when these were not measured.
 
-    The reference is the configuration with the fewest workers (or GPUs) among those of the same model, data set,
-    device and batch size (of the kind that the study holds), which differ in the topology alone, or are a single
-    worker that trains plainly, whatever its strategy and that one's options, and have a seed in common. It is its own
-    reference.
+    The reference has the batch size (of the kind that the study holds), and may be the configuration itself.
     """
     throughput = config.runs.task.throughput
-    reference = min(
-        (other for other in among if other.column == config.column and is_base(other, config, throughput)),
-        key=lambda other: (other.devices, other.others != config.others, other.nodes),
-        default=None,
-    )
-    both = pairs(config, reference, throughput) if reference is not None else None
-    if reference is None or both is None or statistics.fmean(both.base) <= 0:
+    base = reference(config, [other for other in among if other.column == config.column], throughput)
+    both = pairs(config, base, throughput) if base is not None else None
+    if base is None or both is None or statistics.fmean(both.base) <= 0:
         return None
-    speed_up, times = both.ratio, config.devices / reference.devices
-    if reference is config:
-        speed_up = speed_up._replace(std=None)
-    std = None if speed_up.std is None else 100 * speed_up.std / times
-    return Ratio(reference, both, speed_up, speed_up._replace(mean=100 * speed_up.mean / times, std=std))
+    speed_up, share = both.ratio, 100 * base.devices / config.devices
+    std = None if base is config else speed_up.std
+    efficiency = speed_up._replace(mean=share * speed_up.mean, std=None if std is None else share * std)
+    return Ratio(base, both, speed_up._replace(std=std), efficiency)
 
 
 def pairs(config: Configuration, base: Configuration, figure: Figure) -> Pairs | None:
@@ -83,28 +75,25 @@ def pairs(config: Configuration, base: Configuration, figure: Figure) -> Pairs |
     """
     own, theirs = config.by_seed(figure), base.by_seed(figure)
     seeds = [seed for seed in own if seed in theirs]
-    if not seeds:
-        return None
     measured = (trial for each in (config, base) for trial, _ in each.measured(figure) if trial.seed in seeds)
     run_ids = tuple(dict.fromkeys(trial.run_id for trial in measured))
-    return Pairs([own[seed] for seed in seeds], [theirs[seed] for seed in seeds], run_ids)
+    return Pairs([own[seed] for seed in seeds], [theirs[seed] for seed in seeds], run_ids) if seeds else None
 
 
 def single_worker(config: Configuration, among: Sequence[Configuration], figure: Figure) -> Configuration | None:
-    """The single worker on one device that a configuration is compared with; None when none was measured.
+    """The single worker with the same global batch that a configuration is compared with; None without one."""
+    size = config.global_batch_size
+    alone = [other for other in among if other.devices == 1 and other.global_batch_size == size]
+    return reference(config, alone, figure)
 
-    It does the same work, a global batch of the same size, and has a seed in common. Where its own strategy has none,
-    as a pipeline's, it is the first of another one that may be its base.
-    """
-    alike = [
-        other
-        for other in among
-        if other.devices == 1 and other.global_batch_size == config.global_batch_size
-        if is_base(other, config, figure)
-    ]
-    return min(
-        alike, key=lambda other: (other.strategy != config.strategy, other.others != config.others), default=None
-    )
+
+def reference(config: Configuration, among: Sequence[Configuration], figure: Figure) -> Configuration | None:
+    """The one with the fewest workers (or GPUs) among those that may be the base, and of these the one most like it."""
+
+    def unlike(other: Configuration) -> tuple[object, ...]:
+        return other.devices, other.strategy != config.strategy, other.others != config.others, other.nodes
+
+    return min((other for other in among if is_base(other, config, figure)), key=unlike, default=None)
 
 
 def is_base(other: Configuration, config: Configuration, figure: Figure) -> bool:
@@ -119,11 +108,10 @@ def is_base(other: Configuration, config: Configuration, figure: Figure) -> bool
 
 def _kind(config: Configuration, plain: bool) -> list[object]:
     """What a configuration shares with its base, which may train ``plain``."""
-    aside = (STRATEGY, RUN, "gpus_per_worker", *(_OPTIONS if plain else ()))
+    aside = {STRATEGY, RUN, "gpus_per_worker", *(_OPTIONS if plain else ())}
     others = [pair for pair in config.others if pair[0] not in aside]
-    if plain:
-        others = [pair for pair in others if not pair[0].startswith("strategy_options.")]
-    return [config.model, config.dataset, config.device, "" if plain else config.strategy, *others]
+    others = [pair for pair in others if not (plain and pair[0].startswith("strategy_options."))]
+    return [config.model, config.dataset, config.device, plain or config.strategy, *others]
 
 
 def unit(among: Sequence[Configuration]) -> str:

@@ -1,41 +1,29 @@
 """The tables of a report: a row for every configuration, a column for every figure.
 
-A table is a :class:`Spec`; :func:`filled` makes any of them. A column that no row has is left out, and so is a table
-without columns, so that a spec may name whatever some study might have.
+A column that no row has is left out, and so is a table without columns, so that a table may ask for whatever some study
+might have.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import some
 from cifar_ray.reporting import cells, chance, figures, frame, scaling
 from cifar_ray.reporting.cells import Group
-from cifar_ray.reporting.chance import Measured, Noise
+from cifar_ray.reporting.chance import Measured, Ranking
 from cifar_ray.reporting.contents import Entry, Section, Table
-from cifar_ray.reporting.figures import EFFICIENCY, ITERATION_TIME, LOSS, SPEED_UP, TRAINING_TIME, Figure, Statistic
+from cifar_ray.reporting.figures import ITERATION_TIME, LOSS, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
 from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.task import TaskFigures
-from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import HARDWARE_TAG, Run, Sweep
 
 _ALL = {"None", "0"}  # of the steps of an epoch or of the test images, when it says nothing
-
-
-class Spec(NamedTuple):
-    """One table: its notes are besides those of its figures; with ``every``, configurations without any have a row."""
-
-    key: str
-    title: str
-    figures: Sequence[Figure]
-    notes: Sequence[str] = ()
-    every: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,14 +56,13 @@ class Part:
         """Every table that these configurations have a figure for, the main one first."""
         if not any(config.finished for config in self.group.among):
             return []
-        return [*filter(None, (filled(self.group, spec) for spec in _specs(self)))]
+        return [*filter(None, _tables(self))]
 
     @property
     def section(self) -> Section:
         """The tables, with notes on what all runs share."""
         first = self.group.among[0]
-        notes = [*_settings(self.group.among), *_targets(self)]
-        return Section(f"{first.model} on {first.dataset}", self.tables[:1], self.tables[1:], notes)
+        return Section(f"{first.model} on {first.dataset}", self.tables[:1], self.tables[1:], list(_notes(self)))
 
 
 def parts(runs: Runs, targets: Sequence[float] = (), price: float | None = None) -> list[Part]:
@@ -93,126 +80,84 @@ def means(runs: Runs) -> list[Table]:
     for part in parts(runs):
         first, of = part.group.among[0], part.task
         shown = [replace(figure, better="", note="") for figure in (of.validation, of.tested, of.throughput)]
-        spec = Spec("means", f"{first.model} on {first.dataset}", [figures.RUNS, *shown], every=True)
-        tables.append(filled(part.group, spec))
+        title = f"{first.model} on {first.dataset}"
+        tables.append(filled(part.group, "means", title, [cells.RUNS, *shown], every=True))
     return [*filter(None, tables)]
 
 
-def _specs(part: Part) -> list[Spec]:
+def _tables(part: Part) -> list[Table | None]:
+    table = partial(filled, part.group)
     strategies, ranks = part.group.names.strategies, range(max(config.world_size for config in part.group.among))
-    task = part.task
-    main = [task.spec.primary, *(of for of in task.spec.figures if of.beside)]
-    trials = [trial for config in part.group.among for trial in config.finished]
-    is_chosen = task.chooser(trials) is task.validation  # the best is that of validation
-    means = [of.noun for of in task.spec.figures if of.macro]
-    of_means = f", {' to '.join(dict.fromkeys((means[0], means[-1])))} as macro averages" if means else ""
+    task, measured_on = part.task, part.group.among[0].runs.measured_on
+    primary = task.spec.primary
+    is_chosen = measured_on == tasks.SUBSETS["val"]  # the best is that of validation
+    learned = [task.validation, replace(task.tested, better="") if is_chosen else task.primary, *task.beside]
+    speed = [TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])]
+    speed += [cells.SPEED_UP, cells.EFFICIENCY]
+    chosen = "Figures of the test are of the epoch that validation chose, else of the last."
+    macro = [of.noun for of in task.spec.figures if of.macro]
+    means = f"Macro averages: {some(macro)}." if macro else ""
+    steps = [*figures.PARTS, figures.NOT_SPLIT, replace(ITERATION_TIME, better=""), figures.ITERATION_P95, cells.SHARE]
+    parts = (
+        "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide. The "
+        "share is of a single worker's time for as large a global batch with the same seeds."
+    )
+    bubble = "Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long."
+    stale = "Staleness: updates by other workers between reading the weights and applying the gradient"
+    explain = "`cifar-ray explain RUN` names the rank and the numbers, and says what to try."
+    main = [cells.GLOBAL_BATCH, *speed, *learned, figures.MEMORY, *_costs(part)]
     return [
-        Spec(
-            "main",
-            f"Time, speed and {task.spec.primary.noun}",
-            [
-                *(figures.GLOBAL_BATCH, TRAINING_TIME, task.throughput, *([ITERATION_TIME] if strategies else [])),
-                *(SPEED_UP, EFFICIENCY),
-                *(task.validation, replace(task.tested, better="") if is_chosen else task.primary),
-                *(*task.beside, figures.MEMORY, *_costs(part)),
-            ],
-            (f"{some(list(map(_told, main)))} {'are those' if len(main) > 1 else 'is that'} of {_epoch(trials)}.",),
-            every=True,
-        ),
-        Spec("quality", f"Test metrics{of_means}", [*task.every[1:], LOSS]),
+        table("main", f"Time, speed and {primary.noun}", main, chosen, every=True),
+        table("quality", "Test metrics", [*task.every[1:], LOSS], means),
         *(
-            Spec(
+            table(
                 f"{figure.key}_by_rank",
                 f"{figure.title} of every rank's own replica",
                 [figures.over_ranks(figure), *(figures.of_rank(figure, rank) for rank in ranks)],
-                (
-                    "A replica has its own batch-norm statistics where the strategy has them; where all ranks share "
-                    "one model, its figure stands for each.",
-                ),
+                "Where all ranks share one model, its figure stands for each.",
             )
             for figure in (LOSS, task.primary)
         ),
-        Spec("phases", "Where the time went", [*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME]),
-        Spec(
-            "steps",
-            "Where a step's time goes",
-            [
-                *(*figures.PARTS, figures.NOT_SPLIT),
-                *(replace(ITERATION_TIME, better=""), figures.ITERATION_P95, figures.SHARE),
-            ],
-            (
-                "Parts are means over steps and ranks. Exposed communication is what the backward pass does not hide.",
-                "The share is of a single worker's time for a global batch of the same size: with two workers, half "
-                "of it would be perfect.",
-            ),
-        ),
-        Spec(
-            "bounds",
-            "What bounds each configuration",
-            [figures.BOUND, figures.BOUND_COST],
-            ("`cifar-ray explain RUN` names the rank and the numbers, and says what to try.",),
-        ),
+        table("phases", "Where the time went", [*figures.PHASE_TIMES, figures.TOTAL, figures.EPOCH_TIME]),
+        table("steps", "Where a step's time goes", steps, parts),
+        table("bounds", "What bounds each configuration", [cells.BOUND, figures.BOUND_COST], explain),
         *(
-            Spec(
+            table(
                 task.target_key(goal),
-                f"To {task.target_text(goal)} {part.group.among[0].runs.measured_on} {task.spec.primary.noun}",
-                [*task.to_target(goal), *_costs(part, goal)],
+                f"To {task.target_text(goal)} {measured_on} {primary.noun}",
+                task.to_target(goal),
                 every=True,
             )
             for goal in part.goals
         ),
-        Spec("load", "Load", [figures.load("cpu"), figures.load("gpu")]),
-        Spec(
-            "memory",
-            "Peak memory of every worker (MiB)",
-            [figures.of_rank(figures.MEMORY, rank) for rank in ranks],
-        ),
-        Spec(
-            "bubble",
-            "Pipeline bubble: the share of the time in which a stage idles",
-            [figures.MICRO_BATCHES, *figures.BUBBLE],
-            ("Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long.",),
-        ),
-        Spec(
-            "staleness",
-            "Staleness: updates by other workers between reading the weights and applying the gradient",
-            [*figures.PUSHES, figures.STALENESS, figures.MOST_STALE],
-        ),
+        table("load", "Load", [figures.load("cpu"), figures.load("gpu")]),
+        table("memory", "Peak memory of every worker (MiB)", [figures.of_rank(figures.MEMORY, rank) for rank in ranks]),
+        table("bubble", "Pipeline bubble: the idle share of a stage", [cells.MICRO_BATCHES, *figures.BUBBLE], bubble),
+        table("staleness", stale, [figures.STALENESS, cells.MOST_STALE], "Most is the largest of all runs."),
     ]
 
 
-def _epoch(trials: Sequence[Run]) -> str:
-    """After which epoch runs were tested, in words."""
-    chosen = [CHOSEN_EPOCH in trial.metrics for trial in trials]
-    if not any(chosen):
-        return "the last epoch"
-    return "the test after the chosen epoch" + ("" if all(chosen) else ", where a run chose one, else after the last")
-
-
-def _told(of: tasks.Figure) -> str:
-    return f"{of.title}, a macro average," if of.macro else of.title
-
-
-def _costs(part: Part, goal: float | None = None) -> list[Figure]:
+def _costs(part: Part) -> list[Figure]:
     """What runs cost."""
-    if part.price is None:
-        return []
-    return [figures.cost_of_run(part.price) if goal is None else part.task.cost(part.price, goal)]
+    return [] if part.price is None else [figures.cost_of_run(part.price)]
 
 
-def filled(group: Group, spec: Spec) -> Table | None:
+def filled(
+    group: Group, key: str, title: str, figures: Sequence[Figure], note: str = "", every: bool = False
+) -> Table | None:
     """A table with the columns that any configuration has a figure for, and rows of those that have any; None of none.
 
-    The best entry of a column is marked, if the test tells it from all others.
+    With ``every``, all configurations have a row. The best entry of a column is marked, if the test tells it from all
+    others.
     """
-    rows = [(config, [cells.entry(figure, config, group) for figure in spec.figures]) for config in group.among]
-    rows = [row for row in rows if spec.every or any(entry.value is not None for entry in row[1])]
-    shown = [at for at in range(len(spec.figures)) if any(entries[at].text for _, entries in rows)]
+    rows = [(config, [cells.entry(figure, config, group) for figure in figures]) for config in group.among]
+    rows = [row for row in rows if every or any(entry.value is not None for entry in row[1])]
+    shown = [at for at in range(len(figures)) if any(entries[at].text for _, entries in rows)]
+    columns = [figures[at] for at in shown]
     rows = [(config, [entries[at] for at in shown]) for config, entries in rows]
     counts = {entry.n for _, entries in rows for entry in entries if entry.n}
     if not counts:
         return None
-    columns = [spec.figures[number] for number in shown]
     for at, figure in enumerate(columns):
         _mark(figure, at, rows)
     runs = f"n = {min(counts)}" + (f" to {max(counts)}" if len(counts) > 1 else "")
@@ -220,11 +165,11 @@ def filled(group: Group, spec: Spec) -> Table | None:
     spread = ", means ± sample standard deviations over the seeds" if several else ""
     first = group.among[0]
     return Table(
-        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{spec.key}"),
-        spec.title,
+        re.sub(r"\W", "_", f"{first.model}_{first.dataset}_{key}"),
+        title,
         ["Configuration", *(figure.title for figure in columns)],
         [(_label(group, config), entries) for config, entries in rows],
-        (f"{runs}{spread}.", *spec.notes, *dict.fromkeys(figure.note for figure in columns if figure.note)),
+        (f"{runs}{spread}.", *dict.fromkeys(filter(None, (note, *(figure.note for figure in columns))))),
         columns,
         [config for config, _ in rows],
     )
@@ -232,21 +177,14 @@ def filled(group: Group, spec: Spec) -> Table | None:
 
 def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entry]]]) -> None:
     """Mark the best entry of a column. A mean over only some of the runs is no candidate."""
-    measured = [
-        (entries, Measured(config, Statistic(entries[at].value or 0.0, entries[at].std, entries[at].n)))
-        for config, entries in rows
-        if entries[at].value is not None
-    ]
-    better = chance.better(figure, [each.config for _, each in measured])
-    candidates = [pair for pair in measured if not pair[0][at].partial]
-    if not better or len(candidates) < 2:
+    known = {config: entries[at] for config, entries in rows if entries[at].value is not None}
+    if not figure.better or not chance.comparable(figure, list(known)):
         return
-    candidates.sort(key=lambda pair: pair[1].value.mean, reverse=better == "high")
-    (entries, top), *others = candidates
-    noise = Noise.of(figure, [each for _, each in measured])
-    told = all(noise.distinct(top.value, other.value) for _, other in others)
-    if told and figure.number(top.value.mean) not in {figure.number(other.value.mean) for _, other in others}:
-        entries[at] = replace(entries[at], best=True)
+    measured = [Measured(config, Statistic(one.value or 0.0, one.std, one.n)) for config, one in known.items()]
+    candidates = [each for each in measured if not known[each.config].partial]
+    if len(candidates) > 1 and not (ranking := Ranking.of(figure, candidates, measured)).ties:
+        best = ranking.ranked[0].config
+        next(entries for config, entries in rows if config is best)[at] = replace(known[best], best=True)
 
 
 def _label(group: Group, config: Configuration) -> str:
@@ -254,47 +192,38 @@ def _label(group: Group, config: Configuration) -> str:
     return group.names.row(config) + status
 
 
-def _targets(part: Part) -> list[str]:
-    noun = part.task.spec.primary.noun
-    if part.goals:
-        why = "as asked for" if part.targets else "the largest multiple of 5 % that the best epoch of all reaches"
-        return [f"Target {noun}: {', '.join(map(part.task.target_text, part.goals))}; {why}."]
-    if part.task.has_default_target and any(config.finished for config in part.group.among):
-        return [f"There is no target {noun}: not all runs are clearly better than guessing. --target sets one."]
-    return []
-
-
-def _settings(among: Sequence[Configuration]) -> list[str]:
-    """How all these runs were trained, where they agree."""
-    task, spec = among[0].runs.task, among[0].runs.task.spec
+def _notes(part: Part) -> Iterator[str]:
+    """How all these runs were trained, where they agree, and their targets."""
+    among, task = part.group.among, part.task
     trials = [trial for config in among for trial in config.trials]
     made_for = sorted({trial.measure for trial in trials if trial.finished})
-    kinds = {"All of them": trials}
-    if len(made_for) > 1:
-        kinds = {f"Made for {measure}": [t for t in trials if t.measure == measure] for measure in made_for}
-    notes = [f"{which}: {shared}." for which, those in kinds.items() if (shared := _shared(those))]
+    for measure in made_for:
+        those = [trial for trial in trials if trial.measure == measure or len(made_for) < 2]
+        if shared := _shared(those):
+            yield f"{f'Made for {measure}' if len(made_for) > 1 else 'All of them'}: {shared}."
     if hardware := sorted({trial.tags[HARDWARE_TAG] for trial in trials if HARDWARE_TAG in trial.tags}):
-        notes.append(f"Hardware: {'; '.join(hardware)}.")
+        yield f"Hardware: {'; '.join(hardware)}."
     if len({config.devices for config in among}) > 1:
         held = among[0].runs.study.hold == "global_batch"
         kind = "strong: the global batch stays" if held else "weak: the batch per worker stays, the global batch grows"
-        counted = "" if scaling.unit(among) == "workers" else ", GPUs counted where a worker drives several"
-        notes.append(f"Scaling is {kind}; speed-up is in {spec.unit}/s, against the fewest workers{counted}.")
-    of_times, of_learned = (chance.unequal_work(among, figure) for figure in (TRAINING_TIME, task.primary))
-    if unequal := of_times or of_learned:
-        lost = some([*(["seconds", "costs"] if of_times else []), *([spec.primary.noun] if of_learned else [])])
-        notes.append(f"{unequal[0].upper()}{unequal[1:]}: no best of {lost} is marked.")
-    return notes
+        unit = task.spec.unit
+        yield f"Scaling is {kind}; speed-up is in {unit}/s, against the fewest {scaling.unit(among)}."
+    if unequal := chance.unequal_work(among, TRAINING_TIME) or chance.unequal_work(among, task.primary):
+        yield f"{unequal[0].upper()}{unequal[1:]}: no best of what depends on that is marked."
+    if part.goals:
+        why = "as asked for" if part.targets else "the largest multiple of 5 % that the best epoch of all reaches"
+        yield f"Target {task.spec.primary.noun}: {', '.join(map(task.target_text, part.goals))}; {why}."
 
 
 def _shared(trials: Sequence[Run]) -> str:
     names = ("epochs", "optimizer", "lr", "lr_scaling", "schedule", "strategy", "precision", "accumulate")
-    shared = []
-    for name in ("steps_per_epoch", "test_images", *names):
-        values = {trial.params[name] for trial in trials if name in trial.params}
-        if len(values) == 1 and not values <= _ALL:
-            shared.append(f"{name} {values.pop()}")
-    return ", ".join(shared)
+    given = {
+        name: {t.params[name] for t in trials if name in t.params}
+        for name in ("steps_per_epoch", "test_images", *names)
+    }
+    return ", ".join(
+        f"{name} {values.pop()}" for name, values in given.items() if len(values) == 1 and not values <= _ALL
+    )
 
 
 def outcome(trial: Run) -> str:
@@ -304,13 +233,11 @@ def outcome(trial: Run) -> str:
 
 def runs_table(study: Sweep) -> Table:
     """One row for every run: what became of it, where it is, and what makes it again."""
+    rows = []
+    for trial in study.trials:
+        commit, machine, hardware, command = (trial.tags.get(tag, "") for tag in frame.ORIGIN.values())
+        texts = (commit, ", ".join(filter(None, (machine, hardware))), command)
+        ended = [Entry(trial.status, note=trial.reason), Entry(trial.run_id, link=trial.page or "")]
+        rows.append((trial.name, [*ended, *map(Entry, texts)]))
     columns = ["Run", "Status", "Run id", "Commit", "Machine and hardware", "Command"]
-    rows = [(trial.name, _run_row(trial)) for trial in study.trials]
     return Table("runs", "Runs", columns, rows, ("A run's id leads to its page in MLflow, where the store has pages.",))
-
-
-def _run_row(trial: Run) -> list[Entry]:
-    commit, machine, hardware, command = (trial.tags.get(tag, "") for tag in frame.ORIGIN.values())
-    entries = [Entry(trial.status, note=trial.reason), Entry(trial.run_id, link=trial.page or "")]
-    entries += [Entry(text) for text in (commit, ", ".join(filter(None, (machine, hardware))), command)]
-    return [replace(entry, run_ids=(trial.run_id,) if trial.run_id and entry.text else ()) for entry in entries]

@@ -524,7 +524,7 @@ def test_compare_shows_the_figures_of_mlflows_compare_page(tmp_path: Path, capsy
         ("Where the time went", 7): ("time/epoch_mean_s", 1, "{:,.3f}"),
         ("Where a step's time goes", 0): ("time/iteration_mean_s", 1000, "{:,.0f}"),
     }
-    together = "Test metrics, precision to specificity as macro averages"
+    together = "Test metrics"
     for place, name in enumerate(("precision", "recall", "f1", "specificity")):
         figures[together, place] = (f"test/{name}", 100, "{:,.2f}")
     for place, name in enumerate(("startup", "data", "training", "evaluation", "checkpoint", "other", "wall")):

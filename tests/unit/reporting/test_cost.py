@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from cifar_ray.reporting import figures
-from cifar_ray.reporting.task import TaskFigures
 from tests.support.studies import grid, study, trial
 from tests.unit.reporting.test_tables import sections
 
@@ -19,13 +18,6 @@ def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
     assert figures.cost_of_run(3.0).measure(partly) is None
 
 
-def test_images_on_the_way_to_a_target() -> None:
-    run = trial("2x1", training_s=3600.0, accuracies=(0.3, 0.6))  # 1800 s and 50,000 images an epoch
-    of_task = TaskFigures(run.task)
-    assert of_task.cost(10.0, 0.6).measure(run) == pytest.approx(2 * 10 / 100)
-    assert of_task.cost(10.0, 0.7).measure(run) is None
-
-
 def test_there_are_no_costs_without_a_price() -> None:
     def costs(price: float | None) -> set[str]:
         (section,) = sections(grid(), (), price)
@@ -33,7 +25,7 @@ def test_there_are_no_costs_without_a_price() -> None:
         return {title for title in headings if "USD" in title}
 
     assert costs(None) == set()
-    assert costs(1.0) == {"Cost (USD)", "Cost per 1,000 images (USD)"}
+    assert costs(1.0) == {"Cost (USD)"}
 
 
 def test_a_cost_says_what_it_assumes() -> None:

@@ -243,18 +243,18 @@ def test_a_speed_up_is_of_the_seeds_that_both_have() -> None:
     ratio = scaling.ratio(two, (one, two))
     assert ratio is not None
     assert ratio.speed_up == Statistic(0.81, None, 1, ("id-bs16-1x2-seed0", "id-bs16-1x1-seed0"))
-    entry = cells.entry(figures.SPEED_UP, two, cells.Group((one, two), Names((one, two))))
-    assert (entry.text, entry.note) == ("0.81 (n=1 of 2)", "over the seeds that both have")
+    entry = cells.entry(cells.SPEED_UP, two, cells.Group((one, two), Names((one, two))))
+    assert (entry.text, entry.note) == ("0.81 (n=1 of 2)", "")
 
 
 def test_a_share_of_a_single_worker_is_of_the_seeds_that_both_have() -> None:
     runs = [of_strategy("ddp", top, s, seed=n) for top, s, n in (("1x1", 0.4, 0), ("1x2", 0.3, 0), ("1x2", 0.1, 1))]
     of = of_strategies(*runs)
     among = Runs(of).configurations
-    entry = cells.entry(figures.SHARE, among[1], cells.Group(among, Names(among)))
-    assert (entry.text, entry.note) == ("75.0 (n=1 of 2)", "against 1x1; over the seeds that both have")
+    entry = cells.entry(cells.SHARE, among[1], cells.Group(among, Names(among)))
+    assert (entry.text, entry.note) == ("75.0 (n=1 of 2)", "against 1x1")
     apart = Runs(of_strategies(runs[0], runs[2])).configurations
-    assert not cells.entry(figures.SHARE, apart[1], cells.Group(apart, Names(apart))).text
+    assert not cells.entry(cells.SHARE, apart[1], cells.Group(apart, Names(apart))).text
 
 
 @pytest.mark.parametrize(
