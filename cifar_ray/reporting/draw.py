@@ -21,7 +21,7 @@ from cifar_ray.tracking import drawing
 from cifar_ray.tracking.drawing import plain
 
 _T = TypeVar("_T")
-_HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||", "++++")  # dots would make an SVG ten times as large
+_HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||")  # one less than colours; dots would make a large SVG
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 _PARTS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#BB99CC", "#AAAA00")
@@ -51,8 +51,7 @@ class Look(NamedTuple):
 
     def bar(self, series: int) -> dict[str, Any]:
         """How the bar of a series is filled, so that it is known without its colour."""
-        hatch = _HATCHES[(series + series // len(_HATCHES)) % len(_HATCHES)]  # there are as many colours
-        return {"facecolor": self.colour(series), "hatch": hatch}
+        return {"facecolor": self.colour(series), "hatch": _HATCHES[series % len(_HATCHES)]}
 
     def part(self, number: int) -> dict[str, Any]:
         """How a part of a time is filled; -1 is a rest."""
@@ -144,7 +143,6 @@ def panels(
 
     def whole(look: Look) -> Any:
         across = min(max(int(_PAGE / width), 1), len(shown))
-        across = 2 if len(shown) == 4 and across == 3 else across
         down = heights or [_HEIGHT] * math.ceil(len(shown) / across)
         figure = sheet(max(width * across, 5.0), sum(down) + 0.6)
         every = list(figure.subplots(len(down), across, sharey=share, height_ratios=down, squeeze=False).flat)
@@ -171,16 +169,14 @@ def sheet(width: float, height: float) -> Any:
 
 def _add_legend(figure: Any) -> None:
     """Below the panels, where it covers no data; the figure grows with it."""
-    named = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels())]
+    named = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     if not named:
         return
-    handles = {label: handle for handle, label in reversed(named)}
-    labels = list(dict.fromkeys(label for _, label in named))
     width, height = figure.get_size_inches()
-    widest = _HANDLE + _CHARACTER * max(map(len, labels))
-    columns = min(len(labels), max(1, int(width / widest)))
-    figure.set_size_inches(max(width, widest), height + (math.ceil(len(labels) / columns) - 1) * _LINE)
-    figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=columns)
+    widest = _HANDLE + _CHARACTER * max(map(len, named))
+    columns = min(len(named), max(1, int(width / widest)))
+    figure.set_size_inches(max(width, widest), height + (math.ceil(len(named) / columns) - 1) * _LINE)
+    figure.legend(named.values(), named, loc="outside lower center", ncols=columns)
 
 
 def name_places(axes: Any, names: Sequence[str], width: float) -> None:

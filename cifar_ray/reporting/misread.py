@@ -12,19 +12,15 @@ def sections(runs: Runs) -> list[Section]:
     if (shown := charts.best(runs)) is None or not (texts := [one for one in shown[0].mistakes if "text" in one]):
         return []
     best, named = shown
+    columns = ("text", "true", "predicted")
     rows = [
-        (
-            str(number),
-            [
-                *(Entry(str(one[name])) for name in ("text", "true", "predicted")),
-                Entry(f"{100 * one['probability']:.2f}", one["probability"]),
-            ],
-        )
+        (str(number), [*(Entry(str(one[name])) for name in columns), Entry(f"{100 * share:.2f}", share)])
         for number, one in enumerate(texts, 1)
+        for share in [one["probability"]]
     ]
     note = (
-        f"Test texts of {best.dataset} that were taken for another class with the highest probability: {named}. They "
-        "are as the model sees them, and shortened."
+        f"Test texts of {best.dataset} taken for another class with the highest probability: {named}. They are as the "
+        "model sees them, and shortened."
     )
-    columns = ("#", "text", "class", "taken for", "probability (%)")
-    return [Section("Texts most surely wrong", [Table("misread", "Misread texts", columns, rows, (note,))])]
+    titles = ("#", "text", "class", "taken for", "probability (%)")
+    return [Section("Texts most surely wrong", [Table("misread", "Misread texts", titles, rows, (note,))])]

@@ -150,9 +150,7 @@ def _build(study: Sweep, baseline: str | None, price: Price | None, targets: Seq
     made = replace(made, comparison=papers.comparison(runs, baseline) if baseline is not None else None)
     if not study.search:
         return replace(made, charts=charts.charts(runs))
-    page = search_page.page(runs, targets, price)
-    sections = [*page.sections, *misread.sections(runs)]
-    return replace(made, findings=page.findings, sections=sections, charts=page.charts, lead=page.lead)
+    return search_page.page(made, runs, targets, price)
 
 
 def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
