@@ -14,13 +14,16 @@ import pandas as pd
 
 from cifar_ray import tasks
 from cifar_ray.config.train import TrainConfig
+from cifar_ray.reporting import figures
 from cifar_ray.reporting.figures import Figure, Statistic
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tracking.study import HARDWARE_TAG, Run, Sweep
 
 ORIGIN = {
-    **{"commit": "mlflow.source.git.commit", "machine": "cifar_ray.machine"},
-    **{"hardware": HARDWARE_TAG, "command": "cifar_ray.command"},
+    "commit": "mlflow.source.git.commit",
+    "machine": "cifar_ray.machine",
+    "hardware": HARDWARE_TAG,
+    "command": "cifar_ray.command",
 }
 """Tags that say where a run's figures come from, by short names."""
 

@@ -170,7 +170,7 @@ def _axes(searched: Searched, explained: Any) -> Table:
     notes = (
         "Alone: share of the variance that an axis explains on its own in a random forest (functional ANOVA, by "
         f"Optuna), of axes that all runs have; the rest is in combinations. It takes {importance.LEAST} runs.",
-        f"Of the {'runs that finished' if epoch is None else f'values after epoch {epoch}, the last that all runs had'}.",
+        "Of the runs that finished." if epoch is None else f"By epoch {epoch}, the last that all runs have recorded.",
     )
     return Table("search_axes", "How much each axis explains", ["Axis", "Alone (%)", "n"], rows, notes)
 
