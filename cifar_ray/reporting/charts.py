@@ -75,7 +75,8 @@ def charts(runs: Runs) -> list[Chart]:
     """
     view, of, primary = View(runs), runs.task.spec.primary, runs.task.primary
     epoch = "chosen" if any(CHOSEN_EPOCH in trial.metrics for trial in runs.study.trials) else "last"
-    learned = f"On the test {runs.task.spec.unit} after the {epoch} epoch; the axis need not begin at 0."
+    better = "higher" if of.better == "max" else "lower"
+    learned = f"On the test {runs.task.spec.unit} after the {epoch} epoch; {better} is better."
     speed, time = _scaling(view), _bars(view, TRAINING_TIME, "training_time", "Training time", "Lower is better.")
     iteration = "Mean of an optimizer step in steady state; lower is better."
     phases = "Seconds of one run by phase, of those that were measured."

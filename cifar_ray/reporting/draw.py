@@ -75,7 +75,7 @@ LOOKS: dict[Theme, Look] = {
 
 
 class Line(NamedTuple):
-    """A line: its label, the numbers of its colour and of its shape, its points, and their deviations, if any."""
+    """A line: its label, the numbers of its colour and shape, its points, and their deviations, if any."""
 
     label: str
     colour: int
@@ -181,10 +181,10 @@ def _add_legend(figure: Any) -> None:
 
 def name_places(axes: Any, names: Sequence[str], width: float) -> None:
     """Names below the groups of bars of a panel that is ``width`` inches wide, slanted where there is no room."""
-    is_wide = len(names) * (max(map(len, names)) + 2) * _CHARACTER > width
-    slanted = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if is_wide else {}
-    axes.set_xticks(range(len(names)), [plain(name) for name in names], **slanted)
+    axes.set_xticks(range(len(names)), [plain(name) for name in names])
     axes.set_xlim(-0.6, len(names) - 0.4)
+    if len(names) * (max(map(len, names)) + 2) * _CHARACTER > width:
+        axes.tick_params("x", rotation=25)
 
 
 def unflatten(axes: Any, values: Sequence[float]) -> None:
@@ -198,14 +198,14 @@ def unflatten(axes: Any, values: Sequence[float]) -> None:
 def save(chart: Chart, folder: Path, pdf: bool = False) -> list[Path]:
     """Write ``KEY.png`` and ``KEY.svg``, on white and with the title in them, and ``KEY.pdf`` without; return paths."""
     figure, look = chart.draw("light"), LOOKS["light"]
-    paths = [folder / f"{chart.key}.{kind}" for kind in ("png", "svg", *["pdf"] * pdf)]
+    png, svg, paper = (folder / f"{chart.key}.{kind}" for kind in ("png", "svg", "pdf"))
     with settings(look):
         if pdf:
-            figure.savefig(paths[2], metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
+            figure.savefig(paper, metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
         figure.suptitle(plain(chart.title))
-        figure.savefig(paths[0], facecolor=look.page)
-        figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
-    return paths
+        figure.savefig(png, facecolor=look.page)
+        figure.savefig(svg, facecolor=look.page, metadata=_NO_METADATA)
+    return [png, svg, *[paper] * pdf]
 
 
 def svg(chart: Chart, theme: Theme) -> str:

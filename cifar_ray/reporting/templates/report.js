@@ -6,7 +6,7 @@ function sortBy(heading) {
   const downwards = heading.getAttribute("aria-sort") === "ascending";
   const keyed = Array.from(table.tBodies[0].rows, (row) => {
     const cell = row.cells[heading.cellIndex];
-    return { row, key: cell.dataset.value ?? (cell.querySelector(".text, code") || cell).textContent.trim() };
+    return { row, key: cell.dataset.value ?? (cell.querySelector(".text") || cell).textContent.trim() };
   });
   keyed.sort((one, other) => {
     if (one.key === "" || other.key === "") {
