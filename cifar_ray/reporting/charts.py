@@ -153,8 +153,8 @@ def _stacked(view: View, parts: Sequence[Figure], key: str, title: str, axis: st
         axes.grid(axis="x")
         axes.set_xlabel(axis)
 
-    heights = [0.3 * len(panel) + 1.0 for panel in shown.values()]  # inches
-    return Chart(key, title, caption, draw.panels(shown, paint, 9.5, heights=heights)) if shown else None
+    height = 0.3 * max(map(len, shown.values()), default=0) + 1.0  # inches
+    return Chart(key, title, caption, draw.panels(shown, paint, 9.5, height=height)) if shown else None
 
 
 def _part(figure: Figure) -> str:
@@ -170,10 +170,8 @@ def _scaling(view: View) -> Chart | None:
     word = scaling.unit([config for panel in shown.values() for config in panel])
 
     def paint(look: Look, axes: Any, panel: Panel[Statistic]) -> None:
-        table = pd.DataFrame(
-            [(c.devices, c.topology, view.colour(c), speed.mean, speed.std or 0.0) for c, speed in panel.items()],
-            columns=["workers", "topology", "colour", "mean", "std"],
-        )
+        rows = [(c.devices, c.topology, view.colour(c), speed.mean, speed.std or 0.0) for c, speed in panel.items()]
+        table = pd.DataFrame(rows, columns=["workers", "topology", "colour", "mean", "std"])
         fastest = table.sort_values("mean").drop_duplicates(["colour", "workers"], keep="last").sort_values("workers")
         for colour, speeds in fastest.groupby("colour"):
             line = Line(view.series[colour], colour, colour, speeds.workers, speeds["mean"], speeds["std"])
@@ -203,7 +201,7 @@ def _lines(view: View, read: Callable[[Run], Mapping[Any, float]]) -> dict[str, 
     """
 
     def curve(config: Configuration) -> tuple[Any, ...] | None:
-        """Where, how high, and the standard deviations, as far as every seed's curve goes."""
+        # where, how high, and the standard deviations, as far as every seed's curve goes
         seeds = [list(points.items()) for trial in config.finished if (points := read(trial))]
         length = min(map(len, seeds), default=0)
         if length < 2:
@@ -216,10 +214,10 @@ def _lines(view: View, read: Callable[[Run], Mapping[Any, float]]) -> dict[str, 
     lines: dict[str, list[Line]] = {}
     for title, panel in view.panels(curve).items():
         for config, points in panel.items():
-            colour = view.colour(config)
-            shape = colour if apart else topologies.index(config.topology)
-            label = view.series[colour] if apart else view.names.row(config)
-            name = f"{title}, {config.topology}" if apart else title
+            name, label, colour = title, view.names.row(config), view.colour(config)
+            shape = topologies.index(config.topology)
+            if apart:
+                name, label, shape = f"{title}, {config.topology}", view.series[colour], colour
             lines.setdefault(name, []).append(Line(label, colour, shape, *points))
     return lines
 

@@ -101,12 +101,11 @@ def settings(look: Look) -> AbstractContextManager[None]:
         **dict.fromkeys((*coloured, "patch.edgecolor", "legend.labelcolor"), look.text),
         **dict.fromkeys(clear, "none"),
         **{"font.family": "DejaVu Sans", "font.size": 10},  # comes with matplotlib: every machine draws the same
-        **{"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlepad": 8, "figure.titlesize": 12},
-        **{"axes.spines.top": False, "axes.spines.right": False},
-        **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True},
-        **{"grid.color": look.grid, "grid.linewidth": 0.7, "patch.linewidth": 0.5, "patch.force_edgecolor": True},
-        **{"lines.linewidth": 1.6, "lines.markersize": 5, "hatch.linewidth": 0.7, "errorbar.capsize": 3},
-        **{"legend.frameon": False, "legend.handlelength": 3.2},
+        **{"axes.titlesize": 11, "axes.titleweight": "bold", "axes.spines.top": False, "axes.spines.right": False},
+        **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": look.grid},
+        **{"patch.linewidth": 0.5, "patch.force_edgecolor": True, "hatch.linewidth": 0.7, "errorbar.capsize": 3},
+        **{"lines.markersize": 5, "legend.frameon": False, "legend.handlelength": 3.2},
+        **{"figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08},
         **{"savefig.dpi": 160, "svg.fonttype": "none", "svg.hashsalt": "cifar-ray"},
         "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
     }
@@ -129,23 +128,18 @@ def panels(
     width: float = 3.4,
     *,
     share: bool = False,
-    heights: Sequence[float] = (),
+    height: float = _HEIGHT,
 ) -> Draw:
     """Make a chart's ``draw`` of panels that wrap into rows, each with its title, with one legend below them.
 
-    Args:
-        shown: titles, and the content of each panel.
-        paint: draws a panel's content on its matplotlib axes; what it labels is in the legend.
-        width: of a panel, in inches.
-        share: whether they share the vertical axis.
-        heights: of the rows, in inches, where they are not all alike.
+    ``shown`` has their titles and contents, which ``paint`` draws on matplotlib axes; what it labels is in the legend.
     """
 
     def whole(look: Look) -> Any:
         across = min(max(int(_PAGE / width), 1), len(shown))
-        down = heights or [_HEIGHT] * math.ceil(len(shown) / across)
-        figure = sheet(max(width * across, 5.0), sum(down) + 0.6)
-        every = list(figure.subplots(len(down), across, sharey=share, height_ratios=down, squeeze=False).flat)
+        down = math.ceil(len(shown) / across)
+        figure = sheet(max(width * across, 5.0), height * down + 0.6)
+        every = list(figure.subplots(down, across, sharey=share, squeeze=False).flat)
         for axes, (title, content) in zip(every, shown.items()):
             axes.set_title(plain(title))
             axes.tick_params(labelleft=True)
@@ -162,9 +156,7 @@ def sheet(width: float, height: float) -> Any:
     """An empty figure of this size in inches, whose parts make room for each other."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
 
-    figure: Any = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _add_legend(figure: Any) -> None:

@@ -76,6 +76,11 @@ class Searched:
         return self.trials[self.trials.value.notna()]
 
     @property
+    def values(self) -> Any:
+        """Their objective in the unit of its title."""
+        return self.known.value * (100 if self.goal.figure.percent else 1)
+
+    @property
     def ranked(self) -> Any:
         """Those of them that finished; the others were stopped before the end."""
         return self.known[self.known.end == "finished"]

@@ -29,14 +29,9 @@ def charts(searched: Searched) -> list[Chart]:
     return made
 
 
-def _values(searched: Searched) -> Any:
-    """The objective of the known trials, in the unit of its title."""
-    return searched.known.trial.map(searched.objective.measure).astype(float)
-
-
 def _over_axes(searched: Searched) -> Draw:
     """A panel for each axis, which all have the same vertical one."""
-    finished, values = searched.known.end == "finished", _values(searched)
+    finished, values = searched.known.end == "finished", searched.values
 
     def paint(look: Look, axes: Any, axis: Any) -> None:
         kinds: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -73,7 +68,7 @@ def _parallel(look: Look, searched: Searched) -> Any:
     """Lines from axis to axis, the better ones on top."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    finished, values = searched.known.end == "finished", _values(searched)
+    finished, values = searched.known.end == "finished", searched.values
     columns = {**searched.axes, searched.objective.title: values}
     figure = draw.sheet(max(_COLUMN * len(columns), 5.0), _HEIGHT)
     axes = figure.add_subplot()
