@@ -18,9 +18,9 @@ from cifar_ray import tasks
 from cifar_ray.reporting import draw, figures, scaling, task
 from cifar_ray.reporting.contents import Chart, Draw
 from cifar_ray.reporting.draw import Line, Look
-from cifar_ray.reporting.figures import ITERATION_TIME, NOT_SPLIT, PARTS, PHASE_TIMES, TRAINING_TIME, Figure, Statistic
+from cifar_ray.reporting.figures import NOT_SPLIT, PARTS, PHASE_TIMES, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
-from cifar_ray.reporting.names import Names, compared, titled
+from cifar_ray.reporting.names import Names, titled
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import drawing
 from cifar_ray.tracking.drawing import plain
@@ -78,16 +78,12 @@ def charts(runs: Runs) -> list[Chart]:
     better = "higher" if of.better == "max" else "lower"
     learned = f"On the test {runs.task.spec.unit} after the {epoch} epoch; {better} is better."
     speed, time = _scaling(view), _bars(view, TRAINING_TIME, "training_time", "Training time", "Lower is better.")
-    iteration = "Mean of an optimizer step in steady state; lower is better."
     phases = "Seconds of one run by phase, of those that were measured."
     step = "Of a mean iteration; communication is what the backward pass does not hide."
     shown = [
         speed or time,
         _bars(view, primary, primary.key.removesuffix("_percent"), f"Test {of.noun}", learned),
         time if speed else None,
-        _bars(view, ITERATION_TIME, "iteration", "Time per iteration", iteration)
-        if compared(runs.configurations)
-        else None,
         _by_time(view),
         _losses(view),
         _stacked(view, PHASE_TIMES, "phases", "Where the time went", "time (s)", phases),
@@ -163,7 +159,7 @@ def _part(figure: Figure) -> str:
 
 
 def _scaling(view: View) -> Chart | None:
-    """Speed by number of workers, where several numbers were measured: of several topologies with as many the best."""
+    """Speed by number of workers, where several were measured; of topologies with as many workers, the fastest."""
     throughput = view.runs.task.throughput
     shown = view.panels(lambda config: config.statistic(throughput))
     shown = {title: panel for title, panel in shown.items() if len({config.devices for config in panel}) > 1}
@@ -287,14 +283,13 @@ def confusion(runs: Runs) -> Chart | None:
 
 
 def _mistakes(runs: Runs) -> Chart | None:
-    """The test images that the same run got wrong most surely, in rows that are about equally full."""
+    """The test images that the same run got wrong most surely."""
     if (shown := best(runs)) is None or not (wrong := [one for one in shown[0].mistakes if "png" in one]):
         return None
     run, named = shown
 
     def paint(_: Look) -> Any:
-        rows = -(-len(wrong) // _COLUMNS)
-        columns = -(-len(wrong) // rows)
+        rows, columns = -(-len(wrong) // _COLUMNS), min(len(wrong), _COLUMNS)
         page = draw.sheet(_WIDTH * columns, (_WIDTH + _WORDS) * rows)
         for number, record in enumerate(wrong, 1):
             axes = page.add_subplot(rows, columns, number)

@@ -59,8 +59,8 @@ class Lead:
             parts.append(f"with {counted(again, 'other seed')} {self.of.text(self.level)}{spread}")
         if not others:
             return ", ".join([*parts, "the only run that finished"])
-        gap = f"{self.apart(abs(self.ahead))} {'ahead of' if self.ahead > 0 else 'behind'}"
-        gap = gap if self.ahead else "as good as"
+        way = "ahead of" if self.ahead > 0 else "behind"
+        gap = f"{self.apart(abs(self.ahead))} {way}" if self.ahead else "as good as"
         parts.append(f"{gap} {others[0][0]}, the second of {counted(len(self.ranked), 'run')} that finished")
         known = self.ahead and self.by_chance is not None
         return ", ".join(parts) + (f" (by chance alone with p = {self.by_chance:.2g})" if known else "")

@@ -254,7 +254,7 @@ def strategies() -> Sweep:
 
 def test_thirteen_strategies_look_different_from_each_other() -> None:
     found = made(strategies())
-    assert list(found) == ["scaling", "accuracy", "training_time", "iteration", "accuracy_by_time", "phases", "step"]
+    assert list(found) == ["scaling", "accuracy", "training_time", "accuracy_by_time", "phases", "step"]
     (axes,) = found["scaling"].draw("light").axes
     lines = [line for line in axes.lines if line.get_marker() != "None"]
     assert len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}) == len(lines) == 13
