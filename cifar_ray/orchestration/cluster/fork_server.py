@@ -74,12 +74,13 @@ _prepared: list[_Server] = []
 
 def prepare() -> None:
     """Start the fork server that :func:`running` will take, with all that the processes of a sweep import."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not _prepared:
         _prepared.append(_start([*_PRELOADED, *_SWEEPS]))
-        atexit.register(_end_prepared)
+        atexit.register(discard)
 
 
-def _end_prepared() -> None:
+def discard() -> None:
+    """End a server that is prepared, if there is one: no Ray will be started here."""
     while _prepared:
         _prepared.pop().end()
 
