@@ -75,15 +75,10 @@ def _sentences(searched: Searched) -> Iterator[str]:
     elif len(best.ranked) > 2 and best.images is not None:
         n, others = best.images, [value for _, value in best.ranked[1:]]
         told = sum(len(others) * chance.of_shares(best.level, value, n) < chance.CHANCE for value in others)
-        yield (
-            f"Of the {len(others)} others that finished, Fisher's exact test tells it from {told or 'none'} (5 %, "
-            "Bonferroni)."
-        )
+        yield f"Of the {len(others)} others, Fisher's exact test tells it from {told or 'none'} (5 %, Bonferroni)."
         high = 100 * chance.best_by_luck(min(max(best.ranked[0][1], 0.0), 1.0), n, len(best.ranked))
-        yield (
-            f"Of {len(best.ranked)} equally good runs, the best would read {high:.2f} points too well by the luck of "
-            f"the {tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit} alone."
-        )
+        luck = f"the luck of the {tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit} alone"
+        yield f"The best of {len(best.ranked)} equally good runs would read {high:.2f} points too well by {luck}."
 
 
 def _most_explained(explained: Any) -> Iterator[str]:
