@@ -15,15 +15,15 @@ import pandas as pd
 from PIL import Image
 
 from cifar_ray import tasks
-from cifar_ray.reporting import chance, draw, figures, scaling, task
+from cifar_ray.reporting import draw, figures, scaling, task
 from cifar_ray.reporting.contents import Chart, Draw
 from cifar_ray.reporting.draw import Line, Look
-from cifar_ray.reporting.figures import ITERATION_TIME, NOT_SPLIT, PARTS, PHASE_TIMES, TRAINING_TIME, Figure, Statistic
+from cifar_ray.reporting.figures import NOT_SPLIT, PARTS, PHASE_TIMES, TRAINING_TIME, Figure, Statistic
 from cifar_ray.reporting.frame import Configuration, Runs
-from cifar_ray.reporting.names import Names, compared, titled
+from cifar_ray.reporting.names import Names, titled
 from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking import drawing
-from cifar_ray.tracking.drawing import MOST_CLASSES, plain
+from cifar_ray.tracking.drawing import plain
 from cifar_ray.tracking.study import Run
 
 _T = TypeVar("_T")
@@ -31,28 +31,8 @@ Panel = Mapping[Configuration, _T]
 """Configurations from few workers to many, and what is drawn of each."""
 
 _MOST_TOGETHER = 3  # series; with more, each topology has a panel of its own
-_MOST_LINEAR = 8  # with a larger ratio, those with few workers would lie on each other
-_MOST_WRITTEN = 6  # more figures above the bars of one panel would run into each other
-_WORST_PAIRS = 5
 _COLUMNS, _WIDTH, _WORDS, _LETTERS = 8, 1.25, 0.55, 16  # images beside each other; inches of one, of its words
-_BESIDE: Mapping[str, Any] = {"textcoords": "offset points", "fontsize": 8}
-
-_TEXTS: Mapping[str, tuple[str, str]] = {
-    "training_time": (
-        "Training time",
-        "Seconds of training of a whole run, without start-up, evaluation and checkpoints; lower is better.",
-    ),
-    "iteration": ("Time per iteration", "Mean milliseconds of an optimizer step in steady state; shorter is better."),
-    "phases": (
-        "Where the time went",
-        "Seconds of one run by phase. A phase that was not measured is left out of its bar.",
-    ),
-    "step": (
-        "Where a step's time goes",
-        "Milliseconds of a mean iteration by what it is spent on. Communication is what the backward pass does not "
-        "hide; a part that was not measured by itself is in what is not split.",
-    ),
-}
+_SEEDS = "Means over the seeds, with one standard deviation."
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,45 +72,25 @@ def charts(runs: Runs) -> list[Chart]:
 
     The two that matter most come first: speed and the primary figure.
     """
-    view = View(runs)
-    speed, time = _scaling(view), _bars(view, TRAINING_TIME, "training_time", *_TEXTS["training_time"])
+    view, of, primary = View(runs), runs.task.spec.primary, runs.task.primary
+    epoch = "chosen" if any(CHOSEN_EPOCH in trial.metrics for trial in runs.study.trials) else "last"
+    better = "higher" if of.better == "max" else "lower"
+    learned = f"On the test {runs.task.spec.unit} after the {epoch} epoch; {better} is better."
+    speed, time = _scaling(view), _bars(view, TRAINING_TIME, "training_time", "Training time", "Lower is better.")
+    phases = "Seconds of one run by phase, of those that were measured."
+    step = "Of a mean iteration; communication is what the backward pass does not hide."
     shown = [
         speed or time,
-        _learned(view),
+        _bars(view, primary, primary.key.removesuffix("_percent"), f"Test {of.noun}", learned),
         time if speed else None,
-        _bars(view, ITERATION_TIME, "iteration", *_TEXTS["iteration"]) if compared(runs.configurations) else None,
         _by_time(view),
         _losses(view),
-        _stacked(view, PHASE_TIMES, "phases", "time (s)"),
-        _stacked(view, (*PARTS, NOT_SPLIT), "step", "time of an iteration (ms)"),
+        _stacked(view, PHASE_TIMES, "phases", "Where the time went", "time (s)", phases),
+        _stacked(view, (*PARTS, NOT_SPLIT), "step", "Where a step's time goes", "time of an iteration (ms)", step),
         confusion(runs),
         _mistakes(runs),
     ]
     return [chart for chart in shown if chart is not None]
-
-
-def _learned(view: View) -> Chart | None:
-    spec, of, primary = view.runs.task.spec, view.runs.task.spec.primary, view.runs.task.primary
-    epoch = "chosen" if any(CHOSEN_EPOCH in trial.metrics for trial in view.runs.study.trials) else "last"
-    caption = (
-        f"{of.title} over the test {spec.unit} after the {epoch} epoch; {'higher' if of.better == 'max' else 'lower'} "
-        "is better. The axis shows the range of the figures, not all from 0."
-    )
-    return _bars(view, primary, primary.key.removesuffix("_percent"), f"Test {of.noun}", caption)
-
-
-def _spread(shown: Mapping[str, Panel[Any]]) -> str:
-    """What a caption says of several seeds, where a configuration has them."""
-    several = any(max(config.counts) > 1 for panel in shown.values() for config in panel)
-    return " Means over the seeds; error bars and bands show one sample standard deviation." if several else ""
-
-
-def _unequal(shown: Mapping[str, Panel[Any]], figure: Figure) -> str:
-    """What a caption says of figures that grow with the work, where that of a panel's runs is not equal."""
-    for panel in shown.values():
-        if unequal := chance.unequal_work(list(panel), figure):
-            return f" {unequal[0].upper()}{unequal[1:]}, so these are not figures of equal work."
-    return ""
 
 
 def _bars(view: View, figure: Figure, key: str, title: str, caption: str) -> Chart | None:
@@ -143,33 +103,31 @@ def _bars(view: View, figure: Figure, key: str, title: str, caption: str) -> Cha
         return None
     dots = figure.of is not None
     colours = sorted({view.colour(config) for panel in shown.values() for config in panel})
-    most = max(len({config.topology for config in panel}) for panel in shown.values()) * len(colours)
-    width = max(3.4, 0.25 * most)  # inches
+    step = 0.8 / len(colours)
+    groups = max(len({config.topology for config in panel}) for panel in shown.values())
+    width = max(3.4, 0.25 * groups * len(colours))  # inches
 
     def paint(look: Look, axes: Any, panel: Panel[Statistic]) -> None:
-        places, step = list(dict.fromkeys(config.topology for config in panel)), 0.8 / len(colours)
+        places = list(dict.fromkeys(config.topology for config in panel))
         for config, (mean, std, *_) in panel.items():
             colour = view.colour(config)
             x = places.index(config.topology) + (colours.index(colour) - (len(colours) - 1) / 2) * step
-            name, top = plain(view.series[colour]), (x, mean + (std or 0.0))
+            name = plain(view.series[colour])
             axes.errorbar(x, mean, std, fmt="none", ecolor=look.text, elinewidth=1.1)
             if dots:
                 axes.plot(x, mean, label=name, **look.line(colour, colour) | {"linestyle": "none"})
             else:
                 axes.bar(x, mean, min(step, 0.5) * 0.94, label=name, **look.bar(colour))
-            if most <= _MOST_WRITTEN:
-                axes.annotate(figure.number(mean), top, (0, 5), ha="center", va="bottom", **_BESIDE)
         draw.name_places(axes, places, width)
         axes.set(xlabel="nodes x workers per node", ylabel=figure.title)
         axes.margins(y=0.14)
         if not dots:
             axes.set_ylim(bottom=0)
 
-    caption += _spread(shown) + (_unequal(shown, figure) if figure.alike == "work" else "")
-    return Chart(key, title, caption, draw.panels(shown, paint, width, share=dots))
+    return Chart(key, title, f"{caption} {_SEEDS}", draw.panels(shown, paint, width, share=dots))
 
 
-def _stacked(view: View, parts: Sequence[Figure], key: str, axis: str) -> Chart | None:
+def _stacked(view: View, parts: Sequence[Figure], key: str, title: str, axis: str, caption: str) -> Chart | None:
     """A lying bar for every configuration, stacked from the parts of a time, the last of which is a rest."""
     shown = view.panels(lambda config: any(config.statistic(part) for part in parts[:-1]))
     colours = list(dict.fromkeys(map(_part, (*PHASE_TIMES[:-1], *PARTS))))  # of one word one, in both charts
@@ -183,17 +141,15 @@ def _stacked(view: View, parts: Sequence[Figure], key: str, axis: str) -> Chart 
                     axes.barh(at, statistic.mean, 0.7, ends[at], label=_part(part), **fill)
                     ends[at] += statistic.mean
         for at, end in enumerate(ends):
-            axes.annotate(parts[0].text(end), (end, at), (4, 0), va="center", **_BESIDE)
+            axes.annotate(parts[0].text(end), (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
         axes.set_yticks(range(len(panel)), [plain(view.names.row(config)) for config in panel])
         axes.set_ylim(len(panel) - 0.4, -0.6)  # the first at the top
         axes.grid(visible=False, axis="y")
         axes.grid(axis="x")
         axes.set_xlabel(axis)
 
-    title, caption = _TEXTS[key]
-    caption += _unequal(shown, TRAINING_TIME) if key == "phases" else ""
-    heights = [0.3 * len(panel) + 1.0 for panel in shown.values()]  # inches
-    return Chart(key, title, caption, draw.panels(shown, paint, 9.5, heights=heights)) if shown else None
+    height = 0.3 * max(map(len, shown.values()), default=0) + 1.0  # inches
+    return Chart(key, title, caption, draw.panels(shown, paint, 9.5, height=height)) if shown else None
 
 
 def _part(figure: Figure) -> str:
@@ -202,41 +158,28 @@ def _part(figure: Figure) -> str:
 
 
 def _scaling(view: View) -> Chart | None:
-    """Speed by number of workers, where several numbers were measured."""
-    throughput, counts = view.runs.task.throughput, view.runs.task.counts
+    """Speed by number of workers, where several were measured; of topologies with as many workers, the fastest."""
+    throughput = view.runs.task.throughput
     shown = view.panels(lambda config: config.statistic(throughput))
     shown = {title: panel for title, panel in shown.items() if len({config.devices for config in panel}) > 1}
     word = scaling.unit([config for panel in shown.values() for config in panel])
 
     def paint(look: Look, axes: Any, panel: Panel[Statistic]) -> None:
-        table = pd.DataFrame(
-            [(c.devices, c.topology, view.colour(c), speed.mean, speed.std or 0.0) for c, speed in panel.items()],
-            columns=["workers", "topology", "colour", "mean", "std"],
-        )
+        rows = [(c.devices, c.topology, view.colour(c), speed.mean, speed.std or 0.0) for c, speed in panel.items()]
+        table = pd.DataFrame(rows, columns=["workers", "topology", "colour", "mean", "std"])
         fastest = table.sort_values("mean").drop_duplicates(["colour", "workers"], keep="last").sort_values("workers")
         for colour, speeds in fastest.groupby("colour"):
             line = Line(view.series[colour], colour, colour, speeds.workers, speeds["mean"], speeds["std"])
             line.paint(look, axes)
-        for _, speeds in fastest.groupby("colour"):
             ideal = speeds["mean"].iloc[0] * speeds.workers / speeds.workers.iloc[0]
-            words = "ideal: n times the workers, n times the speed"
-            axes.plot(speeds.workers, ideal, color=look.text, linestyle=":", linewidth=1.2, label=words)
+            axes.plot(speeds.workers, ideal, color=look.text, linestyle=":", linewidth=1.2)
         ticks = table.groupby("workers").topology.unique()
-        if max(ticks.index) > _MOST_LINEAR * min(ticks.index):
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter("{x:g}")
-        else:
-            axes.set_xlim(0, max(ticks.index) * 1.08)
-            axes.set_ylim(bottom=0)
+        axes.set_xlim(0, max(ticks.index) * 1.08)
+        axes.set_ylim(bottom=0)
         axes.set_xticks(ticks.index, ["\n".join([f"{count}", *names]) for count, names in ticks.items()])
-        axes.minorticks_off()
         axes.set(xlabel=f"{word} (nodes x workers per node)", ylabel=throughput.title)
 
-    caption = (
-        f"{counts} trained on per second in steady state, all workers together, the fastest where several topologies "
-        f"have as many. Dotted: perfect scaling from the smallest configuration.{_spread(shown)}"
-    )
+    caption = f"Of all {word} together, in steady state. Dotted: perfect scaling from the fewest. {_SEEDS}"
     return Chart("scaling", f"Speed by number of {word}", caption, draw.panels(shown, paint)) if shown else None
 
 
@@ -247,24 +190,23 @@ def _lines(view: View, read: Callable[[Run], Mapping[Any, float]]) -> dict[str, 
     """
 
     def curve(config: Configuration) -> tuple[Any, ...] | None:
-        """Where, how high, and the standard deviations, as far as every seed's curve goes."""
+        # where, how high, and the standard deviations, as far as every seed's curve goes
         seeds = [list(points.items()) for trial in config.finished if (points := read(trial))]
         length = min(map(len, seeds), default=0)
         if length < 2:
             return None
         table = np.array([points[:length] for points in seeds])  # by run, point, and x or y
-        spread = table[:, :, 1].std(axis=0, ddof=1) if len(seeds) > 1 else ()
-        return (*table.mean(axis=0).T, spread)
+        return (*table.mean(axis=0).T, table[:, :, 1].std(axis=0, ddof=1) if len(seeds) > 1 else ())
 
     apart = len(view.series) > _MOST_TOGETHER
     topologies = list(dict.fromkeys(config.topology for config in view.finished))
     lines: dict[str, list[Line]] = {}
     for title, panel in view.panels(curve).items():
         for config, points in panel.items():
-            colour = view.colour(config)
-            shape = colour if apart else topologies.index(config.topology)
-            label = view.series[colour] if apart else view.names.row(config)
-            name = f"{title}, {config.topology}" if apart else title
+            name, label, colour = title, view.names.row(config), view.colour(config)
+            shape = topologies.index(config.topology)
+            if apart:
+                name, label, shape = f"{title}, {config.topology}", view.series[colour], colour
             lines.setdefault(name, []).append(Line(label, colour, shape, *points))
     return lines
 
@@ -288,12 +230,8 @@ def _by_time(view: View) -> Chart | None:
     """The primary figure after every epoch, at the seconds trained until then."""
     of, primary, measured = view.runs.task.spec.primary, view.runs.task.primary, view.runs.measured_on.capitalize()
     shown = _lines(view, _timed)
-    caption = (
-        f"{measured} {of.noun} after every epoch against the seconds of training until then, evaluation and start-up "
-        f"aside; further {'up' if of.better == 'max' else 'down'} and to the left is better."
-        f"{_spread(view.panels(lambda config: config.statistic(primary)))}"
-    )
     key, title = f"{primary.key.removesuffix('_percent')}_by_time", f"{measured} {of.noun} against training time"
+    caption = f"After every epoch, by the seconds of training until then. {_SEEDS}"
     drawn = _line_panels(shown, "training time (s)", primary.title, is_loss=False)
     return Chart(key, title, caption, drawn) if shown else None
 
@@ -311,21 +249,17 @@ def _losses(view: View) -> Chart | None:
     unit, loss, measured = view.runs.task.spec.unit, view.runs.task.spec.loss, view.runs.measured_on
     training = _lines(view, lambda trial: figures.by_step(trial, "train/epoch_loss"))
     after = _lines(view, lambda trial: figures.by_step(trial, tasks.LOSS.on(trial.measured_on)))
-    both = {"training": training, measured: after}
     by_epoch = {
         f"{title}: {of} loss": lines[title]
         for title in {**training, **after}
-        for of, lines in both.items()
+        for of, lines in (("training", training), (measured, after))
         if title in lines
     }
     if by_epoch:
-        caption = (
-            f"Mean loss over the training {unit} of every epoch, and over the {measured} {unit} after it. A {measured} "
-            "loss that rises while the training loss falls is overfitting."
-        )
+        caption = f"Means over the training {unit} of every epoch, and over the {measured} {unit} after it."
         return Chart("loss", "Loss by epoch", caption, _line_panels(by_epoch, "epoch", loss, is_loss=True))
     by_step = _lines(view, lambda trial: figures.by_step(trial, "train/loss"))
-    caption = "Mean over the ranks of the training loss of single steps, the ones that were logged."
+    caption = "Training loss of the steps that were logged, the mean over the ranks."
     drawn = _line_panels(by_step, "optimizer step", loss, is_loss=True)
     return Chart("loss", "Loss by step", caption, drawn) if by_step else None
 
@@ -335,53 +269,32 @@ def confusion(runs: Runs) -> Chart | None:
     if (shown := best(runs)) is None:
         return None
     (run, named), unit = shown, runs.task.spec.confused
-    caption = (
-        f"Test {unit} of {run.dataset} by true and predicted class: {named}. Those on the diagonal are right."
-        f"{_confused(run)}"
-    )
+    caption = f"Test {unit} of {run.dataset} by true and predicted class: {named}. Those on the diagonal are right."
     matrix = run.confusion or [], run.class_names, unit
     drawn = draw.drawn(lambda look: drawing.matrix(*matrix, look.page, look.full, look.text))
     return Chart("confusion", "Confusion matrix of the best run", caption, drawn)
 
 
-def _confused(run: Run) -> str:
-    """The classes most often taken for one another, where there are too many for numbers in the picture."""
-    counts = np.array(run.confusion)
-    if len(counts) <= MOST_CLASSES:
-        return ""
-    names = [plain(name).strip() for name in run.class_names] or list(map(str, range(len(counts))))
-    pairs = pd.DataFrame(np.tril(counts + counts.T, -1)).stack().nlargest(_WORST_PAIRS)
-    worst = [
-        f"{names[first]} and {names[second]} ({count:,} of {counts[[first, second]].sum():,})"
-        for (second, first), count in pairs[pairs > 0].items()
-    ]
-    return f" Most often taken for one another: {', '.join(worst)}." if worst else ""
-
-
 def _mistakes(runs: Runs) -> Chart | None:
-    """The test images that the same run got wrong most surely, in rows that are about equally full."""
+    """The test images that the same run got wrong most surely."""
     if (shown := best(runs)) is None or not (wrong := [one for one in shown[0].mistakes if "png" in one]):
         return None
     run, named = shown
 
     def paint(_: Look) -> Any:
-        rows = -(-len(wrong) // _COLUMNS)
-        columns = -(-len(wrong) // rows)
+        rows, columns = -(-len(wrong) // _COLUMNS), min(len(wrong), _COLUMNS)
         page = draw.sheet(_WIDTH * columns, (_WIDTH + _WORDS) * rows)
         for number, record in enumerate(wrong, 1):
             axes = page.add_subplot(rows, columns, number)
             axes.imshow(Image.open(io.BytesIO(base64.b64decode(record["png"]))), interpolation="none")
             axes.set_axis_off()
             words = [record["true"], f"as {record['predicted']}", f"{100 * record['probability']:.2f} %"]
-            short = [
-                word if len(word) <= _LETTERS else f"{word[: _LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}" for word in words
-            ]
-            axes.set_title("\n".join(map(plain, short)), fontsize=8, fontweight="normal")
+            axes.set_title("\n".join(plain(word[:_LETTERS]) for word in words), fontsize=8, fontweight="normal")
         return page
 
     caption = (
-        f"Test images of {run.dataset} that were taken for another class with the highest probability: {named}. Above "
-        "each stand its class, the one that it was taken for, and that one's probability."
+        f"Test images of {run.dataset} taken for another class with the highest probability: {named}. Above each: its "
+        "class, the one it was taken for, and that one's probability."
     )
     return Chart("mistakes", "Images most surely wrong", caption, draw.drawn(paint))
 

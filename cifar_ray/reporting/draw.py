@@ -21,7 +21,7 @@ from cifar_ray.tracking import drawing
 from cifar_ray.tracking.drawing import plain
 
 _T = TypeVar("_T")
-_HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||", "++++")  # dots would make an SVG ten times as large
+_HATCHES = ("", "////", "--", "xxxx", "\\\\\\\\", "||||")  # one less than colours; dots would make a large SVG
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 _PARTS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#BB99CC", "#AAAA00")
@@ -51,8 +51,7 @@ class Look(NamedTuple):
 
     def bar(self, series: int) -> dict[str, Any]:
         """How the bar of a series is filled, so that it is known without its colour."""
-        hatch = _HATCHES[(series + series // len(_HATCHES)) % len(_HATCHES)]  # there are as many colours
-        return {"facecolor": self.colour(series), "hatch": hatch}
+        return {"facecolor": self.colour(series), "hatch": _HATCHES[series % len(_HATCHES)]}
 
     def part(self, number: int) -> dict[str, Any]:
         """How a part of a time is filled; -1 is a rest."""
@@ -76,7 +75,7 @@ LOOKS: dict[Theme, Look] = {
 
 
 class Line(NamedTuple):
-    """A line: its label, the numbers of its colour and of its shape, its points, and their deviations, if any."""
+    """A line: its label, the numbers of its colour and shape, its points, and their deviations, if any."""
 
     label: str
     colour: int
@@ -102,12 +101,11 @@ def settings(look: Look) -> AbstractContextManager[None]:
         **dict.fromkeys((*coloured, "patch.edgecolor", "legend.labelcolor"), look.text),
         **dict.fromkeys(clear, "none"),
         **{"font.family": "DejaVu Sans", "font.size": 10},  # comes with matplotlib: every machine draws the same
-        **{"axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlepad": 8, "figure.titlesize": 12},
-        **{"axes.spines.top": False, "axes.spines.right": False},
-        **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True},
-        **{"grid.color": look.grid, "grid.linewidth": 0.7, "patch.linewidth": 0.5, "patch.force_edgecolor": True},
-        **{"lines.linewidth": 1.6, "lines.markersize": 5, "hatch.linewidth": 0.7, "errorbar.capsize": 3},
-        **{"legend.frameon": False, "legend.handlelength": 3.2},
+        **{"axes.titlesize": 11, "axes.titleweight": "bold", "axes.spines.top": False, "axes.spines.right": False},
+        **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "grid.color": look.grid},
+        **{"patch.linewidth": 0.5, "patch.force_edgecolor": True, "hatch.linewidth": 0.7, "errorbar.capsize": 3},
+        **{"lines.markersize": 5, "legend.frameon": False, "legend.handlelength": 3.2},
+        **{"figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08},
         **{"savefig.dpi": 160, "svg.fonttype": "none", "svg.hashsalt": "cifar-ray"},
         "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
     }
@@ -130,24 +128,18 @@ def panels(
     width: float = 3.4,
     *,
     share: bool = False,
-    heights: Sequence[float] = (),
+    height: float = _HEIGHT,
 ) -> Draw:
     """Make a chart's ``draw`` of panels that wrap into rows, each with its title, with one legend below them.
 
-    Args:
-        shown: titles, and the content of each panel.
-        paint: draws a panel's content on its matplotlib axes; what it labels is in the legend.
-        width: of a panel, in inches.
-        share: whether they share the vertical axis.
-        heights: of the rows, in inches, where they are not all alike.
+    ``shown`` has their titles and contents, which ``paint`` draws on matplotlib axes; what it labels is in the legend.
     """
 
     def whole(look: Look) -> Any:
         across = min(max(int(_PAGE / width), 1), len(shown))
-        across = 2 if len(shown) == 4 and across == 3 else across
-        down = heights or [_HEIGHT] * math.ceil(len(shown) / across)
-        figure = sheet(max(width * across, 5.0), sum(down) + 0.6)
-        every = list(figure.subplots(len(down), across, sharey=share, height_ratios=down, squeeze=False).flat)
+        down = math.ceil(len(shown) / across)
+        figure = sheet(max(width * across, 5.0), height * down + 0.6)
+        every = list(figure.subplots(down, across, sharey=share, squeeze=False).flat)
         for axes, (title, content) in zip(every, shown.items()):
             axes.set_title(plain(title))
             axes.tick_params(labelleft=True)
@@ -164,31 +156,27 @@ def sheet(width: float, height: float) -> Any:
     """An empty figure of this size in inches, whose parts make room for each other."""
     from matplotlib.figure import Figure  # without pyplot there is no global state and no window
 
-    figure: Any = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _add_legend(figure: Any) -> None:
     """Below the panels, where it covers no data; the figure grows with it."""
-    named = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels())]
+    named = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     if not named:
         return
-    handles = {label: handle for handle, label in reversed(named)}
-    labels = list(dict.fromkeys(label for _, label in named))
     width, height = figure.get_size_inches()
-    widest = _HANDLE + _CHARACTER * max(map(len, labels))
-    columns = min(len(labels), max(1, int(width / widest)))
-    figure.set_size_inches(max(width, widest), height + (math.ceil(len(labels) / columns) - 1) * _LINE)
-    figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=columns)
+    widest = _HANDLE + _CHARACTER * max(map(len, named))
+    columns = min(len(named), max(1, int(width / widest)))
+    figure.set_size_inches(max(width, widest), height + (math.ceil(len(named) / columns) - 1) * _LINE)
+    figure.legend(named.values(), named, loc="outside lower center", ncols=columns)
 
 
 def name_places(axes: Any, names: Sequence[str], width: float) -> None:
     """Names below the groups of bars of a panel that is ``width`` inches wide, slanted where there is no room."""
-    is_wide = len(names) * (max(map(len, names)) + 2) * _CHARACTER > width
-    slanted = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if is_wide else {}
-    axes.set_xticks(range(len(names)), [plain(name) for name in names], **slanted)
+    axes.set_xticks(range(len(names)), [plain(name) for name in names])
     axes.set_xlim(-0.6, len(names) - 0.4)
+    if len(names) * (max(map(len, names)) + 2) * _CHARACTER > width:
+        axes.tick_params("x", rotation=25)
 
 
 def unflatten(axes: Any, values: Sequence[float]) -> None:
@@ -202,14 +190,14 @@ def unflatten(axes: Any, values: Sequence[float]) -> None:
 def save(chart: Chart, folder: Path, pdf: bool = False) -> list[Path]:
     """Write ``KEY.png`` and ``KEY.svg``, on white and with the title in them, and ``KEY.pdf`` without; return paths."""
     figure, look = chart.draw("light"), LOOKS["light"]
-    paths = [folder / f"{chart.key}.{kind}" for kind in ("png", "svg", *["pdf"] * pdf)]
+    png, svg, paper = (folder / f"{chart.key}.{kind}" for kind in ("png", "svg", "pdf"))
     with settings(look):
         if pdf:
-            figure.savefig(paths[2], metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
+            figure.savefig(paper, metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
         figure.suptitle(plain(chart.title))
-        figure.savefig(paths[0], facecolor=look.page)
-        figure.savefig(paths[1], facecolor=look.page, metadata=_NO_METADATA)
-    return paths
+        figure.savefig(png, facecolor=look.page)
+        figure.savefig(svg, facecolor=look.page, metadata=_NO_METADATA)
+    return [png, svg, *[paper] * pdf]
 
 
 def svg(chart: Chart, theme: Theme) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from cifar_ray.reporting import charts
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.frame import Runs
@@ -12,19 +15,15 @@ def sections(runs: Runs) -> list[Section]:
     if (shown := charts.best(runs)) is None or not (texts := [one for one in shown[0].mistakes if "text" in one]):
         return []
     best, named = shown
-    rows = [
-        (
-            str(number),
-            [
-                *(Entry(str(one[name])) for name in ("text", "true", "predicted")),
-                Entry(f"{100 * one['probability']:.2f}", one["probability"]),
-            ],
-        )
-        for number, one in enumerate(texts, 1)
-    ]
+    rows = [(str(number), _row(record)) for number, record in enumerate(texts, 1)]
     note = (
-        f"Test texts of {best.dataset} that were taken for another class with the highest probability: {named}. They "
-        "are as the model sees them, and shortened."
+        f"Test texts of {best.dataset} taken for another class with the highest probability: {named}. They are as the "
+        "model sees them, and shortened."
     )
-    columns = ("#", "text", "class", "taken for", "probability (%)")
-    return [Section("Texts most surely wrong", [Table("misread", "Misread texts", columns, rows, (note,))])]
+    titles = ("#", "text", "class", "taken for", "probability (%)")
+    return [Section("Texts most surely wrong", [Table("misread", "Misread texts", titles, rows, (note,))])]
+
+
+def _row(record: Mapping[str, Any]) -> list[Entry]:
+    share = record["probability"]
+    return [*(Entry(str(record[name])) for name in ("text", "true", "predicted")), Entry(f"{100 * share:.2f}", share)]

@@ -32,7 +32,7 @@ from cifar_ray.reporting import (
     tables,
     words,
 )
-from cifar_ray.reporting.contents import Report
+from cifar_ray.reporting.contents import Finding, Report
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.latex import tables as latex_tables
 from cifar_ray.reporting.task import TaskFigures
@@ -137,13 +137,9 @@ def build(
 def _build(study: Sweep, baseline: str | None, price: float | None, targets: Sequence[float]) -> Report:
     """The report of runs that learn one thing."""
     runs = Runs(study)
-    page = search_page.page(runs, targets, price) if study.search else None
-    return replace(
-        results(runs, tables.parts(runs, targets, price), price, page),
-        comparison=papers.comparison(runs, baseline) if baseline is not None else None,
-        charts=page.charts if page else charts.charts(runs),
-        lead=page.lead if page else "",
-    )
+    made = results(runs, tables.parts(runs, targets, price), price)
+    made = replace(made, comparison=papers.comparison(runs, baseline) if baseline is not None else None)
+    return search_page.page(made, targets, price) if study.search else replace(made, charts=charts.charts(runs))
 
 
 def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
@@ -168,18 +164,16 @@ def _together(study: Sweep, tasks: Sequence[Report]) -> Report:
     )
 
 
-def results(
-    runs: Runs, parts: Sequence[tables.Part], price: float | None, page: search_page.Page | None = None
-) -> Report:
+def results(runs: Runs, parts: Sequence[tables.Part], price: float | None) -> Report:
     """The results of a study's runs without charts, which reports and comparisons share.
 
-    ``parts`` are what the tables show of them, from :func:`tables.parts`; of a search, its ``page`` stands for them.
+    ``parts`` are what the tables show of them, from :func:`tables.parts`.
     """
     return Report(
         study=runs.study,
-        findings=page.findings if page else words.findings(runs, price),
+        findings=_findings(runs, price),
         cautions=cautions.cautions(runs),
-        sections=[*(page.sections if page else (part.section for part in parts)), *misread.sections(runs)],
+        sections=[*(part.section for part in parts), *misread.sections(runs)],
         runs=tables.runs_table(runs.study),
         data={"runs": data.runs(runs, parts), "figures": data.figures(parts)},
     )
@@ -194,9 +188,12 @@ def means(study: Sweep) -> list[str]:
 def summary(study: Sweep) -> list[str]:
     """What the report of a study says first, as paragraphs in Markdown."""
     tasks = list(map(Runs, study.meant.by_task))
-    found = [search_page.page(runs).findings if runs.study.search else words.findings(runs, None) for runs in tasks]
     warned = dict.fromkeys(caution for runs in tasks for caution in cautions.cautions(runs))
-    return pages.summary([finding for each in found for finding in each], list(warned))
+    return pages.summary([finding for runs in tasks for finding in _findings(runs, None)], list(warned))
+
+
+def _findings(runs: Runs, price: float | None) -> Sequence[Finding]:
+    return [search_page.finding(runs)] if runs.study.search else words.findings(runs, price)
 
 
 @contextmanager

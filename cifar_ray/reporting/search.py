@@ -60,24 +60,25 @@ class Searched:
         - ``epochs``: how many it has trained.
         - ``value``: of the objective; of a stopped one, after its last epoch; NaN of the rest.
         """
-        trials, metric = self.study.trials, self.goal.metric
-        frame = pd.DataFrame({"trial": pd.Series(list(trials), dtype=object)})
-        frame["end"] = [
-            "other seed" if trial.repeats else "finished" if trial.finished else trial.state for trial in trials
-        ]
-        frame["epochs"] = [
-            max({**figures.by_step(trial, "epoch_s"), **figures.by_step(trial, metric)}, default=0) for trial in trials
-        ]
-        values = pd.Series([self.goal.value(trial.metrics) for trial in trials], dtype=float)
-        frame["value"] = values.where(frame.end.isin(("finished", "stopped")))
-        worse = -frame.value if self.goal.better == "max" else frame.value
-        order = pd.DataFrame({"rest": frame.value.isna(), "stopped": frame.end != "finished", "worse": worse})
-        return frame.loc[order.sort_values(list(order)).index].reset_index(drop=True)
+        rows = []
+        for trial in self.study.trials:
+            end = "other seed" if trial.repeats else "finished" if trial.finished else trial.state
+            curves = [figures.by_step(trial, name) for name in ("epoch_s", self.goal.metric)]
+            value = self.goal.value(trial.metrics) if end in ("finished", "stopped") else None
+            rows.append((trial, end, max({**curves[0], **curves[1]}, default=0), math.nan if value is None else value))
+        rank = self.goal.figure.rank
+        rows.sort(key=lambda row: (math.isnan(row[3]), row[1] != "finished", -rank(row[3])))
+        return pd.DataFrame(rows, columns=["trial", "end", "epochs", "value"]).astype({"value": float})
 
     @property
     def known(self) -> Any:
         """The trials with a value, which are the first rows."""
         return self.trials[self.trials.value.notna()]
+
+    @property
+    def values(self) -> Any:
+        """Their objective in the unit of its title."""
+        return self.known.value * (100 if self.goal.figure.percent else 1)
 
     @property
     def ranked(self) -> Any:
@@ -88,8 +89,7 @@ class Searched:
     def axes(self) -> Any:
         """The :attr:`known` trials' values, a column for each axis.
 
-        A column has numbers where the values were drawn from a range, NaN where a trial has none; else categories,
-        ordered if all of them are numbers.
+        A column has numbers where the values were drawn from a range, NaN where a trial has none; else categories.
         """
         return pd.DataFrame({name: self._axis(name) for name in self.study.axes})
 
@@ -98,8 +98,7 @@ class Searched:
         numbers = pd.Series([as_number(value) for value in values], dtype=float)
         if name in self.study.ranges:
             return numbers
-        is_number = bool(numbers.notna().all())
-        return pd.Categorical(values, sorted(set(values), key=float if is_number else str), ordered=is_number)
+        return pd.Categorical(values, sorted(set(values), key=float if numbers.notna().all() else str))
 
     def is_log(self, axis: str) -> bool:
         """Whether an axis's values were drawn from a logarithmic range."""
@@ -109,12 +108,10 @@ class Searched:
     def compared(self) -> tuple[int | None, Any]:
         """The last epoch that all known trials reached, and the value of each after it, by its row.
 
-        This is what the axes explain: runs that finished alone say little of settings whose runs were stopped. Where
-        none was stopped, or the trials share no recorded epoch, the epoch is None and the values are the final ones.
+        Where none was stopped, or they share no recorded epoch, the epoch is None and the values are the final ones.
         """
-        curves = [figures.by_step(trial, self.goal.metric) for trial in self.known.trial]
-        finite = [{epoch: value for epoch, value in curve.items() if math.isfinite(value)} for curve in curves]
-        common = pd.DataFrame(finite, index=self.known.index).dropna(axis="columns")
+        curves = pd.DataFrame([figures.by_step(trial, self.goal.metric) for trial in self.known.trial])
+        common = curves.set_index(self.known.index).replace([math.inf, -math.inf], math.nan).dropna(axis="columns")
         if len(self.ranked) == len(self.known) or common.empty:
             return None, self.ranked.value
         return int(max(common)), common[max(common)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from cifar_ray.reporting import draw
 from cifar_ray.reporting.contents import Chart, Draw
@@ -22,37 +21,23 @@ def charts(searched: Searched) -> list[Chart]:
     """Those that there are trials for."""
     if searched.known.empty or searched.axes.empty:
         return []
-    of, title = searched.goal.figure, searched.objective.title
-    caption = (
-        f"{title} of every trial, of a stopped one after its last epoch; the "
-        f"{'highest' if of.better == 'max' else 'lowest'} is best. An axis that was drawn logarithmically is so here; "
-        "values from a list stand side by side."
-    )
+    caption = f"{searched.objective.title} of every trial, of a stopped one after its last epoch."
     made = [Chart("axes", "The objective over each axis", caption, _over_axes(searched))]
     if len(searched.known) > 1:
-        caption = (
-            f"One line for each trial, from axis to axis to its {of.name}: the stronger its colour, the better its "
-            "rank. The thick one is the best, dashed ones were stopped before the end."
-        )
+        caption = "A line for each trial, the stronger the better; thick: the best; dashed: stopped before the end."
         made.append(Chart("parallel", "All axes together", caption, draw.drawn(lambda look: _parallel(look, searched))))
     return made
 
 
-def _values(searched: Searched) -> Any:
-    """The objective of the known trials, in the unit of its title."""
-    return searched.known.trial.map(searched.objective.measure).astype(float)
-
-
 def _over_axes(searched: Searched) -> Draw:
     """A panel for each axis, which all have the same vertical one."""
-    finished, values = searched.known.end == "finished", _values(searched)
+    finished, values = searched.known.end == "finished", searched.values
 
     def paint(look: Look, axes: Any, axis: Any) -> None:
-        point, star = {"color": look.colour(_TRIALS)}, {"color": look.colour(_BEST), "markeredgecolor": look.text}
         kinds: dict[str, tuple[Any, dict[str, Any]]] = {
-            "finished": (finished, point | {"marker": "o", "alpha": 0.75}),
-            "stopped (last epoch)": (~finished, point | {"marker": "x"}),
-            "the best": (finished & (finished.index == 0), star | {"marker": "*", "markersize": 13}),
+            "finished": (finished, {"color": look.colour(_TRIALS), "marker": "o"}),
+            "stopped (last epoch)": (~finished, {"color": look.colour(_TRIALS), "marker": "x"}),
+            "the best": (finished & (finished.index == 0), {"color": look.colour(_BEST), "marker": "*", "ms": 13}),
         }
         for label, (rows, kind) in kinds.items():
             if rows.any():
@@ -83,27 +68,23 @@ def _parallel(look: Look, searched: Searched) -> Any:
     """Lines from axis to axis, the better ones on top."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    finished, values = searched.known.end == "finished", _values(searched)
+    finished, values = searched.known.end == "finished", searched.values
     columns = {**searched.axes, searched.objective.title: values}
-    width = max(_COLUMN * len(columns), 5.0)
-    figure = draw.sheet(width, _HEIGHT)
+    figure = draw.sheet(max(_COLUMN * len(columns), 5.0), _HEIGHT)
     axes = figure.add_subplot()
     heights = []
+    behind = {"facecolor": look.page, "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
     for place, (name, column) in enumerate(columns.items()):
         height, ticks = _scaled(column, searched.is_log(name))
         heights.append(height)
         axes.axvline(place, color=look.text, linewidth=1.0, zorder=4)
         for at, label in ticks.items():
-            behind = {"facecolor": look.page, "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
-            where = {"textcoords": "offset points", "va": "center", "fontsize": 8, "zorder": 5}
-            axes.annotate(plain(label), (place, at), (4, 0), bbox=behind, **where)
+            axes.text(place + 0.04, at, plain(label), va="center", fontsize=8, zorder=5, bbox=behind)
     good = values.rank(pct=True, ascending=searched.goal.better == "max") ** 2
     colours = LinearSegmentedColormap.from_list("good", [look.grid, look.colour(_TRIALS)])
     for row, line in enumerate(zip(*heights)):
-        kind = {"color": colours(good[row]), "zorder": 2 + good[row]}
-        if not finished[row]:
-            kind |= {"linestyle": (0, (4, 2)), "linewidth": 1.0}
-        elif row == 0:
+        kind = {"color": colours(good[row]), "zorder": 2 + good[row], "linestyle": "-" if finished[row] else "--"}
+        if row == 0 and finished[0]:
             kind |= {"color": look.colour(_BEST), "linewidth": 3.0}
         axes.plot(range(len(columns)), line, **kind)
     names = [plain(name).replace(" ", "\n", 1).replace(".", ".\n") for name in columns]
@@ -118,15 +99,11 @@ def _scaled(column: Any, is_log: bool) -> tuple[Any, dict[float, str]]:
     """Heights of the trials on a parallel axis, from 0 to 1, NaN without a value; and its ticks, height to label."""
     x = places(column)
     low, high = x.min(), x.max()
-
-    def height(numbers: Any) -> Any:
-        if not low < high:
-            return 0.0 * numbers + 0.5
-        return np.log(numbers / low) / np.log(high / low) if is_log else (numbers - low) / (high - low)
-
     if column.dtype == "category":
-        ticks = pd.Series(map(shown, column.cat.categories))
+        ticks = dict(enumerate(map(shown, column.cat.categories)))
     else:
         marks = _locator(x, is_log).tick_values(low, high) if low < high else [low]
-        ticks = pd.Series({mark: f"{mark:g}" for mark in marks if low <= mark <= high})
-    return height(x), dict(zip(height(ticks.index.to_numpy(float)), ticks))
+        ticks = {mark: f"{mark:g}" for mark in marks if low <= mark <= high}
+    scale = np.log if is_log else np.asarray
+    bottom, span = scale(low), (scale(high) - scale(low)) or 1.0
+    return (scale(x) - bottom) / span, {(scale(mark) - bottom) / span: label for mark, label in ticks.items()}

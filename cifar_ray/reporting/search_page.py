@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from cifar_ray import tasks
 from cifar_ray.config.errors import counted
-from cifar_ray.reporting import chance, charts, figures, importance, search_charts
-from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Section, Table
+from cifar_ray.reporting import chance, charts, figures, importance, misread, search_charts
+from cifar_ray.reporting.contents import Entry, Finding, Highlight, Report, Section, Table
 from cifar_ray.reporting.figures import TRAINING_TIME, Figure, Statistic, metric
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.search import Searched, as_number, setting, shown
@@ -19,28 +19,27 @@ from cifar_ray.tasks.spec import CHOSEN_EPOCH
 from cifar_ray.tracking.study import Run
 
 
-@dataclass(frozen=True)
-class Page:
-    """What a search's report says in place of a grid's; ``lead`` is the best run in one sentence, empty without one."""
-
-    lead: str
-    findings: Sequence[Finding]
-    sections: Sequence[Section]
-    charts: Sequence[Chart]
-
-
-def page(runs: Runs, targets: Sequence[float] = (), price: float | None = None) -> Page:
-    """The page of a search, with times to values of the primary figure, and costs by the price of one node."""
+def finding(runs: Runs) -> Finding:
+    """What a search came to."""
     searched, first = Searched(runs), runs.study.trials[0]
-    explained = importance.explained(searched)
-    sentences = [*_sentences(searched), *_most_explained(explained)]
-    tables = [_trials(searched, targets, price), _axes(searched, explained)]
+    title = f"{first.model} on {first.dataset}"
+    return Finding(title, list(_highlights(searched)), list(_sentences(searched)))
+
+
+def page(made: Report, targets: Sequence[float] = (), price: float | None = None) -> Report:
+    """A report with the tables and charts of a search in place of a grid's: ``lead`` is the best run in one sentence.
+
+    It has times to values of the primary figure, and costs by the price of one node.
+    """
+    runs = Runs(made.study)
+    searched = Searched(runs)
+    tables = [_trials(searched, targets, price), _axes(searched, importance.explained(searched))]
     drawn = [*search_charts.charts(searched), charts.confusion(runs)]
-    return Page(
-        lead(searched),
-        [Finding(f"{first.model} on {first.dataset}", list(_highlights(searched)), sentences)],
-        [Section("Trials and axes", tables, notes=[_how(searched)])],
-        [chart for chart in drawn if chart is not None],
+    return replace(
+        made,
+        lead=lead(searched),
+        sections=[Section("Trials and axes", tables, notes=[_how(searched)]), *misread.sections(runs)],
+        charts=[chart for chart in drawn if chart is not None],
     )
 
 
@@ -50,8 +49,7 @@ def lead(searched: Searched) -> str:
         return ""
     on_test = " on the test set" if searched.goal.subset == "test" else ""
     stopped = len(searched.known) - len(searched.ranked)
-    ended = f", of which {stopped} {'was' if stopped == 1 else 'were'} stopped before the end" if stopped else ""
-    among = f"{counted(len(searched.known), 'trial')}{ended}"
+    among = counted(len(searched.known), "trial") + f", {stopped} of them stopped before the end" * bool(stopped)
     return f"The best run is {searched.lead.sentence}. It was chosen{on_test} among {among}."
 
 
@@ -65,13 +63,10 @@ def _highlights(searched: Searched) -> Iterator[Highlight]:
             second = others[0][0] + (f"; {told}" if best.by_chance is not None else "")
             title = "Ahead of the second" if best.ahead >= 0 else "Behind the second"
             yield Highlight(title, best.apart(abs(best.ahead)), second)
-        primary, run = searched.runs.task.primary, searched.ranked.trial[0]
-        tested = primary.measure(run)
+        primary = searched.runs.task.primary
+        tested = primary.measure(searched.ranked.trial[0])
         if tested is not None and searched.goal.subset != "test":
-            epoch = run.metrics.get(CHOSEN_EPOCH)
-            after = "its last epoch" if epoch is None else f"epoch {epoch:.0f}"
-            title = f"{primary.title.removesuffix(' (%)')} in the test"
-            yield Highlight(title, primary.text(tested), f"the best run, after {after}")
+            yield Highlight(f"{primary.title.removesuffix(' (%)')} in the test", primary.text(tested), "the best run")
     ends = searched.trials.end.value_counts(sort=False)
     yield Highlight("Trials", f"{len(searched.trials)}", ", ".join(f"{n} {end}" for end, n in ends.items()))
 
@@ -84,26 +79,10 @@ def _sentences(searched: Searched) -> Iterator[str]:
     elif len(best.ranked) > 2 and best.images is not None:
         n, others = best.images, [value for _, value in best.ranked[1:]]
         told = sum(len(others) * chance.of_shares(best.level, value, n) < chance.CHANCE for value in others)
-        rest = "" if told == len(others) else ": the rest may be as good"
-        yield (
-            f"Of all {len(others)} others that finished, Fisher's exact test tells it from {told or 'none'}, corrected "
-            f"for {len(others)} comparisons (Bonferroni, 5 %){rest}."
-        )
+        yield f"Of the {len(others)} others, Fisher's exact test tells it from {told or 'none'} (5 %, Bonferroni)."
         high = 100 * chance.best_by_luck(min(max(best.ranked[0][1], 0.0), 1.0), n, len(best.ranked))
-        unit = f"{tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit}"
-        yield (
-            f"The best of {len(best.ranked)} runs that are all equally good would read up to {high:.2f} points too "
-            f"well by the luck of the {unit} alone, that of the seed aside, so expect less of it on new "
-            f"{goal.task.unit}."
-        )
-
-
-def _most_explained(explained: Any) -> Iterator[str]:
-    alone = explained.alone.dropna()
-    if len(alone):
-        most = alone.idxmax()
-        share = f"{100 * alone[most]:.0f} % of the variance (functional ANOVA, n = {explained.n[most]:.0f})"
-        yield f"Of the axes, {most} explains the most on its own: {share}."
+        luck = f"the luck of the {tasks.SUBSETS[goal.subset or 'test']} {goal.task.unit} alone"
+        yield f"The best of {len(best.ranked)} equally good runs would read {high:.2f} points too well by {luck}."
 
 
 def _how(searched: Searched) -> str:
@@ -119,9 +98,8 @@ def _trials(searched: Searched, targets: Sequence[float], price: float | None) -
     columns = _figures(searched, targets, price)
     columns = [figure for figure in columns if any(figure.measure(run) is not None for run in searched.trials.trial)]
     notes = [
-        "Trials that finished come first, by the objective; then those that were stopped before the end, with what "
-        "they had after their last epoch, which is not compared with the others; then the rest, such as the best one "
-        "with other seeds, by which nothing was chosen.",
+        "By the objective: first the trials that finished, then those that were stopped, by their last epoch, and then "
+        "the rest, by which nothing was chosen.",
         *dict.fromkeys(figure.note for figure in columns if figure.note),
     ]
     title, names = searched.objective.title, list(searched.axes)
@@ -146,9 +124,7 @@ def _trials(searched: Searched, targets: Sequence[float], price: float | None) -
 def _figures(searched: Searched, targets: Sequence[float], price: float | None) -> list[Figure]:
     """Columns beside the objective, without a figure that is the objective itself."""
     task, primary, objective = searched.runs.task, searched.runs.task.spec.primary, searched.goal.metric
-    note = (
-        f"Figures of the test are of the chosen epoch, the one with the best {primary.noun} on the validation images."
-    )
+    note = f"Figures of the test are of the chosen epoch, with the best {primary.noun} on the validation images."
     return [
         Figure("chosen_epoch", "Chosen epoch", metric(CHOSEN_EPOCH), note=note),
         *([task.validation] if objective != primary.on("val") else []),
@@ -181,31 +157,14 @@ def _entry(figure: Figure, trial: Run) -> Entry:
 def _axes(searched: Searched, explained: Any) -> Table:
     """A row for every axis: what it explains, see :func:`importance.explained`."""
     epoch, _ = searched.compared
-    rows = [
-        (
-            row.Index,
-            [
-                _number(100 * row.alone, ".0f"),
-                _number(row.correlation, "+.2f"),
-                _number(100 * row.between, ".0f"),
-                _number(row.n, ".0f"),
-            ],
-        )
-        for row in explained.itertuples()
-    ]
+    rows = [(row.Index, [_number(100 * row.alone), _number(row.n)]) for row in explained.itertuples()]
     notes = (
-        "Of the runs that finished, by the objective."
-        if epoch is None
-        else f"Of all runs by what they had after epoch {epoch}, the last that all of them came to.",
-        "Alone: share of the variance that the axis explains on its own in a random forest fitted to these runs "
-        "(functional ANOVA, by Optuna); what is missing to 100 % is in combinations of axes. It fits chance, too.",
-        "Rank correlation is Spearman's, of numbers: near 0 also where the best value is in the middle. Between groups "
-        "(eta squared) is the share of the variance between the means of the values, of axes that are no numbers.",
-        f"There is nothing to say below {importance.LEAST} runs, or where an axis or the objective has one value.",
+        "Alone: share of the variance that an axis explains on its own in a random forest (functional ANOVA, by "
+        f"Optuna), of axes that all runs have; the rest is in combinations. It takes {importance.LEAST} runs.",
+        "Of the runs that finished." if epoch is None else f"By epoch {epoch}, the last that all runs have recorded.",
     )
-    columns = ["Axis", "Alone (%)", "Rank correlation", "Between groups (%)", "n"]
-    return Table("search_axes", "How much each axis explains", columns, rows, notes)
+    return Table("search_axes", "How much each axis explains", ["Axis", "Alone (%)", "n"], rows, notes)
 
 
-def _number(value: float, digits: str) -> Entry:
-    return Entry() if pd.isna(value) else Entry(f"{value:{digits}}", value)
+def _number(value: float) -> Entry:
+    return Entry() if pd.isna(value) else Entry(f"{value:.0f}", value)

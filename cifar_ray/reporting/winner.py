@@ -59,25 +59,12 @@ class Lead:
             parts.append(f"with {counted(again, 'other seed')} {self.of.text(self.level)}{spread}")
         if not others:
             return ", ".join([*parts, "the only run that finished"])
-        words = (
-            f"{self.apart(abs(self.ahead))} {'ahead of' if self.ahead > 0 else 'behind'}"
-            if self.ahead
-            else "as good as"
-        )
-        parts.append(f"{words} {others[0][0]}, the second of {counted(len(self.ranked), 'run')} that finished")
-        return ", ".join(parts) + self._likely()
+        way = "ahead of" if self.ahead > 0 else "behind"
+        gap = f"{self.apart(abs(self.ahead))} {way}" if self.ahead else "as good as"
+        parts.append(f"{gap} {others[0][0]}, the second of {counted(len(self.ranked), 'run')} that finished")
+        known = self.ahead and self.by_chance is not None
+        return ", ".join(parts) + (f" (by chance alone with p = {self.by_chance:.2g})" if known else "")
 
     def apart(self, difference: float) -> str:
         """A difference between two values as people read it: ``0.83 points`` between shares."""
         return f"{100 * difference:.2f} points" if self.of.percent else self.of.text(difference)
-
-    def _likely(self) -> str:
-        """How likely chance alone explains the lead, in brackets behind it."""
-        if not self.ahead:
-            return ""
-        if (value := self.by_chance) is None:
-            return " (how much of that is chance, one run of the second does not tell)"
-        likely = (
-            f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %" if value >= 1e-4 else "less than 0.01 %"
-        )
-        return f" (if both were equally good, chance would set them this far apart with a probability of {likely})"

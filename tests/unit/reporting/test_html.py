@@ -146,7 +146,7 @@ def test_cells_have_values_to_sort_by_and_the_best_is_marked_in_words(page: Page
 
 def test_equal_notes_share_a_footnote(page: Page) -> None:
     notes = [found["href"] for found in page.all("a") if found.get("aria-label")]
-    tables = ("table-1-1", "folded-1-1", "table-2-1")
+    tables = ("table-1-1", "table-1-2", "table-2-1")
     assert notes == [f"#{name}-note-{number}" for name in tables for number in (1, 2, 1)]
     assert page.words["li"].count("failed: out of memory") == 3
 

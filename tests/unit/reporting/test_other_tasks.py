@@ -57,7 +57,7 @@ def test_its_figures_are_named_and_no_others() -> None:
     assert "Target RMSE: 7.5; as asked for." in made.sections[0].notes
     shown = {chart.key: chart for chart in made.charts}
     assert list(shown)[:2] == ["scaling", "test_rmse"]
-    assert shown["test_rmse"].caption.startswith("RMSE over the test rows after the last epoch; lower is better.")
+    assert shown["test_rmse"].caption.startswith("On the test rows after the last epoch; lower is better.")
     assert [axes.get_ylabel() for axes in shown["test_rmse"].draw("light").axes] == ["RMSE"]
     assert [axes.get_ylabel() for axes in shown["scaling"].draw("light").axes] == ["Rows/s"]
     assert {"test_rmse", "near_percent", "rows_per_s", "to_7.5_s"} <= set(made.data["figures"].figure)

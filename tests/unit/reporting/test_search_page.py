@@ -48,14 +48,14 @@ def column(table: Table, title: str) -> dict[str, str]:
 def test_the_best_run_stands_first_with_the_chance_of_its_lead() -> None:
     made = report.build(three(0.9, 0.92, 0.85, stopped_at=2))
     assert made.lead == (
-        "The best run is t1: validation accuracy 92.00%, 2.00 points ahead of t0, the second of 2 runs that finished (if "
-        "both were equally good, chance would set them this far apart with a probability of 14 %). It was chosen among 3 trials, of which 1 was stopped before the end."
+        "The best run is t1: validation accuracy 92.00%, 2.00 points ahead of t0, the second of 2 runs that finished (by "
+        "chance alone with p = 0.14). It was chosen among 3 trials, 1 of them stopped before the end."
     )
     (finding,) = made.findings
     assert [(one.title, one.figure, one.configuration) for one in finding.highlights] == [
         ("Best run", "92.00 %", "t1"),
         ("Ahead of the second", "2.00 points", "t0; not distinguishable"),
-        ("Accuracy in the test", "91.00 %", "the best run, after epoch 2"),
+        ("Accuracy in the test", "91.00 %", "the best run"),
         ("Trials", "3", "2 finished, 1 stopped"),
     ]
     first = pages.markdown(made).partition("![")[0]
@@ -69,9 +69,7 @@ def test_more_images_tell_the_same_lead_from_luck_and_mark_it() -> None:
         made = report.build(three(0.9, 0.92, 0.8, images=images))
         assert made.findings[0].highlights[1].configuration.endswith(verdict)
         assert trials(made).rows[0][1][0].best is best
-    assert made.findings[0].sentences[0] == (
-        "Of all 2 others that finished, Fisher's exact test tells it from 2, corrected for 2 comparisons (Bonferroni, 5 %)."
-    )
+    assert "tells it from 2 " in made.findings[0].sentences[0]
 
 
 @pytest.mark.parametrize("among", [2, 20])
@@ -181,9 +179,6 @@ def test_axes_of_categories_alone() -> None:
         for number in range(10)
     ]
     study = searched(runs, ("optimizer",), {**ANY, "ranges": {}})
-    axis = importance.explained(read(study)).loc["optimizer"]
-    assert math.isnan(axis.correlation)
-    assert axis["between"] == pytest.approx(1.0, abs=0.01)
     (panel,) = report.build(study).charts[0].draw("light").axes
     assert [label.get_text() for label in panel.get_xticklabels()] == ["adamw", "sgd"]
 
@@ -199,7 +194,7 @@ def test_the_lowest_is_the_best() -> None:
     assert made.lead.startswith("The best run is t1: test rmse 3.1000, 0.1000 ahead of t0, the second of 3 runs")
     assert "It was chosen on the test set among 3 trials." in made.lead
     assert list(column(trials(made), "Objective: test RMSE")) == ["t1", "t0", "t2"]
-    assert "how much of that is chance, one run of the second does not tell" in made.lead
+    assert "by chance" not in made.lead
     assert made.findings[0].sentences == []
 
 
@@ -244,7 +239,7 @@ def test_as_json_the_best_run_comes_first() -> None:
     assert "best" not in data.whole(report.build(grid()))
 
 
-def test_an_optimum_in_the_middle_explains_much_without_a_correlation() -> None:
+def test_an_optimum_in_the_middle_explains_much() -> None:
     pytest.importorskip("optuna", reason="needs the extra `optuna`")
     rates = 10 ** np.random.default_rng(0).uniform(-4, 0, 40)
     runs = [
@@ -255,14 +250,12 @@ def test_an_optimum_in_the_middle_explains_much_without_a_correlation() -> None:
     explained = importance.explained(read(study))
     rate, warmup = explained.loc["lr"], explained.loc["warmup"]
     assert rate.alone > 0.9 > 0.1 > warmup.alone
-    assert abs(rate.correlation) < 0.4
 
 
 def test_few_trials_explain_nothing() -> None:
     table = report.build(drawn(9, AXES[:2], stopped=False)).sections[0].tables[1]
     assert {entry.text for _, row in table.rows for entry in row[:-1]} == {""}
     assert column(table, "n") == {"lr": "9", "weight_decay": "9"}
-    assert column(table, "Rank correlation") == {"lr": "", "weight_decay": ""}
 
 
 def test_axes_are_compared_at_the_last_epoch_that_all_trials_had() -> None:
