@@ -108,7 +108,8 @@ def _mixed(study: Sweep, finished: list[Run]) -> Iterator[str]:
         those = [trial for trial in finished if trial.timed or tag != HARDWARE_TAG]
         values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
         if len(values) > 1:
-            yield f"Runs of {len(values)} different {what} stand side by side: {'; '.join(values)}."
+            shown = [value[:12] if tag == ORIGIN["commit"] else value for value in values]
+            yield f"Runs of {len(values)} different {what} stand side by side: {'; '.join(shown)}."
     if any(trial.tags.get(ORIGIN["commit"], "").endswith("-dirty") for trial in finished):
         yield "Some runs were made by a program whose files differ from its commit (-dirty)."
 
