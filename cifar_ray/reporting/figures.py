@@ -17,6 +17,7 @@ from cifar_ray.training.rank_times import PHASES
 Measure = Callable[[Run], "float | None"]
 """One figure of one run; None when it was not measured."""
 
+ASYNCHRONOUS = ("parameter_server", "hogwild")  # strategies whose workers do not wait for each other
 STEP_PARTS = ("data", "forward", "backward", "communication", "optimizer")
 """Parts of one optimizer step, in their order; of the communication, what the backward pass does not hide."""
 
@@ -132,7 +133,7 @@ def total_seconds(trial: Run) -> float | None:
 
 def own_paces(trial: Run) -> bool:
     """Whether its ranks have a pace each, so that none of them is the run's."""
-    return trial.strategy in ("parameter_server", "hogwild") and trial.world_size > 1
+    return trial.strategy in ASYNCHRONOUS and trial.world_size > 1
 
 
 def iteration_ms(trial: Run) -> float | None:
