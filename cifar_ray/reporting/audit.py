@@ -40,7 +40,7 @@ def faults(row: Mapping[str, Any], dataset: str) -> Iterator[str]:
         )
 
 
-def too_fast(speed_up: float, workers: int) -> Iterator[str]:
-    """Why a speed-up against a single worker cannot be right."""
-    if speed_up > workers * _CHANCE:
+def too_fast(speed_up: float, workers: int, std: float = 0.0) -> Iterator[str]:
+    """Why a speed-up against a single worker, with its standard deviation, cannot be right."""
+    if speed_up - 2 * std > workers * _CHANCE:
         yield f"{speed_up:.2f} times as fast with {workers} workers: something else has changed as well"

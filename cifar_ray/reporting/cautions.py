@@ -119,7 +119,7 @@ def _impossible(runs: Runs) -> Iterator[str]:
     for config in runs.configurations:
         compared = scaling.ratio(config, runs.configurations)
         if compared is not None and compared.reference.devices == 1:
-            for fault in audit.too_fast(compared.speed_up.mean, config.devices):
+            for fault in audit.too_fast(compared.speed_up.mean, config.devices, compared.speed_up.std or 0.0):
                 yield f"{config.finished[0].name} cannot be right: {fault}."
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from itertools import combinations
 from typing import NamedTuple
 
@@ -71,10 +72,10 @@ class Noise(NamedTuple):
     @classmethod
     def of(cls, figure: Figure, among: Sequence[Measured]) -> Noise:
         """Of configurations."""
-        values = [each.value for each in among]
+        values = [each.value for each in among if each.value.std is not None]
         scales = [1.0 if figure.of is not None else value.mean or math.inf for value in values]
         freedom = sum(value.n - 1 for value in values)
-        squares = sum((value.n - 1) * ((value.std or 0.0) / scale) ** 2 for value, scale in zip(values, scales))
+        squares = sum((of.n - 1) * ((of.std or 0.0) / scale) ** 2 for of, scale in zip(values, scales))
         variance = squares / freedom if freedom else 0.0
         return cls(figure, variance, freedom, images(figure, [each.config for each in among]))
 
@@ -90,12 +91,9 @@ class Noise(NamedTuple):
         It is also at least 1 %, or of a share two standard errors of the difference between two shares of so many
         test images: seeds that agree do not make the test larger.
         """
-        from scipy import stats  # takes long to import
-
         if not self.freedom:
             return None
-        deviation = math.sqrt(self.variance * (1 / first.n + 1 / other.n))
-        by_seeds = float(stats.t.ppf(1 - CHANCE / 2, self.freedom)) * deviation
+        by_seeds = quantile(self.freedom) * math.sqrt(self.variance * (1 / first.n + 1 / other.n))
         if self.figure.of is None:
             return max(by_seeds, math.log1p(LEAST))
         if self.images is None:
@@ -116,7 +114,16 @@ class Noise(NamedTuple):
         return f"{percent:.{0 if percent >= 10 else 1}f} %"
 
 
-class Ranking(NamedTuple):
+@cache
+def quantile(freedom: int) -> float:
+    """Of Student's t, for a test of either side."""
+    from scipy import stats  # takes long to import
+
+    return float(stats.t.ppf(1 - CHANCE / 2, freedom))
+
+
+@dataclass(frozen=True)
+class Ranking:
     """Configurations by one figure, the best first, with those that are not told from the best."""
 
     figure: Figure
@@ -143,7 +150,7 @@ class Ranking(NamedTuple):
         """Whether there is no test, for want of a second run."""
         return len(self.ranked) > 1 and not self.noise.freedom
 
-    @property
+    @cached_property
     def level(self) -> bool:
         """Whether none is ahead: the test tells no two apart, or without a test, all figures read alike."""
         if self.single:

@@ -19,8 +19,6 @@ def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[str]:
 
     ``speed`` is the figure that tells how fast a run is.
     """
-    from scipy import stats  # takes long to import
-
     held = "global batch" if among[0].runs.study.hold == "global_batch" else "batch per worker"
     axes = [{"strategy": c.strategy, held: c.column, "workers": c.world_size, **dict(c.others)} for c in among]
     places = pd.DataFrame(axes).fillna("").astype(str)
@@ -37,9 +35,11 @@ def effects(among: Sequence[Configuration], speed: Figure) -> Iterator[str]:
             x, y = np.concatenate([group[["x", "y"]] - group[["x", "y"]].mean() for group in groups]).T
             slope = float(x @ y / (x @ x))
             error = math.sqrt(float(np.sum((y - slope * x) ** 2) / freedom / (x @ x)))
-            half = float(stats.t.ppf(1 - chance.CHANCE / 2, freedom)) * error
+            half = chance.quantile(freedom) * error
             if abs(slope) > max(half, 0.0 if figure.of else math.log2(1 + chance.LEAST)) + 1e-9:
-                yield _sentence(axis, figure, slope if figure.better == "high" else -slope, half)
+                grows = any(len({among[at].global_batch_size for at in group.index}) > 1 for group in groups)
+                batch = "; the global batch differs, too" if grows and figure.of and "batch" not in axis else ""
+                yield _sentence(axis, figure, slope if figure.better == "high" else -slope, half) + f"{batch}."
 
 
 def _sentence(axis: str, figure: Figure, gain: float, half: float) -> str:
@@ -48,4 +48,4 @@ def _sentence(axis: str, figure: Figure, gain: float, half: float) -> str:
     else:
         much = f"{figure.difference(abs(gain))} {'better' if gain > 0 else 'worse'} in {figure.of.noun}"
         span = " to ".join(figure.difference(abs(gain) + end).partition(" ")[0] for end in (-half, half))
-    return f"Doubling {axis}: {much} on average (95 % interval {span})."
+    return f"Doubling {axis}: {much} on average (95 % interval {span})"

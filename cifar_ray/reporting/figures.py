@@ -121,7 +121,9 @@ def trained(trial: Run) -> float | None:
     """Images in all the steps of a run, each as often as it was trained on; None when that was not recorded."""
     rate, last = trial.metrics.get(trial.task.epoch_throughput), trial.metrics.get("epoch_s")
     epochs = max({**by_step(trial, "epoch_s"), **by_step(trial, trial.task.primary.metric)}, default=0)
-    return epochs * round(rate * last) if epochs and rate is not None and last is not None else None
+    if not epochs or rate is None or last is None or not math.isfinite(rate * last):
+        return None
+    return epochs * round(rate * last)
 
 
 def total_seconds(trial: Run) -> float | None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -106,9 +107,10 @@ class Configuration:
 
     def by_seed(self, figure: Figure) -> dict[int, float]:
         """A figure with every seed that has it; sweeps together may have several runs with one."""
-        known = self.measured(figure)
-        values = pd.Series([value for _, value in known], [trial.seed for trial, _ in known], dtype=float)
-        return values.groupby(level=0).mean().to_dict()  # type: ignore[no-any-return]
+        seeds: dict[int, list[float]] = {}
+        for trial, value in self.measured(figure):
+            seeds.setdefault(trial.seed, []).append(value)
+        return {seed: fmean(seeds[seed]) for seed in sorted(seeds)}
 
 
 class Runs:

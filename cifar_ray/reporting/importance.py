@@ -24,7 +24,7 @@ def explained(searched: Searched) -> Any:
       computes; NaN without Optuna, below :data:`LEAST` runs, and of an axis that not all runs have or with one value.
     """
     _, values = searched.compared
-    axes = searched.axes.loc[values.index]
+    axes = searched.axes.reindex(values.index)
     whole = {name: axis for name, axis in axes.items() if axis.notna().all() and axis.nunique() > 1}
     enough = len(values) >= LEAST and values.nunique() > 1
     alone = pd.Series(_alone(searched, whole, values) if enough else {}, dtype=float)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from cifar_ray.reporting import charts
@@ -16,14 +15,11 @@ def sections(runs: Runs) -> list[Section]:
         return []
     best, named = shown
     rows = [(str(number), _row(record)) for number, record in enumerate(texts, 1)]
-    note = (
-        f"Test texts of {best.dataset} taken for another class with the highest probability: {named}. They are as the "
-        "model sees them, and shortened."
-    )
+    note = f"Test texts of {best.dataset} as the model sees them, shortened: {named}."
     titles = ("#", "text", "class", "taken for", "probability (%)")
     return [Section("Texts most surely wrong", [Table("misread", "Misread texts", titles, rows, (note,))])]
 
 
-def _row(record: Mapping[str, Any]) -> list[Entry]:
+def _row(record: Any) -> list[Entry]:
     share = record["probability"]
     return [*(Entry(str(record[name])) for name in ("text", "true", "predicted")), Entry(f"{100 * share:.2f}", share)]

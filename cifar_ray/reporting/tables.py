@@ -105,7 +105,8 @@ def _tables(part: Part) -> list[Table | None]:
     bubble = "Theory is (stages - 1) / (micro-batches + stages - 1), with stages that take equally long."
     stale = "Staleness: updates by other workers between reading the weights and applying the gradient"
     explain = "`cifar-ray explain RUN` names the rank and the numbers, and says what to try."
-    main = [cells.GLOBAL_BATCH, *speed, *learned, figures.MEMORY, *_costs(part)]
+    cost = [] if part.price is None else [figures.cost_of_run(part.price)]
+    main = [cells.GLOBAL_BATCH, *speed, *learned, figures.MEMORY, *cost]
     return [
         table("main", f"Time, speed and {primary.noun}", main, chosen, every=True),
         table("quality", "Test metrics", [*task.every[1:], LOSS], means),
@@ -135,11 +136,6 @@ def _tables(part: Part) -> list[Table | None]:
         table("bubble", "Pipeline bubble: the idle share of a stage", [cells.MICRO_BATCHES, *figures.BUBBLE], bubble),
         table("staleness", stale, [figures.STALENESS, cells.MOST_STALE], "Most is the largest of all runs."),
     ]
-
-
-def _costs(part: Part) -> list[Figure]:
-    """What runs cost."""
-    return [] if part.price is None else [figures.cost_of_run(part.price)]
 
 
 def filled(
@@ -183,8 +179,9 @@ def _mark(figure: Figure, at: int, rows: Sequence[tuple[Configuration, list[Entr
     measured = [Measured(config, Statistic(one.value or 0.0, one.std, one.n)) for config, one in known.items()]
     candidates = [each for each in measured if not known[each.config].partial]
     if len(candidates) > 1 and not (ranking := Ranking.of(figure, candidates, measured)).ties:
-        best = ranking.ranked[0].config
-        next(entries for config, entries in rows if config is best)[at] = replace(known[best], best=True)
+        best, *others = (each.config for each in ranking.ranked)
+        if known[best].text.split()[0] not in {known[other].text.split()[0] for other in others}:  # as they are shown
+            next(entries for config, entries in rows if config is best)[at] = replace(known[best], best=True)
 
 
 def _label(group: Group, config: Configuration) -> str:

@@ -109,6 +109,21 @@ def test_without_a_server_python_runs_the_script_itself(script: str, tmp_path: P
     assert (told["torch"], told["words"]) == (False, ["a"])
 
 
+def test_a_server_that_is_prepared_is_taken_whatever_warnings_are_errors(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    fork_server.prepare()
+    (prepared,) = fork_server._prepared
+    with fork_server.running(tmp_path) as runtime_env:
+        command = f'exec {runtime_env["py_executable"]} "$@"'
+        words = ["bash", "-c", command, "bash", script, "a"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["torch"]
+        assert not fork_server._prepared
+    assert prepared.process.poll() is not None
+
+
 def test_the_server_ends_with_the_driver(tmp_path: Path) -> None:
     driver = (
         "import pathlib, sys, time; from cifar_ray.orchestration.cluster import fork_server\n"

@@ -87,13 +87,15 @@ def discard() -> None:
 
 def _start(modules: Sequence[str]) -> _Server:
     listener = socket.socket(socket.AF_UNIX)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # its threads would not survive a fork
+    environment.pop("PYTHONWARNINGS", None)  # a warning that is an error would end it, or a worker
     server = subprocess.Popen(
         imports.python("cifar_ray.orchestration.cluster.fork_server", str(listener.fileno()), *modules),
         pass_fds=[listener.fileno()],
         stdin=subprocess.PIPE,  # it ends when this end of the pipe closes
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not survive a fork
+        env=environment,
         start_new_session=True,  # a Ctrl-C in the terminal is for the driver
     )
     return _Server(listener, server)
@@ -130,7 +132,7 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
     listener = socket.socket(fileno=descriptor)
     gc.disable()  # the modules are never garbage
     for name in modules:
-        with contextlib.suppress(ImportError):  # the copies say which they miss
+        with contextlib.suppress(Exception):  # the copies say what is wrong
             importlib.import_module(name)
     if not os.read(0, 1):  # not sys.stdin, whose lock would be held in every copy
         return

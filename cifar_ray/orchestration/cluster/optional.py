@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -86,17 +87,16 @@ def lean(trainer: type[Any]) -> type[Any]:
     )
     controller = find("ray.train.v2._internal.execution.controller:TrainController")
 
+    made_of = inspect.signature(controller).parameters.keys()
+
     class Lean(trainer):
         def _create_default_callbacks(self) -> list[Any]:
             return [each for each in super()._create_default_callbacks() if not isinstance(each, unused)]
 
         def _initialize_and_run_controller(self, **given: Any) -> Any:
-            if ray.get_runtime_context().get_actor_id() is None:
+            if ray.get_runtime_context().get_actor_id() is None or given.keys() - made_of:
                 return super()._initialize_and_run_controller(**given)
-            try:
-                running = controller(**given)
-            except TypeError:  # it is made of something else
-                return super()._initialize_and_run_controller(**given)
+            running = controller(**given)
             asyncio.run(running.run())
             return running.get_result()
 

@@ -401,3 +401,12 @@ def test_work_is_equal_but_for_two_percent(images: tuple[int, int | None], told:
         for one, count in zip(runs, images)
     ]
     assert chance.unequal_work(Runs(study(*runs)).configurations, figures.TRAINING_TIME) == told
+
+
+def test_a_base_without_a_deviation_does_not_make_the_test_sharper() -> None:
+    """The speed-up of a reference is 1 with every seed, and says nothing of the spread."""
+    two = Runs(of_strategies(of_strategy("ddp", "1x1", 0.4), of_strategy("ddp", "1x2", 0.3))).configurations
+    figure = cells.SPEED_UP
+    spread = [chance.Measured(config, Statistic(mean, 0.05, 3)) for config, mean in zip(two, (1.9, 1.8))]
+    base = chance.Measured(two[0], Statistic(1.0, None, 3))
+    assert chance.Noise.of(figure, [*spread, base]) == chance.Noise.of(figure, spread)

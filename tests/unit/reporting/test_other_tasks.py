@@ -40,7 +40,10 @@ def test_the_lowest_is_the_best() -> None:
         ("Best RMSE", "6.50", "2x2 with batch 64"),
     ]
     assert finding.sentences[1] == ("Best RMSE: 2x2 with batch 64 (6.50), 1.50 better than 1x1 with batch 16 (8.00).")
-    assert "Doubling workers: 0.575 better in RMSE on average (95 % interval 0.432 to 0.718)." in finding.sentences
+    assert (
+        "Doubling workers: 0.575 better in RMSE on average (95 % interval 0.432 to 0.718); the global batch differs, too."
+        in finding.sentences
+    )
     (main,) = made.sections[0].tables
     at = main.columns.index("RMSE") - 1
     assert [row[at].text for _, row in main.rows if row[at].best] == ["6.50 ± 0.00"]
