@@ -76,11 +76,11 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         from cifar_ray import tracking  # here, so that --help imports next to nothing
         from cifar_ray.config import command_line, flags
-        from cifar_ray.orchestration.cluster import servers
+        from cifar_ray.orchestration.cluster import fork_server, servers
         from cifar_ray.tracking.variables import variables
 
         command_line.greet()
-        with variables(servers.token_mode()), tracking.settings():
+        with variables(servers.token_mode()), tracking.settings(), fork_server.discarded():
             return flags.call(function(words[0]), words[1:], words[0]) or 0
     except BrokenPipeError:  # the reader, such as `head`, is gone: drop the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

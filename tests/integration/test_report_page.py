@@ -144,7 +144,7 @@ const tables = Array.from(page.querySelectorAll(".scroll")).filter((box) => box.
 const inside = (node) => tables.some((box) => box !== node && box.contains(node));
 const seen = Array.from(page.querySelectorAll("main *")).filter((node) => !inside(node) && node.getClientRects().length);
 const wide = seen.filter((node) => node.getBoundingClientRect().right > page_width + 1).map((node) => node.tagName);
-const drawn = Array.from(page.querySelectorAll(".plot svg")).filter((svg) => svg.getClientRects().length);
+const drawn = Array.from(page.querySelectorAll("figure svg")).filter((svg) => svg.getClientRects().length);
 const first = drawn[0].getBoundingClientRect();
 return [wide, tables.filter((box) => box.scrollWidth > box.clientWidth + 1).length, first.top,
         drawn.every((svg) => svg.getBoundingClientRect().width > 100), page.documentElement.scrollWidth];"""

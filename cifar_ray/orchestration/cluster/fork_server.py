@@ -13,7 +13,6 @@ Without an answer from the server, the client runs Ray's script.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -76,13 +75,16 @@ def prepare() -> None:
     """Start the fork server that :func:`running` will take, with all that the processes of a sweep import."""
     if sys.platform == "linux" and not _prepared:
         _prepared.append(_start([*_PRELOADED, *_SWEEPS]))
-        atexit.register(discard)
 
 
-def discard() -> None:
-    """End a server that is prepared, if there is one: no Ray will be started here."""
-    while _prepared:
-        _prepared.pop().end()
+@contextlib.contextmanager
+def discarded() -> Iterator[None]:
+    """Context manager for a command, at whose end there is no server that was prepared and that nothing has taken."""
+    try:
+        yield
+    finally:
+        while _prepared:
+            _prepared.pop().end()
 
 
 def _start(modules: Sequence[str]) -> _Server:

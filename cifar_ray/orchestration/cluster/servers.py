@@ -60,11 +60,7 @@ def before_ray(config: TrainConfig | None, changes: Mapping[str, Any] | None = N
         names = ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"]
         names += ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] * (now["local_nodes"] == 1)
     with variables({name: "0" for name in names if name not in os.environ}):
-        try:
-            yield
-        except BaseException:
-            fork_server.discard()
-            raise
+        yield
 
 
 def reach_chosen(address: str | None) -> None:

@@ -17,9 +17,10 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from cifar_ray.config.errors import CommandFailedError, ConfigError
+from cifar_ray.cli import main
+from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import fork_server, local, optional, servers
+from cifar_ray.orchestration.cluster import fork_server, local, optional
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -94,17 +95,11 @@ def test_what_ray_reads_at_its_import_is_set_for_a_ray_that_is_started_here() ->
     assert dict(zip(seen, done.stdout.splitlines(), strict=True)) == seen
 
 
-def test_a_refusal_ends_the_fork_server_that_was_prepared() -> None:
-    prepared = []
-
-    def refuse() -> None:
-        with servers.before_ray(TrainConfig()):
-            prepared.extend(fork_server._prepared)
-            raise ConfigError("epochs", "must be more")
-
-    with pytest.raises(ConfigError):
-        refuse()
-    assert prepared[0].process.poll() is not None
+def test_a_refusal_ends_the_fork_server_that_was_prepared(home: Path) -> None:
+    fork_server.prepare()
+    (server,) = fork_server._prepared
+    assert main.main(["train", "--dataset", "digits", "--epochs", "0"]) == 2
+    assert server.process.poll() is not None
     assert not fork_server._prepared
 
 
