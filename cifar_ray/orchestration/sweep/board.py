@@ -176,10 +176,13 @@ class Link(threading.Thread):
 
     def end(self, state: str, note: str) -> None:
         """The cell has ended, and all of it is recorded; wait until the board has that, as the process may end then."""
+        self.change(shown=self.row.ended(state, note).shown, is_recorded=True)
+        self.posted(lambda row: row.is_recorded)
+
+    def posted(self, is_so: Callable[[Row], object]) -> None:
+        """Wait until the board has such a row."""
         with self._changed:
-            self.row = replace(self.row.ended(state, note), is_recorded=True)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._posted.is_recorded)
+            self._changed.wait_for(lambda: is_so(self._posted))
 
     def wait_for(self, is_so: Callable[[Word], object]) -> Word:
         """Wait until the driver's word is such."""

@@ -163,8 +163,9 @@ class _Cell(Callback):
         assert self._training.session is not None
         self.link.change(spent=self._training.session.spent)
         self._mailboxes.append(self._mailbox)  # one whose run has failed may have events left
-        self.results.put({"epoch": epochs, **self.link.row.figures, "done": True})
         self._view.change(state=state, note=note)
+        self.link.posted(lambda row: row.state == state)  # the next cell's budget is judged by it
+        self.results.put({"epoch": epochs, **self.link.row.figures, "done": True})
 
     def _interrupted(self, session: RunSession) -> str:
         """Why the run has ended: of one that Ray Tune has stopped without a word of the driver's, its scheduler."""

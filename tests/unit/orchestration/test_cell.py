@@ -111,6 +111,9 @@ class FakeLink:
     def change(self, **changes: Any) -> None:
         self.row = replace(self.row, **changes)
 
+    def posted(self, is_so: Callable[[Row], object]) -> None:
+        assert is_so(self.row)  # else it would wait for ever
+
     def end(self, state: str, note: str) -> None:
         self.row = replace(self.row.ended(state, note), is_recorded=True)
 
