@@ -39,7 +39,7 @@ from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.tracking.study import HARDWARE_TAG, Run
 from cifar_ray.training import __main__ as torchrun
-from cifar_ray.training import hardware, loop, recipe
+from cifar_ray.training import hardware, recipe
 from cifar_ray.training.observer import Outcome
 from cifar_ray.training.setup import TrainingState
 
@@ -186,7 +186,7 @@ def _work(
     place |= {"LOCAL_WORLD_SIZE": topology.workers_per_node, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ |= {"MASTER_ADDR": f"{network.SUBNET}.1", "GLOO_SOCKET_IFNAME": "eth0"}
-    prepare, dataset = loop.prepare, _read(resolved(words, topology).dataset)
+    prepare, dataset = torchrun.prepare, _read(resolved(words, topology).dataset)
 
     def held(*args: Any) -> TrainingState:
         state = prepare(*args)
@@ -194,7 +194,7 @@ def _work(
             (group / "cgroup.procs").write_text(str(os.getpid()))
         return state
 
-    loop.prepare = held  # type: ignore[assignment]
+    torchrun.prepare = held
     data.read = lambda _: dataset
     begin(rank)
     outcome = torchrun.main([*words, "--storage", str(folder)], time.time())
