@@ -1,4 +1,4 @@
-"""What cannot be right in a study's figures, whoever measured them."""
+"""Checks for figures of a study that cannot be right."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from cifar_ray.config.limits import PATIENCE
 from cifar_ray.reporting import audit, scaling
-from cifar_ray.reporting.frame import ORIGIN, Runs
+from cifar_ray.reporting.frame import ORIGIN, Runs, short_commit
 from cifar_ray.reporting.tables import outcome
 from cifar_ray.tracking.study import HARDWARE_TAG, STOPPED_BY_TAG, STOPPED_TAG, Run, Sweep
 
@@ -108,8 +108,8 @@ def _mixed(study: Sweep, finished: list[Run]) -> Iterator[str]:
         those = [trial for trial in finished if trial.timed or tag != HARDWARE_TAG]
         values = list(dict.fromkeys(trial.tags[tag] for trial in those if tag in trial.tags))
         if len(values) > 1:
-            shown = [value[:12] if tag == ORIGIN["commit"] else value for value in values]
-            yield f"Runs of {len(values)} different {what} stand side by side: {'; '.join(shown)}."
+            shown = "; ".join(map(short_commit, values) if tag == ORIGIN["commit"] else values)
+            yield f"Runs of {len(values)} different {what} stand side by side: {shown}."
     if any(trial.tags.get(ORIGIN["commit"], "").endswith("-dirty") for trial in finished):
         yield "Some runs were made by a program whose files differ from its commit (-dirty)."
 

@@ -22,8 +22,6 @@ from cifar_ray.tracking.study import Run, Sweep
 _SHOWN = ("_main", "_quality")
 _TAGS = ("commit", "hardware")
 _IMPLIED = {"world_size", "nodes", "workers_per_node"}  # by the topology
-_UNSET = "-"
-_COMMIT = 12
 _HASH = 8  # digits of a SHA-256
 
 
@@ -106,7 +104,7 @@ def _side_by_side(runs: Runs, parts: Sequence[tables.Part]) -> dict[str, list[En
     """A row for every setting in which the runs differ and for every main figure, an entry for every configuration."""
     rows = {
         name: [
-            Entry(", ".join(dict.fromkeys(value(trial, name) or _UNSET for trial in config.trials)))
+            Entry(", ".join(dict.fromkeys(value(trial, name) or "-" for trial in config.trials)))
             for config in runs.configurations
         ]
         for name in settings(runs.study.trials)
@@ -147,5 +145,5 @@ def value(trial: Run, name: str) -> str:
         return trial.status
     text = trial.tags.get(frame.ORIGIN[name], "") if name in _TAGS else trial.params.get(name, "")
     if name == "commit":
-        return text[:_COMMIT] + text[40:]  # 40 digits, and perhaps -dirty
+        return frame.short_commit(text)
     return text[:_HASH] if re.fullmatch("[0-9a-f]{64}", text) else text

@@ -126,9 +126,8 @@ class Runs:
         self._means: dict[str, Mapping[int, Statistic]] = {}
         trials, columns = study.trials, ("run_id", "name", "finished", "seed", *PLACED)
         self.frame = frame = pd.DataFrame({name: [getattr(trial, name) for trial in trials] for name in columns})
-        frame["device"] = pd.Series([trial.params.get("device") for trial in trials]).where(
-            lambda of: of.isin(_DEVICES)
-        )
+        frame["device"] = [trial.params.get("device") for trial in trials]
+        frame["device"] = frame.device.where(frame.device.isin(_DEVICES))
         known = frame.groupby(_SECTION).device.transform(lambda of: of.dropna().iloc[0] if of.nunique() == 1 else "")
         frame["device"] = frame.device.fillna(known)
         frame["others"] = [
@@ -213,6 +212,11 @@ class Runs:
     def finished(self) -> list[Configuration]:
         """The configurations with a finished run."""
         return [config for config in self.configurations if config.finished]
+
+
+def short_commit(commit: str) -> str:
+    """The first 12 of its 40 digits, and ``-dirty`` where it has that."""
+    return commit[:12] + commit[40:]
 
 
 def setting(trial: Run, name: str) -> str:

@@ -54,9 +54,7 @@ class Part:
     @cached_property
     def tables(self) -> Sequence[Table]:
         """Every table that these configurations have a figure for, the main one first."""
-        if not any(config.finished for config in self.group.among):
-            return []
-        return [*filter(None, _tables(self))]
+        return [*filter(None, _tables(self))] if any(config.finished for config in self.group.among) else []
 
     @property
     def section(self) -> Section:
@@ -203,8 +201,7 @@ def _notes(part: Part) -> Iterator[str]:
     if len({config.devices for config in among}) > 1:
         held = among[0].runs.study.hold == "global_batch"
         kind = "strong: the global batch stays" if held else "weak: the batch per worker stays, the global batch grows"
-        unit = task.spec.unit
-        yield f"Scaling is {kind}; speed-up is in {unit}/s, against the fewest {scaling.unit(among)}."
+        yield f"Scaling is {kind}; speed-up is in {task.spec.unit}/s, against the fewest {scaling.unit(among)}."
     if unequal := chance.unequal_work(among, TRAINING_TIME) or chance.unequal_work(among, task.primary):
         yield f"{unequal[0].upper()}{unequal[1:]}: no best of what depends on that is marked."
     if part.goals:

@@ -11,7 +11,7 @@ from cifar_ray.config import sweep as sweeps
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.tasks import LOSS, choosing
+from cifar_ray.tasks import LOSS, TaskSpec, choosing
 from cifar_ray.tasks.choosing import Goal
 from cifar_ray.training.rank_times import PARTS, PHASES
 
@@ -28,8 +28,7 @@ def check_comparable(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> None
     """Refuse to compare runs of different tasks, or by what they do not record, what a scheduler misses, or a test."""
     usual = {"objective": (None,), "scheduler": ("none",), "search": ("grid", "random")}
     comparing = [key for key, values in usual.items() if getattr(sweep, key) not in values]
-    learned = {tasks.spec(config, data.facts(config)) for config in configs}
-    if comparing and len(learned) > 1:
+    if comparing and len(learned := _learned(configs)) > 1:
         names = ", ".join(sorted(task.name for task in learned))
         raise ConfigError(comparing[0], f"must be left out where runs learn different tasks, here {names}")
     longest = max((config.epochs for config in configs), default=math.inf)
@@ -51,13 +50,17 @@ def check_comparable(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> None
         raise ConfigError("objective", f"{problem}{errors.suggestion(metric, known)}")
 
 
+def _learned(configs: Sequence[TrainConfig]) -> set[TaskSpec]:
+    return {tasks.spec(config, data.facts(config)) for config in configs}
+
+
 def goal_of(sweep: SweepConfig, configs: Sequence[TrainConfig]) -> Goal | None:
     """What a search among these runs is after: its objective, or the figure that chooses.
 
     Returns:
         None when the sweep is no search, or runs learn different tasks, whose figures do not compare.
     """
-    learned = {tasks.spec(config, data.facts(config)) for config in configs}
+    learned = _learned(configs)
     if not sweep.is_search or len(learned) != 1:
         return None
     (task,) = learned
