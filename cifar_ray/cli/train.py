@@ -20,6 +20,7 @@ from cifar_ray.display.run import Console
 from cifar_ray.orchestration.cluster import servers
 from cifar_ray.runs.folder import CONFIG, SWEEP, check_free
 from cifar_ray.tracking import uri as stores
+from cifar_ray.training.rank_times import PHASES
 
 if TYPE_CHECKING:  # imports torch, Ray and MLflow
     from cifar_ray.orchestration.sweep.driver import SweepResult
@@ -178,7 +179,9 @@ def _print_result(result: SweepResult) -> None:
     rows.append(("wall time", duration(figures["sweep/wall_s"])))
     if "cost/usd" in figures:
         rows.append(("cost, all runs", dollars(figures["cost/usd"])))
-    rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time"))
+    phases = ", ".join(f"{phase} {duration(figures[f'sweep/{phase}_s'])}" for phase in PHASES)
+    rows.append(("of all runs", phases))
+    rows.append(("outside training", f"{figures['sweep/share_outside_training']:.0%} of the wall time ran no epoch"))
     rows += [
         ("failed", f"{run}; `cifar-ray resume {shlex.quote(run)}{store_flag}` tries it again") for run in result.failed
     ]

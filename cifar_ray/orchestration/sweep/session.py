@@ -389,10 +389,11 @@ class SweepSession:
             self._board.line(f"the sweep's page in MLflow has no summary: {error}")
 
     def _figures(self) -> dict[str, float]:
-        """Seconds by phase over all runs so far, wall time, concurrency, and the share of time outside training."""
+        """Seconds by phase over all runs so far, wall time, concurrency, and the share of time outside runs' epochs."""
         runs, wall = [cell.row.figures for cell in self._cells], time.time() - self._begun
         figures = {f"sweep/{phase}_s": sum(of.get(f"time/{phase}_s", 0.0) for of in runs) for phase in PHASES}
-        figures["sweep/share_outside_training"] = max(1 - figures["sweep/training_s"] / (wall * self._at_once), 0.0)
+        epochs = sum(figures[f"sweep/{phase}_s"] for phase in ("training", "evaluation", "checkpoint"))
+        figures["sweep/share_outside_training"] = max(1 - epochs / (wall * self._at_once), 0.0)
         figures |= {"sweep/wall_s": wall, "sweep/placed_s": self._budget.placed_s}
         figures["sweep/concurrency"] = float(self._at_once)
         return figures if self._budget.usd is None else {**figures, "cost/usd": self._budget.usd}
