@@ -308,7 +308,9 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--global-batch-size", type=int, default=64, help="images per step (%(default)s)")
     parser.add_argument("--precision", default="bf16", help="fp32 or bf16 (%(default)s)")
     parser.add_argument("--steps", type=int, default=15, help="optimizer steps of a run (%(default)s)")
-    parser.add_argument("--save", metavar="CLAIM", help="keep the figures under this name, for docs/measurements/performance.md")
+    parser.add_argument(
+        "--save", metavar="CLAIM", help="keep the figures under this name, for docs/measurements/performance.md"
+    )
     parser.add_argument("flags", nargs="*", help="further flags of the training, after --")
     given = parser.parse_args()
     given.strategies, given.rate = given.strategies.split(","), given.rate.split(",")
