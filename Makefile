@@ -38,7 +38,7 @@ test-all: $(VENV)/installed
 	CIFAR_RAY_GPU_DRY_RUN=1 $(BIN)/pytest -m gpu
 
 # What any Ray promises, with the oldest, the newest and one between: each laid over the same environment. Then, with
-# the newest, without its private parts. The table of docs/compatibility.md is of this.
+# the newest, without its private parts. docs/measurements/ray.md has what it found.
 compat: $(foreach version,$(RAYS),$(VENV)/rays/$(version)/ray)
 	for version in $(RAYS); do \
 		echo "Ray $$version"; \

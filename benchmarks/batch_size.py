@@ -6,7 +6,7 @@
 
 16 and 64 images per worker, at 1x1 and at 2x2, for the same epochs of real CIFAR-10: global batches from 16 to 256.
 Each run is compared with that of 16 images at 1x1 that has its seed. The runs of several files count together; those of
-docs/performance.md are in docs/studies/rangoju_katneni_2025. No figure here is a time.
+docs/measurements/performance.md are in docs/studies/rangoju_katneni_2025. No figure here is a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run per model on real CIFAR-10, and the table of docs/results.md from what MLflow has of them.
+"""One run per model on real CIFAR-10, and the table of docs/measurements/models.md from what MLflow has of them.
 
     python benchmarks/models.py run FOLDER      # about an hour on 2 cores; a run that is there is left alone
     python benchmarks/models.py table FOLDER    # the table, as Markdown

@@ -4,7 +4,7 @@
     make mutants MUTANTS='--sample 20 config/* data/*'       at most 20 of each module, drawn with --seed
 
 They are tried in a random order. Ctrl-C (SIGINT to this process) ends the run with the table of what was decided by
-then, which is a fair sample of the whole. docs/mutants.md has what came out. mutmut's own `mutmut run` finds the same and starts pytest anew for every mutant;
+then, which is a fair sample of the whole. docs/measurements/mutants.md has what came out. mutmut's own `mutmut run` finds the same and starts pytest anew for every mutant;
 here one session of pytest has collected the tests, and every mutant is a fork of it that runs only the tests that
 reach the changed function, the quickest first, until one fails.
 """

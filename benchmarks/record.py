@@ -1,6 +1,6 @@
-"""Where the benchmarks leave their figures, and docs/performance.md, which is made from them.
+"""Where the benchmarks leave their figures, and docs/measurements/performance.md, which is made from them.
 
-    python benchmarks/record.py     # writes docs/performance.md anew
+    python benchmarks/record.py     # writes docs/measurements/performance.md anew
 
 Every other script here measures one claim, and calls :func:`save` with a row for each target. The raw figures lie
 beside the rows in ``benchmarks/results/CLAIM.PROCESSOR.json``: a machine with another processor adds a file and
@@ -31,7 +31,7 @@ from cifar_ray.training import hardware
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "measurements" / "performance.md"
 INTRODUCTION = """# Performance
 
 Each table is one claim: what it was meant to reach, what was measured, how often, and why it falls short where it
@@ -138,7 +138,7 @@ def save(
 
 
 def page() -> str:
-    """docs/performance.md, from every file of results."""
+    """docs/measurements/performance.md, from every file of results."""
     parts = [INTRODUCTION]
     results = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
     titles = [found["title"] for found in results.values()]

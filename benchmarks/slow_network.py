@@ -5,7 +5,7 @@
     python benchmarks/slow_network.py --strategies ddp -- --bucket-cap-mb 5     # flags of the training after --
     python benchmarks/slow_network.py --save buckets --dataset digits --model resnet18 --rate none,1gbit,100mbit \
         --steps 8 --rounds 5 --strategies "ddp --bucket-cap-mb 1,ddp --bucket-cap-mb 5,ddp --bucket-cap-mb 25,\
-        ddp --bucket-cap-mb 100,ddp --strategy-options.comm-hook bf16"     # flags of each in turn; rows for docs/performance.md
+        ddp --bucket-cap-mb 100,ddp --strategy-options.comm-hook bf16"     # flags of each in turn; rows for docs/measurements/performance.md
 
 A node is a Linux network namespace with one link to a switch, a bridge in a namespace of its own, so that neither
 the machine's interfaces nor its firewall take part. ``tc`` shapes both ends of every link: tbf bounds what a node
@@ -308,7 +308,9 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--global-batch-size", type=int, default=64, help="images per step (%(default)s)")
     parser.add_argument("--precision", default="bf16", help="fp32 or bf16 (%(default)s)")
     parser.add_argument("--steps", type=int, default=15, help="optimizer steps of a run (%(default)s)")
-    parser.add_argument("--save", metavar="CLAIM", help="keep the figures under this name, for docs/performance.md")
+    parser.add_argument(
+        "--save", metavar="CLAIM", help="keep the figures under this name, for docs/measurements/performance.md"
+    )
     parser.add_argument("flags", nargs="*", help="further flags of the training, after --")
     given = parser.parse_args()
     given.strategies, given.rate = given.strategies.split(","), given.rate.split(",")

@@ -25,6 +25,7 @@ napoleon_custom_sections = [("Attributes", "params_style")]
 # Pages of the repository that pages here include, so that links to them stay on the site.
 INCLUDED = {
     "../CONTRIBUTING.md": "contributing.md",
+    "../../CONTRIBUTING.md": "../contributing.md",
     "../examples/bring_your_own/README.md": "ten_minutes.md",
     "../examples/fine_tune/README.md": "fine_tuning.md",
 }

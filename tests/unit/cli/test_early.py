@@ -105,7 +105,7 @@ def test_the_runs_line_comes_before_the_imports(words: str, line: str, tmp_path:
     assert (done.stdout, done.stderr) == (line, "Stopped.\n")
 
 
-IMAGE = Path(__file__).parents[3] / "docs/strategies/charts/confusion.png"
+IMAGE = Path(__file__).parents[3] / "docs/studies/vgg11_group_report/charts/confusion.png"
 
 PROGRAM = """
 import os

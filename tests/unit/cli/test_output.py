@@ -28,7 +28,7 @@ from cifar_ray.tracking.study import KEY_TAG, SWEEP_TAG, TASK_TAG
 from tests.support import mlflow_store
 from tests.support.studies import grid
 
-IMAGE = Path(__file__).parents[3] / "docs/strategies/charts/confusion.png"
+IMAGE = Path(__file__).parents[3] / "docs/studies/vgg11_group_report/charts/confusion.png"
 METRICS = {"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5, "specificity": 0.5, "loss": 1.0}
 
 
