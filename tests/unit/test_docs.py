@@ -22,7 +22,8 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import SPECS, tokens
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
+FOLDERS = (".", "docs", "docs/measurements", "examples/*")
+PAGES = [page for folder in FOLDERS for page in sorted(ROOT.glob(f"{folder}/*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
