@@ -1,4 +1,4 @@
-"""Regression through the whole program: the commands of docs/tasks.md, shorter, and what uses the run."""
+"""Regression through the whole program: the commands of docs/tables.md, shorter, and what uses the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_commands_of_the_page_train_a_model_that_predicts_numbers(
     person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "tasks.md").read_text().split("# Regression\n")[1]
+    page = (ROOT / "docs" / "tables.md").read_text()
     made, *commands = [shlex.split(line) for line in page.split("```\n")[1].splitlines()]
     script = ROOT / "examples" / "regression" / made[1]
     told = subprocess.run(

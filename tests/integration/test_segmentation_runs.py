@@ -1,4 +1,4 @@
-"""Segmentation through the whole program: the commands of docs/tasks.md, shorter, and what uses the run."""
+"""Segmentation through the whole program: the commands of docs/masks.md, shorter, and what uses the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_commands_of_the_page_train_a_model_that_predicts_masks(
     person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = (ROOT / "docs" / "tasks.md").read_text().split("```\n")[1].splitlines()
+    block = (ROOT / "docs" / "masks.md").read_text().split("```\n")[1].splitlines()
     made, *commands = [shlex.split(line.replace("--epochs 8", "--epochs 1 --val-share 0.2")) for line in block]
     script = ROOT / "examples" / "segmentation" / made[1]
     subprocess.run([sys.executable, script, *made[2:], "--count", "200"], check=True, cwd=person.home)

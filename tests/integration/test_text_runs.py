@@ -1,4 +1,4 @@
-"""Texts through the whole program: the commands of docs/tasks.md, shorter, and what uses the run."""
+"""Texts through the whole program: the commands of docs/texts.md, shorter, and what uses the run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_commands_of_the_page_train_a_model_that_answers_for_texts(
     person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    section = (ROOT / "docs" / "tasks.md").read_text().split("# Text classification\n")[1]
-    short = section.split("```\n")[1].replace("--epochs 8", "--epochs 3 --val-share 0.2 --text.vocabulary 500")
+    page = (ROOT / "docs" / "texts.md").read_text()
+    short = page.split("```\n")[1].replace("--epochs 8", "--epochs 3 --val-share 0.2 --text.vocabulary 500")
     made, *commands = [shlex.split(line) for line in short.splitlines()]
     script = ROOT / "examples" / "text" / made[1]
     subprocess.run([sys.executable, script, *made[2:], "--count", "400"], check=True, cwd=person.home)
