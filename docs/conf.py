@@ -35,8 +35,9 @@ def setup(app: Any) -> None:
     """Send links to a page of the repository to the page that includes it."""
 
     def read(app: Any, page: str, source: list[str]) -> None:
+        up = "../" * page.count("/")
         for path, included in INCLUDED.items():
-            source[0] = source[0].replace(f"]({path}", f"]({included}")
+            source[0] = source[0].replace(f"]({up}{path}", f"]({up}{included}")
 
     def without_fields(app: Any, what: str, name: str, value: Any, *_: Any) -> tuple[str, None] | None:
         """Leave out the signature of a config, which its docstring describes field by field."""

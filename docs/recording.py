@@ -1,6 +1,7 @@
 """Record a command in a terminal as a GIF, from a real run.
 
-    python docs/recording.py docs/images/train.gif cifar-ray train --dataset digits --model resnet --topology 1x2
+    python docs/recording.py docs/images/train.gif \\
+        cifar-ray train --dataset digits --model simple_cnn --epochs 5 --run-name first
 
 The command runs in a pseudo-terminal. Each change of its screen is a picture, shown for as long as it stood there, but
 for a second at most.

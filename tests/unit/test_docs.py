@@ -157,6 +157,18 @@ def test_the_api_page_describes_fields_as_help_does(tmp_path: Path) -> None:
     assert "PydanticUndefined" not in page
 
 
+def test_the_readme_of_a_package_has_no_relative_link() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    text, page = (ROOT / "README.md").read_text(), config["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    for each in page["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    source = config["project"]["urls"]["Source"]
+    assert f"]({source}/raw/main/docs/images/report.png)" in text
+    assert f"]({source}/blob/main/docs/start.md)" in text
+    assert all(target.startswith("https://") for target in re.findall(r"\]\(([^)]+)\)", text))
+
+
 def test_quick_start_is_two_commands() -> None:
     block = re.search(r"## Quick start\n.*?```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert block is not None
