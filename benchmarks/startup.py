@@ -5,7 +5,7 @@
 
 Four measurements on scikit-learn's digits: the help of every command; the wall time of one epoch at 1x1 under
 `cifar-ray train` and under torchrun, in turn, split at the lines that the commands print; images per second of some
-300 steps of resnet under both, in turn (batch 64, two threads, steady state as docs/timing.md defines it); and the
+300 steps of resnet under both, in turn (batch 64, two threads, steady state as docs/exactness.md defines it); and the
 quick start's sweep and report, with an empty home folder, where training is the time in which at least one cell
 trains. Before the first counted run, both launchers run once: then the store exists and files are in memory.
 """

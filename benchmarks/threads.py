@@ -4,7 +4,7 @@
     python benchmarks/threads.py --rounds 1 --steps 30 --models simple_cnn --dry    # does it work?
 
 Each run trains some steps of real CIFAR-10 under torchrun, 64 images per worker in float32, with the default and with
-each number of threads up to the node's CPUs. Images per second are those of the steady state (docs/timing.md).
+each number of threads up to the node's CPUs. Images per second are those of the steady state (docs/exactness.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python benchmarks/time_to_accuracy.py --epochs 3 --target 85.5 --within 300 --seeds 3 --topology 2x2
 
 A run is `python -m cifar_ray.training`, the loop without Ray and MLflow, for a number of epochs that is fixed
-beforehand; its accuracy is that after the last one, and its seconds are `time/training_s` (docs/timing.md): neither
+beforehand; its accuracy is that after the last one, and its seconds are `time/training_s` (docs/exactness.md): neither
 start-up, with the whitening, nor evaluations are in them. `speednet` looks at each test image and its mirror image.
 """
 
