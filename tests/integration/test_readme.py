@@ -1,0 +1,164 @@
+"""What the README promises, by whole runs as a person types them: ten starts of Ray."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import requests
+from PIL import Image
+
+from tests.support.images import folder_of_digits
+from tests.support.person import Person
+from tests.support.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+TOPOLOGIES = ("1x1", "1x2", "2x2")
+TRAINING = ["--dataset", "digits", "--model", "simple_cnn", "--epochs", "3", "--precision", "fp32"]
+TRAINING += ["--strategy", "reproducible", "--global-batch-size", "64", "--lr", "0.05", "--checkpoint-every", "10"]
+
+
+def weights(person: Person, run: str) -> str:
+    return person.run_named(run).data.tags["cifar_ray.weights_sha256"]
+
+
+@pytest.fixture(scope="module")
+def grid(resident: Person) -> list[str]:
+    """The names of the runs of a sweep over topologies."""
+    cells = ["--seeds", "1", "--grid", f"topology={','.join(TOPOLOGIES)}"]
+    output = resident.succeeds("sweep", "--name", "grid", *TRAINING, "--local-nodes", "2", *cells).stdout
+    assert re.search(r"^runs +3 finished$", output, flags=re.M), output
+    sweep = resident.run_named("grid")
+    found = resident.mlflow.search_runs(
+        [sweep.info.experiment_id], f"tags.`mlflow.parentRunId` = '{sweep.info.run_id}'"
+    )
+    by_topology = {run.data.params["topology"]: run.info.run_name for run in found}
+    return [by_topology[topology] for topology in TOPOLOGIES]
+
+
+def test_the_weights_are_the_same_to_the_bit_on_one_worker_two_and_two_nodes(grid: list[str], resident: Person) -> None:
+    assert len({weights(resident, name) for name in grid}) == 1
+    for name, world_size in zip(grid, (1, 2, 4), strict=True):
+        metrics, places = resident.run_named(name).data.metrics, resident.placement(name)
+        assert (metrics["test/images"], len(places)) == (360, world_size)
+    assert len({place["node_id"] for place in resident.placement(grid[2])}) == 2
+    assert resident.leftovers() == []
+
+
+def test_a_run_that_is_killed_goes_on_and_has_the_weights_of_the_sweeps(grid: list[str], resident: Person) -> None:
+    with resident.starts("train", *TRAINING, "--topology", "1x2", "--run-name", "killed") as run:
+        run.until("epoch 1/3")
+        run.kill(signal.SIGKILL)
+        run.end()
+    first = resident.run_named("killed").info.run_id
+    resident.succeeds("resume", "killed")
+    again = resident.run_named("killed")
+    assert (again.info.run_id, again.info.status) == (first, "FINISHED")
+    assert resident.steps("killed", "test/accuracy") == [1, 2, 3]
+    assert weights(resident, "killed") == weights(resident, grid[0])
+
+
+def test_a_report_has_every_figure_with_its_run(grid: list[str], resident: Person) -> None:
+    resident.succeeds("report", "grid", "--out", "report", "--price", "0.18")
+    folder = resident.home / "report"
+    assert {"report.html", "report.md", "runs.csv", "figures.csv"} <= {path.name for path in folder.iterdir()}
+    rows = list(csv.DictReader((folder / "runs.csv").open()))
+    assert [row["run_id"] for row in rows] == [resident.run_named(name).info.run_id for name in grid]
+    page = (folder / "report.html").read_text()
+    for topology in TOPOLOGIES:
+        assert topology in page
+
+
+def test_runs_are_compared_and_explained(grid: list[str], resident: Person) -> None:
+    compared = json.loads(resident.succeeds("compare", *grid[:2], "--json").stdout)
+    assert "topology" in json.dumps(compared)
+    explained = json.loads(resident.succeeds("explain", grid[1], "--json").stdout)
+    assert explained["run"] == grid[1]
+    assert explained["verdict"]
+    listed = json.loads(resident.succeeds("runs", "--json").stdout)
+    assert "grid" in json.dumps(listed)
+
+
+def test_a_plan_measures_and_reckons(resident: Person) -> None:
+    words = ["--dataset", "digits", "--model", "simple_cnn", "--global-batch-size", "64", "--epochs", "2"]
+    done = resident.succeeds("plan", *words, "--nodes", "1,2", "--link", "10gbit", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["topology"] for row in rows] == ["1x1", "2x1"]
+    assert all(0 < row["step_s"]["low"] <= row["step_s"]["mid"] <= row["step_s"]["high"] for row in rows)
+
+
+def test_ones_own_network_and_images_are_trained_fine_tuned_and_served(resident: Person) -> None:
+    folder_of_digits(resident.home / "images", 300)
+    (resident.home / "nets.py").write_text((ROOT / "examples" / "own_model.py").read_text())
+    words = ["--dataset", "folder:images", "--model", "nets:build", "--model-options.width", "8", "--epochs", "4"]
+    words += ["--optimizer", "torch.optim:RMSprop", "--lr", "0.002", "--weight-decay", "0", "--batch-size", "32"]
+    resident.succeeds("train", *words, "--topology", "1x2", "--run-name", "own", "--ema", "0.9")
+    started = [
+        "--weights",
+        "own",
+        "--val-share",
+        "0.2",
+        "--freeze",
+        "0",
+        "--unfreeze-epoch",
+        "2",
+        "--run-name",
+        "tuned",
+    ]
+    told = resident.succeeds("train", *words, *started, "--log-models", "all").stdout
+    tuned = resident.run_named("tuned").data
+    assert "of the parameters" in told
+    assert tuned.metrics["test/accuracy"] > 0.5
+    assert tuned.metrics["best/accuracy"] >= tuned.metrics["val/accuracy"]
+
+    images = sorted((resident.home / "images/test").rglob("*.png"))[:8]
+    answers = json.loads(resident.succeeds("predict", "tuned", *map(str, images), "--json").stdout)
+    with resident.starts("serve", "tuned", "--port", str(port := free_port())) as server:
+        server.until("ready at")
+        served = requests.post(f"http://127.0.0.1:{port}/predict", data=images[0].read_bytes(), timeout=60).json()
+    best = served["classes"][0]
+    assert [best["class"], pytest.approx(best["probability"], abs=1e-4)] == answers[0]["classes"][0]
+
+
+KINDS = {
+    "text": ("texts", ["--epochs", "3", "--val-share", "0.2", "--text.vocabulary", "500"], ["--count", "400"]),
+    "segmentation": ("masks", ["--epochs", "1"], ["--count", "200"]),
+    "regression": ("tables", [], []),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_commands_of_a_pages_beginning_train_and_predict(kind: str, resident: Person) -> None:
+    page, shorter, fewer = KINDS[kind]
+    block = (ROOT / "docs" / f"{page}.md").read_text().split("```\n")[1]
+    made, train, predict = (shlex.split(line) for line in block.splitlines())
+    script = ROOT / "examples" / kind / made[1]
+    subprocess.run([sys.executable, script, *made[2:], *fewer], check=True, cwd=resident.home, capture_output=True)
+    name = f"{kind}-first"
+    words = [name if word in ("first", "liked") else word for word in (*train[1:], *shorter)]
+    resident.succeeds(*words)
+    predicted = resident.succeeds(*[name if word in ("first", "liked") else word for word in predict[1:]])
+    run, metrics = resident.run_named(name), resident.run_named(name).data.metrics
+    scored = json.loads(resident.succeeds("evaluate", name, "--json").stdout)["metrics"]
+    figure = {"text": "accuracy", "segmentation": "miou", "regression": "r2"}[kind]
+    assert scored[figure] == pytest.approx(metrics[f"test/{figure}"], rel=1e-4)
+    assert run.info.status == "FINISHED"
+    if kind == "text":
+        assert re.findall(r": (good|bad) \d+\.\d%, (?:good|bad) \d+\.\d%$", predicted.stdout, flags=re.M)[1:]
+    elif kind == "segmentation":
+        written = sorted((resident.home / "predicted").iterdir())
+        images = sorted((resident.home / "digits_masks/test/images").iterdir())
+        assert [path.name for path in written] == [path.name for path in images]
+        mask = np.asarray(Image.open(written[0]))
+        assert (mask.shape, mask.max() < 11) == ((32, 32), True)
+    else:
+        answers = list(csv.DictReader((resident.home / "answers.csv").open()))
+        assert [row["row"] for row in answers] == [str(number) for number in range(1, 90)]
