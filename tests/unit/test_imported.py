@@ -20,7 +20,6 @@ IMPORTED = {
     "cifar_ray.orchestration.sweep.cell": OF_A_DRIVER,
 }
 
-
 # Each needs what those before it have imported, and more; the controller of a run has no use for the loop.
 IMPORTS = """
 import importlib, json, sys

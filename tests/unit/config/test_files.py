@@ -17,15 +17,10 @@ def test_a_path_that_a_person_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.chdir(tmp_path)
     assert files.absolute("storage", "~/runs") == Path("/home/me/runs")
-    assert files.storage("runs") == tmp_path / "runs"
-    assert files.storage(None) == Path("/home/me/.cifar_ray/runs")
-    for read, path, sentence in (
-        (files.storage, "s3://b", "--storage must be a folder here, on this machine or mounted, got 's3://b'"),
-        (files.storage, "~nobody-at-all/x", "--storage must begin with the home folder of somebody who has one, got "),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            read(path)
-        assert caught.value.as_flag() == sentence + ("" if sentence.endswith("'") else repr(path))
+    assert [files.storage(given) for given in ("runs", None)] == [tmp_path / "runs", Path("/home/me/.cifar_ray/runs")]
+    for path in ("s3://b", "~nobody-at-all/x"):
+        with pytest.raises(ConfigError, match=f"^storage must .* got {path!r}$"):
+            files.storage(path)
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:
@@ -39,19 +34,18 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
 
 
 def test_a_port_is_free_taken_or_none_at_all() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        with pytest.raises(ConfigError) as caught:
-            output.listen("127.0.0.1", taken)
-        assert caught.value.as_flag().startswith(f"--port must be a free port of this machine, got {taken} at ")
-    output.listen("127.0.0.1", taken).close()
-    output.listen("127.0.0.1", 65535).close()
-    for host in ("192.0.2.1", "a" * 70):  # of nobody; too long for a name
+    def refused(host: str, key: str) -> None:
         with pytest.raises(ConfigError) as caught:
             output.listen(host, taken)
-        assert caught.value.as_flag().startswith(
-            f"--host must be a free port of this machine, got {taken} at {host!r} ("
-        )
+        assert (caught.value.key, str(taken) in str(caught.value)) == (key, True)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        refused("127.0.0.1", "port")
+    output.listen("127.0.0.1", taken).close()
+    output.listen("127.0.0.1", 65535).close()
+    refused("192.0.2.1", "host")  # of nobody
+    refused("a" * 70, "host")  # too long for a name
 
 
 @pytest.mark.parametrize(
@@ -73,16 +67,12 @@ def test_the_words_of_errors() -> None:
     assert errors.brief(10**5000) == "a number of thousands of digits"
     assert [errors.one_of(words) for words in (["a"], ["a", 1], ["a", "b", "c"])] == ["a", "a or 1", "a, b or c"]
     assert errors.flag_of("model_options.patch_size") == "--model-options.patch-size"
-    assert errors.suggestion("epoch", iter(["seed", "epochs"])) == "; did you mean 'epochs'?"
     assert errors.suggestion("abcde", ["abcxy"]) == "; did you mean 'abcxy'?"  # just alike enough
     assert errors.suggestion("abcd", ["abxy"]) == ""
+    assert errors.suggestion("epochs" + "x" * 1000, ["epochs" + "x" * 74]) != ""
     assert errors.printable("a\x1b[2J\x9b\0\x7f\u202e\udcff\rb") == r"a\x1b[2J\x9b\x00\x7f\u202e\xff\rb"
     assert errors.printable(kept := "größe 猫 \N{FAMILY}\t\r\n") == kept
-    assert errors.suggestion("epochs" + "x" * 1000, ["epochs" + "x" * 74]) != ""
-    assert (str(InterruptedRunError(15)), InterruptedRunError(15).signum) == (
-        "Stopped by SIGTERM before training began.",
-        15,
-    )
+    assert (str(InterruptedRunError(15))[:18], InterruptedRunError(15).signum) == ("Stopped by SIGTERM", 15)
 
 
 @pytest.mark.parametrize(

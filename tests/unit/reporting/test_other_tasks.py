@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -79,16 +80,18 @@ def test_a_title_is_a_noun_in_a_sentence_and_no_number_is_shown(title: str, noun
     assert FIGURES.primary.cell(Statistic(float("inf"), float("nan"), 2)) == "inf ± nan"
 
 
-def test_runs_of_different_tasks_are_each_compared_with_those_of_their_own() -> None:
-    of = [study(*(trial(top, seed=s) for s in (0, 1) for top in ("1x1", "1x2")), run_id=name) for name in ("a", "b")]
-    of[1] = replace(
-        depths(of[1]), trials=[of_another_task(replace(run, run_id=f"b {run.run_id}")) for run in of[1].trials]
+def test_runs_of_different_tasks_are_each_compared_with_those_of_their_own(tmp_path: Path) -> None:
+    images = study(*(trial(top, seed=seed) for seed in (0, 1) for top in ("1x1", "1x2")), run_id="a")
+    other = depths(
+        replace(images, run_id="b", trials=[replace(run, run_id=f"b {run.run_id}") for run in images.trials])
     )
-    both = exported.together(of)
-    for option in ({"targets": [0.6]}, {"baseline": "rangoju_katneni_2025"}):
+    files = [tmp_path / "images.json", tmp_path / "depths.json"]
+    for path, of in zip(files, (images, other)):
+        path.write_text(exported.text(of))
+    for option in ({"target": [0.6]}, {"baseline": "rangoju_katneni_2025"}):
         with pytest.raises(ConfigError, match=r"^runs of different tasks cannot be compared: "):
-            report.build(both, **option)  # type: ignore[arg-type]
-    made, *alone = map(report.build, (both, *of))
+            report.report(*map(str, files), **option)  # type: ignore[arg-type]
+    made, *alone = map(report.build, (exported.together([images, other]), images, other))
     assert [finding.title.partition(":")[0] for finding in made.findings] == ["classification", "nets"]
     assert [finding.sentences for finding in made.findings] == [one.findings[0].sentences for one in alone]
     assert len(made.data["runs"]) == 8

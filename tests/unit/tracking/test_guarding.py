@@ -47,7 +47,6 @@ def test_a_guard_tries_again_when_the_store_raises_or_is_away(client: MlflowClie
     ("written", "status", "word"),
     [
         (True, "FINISHED", b"done"),
-        (True, "FAILED", b"done"),
         (False, "FINISHED", b"KILLED"),
         (False, "FAILED", b"FAILED"),
     ],
