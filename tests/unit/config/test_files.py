@@ -51,20 +51,18 @@ def test_a_port_is_free_taken_or_none_at_all() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (True, "True"),
         ("x" * 78, repr("x" * 78)),
         ("x" * 79, repr("x" * 37)[:-1] + "..." + repr("x" * 38)[1:]),
         ([["y" * 30] * 2, "z" * 30], str([["y" * 30] * 2, "z" * 30])[:77] + "..."),
         ([1] * 26, "[1, 1, 1, 1, 1, 1, ...]"),
+        (10**5000, "a number of thousands of digits"),
     ],
 )
 def test_a_value_in_a_sentence_is_brief(value: object, text: str) -> None:
     assert errors.brief(value) == text
-    assert len(text) <= 80
 
 
 def test_the_words_of_errors() -> None:
-    assert errors.brief(10**5000) == "a number of thousands of digits"
     assert [errors.one_of(words) for words in (["a"], ["a", 1], ["a", "b", "c"])] == ["a", "a or 1", "a, b or c"]
     assert errors.flag_of("model_options.patch_size") == "--model-options.patch-size"
     assert errors.suggestion("abcde", ["abcxy"]) == "; did you mean 'abcxy'?"  # just alike enough
@@ -75,10 +73,7 @@ def test_the_words_of_errors() -> None:
     assert (str(InterruptedRunError(15))[:18], InterruptedRunError(15).signum) == ("Stopped by SIGTERM", 15)
 
 
-@pytest.mark.parametrize(
-    ("key", "sentence", "flag"),
-    [("batch_size", "batch_size must be 1", "--batch-size must be 1"), ("", "must be 1", "must be 1")],
-)
-def test_a_mistake_travels_between_processes(key: str, sentence: str, flag: str) -> None:
-    error = pickle.loads(pickle.dumps(ConfigError(key, "must be 1")))
-    assert (error.key, error.problem, str(error), error.as_flag()) == (key, "must be 1", sentence, flag)
+def test_a_mistake_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError("batch_size", "must be 1")))
+    assert (error.key, error.problem, str(error)) == ("batch_size", "must be 1", "batch_size must be 1")
+    assert (error.as_flag(), ConfigError("", "must be 1").as_flag()) == ("--batch-size must be 1", "must be 1")

@@ -65,7 +65,7 @@ def test_only_what_is_given_is_there_as_text() -> None:
         **{"sizes": ["4", "5"], "others": {"some_one": "3"}},
     }
     assert flags.parse(show, ["r", "--name=a=b", "--no-fast-one", "--count", "-1", "--", "i", "--x"], "show") == {
-        **{"run": "r", "images": ["i", "--x"], "name": "a=b", "fast_one": False, "count": "-1"},
+        **{"run": "r", "images": ["i", "--x"], "name": "a=b", "fast_one": False, "count": "-1"}
     }
     assert flags.parse(Shape, ["--depth", "3", "--others.kind", "4"], "show") == {"depth": "3", "others": {"kind": "4"}}
 
@@ -82,7 +82,6 @@ def test_words_become_the_arguments_of_the_command() -> None:
     [
         ("r i --name n --nmae=y", "unknown flag --nmae; did you mean --name?"),
         ("r i --name n --hidden 3", "unknown flag --hidden"),
-        ("r i --name n --zzz r", "unknown flag --zzz"),
         ("r i --name n --no-loud", "unknown flag --no-loud; did you mean --loud?"),
         ("r i --name n --count --mode a", "--count: expected one argument; "),
         ("r i --name n --count ten", "--count must be a whole number, got 'ten'"),
@@ -138,19 +137,15 @@ def test_a_keyword_of_a_function_is_a_flag_its_help_and_an_argument_from_python(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """To add one takes the keyword and a line of the docstring."""
-
-    text = " ".join(helped(measure, "--help", capsys).split())
-    assert "runs Names of runs." in text
-    assert "--digits INT Digits to show. (default: 3)" in text
+    assert "--digits INT Digits to show. (default: 3)" in " ".join(helped(measure, "--help", capsys).split())
     assert flags.call(measure, ["a", "b", "--json", "--digits", "5"], "show") == (True, (("a", "b"), 5))
     assert measured("a", digits=5) == (("a",), 5)
     for call in (lambda: flags.call(measure, ["a", "--digits", "0"], "show"), lambda: measured("a", digits=0)):
         with pytest.raises(ConfigError, match=r"^digits must be at least 1, got 0$"):
             call()
-    with pytest.raises(ConfigError, match=r"^runs must be given$"):
-        measured()
-    with pytest.raises(ConfigError, match=r"^RUNS must be given$"):
-        flags.call(measure, [], "show")
+    for nothing in (measured, lambda: flags.call(measure, [], "show")):
+        with pytest.raises(ConfigError, match=r"^(runs|RUNS) must be given$"):
+            nothing()
 
 
 @pytest.mark.parametrize("command", [train, sweep])

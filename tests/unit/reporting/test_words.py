@@ -9,7 +9,7 @@ import pytest
 from cifar_ray.reporting import cautions, compare, pages, report, scaling, words
 from cifar_ray.reporting import figures as figures_module
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Run, Sweep
+from cifar_ray.tracking.study import Sweep
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, validated, without_run
 from tests.unit.reporting.test_tables import best, figures, sections, small
 
@@ -128,27 +128,6 @@ def test_the_whole_report_has_one_answer_to_whether_two_accuracies_differ() -> N
     assert best(sections(runs)[0].tables[0]) == {}
 
 
-def of_rates(*accuracies: float) -> Sweep:
-    """Learning rates 0.1, 0.2 and so on, each faster than the one before."""
-    runs = [
-        trial(training_s=100.0 / at, accuracies=(accuracy,), params={"lr": f"0.{at}"})
-        for at, accuracy in enumerate(accuracies, 1)
-    ]
-    return study(*runs, axes=("lr",))
-
-
-@pytest.mark.parametrize(
-    ("of", "begins"),
-    [
-        (of_rates(0.90002, 0.9, 0.9), "No measurable difference in accuracy: 90.00 % in 3"),
-        (of_rates(0.90002, 0.8, 0.9), "Best accuracy (n = 1): 1x1 with lr=0.1 (90.00 %)."),
-        (of_rates(0.9004, 0.8, 0.9), "Best accuracy (n = 1): 1x1 with lr=0.1 (90.04 %), 0.04 points better than "),
-    ],
-)
-def test_accuracies_that_read_alike_have_no_difference(of: Sweep, begins: str) -> None:
-    assert any(line.startswith(begins) for line in said(of))
-
-
 def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> None:
     def names(param: str, *values: str) -> list[str]:
         runs = study(*(trial(params={param: value}) for value in values), axes=(param,))
@@ -181,29 +160,6 @@ def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
         *(trial(params={"ema": ema}, accuracies=(a,)) for ema, a in (("none", 0.5), ("0.9", 0.7))), axes=("ema",)
     )
     assert told(names) == []
-
-
-def test_a_line_goes_through_runs_of_equal_work_alone() -> None:
-    def rate(lr: str, accuracy: float, epochs: int) -> Run:
-        return trial(accuracies=(accuracy,) * epochs, params={"lr": lr})
-
-    def told(*runs: Run) -> str:
-        whole = study(*runs, axes=("lr", "epochs"))
-        return "".join(line for line in said(whole) if line.startswith("Doubling lr") and "accuracy" in line)
-
-    unequal = [rate("0.1", 0.1, 1), rate("0.2", 0.2, 2), rate("0.4", 0.3, 3)]
-    assert told(*unequal) == ""
-    assert told(*(rate(lr, a, 1) for lr, a in (("0.1", 0.1), ("0.2", 0.2), ("0.4", 0.3)))) != ""
-
-
-def test_one_run_beside_several_is_told_by_their_deviation() -> None:
-    """A seed has failed; the test has one degree of freedom, and sees only what is large."""
-    runs = [trial("1x1", seed=seed, training_s=100.0 + seed) for seed in (0, 1)]
-    near, far = (said(study(*runs, trial("1x2", training_s=seconds)))[0] for seconds in (99.0, 50.0))
-    # s = 0.704 %: 12.71 * 0.00704 * sqrt(1 / 2 + 1), of the logarithm.
-    assert near.startswith("No measurable difference in speed: 99.00 to 100.50 s in 2")
-    assert near.endswith("above 12 %.")
-    assert far == "Shortest training: 1x2 (50.00 s), 2.01 times as fast as 1x1 (100.50 s)."
 
 
 def test_a_learning_rate_that_stays_while_the_batch_grows_is_a_caution_with_the_flag() -> None:

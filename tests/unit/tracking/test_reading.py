@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +104,16 @@ def test_a_search_is_known_by_its_configuration(
 def test_a_store_that_fails_says_why(client: MlflowClient) -> None:
     run_id = child(client, sweep(client, []), "mine", **RESNET, **SIZES)
     client.log_metric(run_id, "test/accuracy", 0.5)
-    mlflow_store.alter(client, "DROP TABLE metrics")  # runs are found, and their histories are not
-    for read in (
-        lambda: reading.sweeps_or_runs(client.tracking_uri, ["s"])[0],
-        lambda: reading.runs(client.tracking_uri, ["mine"]),
-    ):
-        with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: metrics\)"):
-            read()
-    mlflow_store.alter(client, "DROP TABLE runs")
-    for find in (reading.find_run, reading.find_sweep):
-        with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: runs\)"):
-            find(client, "mine")
+
+    def refused(table: str, *reads: Callable[[], object]) -> None:
+        mlflow_store.alter(client, f"DROP TABLE {table}")
+        for read in reads:
+            with pytest.raises(ConfigError, match=rf"{client.tracking_uri} does not \(no such table: {table}\)"):
+                read()
+
+    uri = client.tracking_uri  # without figures, runs are found, and their histories are not
+    refused("metrics", lambda: reading.sweeps_or_runs(uri, ["s"]), lambda: reading.runs(uri, ["mine"]))
+    refused("runs", lambda: reading.find_run(client, "mine"), lambda: reading.find_sweep(client, "mine"))
 
 
 def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) -> None:
@@ -161,39 +161,31 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     batches: tuple[str, str], wholes: tuple[str, str], hold: str, client: MlflowClient, home: Path
 ) -> None:
     own = sweep(client, [])
-    one, two = (
-        child(client, own, name, topology="1x2", batch_size=batch, global_batch_size=whole, **RESNET)
-        for name, batch, whole in zip(("one", "two"), batches, wholes)
-    )
+    params = [
+        {**RESNET, "topology": "1x2", "batch_size": batch, "global_batch_size": whole}
+        for batch, whole in zip(batches, wholes)
+    ]
+    one, two = (child(client, own, name, **of) for name, of in zip(("one", "two"), params))
     for step, at, figure in ((2, 9, 0.5), (1, 8, 0.25), (1, 7, 0.75)):
         client.log_metric(two, "test/accuracy", figure, at, step)
-    client.log_metric(two, "time/wall_s", 3.0)
-    load, other = "system/node/cpu_utilization_percentage", "system/node/disk_utilization_percentage"  # no report's
-    client.log_metric(two, load, 9.0, 1, 0)
-    client.log_metric(two, other, 9.0, 1, 0)
+    load, other = (f"system/node/{part}_utilization_percentage" for part in ("cpu", "disk"))  # the disk is no report's
+    for name in (load, other):
+        client.log_metric(two, name, 9.0, 1, 0)
     client.log_dict(two, {"classes": ["a", "b"], "counts": [[1, 0], [0, 1]]}, "confusion_matrix.json")
     client.set_terminated(two, "FINISHED")
     client.update_run(one, "SCHEDULED")
-    found = reading.runs(client.tracking_uri, ["two", one, "two"])
     began = "1970-01-01T00:00:00+00:00"
-    params = {**RESNET, "topology": "1x2"}
-    tags = {"mlflow.parentRunId": own, KEY_TAG: "two", "mlflow.runName": "two"}
+    tags = [{"mlflow.parentRunId": own, KEY_TAG: name, "mlflow.runName": name} for name in ("one", "two")]
+    history = {"test/accuracy": [Point(1, 7, 0.75), Point(1, 8, 0.25), Point(2, 9, 0.5)], load: [Point(0, 1, 9.0)]}
     trials = [
         Run(
-            "two", two, "FINISHED", params={**params, "batch_size": batches[1], "global_batch_size": wholes[1]}, tags=tags,
-            metrics={"test/accuracy": 0.5, "time/wall_s": 3.0, load: 9.0, other: 9.0},
-            history={
-                "test/accuracy": [Point(1, 7, 0.75), Point(1, 8, 0.25), Point(2, 9, 0.5)],
-                load: [Point(0, 1, 9.0)],
-            },
-            confusion=[[1, 0], [0, 1]], class_names=("a", "b"), started=began,
+            "two", two, "FINISHED", params=params[1], tags=tags[1], started=began, history=history,
+            metrics={"test/accuracy": 0.5, load: 9.0, other: 9.0}, confusion=[[1, 0], [0, 1]], class_names=("a", "b"),
         ),
-        Run(
-            "one", one, "PENDING", params={**params, "batch_size": batches[0], "global_batch_size": wholes[0]},
-            tags={**tags, KEY_TAG: "one", "mlflow.runName": "one"}, started=began,
-        ),
+        Run("one", one, "PENDING", params=params[0], tags=tags[0], started=began),
     ]  # fmt: skip
     command = f"cifar-ray compare two {one} two"
+    found = reading.runs(client.tracking_uri, ["two", one, "two"])
     assert found == Sweep("two, one", trials, store.shown(client.tracking_uri), command, hold)
 
 

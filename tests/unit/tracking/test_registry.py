@@ -41,23 +41,21 @@ def log(client: MlflowClient, run_id: str, which: str, weights: str, ready: bool
 
 
 @pytest.mark.parametrize(
-    ("logged", "model", "weights"),
+    ("logged", "weights"),
     [
-        ([("final", "f"), ("best", "b")], 0, "f"),
-        ([("best", "b")], 0, "b"),
-        ([("best", "b"), ("final", "f", False)], 0, "b"),  # which was not logged to its end
+        ([("final", "f"), ("best", "b")], "f"),
+        ([("best", "b"), ("final", "f", False)], "b"),  # which was not logged to its end
     ],
 )
 def test_the_final_model_is_registered_or_the_best_where_it_is_the_only_one(
-    client: MlflowClient, logged: list[tuple[Any, ...]], model: int, weights: str
+    client: MlflowClient, logged: list[tuple[Any, ...]], weights: str
 ) -> None:
     run_id = finished(client)
-    models = [log(client, run_id, *one) for one in logged]
+    model, *_ = [log(client, run_id, *one) for one in logged]
     done = registry.register("mine", "digits", "champion", client.tracking_uri)
     assert done == registry.Registered("digits", 1, "mine", True)
     version = client.get_model_version_by_alias("digits", "champion")
-    assert (int(version.version), version.run_id) == (1, run_id)
-    assert version.source == f"models:/{models[model]}"
+    assert (int(version.version), version.run_id, version.source) == (1, run_id, f"models:/{model}")
     assert version.tags == {"run": "mine", "dataset": "digits", "model": "resnet", "weights_sha256": weights}
 
 

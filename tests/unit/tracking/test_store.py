@@ -122,8 +122,7 @@ def test_an_experiment_that_another_process_has_just_made_is_taken(
     look = client.get_experiment_by_name
 
     def too_early(name: str) -> Any:
-        found = look(name)
-        if found is None:
+        if (found := look(name)) is None:
             made.append(MlflowClient(client.tracking_uri).create_experiment(name))
         return found
 
