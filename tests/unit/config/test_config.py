@@ -121,9 +121,15 @@ def test_an_optimizer_without_a_recipe_needs_its_rate_and_decay(name: str, other
 
 
 def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
-    config = recipe.resolve(
-        TrainConfig(model="vit", model_options={"depth": 3}, topology="1x2", seed=7, run_name="mine", lr=3e-4)
-    )
+    given = {
+        "model": "vit",
+        "model_options": {"depth": 3},
+        "topology": "1x2",
+        "seed": 7,
+        "run_name": "mine",
+        "lr": 3e-4,
+    }
+    config = recipe.resolve(TrainConfig(**given))  # type: ignore[arg-type]
     path = tmp_path / "config.yaml"
     path.write_text(runfile.to_yaml(config))
     assert recipe.resolve(runfile.load(path)) == replace(config, run_name=None)

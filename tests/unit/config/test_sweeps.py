@@ -41,8 +41,8 @@ SIZES = {"batch_size": [16]}
         ({"grid": SIZES, "train": {"seed": 5}, "seeds": 2}, ["bs16 1x1 seed5", "bs16 1x1 seed6"]),
         # The model, the data set and the strategy first; the grid's own batch, or that of all runs, before the topology.
         (
-            {"grid": {"lr": [0.1], "strategy": ["ddp"], "dataset": ["mnist", "digits"], "model": ["vit", "vgg11"]}},
-            [f"{model} {data} lr0.1 1x1 seed0" for data in ("mnist", "digits") for model in ("vit", "vgg11")],
+            {"grid": {"lr": [0.1, 0.2], "strategy": ["ddp"], "dataset": ["mnist"], "model": ["vit", "vgg11"]}},
+            [f"{model} lr{lr} 1x1 seed0" for lr in (0.1, 0.2) for model in ("vit", "vgg11")],
         ),
         ({"grid": {"epochs": [1, 2]}, "train": {"batch_size": 8}}, ["epochs1 bs8 1x1 seed0", "epochs2 bs8 1x1 seed0"]),
         ({"grid": {"global_batch_size": [16], **PLACES}}, ["gbs16 1x1 seed0", "gbs16 1x2 seed0"]),
@@ -152,7 +152,7 @@ ALONE = "is for cifar-ray train alone"
         ({"grid": {"lr": [0.1]}, "train": []}, "--train", "must be a mapping"),
         ({"grid": {"lr": [0.1]}, "train": {"measure": "times"}}, "--train", f"has 'measure', {NO_FIELD}"),
         ({"grid": {"batch_size": [16, 64]}, "train": {"lr": "fast"}}, "--lr", "must be a finite number"),
-        ({"grid": [{"lr": [0.1]}, {"epochs": [1]}], "train": {"lr": 0.3}}, "--grid", "has lr, which is given for all"),
+        ({"grid": [{"lr": [0.1]}, {"lr": [0.2]}], "train": {"lr": 0.3}}, "--grid", "has lr, which is given for all"),
         ({"grid": {"lr": [0.1]}, "train": {"run_name": "x"}}, "--run-name", ALONE),
         ({"grid": {"lr": [0.1]}, "train": {"elastic": "1x1:1x2"}}, "--elastic", ALONE),
         ({"grid": {"lr": "uniform:0.1:1"}}, "--grid", "must list the values of lr; ranges are for --search"),

@@ -132,19 +132,6 @@ def test_a_figure_that_is_no_number_wins_nothing() -> None:
     assert (rank, entries[0].text, entries[0].note, entries[-1].text) == ("-", "", "no finite val/accuracy", "t0")
 
 
-def test_an_axis_with_one_value_and_one_that_another_model_has() -> None:
-    runs = [tried(number, 0.8 + number / 100, {"lr": "0.1", "depth": "3"}) for number in range(11)]
-    runs += [tried(11, 0.95, {"lr": "0.1"})]
-    made = report.build(searched(runs, ("lr", "depth"), {**ANY, "ranges": {"lr": "loguniform", "depth": "int"}}))
-    over, _ = (chart.draw("light") for chart in made.charts)
-    best = [panel.lines[-1].get_xdata()[0] for panel in over.axes]
-    assert (best[0], math.isnan(best[1])) == (0.1, True)  # the best has no depth
-    assert column(trials(made), "depth")["t11"] == "none"
-    table = made.sections[0].tables[1]
-    assert {entry.text for _, row in table.rows for entry in row[:-1]} == {""}  # each axis has one value
-    assert column(table, "n") == {"lr": "12", "depth": "11"}
-
-
 def test_the_lowest_is_the_best() -> None:
     runs = [of_another_task(trial(accuracies=(0.9, value))) for value in (0.32, 0.31, 0.5)]
     runs = [

@@ -52,7 +52,8 @@ def created(
 ) -> RunRecord:
     named = {"name": name, "key": f"key of {name}", "folder": f"/there/{name}"}
     begun = BEGUN + len(name) - len("mine")
-    return RunRecord(client, config, decided_of(config), **named, dataset=digits, begun=begun, tags=tags)
+    decided = DECIDED if config is CONFIG else decided_of(config)
+    return RunRecord(client, config, decided, **named, dataset=digits, begun=begun, tags=tags)
 
 
 def saved(step: int, epoch: int, best: bool = False) -> SavedCheckpoint:
