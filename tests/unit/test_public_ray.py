@@ -23,34 +23,21 @@ PACKAGE = Path(__file__).parents[2] / "cifar_ray"
 OPTIONAL = PACKAGE / "orchestration" / "cluster" / "optional.py"
 
 DOCUMENTED = {
-    "ray.ActorID",  # core API: IDs
-    "ray.JobID",
-    "ray.NodeID",
-    "ray.ObjectRef",
-    "ray.PlacementGroupID",
-    "ray.__version__",
+    *("ray.ActorID", "ray.JobID", "ray.NodeID", "ray.ObjectRef", "ray.PlacementGroupID", "ray.__version__"),  # core API
     "ray.util.get_node_ip_address",  # core API: utilities
-    "ray.job_submission.JobSubmissionClient",  # jobs: Python SDK API reference
-    "ray.job_submission.JobStatus",
-    "ray.job_submission.JobDetails",
+    *(f"ray.job_submission.Job{part}" for part in ("SubmissionClient", "Status", "Details")),  # jobs: Python SDK
     "ray.tune.search.optuna.OptunaSearch",  # tune: search algorithms
 }
 """Parts without a mark that have a page in Ray's documentation."""
 
 VARIABLES = {
-    "RAY_ADDRESS",  # jobs, core API: ray.init
+    *("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_JOB_STOP_WAIT_TIME_S"),  # core API: ray.init; jobs
     "RAY_AIR_NEW_OUTPUT",  # tune: console output
-    "RAY_API_SERVER_ADDRESS",  # state API, jobs
-    "RAY_AUTH_MODE",  # security: token authentication
-    "RAY_AUTH_TOKEN",
-    "RAY_AUTH_TOKEN_PATH",
+    *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"),  # security: token authentication
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV",  # no page, and read at import only: without it, Ray starts workers by `uv run`
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",  # clusters: getting started
-    "RAY_JOB_STOP_WAIT_TIME_S",  # jobs: stopping
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S",  # train: debug failures and hangs, variables
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S",
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER",
+    *("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"),  # train: debug failures and hangs
+    *("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"),
     "RAY_USAGE_STATS_ENABLED",  # usage statistics
 }
 """Variables of Ray's with a page in its documentation."""
@@ -211,24 +198,20 @@ def test_private_parts_of_ray_are_in_one_module() -> None:
 PARTS = {
     "ray._private.state",  # free_resources, draining_nodes, abandoned_groups
     "ray._common.constants",  # head_resource
-    "ray._private.gcs_utils",  # greeting
-    "ray.core.generated.gcs_service_pb2_grpc",
-    "ray.core.generated.gcs_service_pb2",
-    "ray.experimental.internal_kv",  # refused_bundles
-    "ray.core.generated.autoscaler_pb2",
-    "ray.core.generated.gcs_pb2",  # abandoned_groups
-    "._connect_and_get_accessor",
+    *(
+        "ray._private.gcs_utils",
+        "ray.core.generated.gcs_service_pb2_grpc",
+        "ray.core.generated.gcs_service_pb2",
+    ),  # greeting
+    *("ray.experimental.internal_kv", "ray.core.generated.autoscaler_pb2"),  # refused_bundles
+    *("ray.core.generated.gcs_pb2", "._connect_and_get_accessor"),  # abandoned_groups
     "ray.train.v2._internal.callbacks.datasets",  # lean, whose class overrides the methods
     "ray.train.v2._internal.callbacks.placement_group_callback",
     "ray.train.v2._internal.execution.controller",
-    "._create_default_callbacks",
-    "._initialize_and_run_controller",
+    *("._create_default_callbacks", "._initialize_and_run_controller"),
     "ray._raylet",  # reread_environment
-    "variable RAY_TMPDIR",  # start_variables
-    "variable RAY_enable_metrics_collection",
-    "variable RAY_prestart_worker_first_driver",
-    "variable RAY_gcs_server_port_wait_time_s",
-    "variable RAY_agent_register_timeout_ms",
+    *("variable RAY_TMPDIR", "variable RAY_enable_metrics_collection", "variable RAY_prestart_worker_first_driver"),
+    *("variable RAY_gcs_server_port_wait_time_s", "variable RAY_agent_register_timeout_ms"),  # start_variables
     "variable RAY_gcs_rpc_server_reconnect_timeout_s",
 }
 """All that is private and used."""

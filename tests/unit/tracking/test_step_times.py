@@ -36,13 +36,6 @@ def test_a_finished_run_has_the_times_of_every_rank_and_what_bounds_it(client: M
     assert reading.step_times(client.tracking_uri, "mine") == ("mine", SLOW)
 
 
-def test_what_is_not_known_costs_no_share(client: MlflowClient, digits: Dataset) -> None:
-    recorded(client, digits, run({}, {}, stretches=3))
-    data = only_run(client).data
-    assert "bound/share" not in data.metrics
-    assert data.tags["cifar_ray.bound"].startswith("not enough evidence: ")
-
-
 def test_explain_prints_the_verdict_and_every_rank(
     client: MlflowClient, digits: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
