@@ -33,9 +33,7 @@ def test_help_explains_every_option(kind: type) -> None:
     assert all(re.search(rf"  {field.name}[:.]", shown) for field in fields(kind))
 
 
-def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
-    small: TrainConfig, digits: data.Dataset, home: Path
-) -> None:
+def test_a_result_has_the_model_and_the_way_to_its_page(small: TrainConfig, digits: data.Dataset, home: Path) -> None:
     run, held = RunFolder.create(TrainConfig(run_name="mine"), Decided.asked(TrainConfig(run_name="mine")))
     config = replace(small, val_share=0.2)
     outcome = train_here(config, data.read(config), run.folder.disk / "checkpoints", Recorder())

@@ -88,9 +88,7 @@ def test_a_job_greets_who_has_submitted_it(monkeypatch: pytest.MonkeyPatch, caps
         ("grid: {lr: [0.1]}", ("--grid", "max-concurrent=2"), "--grid has 'max_concurrent', "),
     ],
 )
-def test_a_mistake_in_a_sweep_is_told_where_it_was_made(
-    text: str, words: tuple[str, ...], begins: str, tmp_path: Path
-) -> None:
+def test_a_mistake_is_told_where_it_was_made(text: str, words: tuple[str, ...], begins: str, tmp_path: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:

@@ -201,9 +201,7 @@ def test_what_just_goes_together_is_taken(values: dict[str, Any]) -> None:
         ({"strategy_options": {"comm_hook": "fp8"}}, "strategy_options.comm_hook must be none, fp16, "),
     ],
 )
-def test_an_option_of_a_model_or_strategy_is_checked_when_the_run_is_resolved(
-    values: dict[str, Any], begins: str
-) -> None:
+def test_options_are_checked_when_the_run_is_resolved(values: dict[str, Any], begins: str) -> None:
     with pytest.raises(ConfigError) as caught:
         recipe.resolve(TrainConfig(**values))
     assert str(caught.value).startswith(begins)
@@ -315,9 +313,7 @@ def test_what_was_decided_of_a_run_is_in_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "other"), [("model", "vit"), ("strategy", "ddp")])
-def test_a_run_with_another_model_or_strategy_forgets_the_options_of_the_first(
-    kind: str, other: str, tmp_path: Path
-) -> None:
+def test_another_model_or_strategy_forgets_the_options(kind: str, other: str, tmp_path: Path) -> None:
     first = recipe.resolve(TrainConfig(dataset="digits", strategy="reproducible", global_batch_size=64))
     file = tmp_path / "run.yaml"
     file.write_text(runfile.to_yaml(first))

@@ -131,9 +131,7 @@ def measure(*runs: str, json: bool = False, options: Annotated[Given, Of(measure
     return json, measured(*runs, **options)
 
 
-def test_a_keyword_of_a_function_is_a_flag_its_help_and_an_argument_from_python(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_keyword_of_a_function_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> None:
     """To add one takes the keyword and a line of the docstring."""
     assert "--digits INT Digits to show. (default: 3)" in " ".join(helped(measure, "--help", capsys).split())
     assert flags.call(measure, ["a", "b", "--json", "--digits", "5"], "show") == (True, (("a", "b"), 5))

@@ -18,9 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_helpers_and_modules_of_the_users_do_not_take_libraries_from_the_working_folder(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_library_is_taken_from_the_working_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("random", "numbers", "json", "pydantic", "sqlite3", "tabnanny"):
         (here / f"{name}.py").write_text("raise SystemExit(3)\n")
     (here / "nets.py").write_text("import pydantic\nimport tabnanny\ndef build(): ...\n")

@@ -153,9 +153,7 @@ def test_a_best_is_of_several_values_and_of_like_devices() -> None:
         ((800.0, 801.0, 857.0, 857.0), ["1x1"]),
     ],
 )
-def test_no_best_is_marked_where_chance_or_the_shown_digits_tell_no_difference(
-    memory: tuple[float, ...], marked: list[str]
-) -> None:
+def test_no_best_is_marked_where_nothing_tells_a_difference(memory: tuple[float, ...], marked: list[str]) -> None:
     runs = [trial(top, seed=seed) for top in ("1x1", "1x2") for seed in (0, 1)]
     runs = [replace(run, metrics={**run.metrics, "peak_memory_mib": mib}) for run, mib in zip(runs, memory)]
     assert best(table(study(*runs), "main")).get("Peak memory (MiB)", []) == marked

@@ -22,9 +22,7 @@ from tests.support import mlflow_store
     ("status", "session", "ends"),
     [("RUNNING", "mine", "KILLED"), ("RUNNING", "of a later driver", "RUNNING"), ("FINISHED", "mine", "FINISHED")],
 )
-def test_a_guard_ends_a_running_run_of_its_own_driver(
-    status: str, session: str, ends: str, client: MlflowClient
-) -> None:
+def test_a_guard_ends_a_run_of_its_driver(status: str, session: str, ends: str, client: MlflowClient) -> None:
     """It leaves one alone that the driver could end after all."""
     run_id = client.create_run("0", tags={store.SESSION_TAG: session}).info.run_id
     client.update_run(run_id, status)
@@ -65,9 +63,7 @@ def after(word: str, answers: Iterator[bool], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("word", "status"), [("FAILED", "FAILED"), ("", "KILLED")])
-def test_a_guard_tries_for_five_minutes_what_it_was_told(
-    word: str, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_guard_tries_for_five_minutes(word: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a word, its driver was killed."""
     call = ("uri", "mine", status)
     assert after(word, iter([False, False, True]), monkeypatch) == ([call] * 3, 10)

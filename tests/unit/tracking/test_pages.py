@@ -102,9 +102,7 @@ def test_the_server_is_for_this_machine_alone(
 
 
 @pytest.mark.parametrize("browse", [False, True])
-def test_a_server_that_is_there_is_only_opened(
-    browse: bool, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_only_opened(browse: bool, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(store, "connect", lambda uri: client)

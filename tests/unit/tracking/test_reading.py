@@ -97,9 +97,7 @@ RANGES = {"lr": "loguniform", "batch_size": "int"}
         ({"grid": {"lr": [0.1, 0.2]}}, (None, "none", None, {})),
     ],
 )
-def test_a_search_is_known_by_its_configuration(
-    client: MlflowClient, given: dict[str, Any], known: tuple[Any, ...]
-) -> None:
+def test_a_search_is_known(client: MlflowClient, given: dict[str, Any], known: tuple[Any, ...]) -> None:
     axes = {"lr": "loguniform:0.01:0.3", "batch_size": "int:8:64", "optimizer": ["sgd", "adamw"]}
     config = sweeps.from_mapping({"name": "s", "grid": axes, **given})
     record = parent.SweepRecord.create(client, config, "/there", "")
@@ -200,9 +198,7 @@ def test_runs_are_compared_in_the_order_given_and_once_each(
     assert found == Sweep("two, one", trials, store.shown(client.tracking_uri), command, hold)
 
 
-def test_a_run_that_a_limit_has_stopped_is_in_no_table_and_one_that_its_patience_has_ended_is(
-    client: MlflowClient,
-) -> None:
+def test_runs_that_a_limit_has_stopped_are_in_no_table(client: MlflowClient) -> None:
     ends = {"one": "", "two": "max_time", "three": "sweep_max_cost", "four": "patience"}
     own = sweep(client, [cell(name, **SIZES) for name in ends])
     for name, by in ends.items():

@@ -47,7 +47,7 @@ def log(client: MlflowClient, run_id: str, which: str, weights: str, ready: bool
         ([("best", "b"), ("final", "f", False)], "b"),  # which was not logged to its end
     ],
 )
-def test_the_final_model_is_registered_or_the_best_where_it_is_the_only_one(
+def test_the_final_model_is_registered_or_else_the_best(
     client: MlflowClient, logged: list[tuple[Any, ...]], weights: str
 ) -> None:
     run_id = finished(client)

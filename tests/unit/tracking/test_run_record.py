@@ -113,7 +113,7 @@ def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: D
 
 
 @pytest.mark.parametrize(("convolutions", "recorded"), [("channels_last", None), ("products4", "products4")])
-def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
+def test_unusual_convolutions_are_recorded(
     convolutions: str, recorded: str | None, client: MlflowClient, digits: Dataset
 ) -> None:
     record = created(client, digits)
@@ -161,9 +161,7 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
     assert before <= found.info.end_time <= 1000 * time.time()
 
 
-def test_runs_measured_on_validation_and_on_test_images_are_all_sorted_the_most_accurate_first(
-    client: MlflowClient, digits: Dataset
-) -> None:
+def test_runs_with_and_without_validation_are_sorted_together(client: MlflowClient, digits: Dataset) -> None:
     """A grid, and beside it a search, of which one run was killed before its first epoch ended."""
     accuracies = {"grid a": 0.5, "grid b": 0.75, "search a": 0.625, "search b": 0.875, "search c": None}
     for name, accuracy in accuracies.items():
@@ -235,9 +233,7 @@ def test_a_run_says_on_what_it_was_chosen(
     assert value(client, record.run_id, "checkpoints.json")["checkpoints"][0][key] == 0.5
 
 
-def test_the_test_figures_of_the_chosen_checkpoint_stand_at_its_epoch_too(
-    client: MlflowClient, digits: Dataset
-) -> None:
+def test_test_figures_of_the_chosen_checkpoint_stand_at_its_epoch(client: MlflowClient, digits: Dataset) -> None:
     """So MLflow shows them with the model of that epoch; the run's last value is that of the last epoch."""
     record = created(client, digits)
     tested = {"val/accuracy": 0.2, "test/accuracy": 0.25, "chosen/test/accuracy": 0.75, "chosen/epoch": 1.0}

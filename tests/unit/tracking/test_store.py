@@ -115,9 +115,7 @@ def test_an_experiments_artifacts_lie_beside_the_database(client: MlflowClient, 
     assert store.all_experiments(client) == ["0"]
 
 
-def test_an_experiment_that_another_process_has_just_made_is_taken(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_just_made_elsewhere_is_taken(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     look = client.get_experiment_by_name
 

@@ -73,9 +73,7 @@ def test_a_sweep_is_recorded_from_its_beginning_to_its_end(
     assert record.page == pages.run(client.tracking_uri, found)
 
 
-def test_a_sweep_goes_on_counting_where_an_earlier_driver_ended(
-    client: MlflowClient, guarded: list[tuple[Any, ...]]
-) -> None:
+def test_a_sweep_goes_on_where_an_earlier_driver_ended(client: MlflowClient, guarded: list[tuple[Any, ...]]) -> None:
     run_id = client.create_run("0", tags={store.SESSION_TAG: "earlier"}).info.run_id
     client.set_terminated(run_id, "KILLED")
     record = SweepRecord.reopen(client, Sweep("s", [], "", "", run_id=run_id))
@@ -140,7 +138,7 @@ def test_a_request_whose_answer_was_lost_makes_no_second_run(
     assert guarded == [(client.tracking_uri, found.data.tags[store.SESSION_TAG])]
 
 
-def test_a_run_that_goes_on_elsewhere_keeps_what_it_was(
+def test_a_run_that_goes_on_keeps_what_it_was(
     client: MlflowClient, guarded: list[tuple[Any, ...]], digits: Dataset
 ) -> None:
     first = opened(client, digits)
