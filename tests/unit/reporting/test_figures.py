@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cifar_ray.reporting import cautions, cells, chance, figures, scaling, task
+from cifar_ray.reporting.audit import faults, too_fast
 from cifar_ray.reporting.figures import Statistic
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.reporting.names import Names
@@ -211,14 +212,6 @@ def test_a_speed_up_is_of_the_seeds_that_both_have() -> None:
     assert (entry.text, entry.note) == ("0.81 (n=1 of 2)", "")
 
 
-@pytest.mark.parametrize(
-    ("devices", "unit"), [(("cpu", "cpu"), "workers"), (("cuda", "cuda"), "GPUs"), (("cpu", "cuda"), "devices")]
-)
-def test_gpus_are_counted_where_a_worker_drives_several(devices: tuple[str, str], unit: str) -> None:
-    runs = [trial(top, params={"device": d, "gpus_per_worker": "2"}) for top, d in zip(("1x1", "1x2"), devices)]
-    assert scaling.unit(Runs(study(*runs)).configurations) == unit
-
-
 def noise(*accuracies: tuple[float, ...], images: int = 0) -> tuple[chance.Noise, list[chance.Measured]]:
     """That of configurations, each with an accuracy in percent for every seed."""
     runs = [
@@ -327,3 +320,41 @@ def test_there_are_no_costs_without_a_price(price: float | None, titles: set[str
     (section,) = sections(grid(), (), price)
     headings = {title for table in (*section.tables, *section.folded) for title in table.columns}
     assert {title for title in headings if "USD" in title} == titles
+
+
+RIGHT = {"accuracy": [0.55], "precision": [0.6], "recall": [0.55], "f1": [0.57], "specificity": [0.95]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"recall": [0.56]}, "accuracy 0.5500 beside macro recall 0.5600: "),
+        ({"specificity": [0.951]}, "macro specificity 0.9510: "),
+        ({"f1": [0.58]}, "macro F1 0.5800: it is at most the mean of macro precision and recall, 0.5750"),
+        ({"test_loss": [2.0, 2.1]}, "test losses 2.0000 to 2.1000 on 2 ranks: "),
+    ],
+)
+def test_each_fault_is_told(changes: dict[str, list[float]], begins: str) -> None:
+    assert not list(faults({**RIGHT, "strategy": "ddp"}, "cifar10"))
+    (told,) = faults({**RIGHT, **changes, "strategy": "ddp"}, "cifar10")
+    assert told.startswith(begins)
+
+
+def test_what_may_be_is_not_told() -> None:
+    rounded = {"accuracy": [0.3981], "recall": [0.3981], "specificity": [0.93313]}
+    assert not [
+        *faults(rounded, "cifar10"),
+        *faults({"accuracy": [0.9], "recall": [0.91], "specificity": [0.98]}, "digits"),
+        *faults({"test_loss": [2.0, 2.1], "strategy": "local_sgd"}, "cifar10"),
+        *too_fast(4.0, 4),
+    ]
+    (told,) = too_fast(4.3, 4)
+    assert told.startswith("4.30 times as fast with 4 workers")
+
+
+def test_our_own_speed_ups_are_looked_at_as_well() -> None:
+    def impossible(fast: float) -> list[str]:
+        of = study(trial("1x1", images_per_s=100.0), trial("1x2", images_per_s=fast))
+        return [line for line in cautions.cautions(Runs(of)) if "cannot be right" in line]
+
+    assert ([line[:18] for line in impossible(900.0)], impossible(204.0)) == (["bs16 1x2 seed0 can"], [])

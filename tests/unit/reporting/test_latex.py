@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from cifar_ray.reporting import latex, report
-from cifar_ray.reporting.contents import Entry
 from tests.support.studies import grid, study, trial, twice
 
 
@@ -44,15 +43,3 @@ def test_names_are_set_as_they_are(name: str, spelled: str) -> None:
     assert set(re.findall(r"[^\x20-\x7e]", text)) == {"\n"}
     table = text[: text.index("\\end{tabular}}")]
     assert all(line.startswith(("%", "\\", "Configuration", "1x1")) for line in table.splitlines())
-
-
-def test_what_qualifies_a_figure_stands_below_the_table() -> None:
-    made = report.build(grid())
-    section = made.sections[0]
-    entries = [Entry("1", 1.0, note="computed here"), Entry("", note="of CPUs"), Entry("2", 2.0, note="computed here")]
-    marked = replace(section.tables[0], columns=["Configuration", *"xyz"], rows=[("ddp", entries)])
-    text = latex.tables(replace(made, sections=[replace(section, tables=[marked])]))[marked.key]
-    row, below = text[text.index("ddp &") :].split("\\bottomrule")
-    assert row.startswith(r"ddp & 1\textsuperscript{(1)} & \textsuperscript{(2)} & 2\textsuperscript{(1)} \\")
-    notes = {"computed here": 1, "of CPUs": 2}
-    assert all(rf"\textsuperscript{{({number})}}~{note}." in below for note, number in notes.items())

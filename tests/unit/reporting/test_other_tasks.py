@@ -94,11 +94,3 @@ def test_tasks_of_one_name_are_told_apart_by_data_sets_or_by_number() -> None:
     assert labels(wells, depth("wells")) == ["wells", "wells (2)"]
     several = [depth(name) for name in ("wells", "lakes", "seas")]
     assert set(labels(*several, wells)) == {"wells", "wells and lakes and seas"}
-
-
-def test_a_run_that_has_not_begun_counts_among_those_of_its_data_set() -> None:
-    depth = of_another_task(trial("1x1", 16))
-    depth = replace(depth, params={**depth.params, "dataset": "wells"})
-    waiting = replace(depth, run_id="", name="later", metrics={}, tags={})
-    parts = study(trial("1x1", 16), waiting, depth).by_task
-    assert [[one.name for one in part.trials] for part in parts] == [["bs16 1x1 seed0"], ["later", depth.name]]

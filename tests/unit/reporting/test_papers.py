@@ -68,22 +68,6 @@ def test_strategies_of_vgg11_by_time_per_iteration() -> None:
     assert (gathered.text, gathered.value) == ("2.2541 / 2.2344 / 2.1840 / 2.2267", pytest.approx(2.2248))
 
 
-def test_strategies_by_images_per_second() -> None:
-    runs = study(
-        trial("1x1", 128, images_per_s=100.0),
-        trial("1x2", 128, images_per_s=150.0, params={"strategy": "data_parallel"}),
-        trial("1x2", 128, images_per_s=140.0, params={"strategy": "gpipe", "strategy_options.micro_batches": "8"}),
-        axes=("topology", "strategy"),
-    )
-    (table,) = papers.comparison(Runs(runs), "comparative_analysis_asu").tables
-    parallel = row(table, "data_parallel, workers 2, global batch 256")
-    assert [parallel[f"Images/s, % of base, {whose}"].text for whose in ("theirs", "ours")] == ["130.5", "150.0"]
-    memory = parallel["Peak memory (MiB), theirs"]
-    assert (memory.text, memory.value) == ("1,144 / 1,049", pytest.approx(1096.7, abs=0.1))  # 1.2 and 1.1 GB
-    pipeline = row(table, "gpipe, workers 2, global batch 256, micro batches 4")
-    assert pipeline["Images/s, ours"].text == ""  # cut into other parts
-
-
 def test_shares_are_of_runs_of_the_same_kind() -> None:
     gpu, ours = {"device": "cuda"}, "Training, % of base, ours"
     runs = [trial(top, images_per_s=speed) for top, speed in (("1x1", 100.0), ("2x2", 400.0))]
@@ -93,12 +77,6 @@ def test_shares_are_of_runs_of_the_same_kind() -> None:
         assert row(table, f"resnet, 2x2, batch 16 (ours: 2x2, {device})")[ours].text == share
     (table,) = papers.comparison(Runs(study(trial("1x1"), trial("2x2", params=gpu))), "rangoju_katneni_2025").tables
     assert row(table, "resnet, 2x2, batch 16")[ours] == Entry(note=ALONE)
-
-
-@pytest.mark.parametrize("key", ["rangoju_katneni_2025", "vgg11_group_report", "comparative_analysis_asu"])
-def test_nothing_in_common_is_said(key: str) -> None:
-    found = papers.comparison(Runs(study(trial("3x1", 7))), key)
-    assert (found.tables, len(found.notes)) == ([], 2)
 
 
 def test_an_unknown_study_is_refused() -> None:

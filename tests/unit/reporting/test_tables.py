@@ -311,14 +311,6 @@ def test_every_figure_leads_to_its_runs_and_every_table_has_a_name_of_its_own(of
     assert len({one.key for one in every}) == len(every)
 
 
-def test_the_runs_with_their_links() -> None:
-    made = study(trial(page="http://host/#/runs/1"), without_run("SKIPPED", "needs 4 CPUs", "2x2", 16))
-    (_, first), (_, second) = tables.runs_table(made).rows
-    assert first[1] == Entry("id-bs16-1x1-seed0", link="http://host/#/runs/1")
-    assert [entry.text for entry in first[2:4]] == ["c" * 40, "host, Linux, AMD EPYC 9754"]
-    assert ([entry.text for entry in second], second[0].note) == (["SKIPPED", *[""] * 4], "needs 4 CPUs")
-
-
 def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
     seeds = study(trial(seed=0, training_s=10.0), trial(seed=1, training_s=12.0), trial("1x2", training_s=7.5))
     rows = figures(seeds, [], None)
@@ -363,14 +355,6 @@ def test_frames_have_the_numbers_that_their_csv_files_have() -> None:
     assert (list(runs.accumulate.isna()), list(runs.amp)) == ([True, False], ["4", "x"])
     assert [row["accumulate"] for row in csv.DictReader(io.StringIO(data.csv_text(runs)))] == ["", "4"]
     assert list(figures.index) == list(range(len(figures)))
-
-
-def test_a_parameter_that_only_a_skipped_run_lacks_has_no_column() -> None:
-    skipped = without_run("SKIPPED", "no room", "2x2", 16)
-    assert not {"lr", "epochs", "device"} & set(run_rows(study(trial(), skipped)))
-    differing = run_rows(study(trial(params={"lr": "0.2"}), trial("1x2"), skipped))
-    assert list(differing.lr.dropna()) == [0.2, 0.1]
-    assert "momentum" in run_rows(study(trial(params={"momentum": "0.9"}), trial("1x2")))  # one has set it
 
 
 def test_figures_have_the_names_that_programs_read() -> None:

@@ -11,7 +11,7 @@ from cifar_ray.reporting import figures as figures_module
 from cifar_ray.reporting.frame import Runs
 from cifar_ray.tracking.study import Sweep
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, validated, without_run
-from tests.unit.reporting.test_tables import best, figures, sections, small
+from tests.unit.reporting.test_tables import figures, sections, small
 
 PRICE = 0.1785
 TESTS = "Tests are Student's t at 5 %, with one standard deviation of the seeds for all"
@@ -97,23 +97,6 @@ def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
     assert highlights(study(*one_ahead))[0] == (
         *("Shortest training, not alone", "34.00 s", "1x1; not distinguishable from 2 others"),
     )
-
-
-def test_the_whole_report_has_one_answer_to_whether_two_accuracies_differ() -> None:
-    """Two seeds of each, of which one configuration's differ by 25 points."""
-    known = {("1x1", 16): (0.972, 0.967), ("1x1", 64): (0.685, 0.436), ("1x2", 16): (0.985, 0.981)}
-    runs = study(
-        *(
-            trial(top, batch, seed=seed, accuracies=(accuracy,), training_s=100.0 - batch + seed)
-            for (top, batch), accuracies in (known | {("1x2", 64): (0.25, 0.222)}).items()
-            for seed, accuracy in enumerate(accuracies)
-        )
-    )
-    lines = said(runs)
-    # s = 8.9 points with 4 degrees of freedom, of which 1x1 with batch 64 has most: 2.776 * 8.9 = 24.7.
-    assert "Not distinguishable: 1x1 with batch 16 (96.95 %). n = 2 can only reveal differences above 24.6" in lines[1]
-    assert f"{TESTS}: 1.5 % of speed and 8.9 points of accuracy." in lines
-    assert best(sections(runs)[0].tables[0]) == {}
 
 
 def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> None:

@@ -142,15 +142,6 @@ def test_a_sweep_is_searched_by_its_name_the_newest_first(client: MlflowClient) 
         assert (found.name, found.run_id, found.folder) == ("its", run_id, "/there")
 
 
-def test_a_sweeps_runs_are_read_the_oldest_first(client: MlflowClient) -> None:
-    own = sweep(client, [])
-    for began in (3, 1, 5, 2, 4):
-        child(client, own, f"after {began}", began)
-    child(client, sweep(client, []), "of another sweep")
-    found = reading.trials(client, Sweep("s", [], "", "", run_id=own))
-    assert [run.name for run in found] == [f"after {began}" for began in range(1, 6)]
-
-
 @pytest.mark.parametrize("per_rank_test", ["True", "False"])
 def test_losses_of_every_rank_are_read_where_a_run_was_made_for_them(per_rank_test: str, client: MlflowClient) -> None:
     placed = {"topology": "1x2", "batch_size": "8", "global_batch_size": "16", "per_rank_test": per_rank_test}

@@ -251,24 +251,22 @@ def test_a_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch:
     """Installed below somebody else's checkout, git would tell theirs."""
     for variable in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(variable, raising=False)
-    source = tmp_path / "ours" / "cifar_ray" / "tracking" / "origin.py"
+    ours = tmp_path / "ours"
+    source = ours / "cifar_ray" / "tracking" / "origin.py"
     source.parent.mkdir(parents=True)
     source.write_text("first")
     monkeypatch.setattr(origin, "__file__", str(source))
 
-    def git(*words: str, at: str = "ours") -> str:
+    def git(folder: Path, *words: str) -> str:
         author = ["-c", "user.name=n", "-c", "user.email=e"]
-        done = subprocess.run(["git", "-C", tmp_path / at, *author, *words], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        return subprocess.run(["git", "-C", folder, *author, *words], check=True, capture_output=True, text=True).stdout
 
-    git("init", "--quiet", at=".")
-    git("commit", "--quiet", "--allow-empty", "--message", "theirs", at=".")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "theirs")
     assert origin.git_commit() == ""
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "--message", "ours")
-    git("tag", "--annotate", "--message", "a release", "v1")
-    commit = git("rev-parse", "HEAD")
+    for words in (["init"], ["add", "."], ["commit", "--message", "ours"], ["tag", "-am", "a release", "v1"]):
+        git(ours, *words)
+    commit = git(ours, "rev-parse", "HEAD").strip()
     assert origin.git_commit() == commit
     source.write_text("changed")
     assert origin.git_commit() == f"{commit}-dirty"

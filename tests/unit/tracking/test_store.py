@@ -89,7 +89,7 @@ def test_a_server_of_this_machine_is_asked_past_a_proxy(monkeypatch: pytest.Monk
     monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with tracking.unchanged():
+        with tracking.settings():
             assert store.connect(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
     assert "no_proxy" not in os.environ
