@@ -211,6 +211,7 @@ def test_workers_and_gpus_follow_from_the_topology() -> None:
     config = TrainConfig(strategy="data_parallel", gpus_per_worker=2, device="cuda")
     decided = Decided.asked(config)
     assert (decided.gpus(config), replace(decided, device="cpu").gpus(config)) == (2, 0)
+    assert [replace(decided, cpus_per_worker=count).cpus for count in (None, 3)] == [1, 3]
     assert (TrainConfig(topology="2x3").placement, TrainConfig(topology="2x3").world_size) == (Topology(2, 3), 6)
 
 

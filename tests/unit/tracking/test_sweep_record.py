@@ -180,5 +180,6 @@ def test_a_sweep_stays_whole_in_the_experiment_of_its_data_sets(
     assert known is not None
     assert [run.key for run in reading.trials(client, known)] == ["one"]
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")  # a person names it
-    run = client.get_run(opened(client, digits).run_id)
-    assert client.get_experiment(run.info.experiment_id).name == "mine"
+    named = opened(client, digits)
+    named.end("KILLED")
+    assert client.get_experiment(client.get_run(named.run_id).info.experiment_id).name == "mine"
