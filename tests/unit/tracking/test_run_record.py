@@ -105,11 +105,9 @@ def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: D
         record.started(Started(decided, step, 11, hardware=hardware))
     record.end("KILLED")
     tags = only_run(client).data.tags
-    earlier, now = (
-        [tags[f"{of}cifar_ray.{name}"] for name in ("topology", "hardware", "threads")]
-        for of in ("cifar_ray.earlier.", "")
-    )
-    assert (earlier, now) == (["1x2", "CPU", str(DECIDED.cpus)], ["1x4", "GPU", "2"])
+    names = [f"cifar_ray.{name}" for name in ("topology", "hardware", "threads")]
+    assert [tags[name] for name in names] == ["1x4", "GPU", "2"]
+    assert [tags[f"cifar_ray.earlier.{name}"] for name in names] == ["1x2", "CPU", str(DECIDED.cpus)]
 
 
 @pytest.mark.parametrize(("convolutions", "recorded"), [("channels_last", None), ("products4", "products4")])
