@@ -29,11 +29,9 @@ PACKAGES = "--quiet --constraint constraints.txt --editable .[dev]"
     ("uv", "calls"),
     [
         ({"uv": UV}, [f"uv pip install {PACKAGES}"]),
-        ({"new-uv": UV}, ["pip install --quiet uv", f"uv pip install {PACKAGES}"]),
         ({}, ["pip install --quiet uv", f"pip install {PACKAGES}"]),
         ({"uv": BROKEN}, [f"uv pip install {PACKAGES}", f"pip install {PACKAGES}"]),
     ],
-    ids=["uv is there", "uv can be installed", "no uv", "uv reaches no index"],
 )
 def test_make_installs_with_uv_or_else_with_pip(tmp_path: Path, uv: dict[str, str], calls: list[str]) -> None:
     for name, script in {"python": PYTHON, "pip": PIP, **uv}.items():

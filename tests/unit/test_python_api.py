@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import builtins
 import pydoc
+import re
 import sys
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -29,15 +30,10 @@ def test_the_package_lists_what_it_offers() -> None:
 @pytest.mark.parametrize("kind", [TrainConfig, SweepConfig])
 def test_help_explains_every_option(kind: type) -> None:
     shown = pydoc.plaintext.document(kind)
-    for field in fields(kind):
-        assert f"  {field.name}: " in shown or f"  {field.name}." in shown
-    if kind is TrainConfig:
-        assert "--text.max-length (256), the tokens of the longest text" in " ".join(shown.split())
+    assert all(re.search(rf"  {field.name}[:.]", shown) for field in fields(kind))
 
 
-def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
-    small: TrainConfig, digits: data.Dataset, home: Path
-) -> None:
+def test_a_result_has_the_model_and_the_way_to_its_page(small: TrainConfig, digits: data.Dataset, home: Path) -> None:
     run, held = RunFolder.create(TrainConfig(run_name="mine"), Decided.asked(TrainConfig(run_name="mine")))
     config = replace(small, val_share=0.2)
     outcome = train_here(config, data.read(config), run.folder.disk / "checkpoints", Recorder())
@@ -57,10 +53,8 @@ def test_a_result_has_the_epochs_the_model_and_the_way_to_its_page(
         assert right == pytest.approx(outcome.metrics["chosen/test/accuracy" if best else "test/accuracy"])
 
 
-@pytest.mark.parametrize(("widgets", "live"), [(True, True), (False, False)])
-def test_progress_in_a_notebook_is_a_widget_where_there_are_any(
-    widgets: bool, live: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("widgets", [True, False])
+def test_progress_in_a_notebook_is_a_widget_where_there_are_any(widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """rich draws it; without ipywidgets it would only warn at each step."""
     shell = type("ZMQInteractiveShell", (), {})
     monkeypatch.setattr(builtins, "get_ipython", shell, raising=False)
@@ -69,24 +63,11 @@ def test_progress_in_a_notebook_is_a_widget_where_there_are_any(
     display = SimpleNamespace(display=shown.append)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.setitem(sys.modules, "ipywidgets", SimpleNamespace(Output=Widget))
+    monkeypatch.setitem(sys.modules, "ipywidgets", SimpleNamespace(Output=MagicMock))
     with Console() as console:
-        assert console.is_live == live
+        assert console.is_live == widgets
         console.doing("reading digits")
-        if live:
+        if widgets:
             console.live.refresh()
-    assert any(isinstance(one, Widget) for one in shown) == live
-    assert live or "reading digits" in shown[0].text  # type: ignore[attr-defined]
-
-
-class Widget:
-    """ipywidgets' place for output, as far as rich uses it."""
-
-    __enter__: Callable[..., None] = lambda self: None
-    __exit__: Callable[..., None] = lambda self, *_: None
-
-    def clear_output(self, wait: bool) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    assert any(isinstance(one, MagicMock) for one in shown) == widgets
+    assert widgets or "reading digits" in shown[0].text  # type: ignore[attr-defined]

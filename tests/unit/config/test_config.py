@@ -18,61 +18,25 @@ from cifar_ray.config.topology import Topology
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 
+SECRETS = {
+    "tracking_uri": (
+        *("http://SECRET@host:5000", "https://me:SEC/RET@host", "http://host:5000/#SECRET", "http:/me:SECRET@host"),
+        *("postgresql://me:SECRET@host/mlflow", "postgresql://me:123/SECRET@host/mlflow", "http//me:SECRET@host"),
+        "postgresql+psycopg2://host/mlflow?user=me&password=SECRET",
+        "mssql+pyodbc:///?odbc_connect=DRIVER%3DODBC%3BPWD%3DSECRET",
+    ),
+    "storage": ("s3://KEY:SEC/RET@bucket/runs", "s3://bucket/runs?secret_key=SECRET", "s3:/KEY:SECRET@bucket"),
+    "address": ("ray:/me:SECRET@head:10001", "SECRET@head:6379", "head:6379?token=SECRET"),
+}
 
-@pytest.mark.parametrize(
-    ("key", "address"),
-    [
-        ("tracking_uri", "http://SECRET@host:5000"),
-        ("tracking_uri", "https://me:SECRET@host"),
-        ("tracking_uri", "https://me:SEC/RET@host"),
-        ("tracking_uri", "http://host:5000?token=SECRET"),
-        ("tracking_uri", "http://host:5000/#SECRET"),
-        ("tracking_uri", "postgresql://me:SECRET@host/mlflow"),
-        ("tracking_uri", "postgresql://me:123/SECRET@host/mlflow"),
-        ("tracking_uri", "postgresql+psycopg2://host/mlflow?user=me&password=SECRET"),
-        ("tracking_uri", "mysql://host/mlflow?passwd=SECRET"),
-        ("tracking_uri", "mssql+pyodbc:///?odbc_connect=DRIVER%3DODBC%3BPWD%3DSECRET"),
-        ("storage", "s3://KEY:SEC/RET@bucket/runs"),
-        ("storage", "s3://SECRET@bucket/runs"),
-        ("storage", "s3://bucket/runs?secret_key=SECRET"),
-        ("tracking_uri", "http:/me:SECRET@host"),
-        ("tracking_uri", "http:SECRET@host"),
-        ("tracking_uri", "http//me:SECRET@host"),
-        ("tracking_uri", "//me:SECRET@host"),
-        ("tracking_uri", "http:///me:SECRET@host"),
-        ("storage", "s3:/KEY:SECRET@bucket"),
-        ("address", "ray:/me:SECRET@head:10001"),
-        ("address", "ray://me:SECRET@head:10001"),
-        ("address", "SECRET@head:6379"),
-        ("address", "head:6379?token=SECRET"),
-    ],
-)
+
+@pytest.mark.parametrize(("key", "address"), [(key, one) for key, several in SECRETS.items() for one in several])
 def test_an_address_with_a_secret_is_refused_and_not_repeated(key: str, address: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"{key}: '{address}'\n")
     for make in (lambda: TrainConfig(**{key: address}), lambda: runfile.load(tmp_path / "run.yaml")):
         with pytest.raises(ConfigError, match=f"{key} must not have a ") as caught:
             make()
         assert not re.search("SEC/?RET(?!_ACCESS)", str(caught.value))
-    assert ("MLFLOW_TRACKING_TOKEN" in str(caught.value)) == (key == "tracking_uri")
-
-
-@pytest.mark.parametrize(
-    ("key", "address"),
-    [
-        ("tracking_uri", "http://127.0.0.1:5000/mlflow"),
-        ("tracking_uri", "http://[::1]:5000"),
-        ("tracking_uri", "sqlite:////home/me@work/mlflow.db?timeout=5"),
-        ("tracking_uri", "postgresql+psycopg2://me@host:5432/mlflow?sslmode=require&passfile=/home/me/.pgpass"),
-        ("storage", "/home/me:you@work/runs"),
-        ("storage", "./me:you@work"),
-        ("storage", "runs@2"),
-        ("storage", "s3://bucket/runs"),
-        ("address", "10.0.0.5:6379"),
-        ("address", "auto"),
-    ],
-)
-def test_an_address_without_a_secret_is_taken(key: str, address: str) -> None:
-    assert getattr(TrainConfig(**{key: address}), key) == address
 
 
 def test_choices_are_the_registries() -> None:
@@ -100,64 +64,40 @@ def test_resolving_fills_in_the_models_recipe_and_keeps_what_was_given() -> None
 
 @pytest.mark.parametrize(
     ("values", "batch"),
-    [
-        ({}, 128),
-        ({"topology": "1x2"}, 64),
-        ({"topology": "2x4"}, 16),
-        ({"topology": "2x2", "accumulate": 2}, 16),
-        ({"topology": "1x2", "strategy": "gpipe"}, 64),
-    ],
+    [({}, 128), ({"topology": "2x2", "accumulate": 2}, 16), ({"topology": "1x2", "strategy": "gpipe"}, 64)],
 )
-def test_by_default_a_step_has_128_images_over_all_workers(values: dict[str, object], batch: int) -> None:
-    resolved = recipe.resolve(TrainConfig(**values))  # type: ignore[arg-type]
+def test_by_default_a_step_has_128_images_over_all_workers(values: dict[str, Any], batch: int) -> None:
+    resolved = recipe.resolve(TrainConfig(**values))
     assert (resolved.images_per_worker, resolved.global_batch_size) == (batch, 128)
 
 
-@pytest.mark.parametrize(
-    ("values", "example"),
-    [
-        ({"topology": "1x3"}, "(3 x 1), got 128"),
-        ({"topology": "1x2", "accumulate": 5}, "(2 x 5), got 128"),
-    ],
-)
-def test_workers_that_cannot_share_the_default_batch_are_asked_for_another(
-    values: dict[str, object], example: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        recipe.resolve(TrainConfig(**values))  # type: ignore[arg-type]
-    assert caught.value.as_flag() == f"--global-batch-size must be a multiple of workers x accumulation {example}"
-
-
-@pytest.mark.parametrize("topology", ["1x1", "1x3"])
-def test_the_command_repeats_the_run(topology: str) -> None:
-    given = TrainConfig(topology=topology, epochs=1, optimizer="adamw", batch_size=8, seed=3)
-    told = recipe.command(recipe.resolve(given)).split()[2:]
-    again = runfile.load(None, flags.parse(TrainConfig, told, "cifar-ray train"))
-    assert recipe.resolve(again) == recipe.resolve(given)
+def test_workers_that_cannot_share_the_default_batch_are_asked_for_another() -> None:
+    with pytest.raises(ConfigError, match=r"^global_batch_size must be a multiple of "):
+        recipe.resolve(TrainConfig(topology="1x2", accumulate=5))
 
 
 @pytest.mark.parametrize(
     "given",
     [
+        TrainConfig(topology="1x3", epochs=1, optimizer="adamw", batch_size=8, seed=3),
         TrainConfig(epochs=1, warmup_epochs=1.0),
-        TrainConfig(optimizer="adamw", lr=0.1),
         TrainConfig(optimizer="adamw", weight_decay=5e-4),
         TrainConfig(model="vgg11", optimizer="adamw", lr=0.05, weight_decay=5e-4),
     ],
 )
-def test_the_command_tells_what_the_runs_own_recipe_would_change(given: TrainConfig) -> None:
+def test_the_command_repeats_the_run(given: TrainConfig) -> None:
     told = recipe.command(recipe.resolve(given)).split()[2:]
     again = runfile.load(None, flags.parse(TrainConfig, told, "cifar-ray train"))
     assert recipe.resolve(again) == recipe.resolve(given)
 
 
-@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0.25), (2, 0.5), (4, 1.0), (10, 1.0)])
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0.25), (4, 1.0), (10, 1.0)])
 def test_a_models_warm_up_takes_a_quarter_of_the_run_at_most(epochs: int, warmup: float) -> None:
     assert recipe.resolve(TrainConfig(epochs=epochs)).warmup_epochs == warmup
     assert recipe.resolve(TrainConfig(epochs=epochs, warmup_epochs=0.9)).warmup_epochs == 0.9
 
 
-@pytest.mark.parametrize("name", ["simple_cnn", "resnet", "resnet18"])
+@pytest.mark.parametrize("name", ["simple_cnn", "resnet18"])
 def test_another_optimizer_comes_with_a_recipe_of_its_own(name: str) -> None:
     own = recipe.resolve(TrainConfig(model=name))  # type: ignore[arg-type]
     changed = recipe.resolve(TrainConfig(model=name, optimizer="adamw"))  # type: ignore[arg-type]
@@ -169,25 +109,27 @@ def test_another_optimizer_comes_with_a_recipe_of_its_own(name: str) -> None:
     assert recipe.resolve(TrainConfig(model=name, optimizer="adamw", lr=0.5)).lr == 0.5  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "other", "own"), [("vit", "sgd", "adamw"), ("vgg11", "adamw", "sgd")])
-def test_an_optimizer_without_a_recipe_needs_its_rate_and_decay(name: str, other: str, own: str) -> None:
-    values = {"model": name, "optimizer": other}
+@pytest.mark.parametrize(("name", "other"), [("vit", "sgd"), ("vgg11", "adamw")])
+def test_an_optimizer_without_a_recipe_needs_its_rate_and_decay(name: str, other: str) -> None:
+    values: dict[str, Any] = {"model": name, "optimizer": other}
     for given in ({}, {"lr": 0.01}, {"weight_decay": 0.01}):
-        with pytest.raises(ConfigError) as caught:
-            recipe.resolve(TrainConfig(**values, **given))  # type: ignore[arg-type]
-        assert caught.value.as_flag() == (
-            f"--optimizer must come with --lr and --weight-decay where it is {other}, which {name} has no recipe for; "
-            f"its own is {own}"
-        )
-    resolved = recipe.resolve(TrainConfig(**values, lr=0.01, weight_decay=0.02))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"^optimizer must come with "):
+            recipe.resolve(TrainConfig(**values, **given))
+    resolved = recipe.resolve(TrainConfig(**values, lr=0.01, weight_decay=0.02))
     assert (resolved.optimizer, resolved.lr, resolved.weight_decay) == (other, 0.01, 0.02)
     assert recipe.resolve(resolved) == resolved
 
 
 def test_a_stored_config_starts_the_same_run_again(tmp_path: Path) -> None:
-    config = recipe.resolve(
-        TrainConfig(model="vit", model_options={"depth": 3}, topology="1x2", seed=7, run_name="mine", lr=3e-4)
-    )
+    given = {
+        "model": "vit",
+        "model_options": {"depth": 3},
+        "topology": "1x2",
+        "seed": 7,
+        "run_name": "mine",
+        "lr": 3e-4,
+    }
+    config = recipe.resolve(TrainConfig(**given))  # type: ignore[arg-type]
     path = tmp_path / "config.yaml"
     path.write_text(runfile.to_yaml(config))
     assert recipe.resolve(runfile.load(path)) == replace(config, run_name=None)
@@ -210,58 +152,34 @@ def test_an_elastic_run_keeps_its_global_batch_and_begins_again_at_its_largest_t
 
 
 GROUP = {"global_batch_size": 64, "topology": "1x2"}
-DATASETS = "cifar10, cifar100, mnist, digits, torchvision:NAME, folder:PATH, masks:PATH, coco:PATH, text:PATH, table:PATH or MODULE:FUNCTION"
-TOPOLOGY = "topology must be NODESxWORKERS with whole numbers of at least 1, such as 1x2 or 2x2, got "
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    "values",  # the refusal names the first of them
     [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"lr": 0.0}, "lr must be more than 0, got 0.0"),
-        (
-            {"augment": "false"},
-            "augment must be none, crop, crop_flip, resized_crop, randaugment, trivialaugment, mixup or cutmix, got 'false'",
-        ),
-        ({"label_smoothing": 1.0}, "label_smoothing must be below 1, got 1.0"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"seed": 2**63}, "seed must be below 9.22337e+18, got 9223372036854775808"),
-        ({"topology": "0x2"}, TOPOLOGY + "'0x2'"),
-        ({"model": "lenet"}, "model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, mlp, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'lenet'"),
-        ({"dataset": "imagenet"}, f"dataset must be {DATASETS}, got 'imagenet'"),
-        ({"run_name": "../x"}, "run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '../x'"),
-        ({"run_name": "x" * 121}, f"run_name must be 1 to 120 letters, digits, '.', '_' or '-', got '{'x' * 37}...{'x' * 38}'"),
-        ({"warmup_epochs": 10.5}, "warmup_epochs must be at most epochs (10), got 10.5"),
-        ({"elastic": "2x2"}, "elastic must be MIN:MAX, two topologies such as 1x1:2x2, MIN at most MAX in nodes and in workers on each, got '2x2'"),
-        ({"local_nodes": 2, "address": "h:1"}, "local_nodes starts nodes on this machine and cannot go with --address"),
-        ({**GROUP, "topology": "1x3"}, "global_batch_size must be a multiple of workers x accumulation (3 x 1), got 64"),
-        ({**GROUP, "accumulate": 5}, "global_batch_size must be a multiple of workers x accumulation (2 x 5), got 64"),
-        ({**GROUP, "batch_size": 16}, "global_batch_size must be batch size x workers x accumulation (16 x 2 x 1 = 32), got 64; give one of the two"),
-        ({"model_options": None}, "model_options must be a mapping, got None"),
-        ({"bucket_cap_mb": 5.0, "strategy": "fsdp"}, "bucket_cap_mb is for --strategy ddp only, and the strategy is fsdp"),
-        ({"gpus_per_worker": 0}, "gpus_per_worker must be more than 0, got 0"),
-        ({"gpus_per_worker": 2}, "gpus_per_worker must be 1 or less, or a whole number for data_parallel, got 2"),
-        ({"gpus_per_worker": 1.5, "strategy": "data_parallel"}, "gpus_per_worker must be 1 or less, or a whole number for data_parallel, got 1.5"),
-        ({"gpus_per_worker": 0.5, "topology": "1x2"}, "gpus_per_worker must be 1 with several workers and on CPUs, got 0.5"),
-        ({"gpus_per_worker": 0.5, "device": "cpu"}, "gpus_per_worker must be 1 with several workers and on CPUs, got 0.5"),
+        *({"epochs": 0}, {"lr": 0.0}, {"augment": "false"}, {"label_smoothing": 1.0}, {"topology": "0x2"}),
+        *({"seed": -1}, {"seed": 2**63}, {"model": "lenet"}, {"dataset": "imagenet"}, {"model_options": None}),
+        *({"run_name": "../x"}, {"run_name": "x" * 121}, {"warmup_epochs": 10.5}, {"elastic": "2x2"}),
+        *({"local_nodes": 2, "address": "h:1"}, {"bucket_cap_mb": 5.0, "strategy": "fsdp"}, {"gpus_per_worker": 0}),
+        *({**GROUP, "topology": "1x3"}, {**GROUP, "accumulate": 5}, {**GROUP, "batch_size": 16}),
+        *({"gpus_per_worker": 2}, {"gpus_per_worker": 1.5, "strategy": "data_parallel"}),
+        *({"gpus_per_worker": 0.5, "topology": "1x2"}, {"gpus_per_worker": 0.5, "device": "cpu"}),
     ],
-)  # fmt: skip
-def test_an_impossible_value_is_refused_in_one_sentence(values: dict[str, object], sentence: str) -> None:
+)
+def test_an_impossible_value_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(**values)  # type: ignore[arg-type]
-    assert (str(caught.value), caught.value.key) == (sentence, sentence.split()[0])
+        TrainConfig(**values)
+    assert [caught.value.key, str(caught.value).split()[0]] == [next(iter(values))] * 2
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"local_nodes": 2},
-        {"local_nodes": 1, "address": "h:1"},
-        {"seed": 2**63 - 1},
-        {"run_name": "x" * 120},
-        {"warmup_epochs": 10.0},
-        {**GROUP, "batch_size": 16, "accumulate": 2},
-        {"gpus_per_worker": 0.5},
+        *({"local_nodes": 2}, {"local_nodes": 1, "address": "h:1"}, {"seed": 2**63 - 1}, {"run_name": "x" * 120}),
+        *({"warmup_epochs": 10.0}, {**GROUP, "batch_size": 16, "accumulate": 2}, {"gpus_per_worker": 0.5}),
+        *({"tracking_uri": "http://127.0.0.1:5000/mlflow"}, {"address": "10.0.0.5:6379"}, {"storage": "runs@2"}),
+        *({"tracking_uri": "sqlite:////home/me@work/m.db?timeout=5"}, {"storage": "/home/me:you@work/runs"}),
+        {"tracking_uri": "postgresql+psycopg2://me@host:5432/mlflow?sslmode=require&passfile=/home/me/.pgpass"},
     ],
 )
 def test_what_just_goes_together_is_taken(values: dict[str, Any]) -> None:
@@ -270,31 +188,30 @@ def test_what_just_goes_together_is_taken(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "begins"),
     [
-        ({"model": "resnet18", "model_options": {"depth": 3}}, "model_options.depth is no option of resnet18, which has none"),
-        ({"model_options": {"widht": 8}}, "model_options.widht is no option of resnet, which has blocks, width; did you mean 'width'?"),
-        ({"model_options": {"blocks": (1, 0)}}, "model_options.blocks must be at least 1, got 0"),
-        ({"model": "vit", "model_options": {"depth": "deep"}}, "model_options.depth must be a whole number, got 'deep'"),
-        ({"model": "vit", "model_options": {"dim": 10, "heads": 3}}, "model_options.dim must be a multiple of model_options.heads (3), got 10"),
-        ({"model": "vit", "model_options": {"patch_size": 5}}, "model_options.patch_size must divide the image's side of 32, got 5"),
-        ({"dataset": "text:none", "text": {"vocabulary": 99}}, "text.vocabulary must be at least 257, got 99"),
-        ({"strategy": "parameter_server", "strategy_options": {"servers": 0}}, "strategy_options.servers must be at least 1, got 0"),
-        ({"strategy_options": {"comm_hook": "fp8"}}, "strategy_options.comm_hook must be none, fp16, bf16 or powersgd, got 'fp8'"),
+        ({"model": "resnet18", "model_options": {"depth": 3}}, "model_options.depth is no option of resnet18"),
+        ({"model_options": {"widht": 8}}, "model_options.widht is no option of resnet, "),
+        ({"model_options": {"blocks": (1, 0)}}, "model_options.blocks must be at least 1"),
+        ({"model": "vit", "model_options": {"depth": "deep"}}, "model_options.depth must be a whole number"),
+        ({"model": "vit", "model_options": {"dim": 10, "heads": 3}}, "model_options.dim must be a multiple"),
+        ({"model": "vit", "model_options": {"patch_size": 5}}, "model_options.patch_size must divide"),
+        ({"dataset": "text:none", "text": {"vocabulary": 99}}, "text.vocabulary must be at least 257"),
+        ({"strategy": "parameter_server", "strategy_options": {"servers": 0}}, "strategy_options.servers must be "),
+        ({"strategy_options": {"comm_hook": "fp8"}}, "strategy_options.comm_hook must be none, fp16, "),
     ],
-)  # fmt: skip
-def test_an_option_of_a_model_or_strategy_is_checked_when_the_run_is_resolved(
-    values: dict[str, Any], sentence: str
-) -> None:
+)
+def test_options_are_checked_when_the_run_is_resolved(values: dict[str, Any], begins: str) -> None:
     with pytest.raises(ConfigError) as caught:
         recipe.resolve(TrainConfig(**values))
-    assert str(caught.value) == sentence
+    assert str(caught.value).startswith(begins)
 
 
 def test_workers_and_gpus_follow_from_the_topology() -> None:
     config = TrainConfig(strategy="data_parallel", gpus_per_worker=2, device="cuda")
     decided = Decided.asked(config)
     assert (decided.gpus(config), replace(decided, device="cpu").gpus(config)) == (2, 0)
+    assert [replace(decided, cpus_per_worker=count).cpus for count in (None, 3)] == [1, 3]
     assert (TrainConfig(topology="2x3").placement, TrainConfig(topology="2x3").world_size) == (Topology(2, 3), 6)
 
 
@@ -307,18 +224,14 @@ OF_CHOICES = {
 @pytest.mark.parametrize(
     ("chosen", "used"),
     [
-        ({"model": "vgg11", "strategy": "gpipe"}, set()),
         ({"dataset": "mine:load"}, set()),
         ({"dataset": "folder:mine"}, {"image_size", "test_share", "stream"}),
-        ({"dataset": "masks:mine"}, {"image_size", "stream"}),
         (
             {"dataset": "table:mine", "model": "mlp"},
             {"image_size", "target", "features", "image_column", "test_share", "stream"},
         ),
-        ({"model": "my:net"}, {"model_source"}),
+        ({"model": "my:net", "schedule": "mine:course"}, {"model_source", "schedule_source"}),
         ({"optimizer": "torch.optim:Adam"}, {"optimizer_options", "optimizer_source"}),
-        ({"schedule": "mine:course"}, {"schedule_source"}),
-        ({"task": "mine:Task"}, {"task_source"}),
     ],
 )
 def test_options_that_say_nothing_of_a_run(chosen: dict[str, str], used: set[str]) -> None:
@@ -334,39 +247,39 @@ def test_every_option_says_whether_it_decides_the_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "told"),
     [
-        ("epochs: 3\nmodle: vit\n", "{}: unknown key 'modle'; did you mean 'model'?"),
-        ("epochs: many\n", "{}: epochs must be a whole number, got 'many'"),
-        ("model_options: 3\nmodel_options.width: 5\n", "{}: model_options must be a mapping of its options, got 3"),
-        ("model_options.width: 5\nmodel_options: 3\n", "{}: model_options must be given once, and is given twice"),
-        ("model_option: {{}}\n", "{}: unknown key 'model_option'; did you mean 'model_options'?"),
-        ("- epochs\n", "{} must be a mapping of keys to values"),
-        ("version: 99\n", "{}: version must be 2, got 99: the file was written by another version of cifar_ray"),
+        ("epochs: 3\nmodle: vit\n", ": unknown key 'modle'; did you mean 'model'?"),
+        ("epochs: many\n", ": epochs must be a whole number"),
+        ("model_options: 3\nmodel_options.width: 5\n", ": model_options must be a mapping"),
+        ("model_options.width: 5\nmodel_options: 3\n", ": model_options must be given once"),
+        ("- epochs\n", " must be a mapping"),
+        ("version: 99\n", ": version must be 2, got 99"),
     ],
 )
-def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text(text.format())
+    path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         runfile.load(path)
-    assert caught.value.as_flag() == sentence.format(path)
+    assert caught.value.as_flag().startswith(f"{path}{told}")
 
 
 def test_values_of_a_file_and_of_flags(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nmodel_options: {blocks: [2, 2]}\nglobal_batch_size: 64\n")
-    config = runfile.load(path)
-    assert config == TrainConfig(lr=1e-3, weight_decay=0, model_options={"blocks": (2, 2)}, global_batch_size=64)
+    config = TrainConfig(lr=1e-3, weight_decay=0, model_options={"blocks": (2, 2)}, global_batch_size=64)
+    for blocks in ("model_options: {blocks: [2, 2]}", "model_options.blocks: [2, 2]"):
+        path.write_text(f"version: 2\nlr: 1e-3\nweight_decay: 0\n{blocks}\nglobal_batch_size: 64\n")
+        assert runfile.load(path) == config
     # Of the two ways to give the batch, the one given last counts.
-    path.write_text("version: 2\nlr: 1e-3\nweight_decay: 0\nmodel_options.blocks: [2, 2]\nglobal_batch_size: 64\n")
-    assert runfile.load(path) == config
     small = runfile.load(path, {"batch_size": "8", "model_options": {"width": "4"}})
     assert small == replace(config, batch_size=8, global_batch_size=8, model_options={"blocks": (2, 2), "width": 4})
     path.write_text("batch_size: 8\n")
     assert runfile.load(path, {"global_batch_size": 64}) == TrainConfig(global_batch_size=64)
     both = {"batch_size": "32", "global_batch_size": "64"}
     assert runfile.load(path, {"topology": "1x2", **both}).global_batch_size == 64
+    for given in ("2", 2, [2]):  # one value of several is a list, too
+        assert recipe.resolve(runfile.load(None, {"model_options": {"blocks": given}})).model_options["blocks"] == (2,)
 
 
 def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() -> None:
@@ -374,25 +287,15 @@ def test_parameters_in_mlflow_are_flat_and_of_the_runs_own_model_and_strategy() 
         TrainConfig(model="vit", topology="2x4", batch_size=8, strategy="reproducible", strategy_options={"shards": 8})
     )
     params = runfile.params(config, Decided.asked(config))
-    ours = {name for name in params if name.partition(".")[0] not in fields_of_every_run()}
-    assert {name: params[name] for name in sorted(ours)} == {
-        "global_batch_size": "64", "nodes": "2", "strategy_options.shards": "8", "model_options.depth": "6", "model_options.dim": "192",
-        "model_options.dropout": "0.0", "model_options.heads": "3", "model_options.mlp_ratio": "2", "model_options.patch_size": "4", "model_options.stochastic_depth": "0.1",
-        "workers_per_node": "4", "world_size": "8",
-    }  # fmt: skip
-    assert params["lr"] == str(config.lr)
-    assert not {"version", "verbose", "hang_timeout_s", "run_name", "storage"} & params.keys()  # no choices
-    assert yaml.safe_load(runfile.to_yaml(config)).keys() == runfile.to_mapping(config).keys() - {
-        "run_name", *OF_CHOICES
-    }  # fmt: skip
-
-
-def fields_of_every_run() -> set[str]:
-    return (
-        {field.name for field in fields(TrainConfig)}
-        - OF_CHOICES
-        - {"global_batch_size", "model_options", "strategy_options"}
-    )
+    expected = {
+        **{"global_batch_size": "64", "nodes": "2", "workers_per_node": "4", "world_size": "8", "lr": str(config.lr)},
+        **{"strategy_options.shards": "8", "model_options.depth": "6", "model_options.dropout": "0.0"},
+    }
+    assert expected.items() <= params.items()
+    no_choices = {"version", "verbose", "hang_timeout_s", "run_name", "storage", "model_options", *OF_CHOICES}
+    assert not no_choices & params.keys()
+    written = yaml.safe_load(runfile.to_yaml(config))
+    assert written.keys() == runfile.to_mapping(config).keys() - {"run_name", *OF_CHOICES}
 
 
 def test_what_was_recorded_of_a_function_is_forgotten_where_another_is_given() -> None:
@@ -401,33 +304,19 @@ def test_what_was_recorded_of_a_function_is_forgotten_where_another_is_given() -
     assert runfile.merge(recorded, {"epochs": 3})["model_source"] == "0" * 64
 
 
-def test_what_was_decided_of_a_run_is_in_its_file_and_another_run_decides_anew(tmp_path: Path) -> None:
+def test_what_was_decided_of_a_run_is_in_its_file(tmp_path: Path) -> None:
     config = recipe.resolve(TrainConfig(dataset="digits", topology="1x2"))
     decided = replace(Decided.asked(config), device="cpu", cpus_per_worker=3, precision="bf16", weights_digest="ab")
     path = tmp_path / "config.yaml"
-    path.write_text(runfile.to_yaml(config, decided))
-    assert (recipe.resolve(runfile.load(path)), runfile.decided(path)) == (config, decided)
-    path.write_text(runfile.to_yaml(config))
-    assert runfile.decided(path) is None
-
-
-def test_a_run_has_at_most_70_options() -> None:
-    """Those of a model, of a strategy and of one's own optimizer count as one each."""
-    assert len([one for one in fields(TrainConfig) if not one.metadata["recorded"]]) <= 70
+    for known in (decided, None):
+        path.write_text(runfile.to_yaml(config, known))
+        assert (recipe.resolve(runfile.load(path)), runfile.decided(path)) == (config, known)
 
 
 @pytest.mark.parametrize(("kind", "other"), [("model", "vit"), ("strategy", "ddp")])
-def test_a_run_with_another_model_or_strategy_forgets_the_options_of_the_first(
-    kind: str, other: str, tmp_path: Path
-) -> None:
+def test_another_model_or_strategy_forgets_the_options(kind: str, other: str, tmp_path: Path) -> None:
     first = recipe.resolve(TrainConfig(dataset="digits", strategy="reproducible", global_batch_size=64))
     file = tmp_path / "run.yaml"
     file.write_text(runfile.to_yaml(first))
     assert recipe.resolve(runfile.load(file, {kind: other})) != first
     assert recipe.resolve(runfile.load(file, {kind: getattr(first, kind)})) == first
-
-
-def test_one_value_of_several_is_a_list_too() -> None:
-    blocks = [{"blocks": "2"}, {"blocks": 2}, {"blocks": [2]}]
-    runs = [runfile.load(None, {"dataset": "digits", "model_options": given}) for given in blocks]
-    assert [recipe.resolve(run).model_options["blocks"] for run in runs] == [(2,)] * 3

@@ -18,16 +18,13 @@ from cifar_ray.training import recipe
 GRID: dict[str, Any] = {"grid": {"seed": [1, 2]}}
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("2h", 7200), ("1h30m", 5400), ("1H30M", 5400), ("1.5h", 5400), ("1h2m3s", 3723)],
-)
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1H30M", 5400), ("1.5h", 5400), ("1h2m3s", 3723)])
 def test_a_duration_is_hours_minutes_and_seconds(text: str, seconds: float) -> None:
     assert limits.seconds(text) == seconds
     assert TrainConfig(max_time=text).max_time == text
 
 
-@pytest.mark.parametrize("value", ["0s", "0h0m", "-1h", "1h30", "2", "soon", "", "1d", "P1D", 7200, 0, True])
+@pytest.mark.parametrize("value", ["0s", "-1h", "1h30", "2", "", "1d", 7200, True])
 def test_what_is_no_duration_is_refused(value: Any) -> None:
     sentence = "^max_time must be a duration of more than zero, such as 90s, 10m, 2h or 1h30m, got "
     with pytest.raises(ConfigError, match=sentence):
@@ -37,24 +34,16 @@ def test_what_is_no_duration_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_cost_of_nothing_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match=r"^max_cost must be more than 0, got "):
-        TrainConfig(max_cost=value, price=2.49)
-    with pytest.raises(ConfigError, match=r"^max_cost must be more than 0, got "):
-        SweepConfig("s", max_cost=value, train={"price": "2.49"}, **GRID)
+def test_a_limit_on_the_cost_is_more_than_nothing_and_needs_a_price(value: float) -> None:
+    def refused(told: str, cost: float, **price: float) -> None:
+        with pytest.raises(ConfigError, match=told):
+            TrainConfig(max_cost=cost, **price)
+        with pytest.raises(ConfigError, match=told):
+            SweepConfig("s", max_cost=cost, train=price, **GRID)
 
-
-def test_a_limit_on_the_cost_needs_a_price() -> None:
-    with pytest.raises(ConfigError, match=r"^max_cost needs --price, the price of a node, such as 2.49 USD per hour$"):
-        TrainConfig(max_cost=5.0)
-    with pytest.raises(ConfigError, match=r"^max_cost needs --price"):
-        SweepConfig("s", max_cost=5.0, **GRID)
+    refused("^max_cost must be more than 0", value, price=2.49)
+    refused("^max_cost needs --price", 5.0)
     assert SweepConfig("s", max_cost=5.0, train={"price": 2.49}, **GRID).base.price == 2.49
-
-
-def test_a_price_in_numbers_is_the_same_from_everywhere() -> None:
-    for config in (TrainConfig(price=2.49), TrainConfig(price="2.49"), runfile.load(None, {"price": 2.49})):  # type: ignore[arg-type]
-        assert config.price == 2.49
 
 
 def test_limits_of_a_command_and_at_the_top_of_a_file_are_the_sweeps_and_below_train_each_runs() -> None:
@@ -89,10 +78,3 @@ def test_a_run_and_a_sweep_go_on_with_larger_limits() -> None:
     assert new_limits(None, flags.read(sweep, words, "sweep")["options"]) == new
     with pytest.raises(ConfigError, match=r"^max_time must be a duration"):
         new_limits(None, {"max_time": "0s"})
-
-
-def test_what_has_stopped_a_run_has_a_name() -> None:
-    assert limits.named("max_time") == "--max-time"
-    assert limits.named(limits.of_sweep("max_cost")) == "the sweep's --max-cost"
-    assert limits.is_of_sweep(limits.of_sweep("max_cost"))
-    assert not limits.is_of_sweep("max_cost")

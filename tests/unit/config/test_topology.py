@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from cifar_ray.config import topology
@@ -18,30 +16,30 @@ def test_reads_and_writes_itself() -> None:
     assert topology.parse("2x3").world_size == 6
 
 
-@pytest.mark.parametrize("text", ["", "2", "x2", "2x", "0x2", "2x0", "axb", "-1x2", "2X2", " 1x2", "1x2 ", "01x2"])
+@pytest.mark.parametrize("text", ["", "2", "2x", "0x2", "2x0", "axb", "-1x2", "2X2", " 1x2", "01x2"])
 def test_refuses_what_is_not_nodes_by_workers(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be NODESxWORKERS .* such as 1x2"):
         topology.parse(text)
 
 
 def test_chooses_exactly_so_many_workers_on_each_node() -> None:
-    nodes = [node("a", 4), node("b", 1), node("c", 2)]
-    assert topology.choose(Topology(2, 2), nodes, cpus_per_worker=1) == ["a", "a", "c", "c"]
+    assert topology.choose(Topology(2, 2), [node("a", 4), node("b", 1), node("c", 2)], 1) == ["a", "a", "c", "c"]
 
 
 def test_names_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="2x2 needs 2 nodes with 4 CPUs each, but the cluster has 2 nodes") as caught:
-        topology.choose(Topology(2, 2), [node("a", 4), node("b", 2)], cpus_per_worker=2)
-    assert "(4 CPUs, 2 CPUs), 1 of them large enough" in str(caught.value)
-    with pytest.raises(ValueError, match="needs 1 node with 1 CPUs and 1 GPUs each"):
-        topology.choose(Topology(1, 1), [node("a", 4)], cpus_per_worker=1, gpus_per_worker=1)
-    with pytest.raises(ValueError, match="0 nodes \\(none alive\\)"):
-        topology.choose(Topology(1, 1), [], cpus_per_worker=1)
-
-
-def test_gpus_count_as_much_as_cpus() -> None:
-    nodes = [node("a", 16, 1), node("b", 16, 4)]
-    assert topology.choose(Topology(1, 2), nodes, 1, gpus_per_worker=1) == ["b", "b"]
+    for wanted, nodes, each, told in (
+        (
+            Topology(2, 2),
+            [node("a", 4), node("b", 2)],
+            {"cpus_per_worker": 2},
+            "2 nodes with 4 CPUs .* 1 of them large",
+        ),
+        (Topology(1, 1), [node("a", 4)], {"gpus_per_worker": 1}, "1 node with 1 CPUs and 1 GPUs each"),
+        (Topology(1, 1), [], {}, "0 nodes .none alive"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            topology.choose(wanted, nodes, **{"cpus_per_worker": 1, **each})  # type: ignore[arg-type]
+    assert topology.choose(Topology(1, 2), [node("a", 16, 1), node("b", 16, 4)], 1, gpus_per_worker=1) == ["b", "b"]
 
 
 @pytest.mark.parametrize(
@@ -61,15 +59,7 @@ def test_verifies_where_workers_really_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "cpus", "count"),
-    [
-        ((1, 2), [2], 1),
-        ((1, 1), [2], 2),
-        ((1, 2), [3, 5], 3),
-        ((2, 2), [4, 4, 2], 2),
-        ((2, 1), [4], 0),
-        ((2, 1), [9, 1], 1),
-    ],
+    ("wanted", "cpus", "count"), [((1, 2), [3, 5], 3), ((2, 2), [4, 4, 2], 2), ((2, 1), [4], 0), ((2, 1), [9, 1], 1)]
 )
 def test_counts_how_many_runs_fit_at_once(wanted: tuple[int, int], cpus: list[int], count: int) -> None:
     nodes = [node(str(index), number) for index, number in enumerate(cpus)]
@@ -82,19 +72,7 @@ def test_a_range_has_the_most_workers_first_and_of_equals_the_fewest_nodes() -> 
     assert [str(one) for one in topology.between(*topology.parse_range("2x2:3x2"))] == ["3x2", "2x2"]
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            "2x2",
-            "must be MIN:MAX, two topologies such as 1x1:2x2, MIN at most MAX in nodes and in workers on each, got '2x2'",
-        ),
-        ("1x1:2x2:3x3", "must be MIN:MAX, two topologies"),
-        ("1x1:two", "must be MIN:MAX, two topologies"),
-        ("2x1:1x2", "MIN at most MAX in nodes and in workers on each"),
-        ("1x2:2x1", "MIN at most MAX in nodes and in workers on each"),
-    ],
-)
-def test_refuses_what_is_not_a_range(text: str, sentence: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+@pytest.mark.parametrize("text", ["2x2", "1x1:2x2:3x3", "1x1:two", "2x1:1x2", "1x2:2x1"])
+def test_refuses_what_is_not_a_range(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must be MIN:MAX, two topologies .* got "):
         topology.parse_range(text)

@@ -14,7 +14,7 @@ import pytest
 from cifar_ray.reporting import compare, data, pages, report, tables
 from cifar_ray.reporting.contents import Entry, Section, Table
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Point, Run, Sweep
+from cifar_ray.tracking.study import Run, Sweep
 from tests.support.studies import (
     grid,
     of_strategies,
@@ -110,23 +110,20 @@ def test_figures_that_were_reckoned_by_hand() -> None:
 
     An iteration of 32 images on 1x1 takes 0.5 s, one of 64 on 1x2 takes 0.6 s, and one of 128 on 2x2 takes 0.8 s.
     """
+    known = (("1x1", 24.0, 64.0), ("1x2", 14.4, 64 / 0.6), ("2x2", 9.6, 160.0))
     given = {"images": 768, "accuracies": (0.2, 0.5)}
-    runs = study(
-        trial("1x1", 32, training_s=24.0, images_per_s=64.0, **given),  # type: ignore[arg-type]
-        trial("1x2", 32, training_s=14.4, images_per_s=64 / 0.6, **given),  # type: ignore[arg-type]
-        trial("2x2", 32, training_s=9.6, images_per_s=160.0, **given),  # type: ignore[arg-type]
-    )
-    main, way = table(runs, "main", [0.5], PRICE), table(runs, "to_50_percent", [0.5], PRICE)
-    phases = table(runs, "phases", [0.5], PRICE)
-    assert list(texts(main, "Images/s").values()) == ["64.0", "106.7", "160.0"]
-    assert list(texts(main, "Speed-up (times)").values()) == ["1.00", "1.67", "2.50"]
-    assert list(texts(main, "Efficiency (%)").values()) == ["100.0", "83.3", "62.5"]
-    assert list(texts(phases, "Epoch (s)").values()) == ["12.000", "7.200", "4.800"]
-    assert list(texts(phases, "Total (s)").values()) == ["64.00", "54.40", "49.60"]
-    # 64 s, 54.4 s, and twice 49.6 s of a machine.
-    assert list(texts(main, "Cost (USD)").values()) == ["0.00317", "0.00270", "0.00492"]
-    assert list(texts(way, "Epochs").values()) == ["2.0"] * 3
-    assert list(texts(way, "Training (s)").values()) == ["24.00", "14.40", "9.60"]
+    runs = study(*(trial(top, 32, training_s=s, images_per_s=v, **given) for top, s, v in known))  # type: ignore[arg-type]
+    found = {
+        ("main", "Images/s"): ["64.0", "106.7", "160.0"],
+        ("main", "Speed-up (times)"): ["1.00", "1.67", "2.50"],
+        ("main", "Efficiency (%)"): ["100.0", "83.3", "62.5"],
+        ("main", "Cost (USD)"): ["0.00317", "0.00270", "0.00492"],  # 64 s, 54.4 s, and twice 49.6 s of a machine
+        ("phases", "Epoch (s)"): ["12.000", "7.200", "4.800"],
+        ("phases", "Total (s)"): ["64.00", "54.40", "49.60"],
+        ("to_50_percent", "Epochs"): ["2.0"] * 3,
+        ("to_50_percent", "Training (s)"): ["24.00", "14.40", "9.60"],
+    }
+    assert {key: [*texts(table(runs, key[0], [0.5], PRICE), key[1]).values()] for key in found} == found
 
 
 def test_a_best_of_what_grows_with_the_work_is_among_equal_work() -> None:
@@ -134,9 +131,8 @@ def test_a_best_of_what_grows_with_the_work_is_among_equal_work() -> None:
     less = twice(less)
     assert set(best(table(less, "main", price=PRICE))) == {"Images/s", "Speed-up (times)"}
     assert set(best(table(less, "to_30_percent", [0.3], PRICE))) == {"Training (s)"}
-    sentence = "The runs trained on different numbers of images (50,000 to 150,000): no best of what depends on that is marked."
-    assert sentence in section(less).notes
-    assert not [note for note in section(grid()).notes if "different numbers" in note]
+    for of, told in ((less, True), (grid(), False)):
+        assert any("different numbers of images" in note for note in section(of).notes) == told
 
 
 def test_a_best_is_of_several_values_and_of_like_devices() -> None:
@@ -148,19 +144,19 @@ def test_a_best_is_of_several_values_and_of_like_devices() -> None:
         assert best(table(twice(runs), "main")).get("Peak memory (MiB)", []) == memory
 
 
-def test_no_best_is_marked_where_chance_or_the_shown_digits_tell_no_difference() -> None:
-    def marked(*memory: tuple[str, float]) -> list[str]:
-        runs = [
-            replace(one, metrics={**one.metrics, "peak_memory_mib": mib})
-            for seed, (top, mib) in enumerate(memory)
-            for one in [trial(top, seed=seed)]
-        ]
-        return best(table(study(*runs), "main")).get("Peak memory (MiB)", [])
-
-    assert marked(("1x1", 856.0), ("1x1", 858.0), ("1x2", 857.0), ("1x2", 857.0)) == []  # 857 +- 1 and 857 +- 0
-    assert marked(("1x1", 856.9), ("1x1", 856.9), ("1x2", 857.1), ("1x2", 857.1)) == []
-    assert marked(("1x1", 679.1), ("1x1", 679.2), ("1x2", 684.9), ("1x2", 685.0)) == []  # below 1 %
-    assert marked(("1x1", 800.0), ("1x1", 801.0), ("1x2", 857.0), ("1x2", 857.0)) == ["1x1"]
+@pytest.mark.parametrize(
+    ("memory", "marked"),
+    [
+        ((856.0, 858.0, 857.0, 857.0), []),  # 857 +- 1 and 857 +- 0
+        ((856.9, 856.9, 857.1, 857.1), []),
+        ((679.1, 679.2, 684.9, 685.0), []),  # below 1 %
+        ((800.0, 801.0, 857.0, 857.0), ["1x1"]),
+    ],
+)
+def test_no_best_is_marked_where_nothing_tells_a_difference(memory: tuple[float, ...], marked: list[str]) -> None:
+    runs = [trial(top, seed=seed) for top in ("1x1", "1x2") for seed in (0, 1)]
+    runs = [replace(run, metrics={**run.metrics, "peak_memory_mib": mib}) for run, mib in zip(runs, memory)]
+    assert best(table(study(*runs), "main")).get("Peak memory (MiB)", []) == marked
 
 
 def test_no_speed_up_is_the_best_over_a_single_run_of_the_reference() -> None:
@@ -170,24 +166,18 @@ def test_no_speed_up_is_the_best_over_a_single_run_of_the_reference() -> None:
     assert "Speed-up (times)" not in best(table(study(*runs[1:]), "main"))  # the other has failed
 
 
-def test_seeds_become_mean_deviation_and_count() -> None:
-    seeds = study(*(trial(seed=n, accuracies=(0.1, value)) for n, value in enumerate((0.6, 0.61, 0.62))))
-    entry = column(table(seeds, "main"), "Accuracy (%)")["1x1"]
-    assert (entry.text, entry.n, entry.std) == ("61.00 ± 1.00", 3, pytest.approx(1.0))
-    assert entry.run_ids == ("id-bs16-1x1-seed0", "id-bs16-1x1-seed1", "id-bs16-1x1-seed2")
-    assert table(seeds, "main").notes[0] == "n = 3, means ± sample standard deviations over the seeds."
-
-
 def test_what_was_not_measured_is_empty() -> None:
     lost = replace(trial(seed=1, training_s=1.0), status="FAILED", reason="a worker died.")
     skipped, pending = without_run("SKIPPED", "needs 4 CPUs", "2x2", 16), without_run("PENDING", "", "1x2", 16)
-    odd = replace(trial(), name="odd", status="SKIPPED", run_id="", metrics={}, history={})
-    odd = replace(odd, params={**odd.params, "topology": "2y2"})
-    some = study(trial(), lost, skipped, pending, odd)
-    assert texts(table(some, "main"), "Training (s)") == {
-        **{"1x1": "100.00", "2y2 (SKIPPED)": "", "1x2 (PENDING)": "", "2x2 (SKIPPED)": ""}
+    odd = replace(without_run("SKIPPED", "", "1x1", 16), name="odd", params={**trial().params, "topology": "2y2"})
+    main = table(study(trial(), lost, skipped, pending, odd), "main")
+    assert texts(main, "Training (s)") == {
+        "1x1": "100.00",
+        "2y2 (SKIPPED)": "",
+        "1x2 (PENDING)": "",
+        "2x2 (SKIPPED)": "",
     }
-    assert column(table(some, "main"), "Speed-up (times)")["2x2 (SKIPPED)"] == Entry()
+    assert column(main, "Speed-up (times)")["2x2 (SKIPPED)"] == Entry()
     bare = replace(trial("1x2"), metrics={})
     assert column(table(study(trial(), bare), "main"), "Training (s)")["1x2"] == Entry()
     assert section(study(pending)).tables == []
@@ -196,17 +186,15 @@ def test_what_was_not_measured_is_empty() -> None:
 def test_validation_stands_beside_the_test_and_has_the_mark() -> None:
     of = twice(validated(grid(), 0.6, 0.7, 0.71, 0.72, 0.73, 0.9))
     main = table(of, "main")
-    assert [title for title in main.columns if "ccuracy" in title] == ["Validation accuracy (%)", "Test accuracy (%)"]
-    assert texts(main, "Validation accuracy (%)")["2x2, batch 64"] == "90.00 ± 0.00"
-    assert texts(main, "Test accuracy (%)")["2x2, batch 64"] == "66.00 ± 0.00"  # of the chosen epoch
-    marked = best(main)
-    assert marked["Validation accuracy (%)"] == ["2x2, batch 64"]
-    assert "Test accuracy (%)" not in marked
-    found = {row["figure"] for row in figures(of)}
-    assert {"validation_accuracy_percent", "accuracy_percent"} <= found
+    validation, test = titles = [title for title in main.columns if "ccuracy" in title]
+    assert [texts(main, title)["2x2, batch 64"] for title in titles] == [
+        "90.00 ± 0.00",
+        "66.00 ± 0.00",
+    ]  # of that epoch
+    assert (best(main)[validation], test in best(main)) == (["2x2, batch 64"], False)
+    assert {"validation_accuracy_percent", "accuracy_percent"} <= {row["figure"] for row in figures(of)}
     mixed = replace(of, trials=[*of.trials[:-1], twice(grid()).trials[-1]])
     assert best(table(mixed, "main"))["Accuracy (%)"] == ["1x1, batch 16"]
-    assert "Validation accuracy (%)" not in table(grid(), "main").columns
 
 
 def test_the_way_to_a_target_is_that_of_the_validation_images() -> None:
@@ -218,34 +206,19 @@ def test_the_way_to_a_target_is_that_of_the_validation_images() -> None:
     assert column(table(lost, "to_95_percent", [0.95]), "Epochs")["1x2"] == Entry()
 
 
-@pytest.mark.parametrize("history", [["test/accuracy"], [], None])
-def test_a_target_that_is_not_there_is_empty(history: list[str] | None) -> None:
-    run, reached = trial("1x2", accuracies=(0.3, 0.6)), trial(accuracies=(0.3, 0.6))
-    if history is None:
-        run = trial("1x2", accuracies=(0.1, 0.3))
-    else:
-        run = replace(run, history={name: run.history[name] for name in history})
-    assert column(table(study(reached, run), "to_60_percent", [0.6]), "Training (s)")["1x2"] == Entry()
+def test_a_target_that_is_not_there_is_empty() -> None:
+    reached = trial(accuracies=(0.3, 0.6))
+    for run in (trial("1x2", accuracies=(0.1, 0.3)), replace(trial("1x2", accuracies=(0.3, 0.6)), history={})):
+        found = table(study(reached, run), "to_60_percent", [0.6])
+        assert column(found, "Training (s)")["1x2"] == Entry()
 
 
 def test_the_way_to_every_target_has_a_table_and_figures_of_its_own() -> None:
     runs = study(trial(training_s=20.0, accuracies=(0.3, 0.6)))
-    early, late = table(runs, "to_30_percent", [0.3, 0.6, 0.3]), table(runs, "to_60_percent", [0.3, 0.6, 0.3])
-    assert texts(early, "Epochs") == {"1x1": "1.0"}
-    assert texts(late, "Epochs") == {"1x1": "2.0"}
+    keys = [one.key for one in section(runs, [0.3, 0.6, 0.3]).folded if "_to_" in one.key]
+    assert [key.partition("_to_")[2] for key in keys] == ["30_percent", "60_percent"]
     found = {row["figure"]: row["mean"] for row in figures(runs, [0.3, 0.6], None)}
     assert (found["to_30_percent_epochs"], found["to_60_percent_epochs"]) == (1.0, 2.0)
-    assert len(section(runs, [0.3, 0.6, 0.3]).folded) == len(section(runs, [0.3, 0.6]).folded)
-
-
-def test_targets_that_are_near_each_other_have_figures_of_their_own() -> None:
-    runs = study(trial(accuracies=(0.90002, 0.95)), trial("1x2", accuracies=(0.90002, 0.95)))
-    epochs = {row["figure"]: row["mean"] for row in figures(runs, [0.90001, 0.90004]) if "epochs" in row["figure"]}
-    assert epochs == {"to_90.001_percent_epochs": 1.0, "to_90.004_percent_epochs": 2.0}
-    near = section(runs, [0.90001, 0.90004])
-    assert "Target accuracy: 90.001 %, 90.004 %; as asked for." in near.notes
-    titles = [one.title for one in near.folded if one.title.startswith("To ")]
-    assert titles == ["To 90.001 % test accuracy", "To 90.004 % test accuracy"]
 
 
 def test_a_target_that_only_some_seeds_reached_is_never_the_best() -> None:
@@ -257,33 +230,11 @@ def test_a_target_that_only_some_seeds_reached_is_never_the_best() -> None:
     assert best(found) == {"Training (s)": ["1x2"]}
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ([0.5, 0.625], "Target accuracy: 50 %, 62.5 %; as asked for."),
-        ([], "Target accuracy: 65 %; the largest multiple of 5 % that the best epoch of all reaches."),
-    ],
-)
-def test_the_target_is_stated(given: Sequence[float], said: str) -> None:
-    assert said in section(grid(), given).notes
-    assert "Target" not in " ".join(section(study(trial(accuracies=(0.01,)))).notes)
-
-
-@pytest.mark.parametrize(("reached", "target"), [(0.19, None), (0.21, 0.2), (0.15, None)])
+@pytest.mark.parametrize(("reached", "target"), [(0.19, None), (0.21, 0.2)])
 def test_no_default_target_is_what_guessing_nearly_reaches(reached: float, target: float | None) -> None:
     """Of ten classes, 15 % is 1.5 times chance."""
     runs = [trial(accuracies=(value,), class_names=tuple("0123456789")) for value in (0.9, reached)]
     assert Runs(study(*runs)).task.default_target(runs) == target
-
-
-def test_what_all_runs_share_is_told_once() -> None:
-    first, hardware, kind, *_ = section(grid()).notes
-    assert first == "All of them: epochs 3, lr 0.1, lr_scaling none, strategy ddp."
-    assert hardware == "Hardware: AMD EPYC 9754."
-    assert kind.startswith("Scaling is weak: the batch per worker stays")
-    short = study(*(trial(top, params={"steps_per_epoch": "5"}) for top in ("1x1", "1x2")), hold="global_batch")
-    assert section(short).notes[0].startswith("All of them: steps_per_epoch 5, epochs 3")
-    assert section(short).notes[2].startswith("Scaling is strong: the global batch stays")
 
 
 def test_rows_are_named_by_what_differs() -> None:
@@ -297,17 +248,8 @@ def test_rows_are_named_by_what_differs() -> None:
     assert [one.title for one in sections(both)] == ["resnet on cifar10", "vit on cifar10"]
 
 
-def test_without_fewer_workers_there_is_no_speed_up() -> None:
-    held = study(trial("1x2", 32, images_per_s=100.0), trial("2x2", 16, images_per_s=150.0), hold="global_batch")
-    found = column(table(held, "main"), "Efficiency (%)")
-    assert found["2x2"].text == "75.0"  # 1.5 times with twice the workers
-    assert found["2x2"].note == "against 1x2"
-    assert found["1x2"] == Entry()
-
-
 def test_strategies_are_an_axis_like_any_other() -> None:
     found = table(small(), "main")
-    assert "Iteration (ms)" in found.columns
     assert texts(found, "Iteration (ms)") == {
         **{"gather_scatter, 1x1": "402", "ddp, 1x1": "400", "gpipe, 1x1 (SKIPPED)": ""},
         **{"gather_scatter, 1x2": "410", "ddp, 1x2": "260", "gpipe, 1x2": "300"},
@@ -320,25 +262,21 @@ def test_strategies_are_an_axis_like_any_other() -> None:
 
 def test_a_steps_parts_add_up_to_its_iteration() -> None:
     found = table(small(), "steps")
-    assert found.columns[1:] == [
-        *("Data (ms)", "Forward (ms)", "Backward (ms)", "Exposed communication (ms)", "Optimizer (ms)"),
-        *("Not split (ms)", "Iteration (ms)", "95th percentile (ms)", "Share of a single worker's (%)"),
-    ]
     row = dict(found.rows)["ddp, 1x2"]
     assert [entry.text for entry in row] == ["10.0", "70.0", "140", "20.0", "10.0", "10.0", "260", "250", "65.0"]
     assert sum(entry.value or 0 for entry in row[:6]) == pytest.approx(row[6].value)
-    assert row[8].note == "against ddp, 1x1"
-    assert row[8].run_ids == ("id-ddp-1x2-seed0", "id-ddp-1x1-seed0")
+    assert (row[8].note, row[8].run_ids) == ("against ddp, 1x1", ("id-ddp-1x2-seed0", "id-ddp-1x1-seed0"))
     whole = dict(found.rows)["gpipe, 1x2"]
     assert [entry.text for entry in whole] == ["", "", "", "", "", "300", "300", "250", "74.6"]
-    half = [of_strategy("ddp", "1x2", params={"global_batch_size": "128"}), *small().trials]
-    entry = column(table(of_strategies(*half), "steps"), "Share of a single worker's (%)")["ddp, 1x2, global batch 128"]
-    assert entry == Entry()
-    odd = of_strategies(of_strategy("ddp", "1x2", 0.1, parts=(0.1, 0.1)), of_strategy("fsdp", "1x2", parts=(0.1,)))
-    entry = column(table(odd, "steps"), "Not split (ms)")["ddp, 1x2"]
-    assert entry == Entry()
-    own = of_strategies(of_strategy("hogwild", "1x2", parts=(0.1,)), of_strategy("fsdp", "1x2", parts=(0.1,)))
-    assert column(table(own, "steps"), "Not split (ms)")["hogwild, 1x2"].text == ""
+
+    def other(title: str, label: str, *runs: Run) -> Entry:
+        return column(table(of_strategies(*runs), "steps"), title)[label]
+
+    half = of_strategy("ddp", "1x2", params={"global_batch_size": "128"})
+    assert other("Share of a single worker's (%)", "ddp, 1x2, global batch 128", half, *small().trials) == Entry()
+    split = of_strategy("fsdp", "1x2", parts=(0.1,))
+    assert other("Not split (ms)", "ddp, 1x2", of_strategy("ddp", "1x2", 0.1, parts=(0.1, 0.1)), split) == Entry()
+    assert other("Not split (ms)", "hogwild, 1x2", of_strategy("hogwild", "1x2", parts=(0.1,)), split).text == ""
 
 
 def test_ranks_have_columns_of_their_own() -> None:
@@ -353,46 +291,24 @@ def test_ranks_have_columns_of_their_own() -> None:
 
 
 def test_pipelines_and_stale_gradients_have_tables_where_they_were_measured() -> None:
-    bubble = dict(table(small(), "bubble").rows)
-    assert {label: [entry.text for entry in entries] for label, entries in bubble.items()} == {
-        "gpipe, 1x2": ["4", "25.0", "20.0"]
-    }
+    def rows(of: Sweep, key: str) -> dict[str, list[str]]:
+        return {label: [entry.text for entry in entries] for label, entries in table(of, key).rows}
+
+    assert rows(small(), "bubble") == {"gpipe, 1x2": ["4", "25.0", "20.0"]}
     assert not [one for one in section(small()).folded if one.key.endswith("staleness")]
-    given = {"strategy_options.max_staleness": "None", "strategy_options.staleness_weighting": "inverse"}
-    stale = [
-        of_strategy("hogwild", "1x2", seed=n, also={"staleness/mean": 1.0 + n, "staleness/max": 3.0 + n}, params=given)
-        for n in (0, 1)
-    ]
-    row = dict(table(of_strategies(*stale), "staleness").rows)["1x2"]
-    assert [entry.text for entry in row] == ["1.50 ± 0.71", "4"]
-    deep = of_strategy(
-        "model_parallel", "1x2", also={"bubble/measured": 0.5}, params={"strategy_options.micro_batches": "4"}
-    )
-    assert [entry.text for entry in table(of_strategies(deep), "bubble").rows[0][1]] == ["1", "50.0"]
+    also = [{"staleness/mean": 1.0 + n, "staleness/max": 3.0 + n} for n in (0, 1)]
+    stale = of_strategies(*(of_strategy("hogwild", "1x2", seed=n, also=of) for n, of in enumerate(also)))
+    assert rows(stale, "staleness") == {"1x2": ["1.50 ± 0.71", "4"]}
 
 
-def test_every_figure_leads_to_its_runs_and_every_table_has_a_name_of_its_own() -> None:
-    for of in (grid(), small()):
-        found = section(of, price=PRICE)
-        every = [*found.tables, *found.folded]
-        measured = [entry for one in every for _, row in one.rows for entry in row if entry.n]
-        assert len(measured) > 40
-        assert all(entry.run_ids for entry in measured)
-        keys = [one.key for one in every]
-        assert len(set(keys)) == len(keys)
-
-
-def test_the_runs_with_their_links() -> None:
-    made = study(trial(page="http://host/#/runs/1"), without_run("SKIPPED", "needs 4 CPUs", "2x2", 16))
-    first, second = tables.runs_table(made).rows
-    assert first[1][1] == Entry("id-bs16-1x1-seed0", link="http://host/#/runs/1")
-    assert [entry.text for entry in first[1][2:]] == [
-        "c" * 40,
-        "host, Linux, AMD EPYC 9754",
-        "cifar-ray train --model resnet",
-    ]
-    assert [entry.text for entry in second[1]] == ["SKIPPED", *[""] * 4]
-    assert second[1][0].note == "needs 4 CPUs"
+@pytest.mark.parametrize("of", [grid(), small()])
+def test_every_figure_leads_to_its_runs_and_every_table_has_a_name_of_its_own(of: Sweep) -> None:
+    found = section(of, price=PRICE)
+    every = [*found.tables, *found.folded]
+    measured = [entry for one in every for _, row in one.rows for entry in row if entry.n]
+    assert len(measured) > 40
+    assert all(entry.run_ids for entry in measured)
+    assert len({one.key for one in every}) == len(every)
 
 
 def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
@@ -405,44 +321,28 @@ def test_data_has_a_row_for_every_run_and_for_every_figure() -> None:
         **{"mean": 11.0, "std": pytest.approx(2**0.5), "n": 2, "run_ids": "id-bs16-1x1-seed0 id-bs16-1x1-seed1"},
     }
     assert len({(row["topology"], row["figure"]) for row in rows}) == len(rows)
-    assert {"speed_up", "accuracy_percent", "wall_s", "to_60_percent_s"} <= {row["figure"] for row in rows}
     read = list(csv.DictReader(io.StringIO(data.csv_text(run_rows(seeds, PRICE)))))
     assert [(row["run_id"], row["seed"], row["training_s"], row["commit"]) for row in read] == [
-        ("id-bs16-1x1-seed0", "0", "10.0", "c" * 40),
-        ("id-bs16-1x1-seed1", "1", "12.0", "c" * 40),
-        ("id-bs16-1x2-seed0", "0", "7.5", "c" * 40),
+        (f"id-bs16-{top}-seed{seed}", f"{seed}", seconds, "c" * 40)
+        for top, seed, seconds in (("1x1", 0, "10.0"), ("1x1", 1, "12.0"), ("1x2", 0, "7.5"))
     ]
-    assert [row["global_batch_size"] for row in read] == ["16", "16", "32"]
     assert float(read[0]["cost_usd"]) == pytest.approx(50 / 3600 * 0.1785)
     assert "lr" not in read[0]  # the same in all
     skipped = run_rows(study(trial(), without_run("SKIPPED", "no room", "2x2", 16))).to_dict("records")[1]
     assert (skipped["status"], skipped["reason"], skipped["run_id"]) == ("SKIPPED", "no room", "")
 
 
-def test_a_grid_in_a_terminal_is_its_means_with_their_deviations_and_counts() -> None:
-    runs = [trial(seed=0, accuracies=(0.5,)), trial(seed=1, accuracies=(0.6,)), trial("1x2", accuracies=(0.4,))]
-    _, title, head, _, one, two, note, _ = report.means(study(*runs, without_run("FAILED", "out of memory", "1x2", 16)))
-    assert title == "resnet on cifar10"
-    assert re.split("  +", head) == ["Configuration", "n", "Test accuracy (%)", "Images/s"]
-    assert re.split("  +", one)[:3] == ["1x1", "2", "55.00 ± 7.07"]
-    assert re.split("  +", two)[:3] == ["1x2", "1", "40.00"]
-    assert note == "n = 1 to 2, means ± sample standard deviations over the seeds."
-
-
 @pytest.mark.parametrize("axes", [(), ("lr",)])
 @pytest.mark.parametrize("trials", [(), (without_run("FAILED", "out of memory", "1x1", 16),)])
 def test_before_a_run_has_finished_data_has_its_columns(trials: tuple[Run, ...], axes: tuple[str, ...]) -> None:
     """A sweep of one cell has no axes, and no runs before its first begins."""
-    empty = study(*trials, axes=axes)
-    made = report.build(empty)
+    made = report.build(study(*trials, axes=axes))
     place = ["model", "dataset", "device", "strategy", "topology", "workers", "batch_size", "global_batch_size"]
-    assert list(made.data["figures"]) == [*place, "figure", "mean", "std", "n", "run_ids"]
-    assert data.csv_text(made.data["figures"]) == ",".join([*place, "figure,mean,std,n,run_ids\n"])
+    columns = [*place, "figure", "mean", "std", "n", "run_ids"]
+    assert data.csv_text(made.data["figures"]) == ",".join(columns) + "\n"
     assert {"run_id", "status", "model", "seed", "commit"} <= set(made.data["runs"])
     assert len(made.data["runs"]) == len(trials)
-    assert report.summary(empty) == pages.summary(made.findings, made.cautions)
     assert "No run has finished" in pages.markdown(made) or not trials
-    assert pages.html(made)
 
 
 def test_frames_have_the_numbers_that_their_csv_files_have() -> None:
@@ -451,56 +351,16 @@ def test_frames_have_the_numbers_that_their_csv_files_have() -> None:
     made = report.build(study(trial(params={"amp": "4"}), fast, axes=("topology", "lr", "accumulate"))).data
     figures, runs = made["figures"], made["runs"]
     assert set(figures[(figures.workers == 2) & (figures.lr == 0.2)].accumulate) == {4}
-    assert (str(figures["std"].dtype), figures["std"].count()) == ("float64", 0)
     assert list(runs[["batch_size", "seed", "lr"]].dtypes.map(str)) == ["Int64", "Int64", "Float64"]
     assert (list(runs.accumulate.isna()), list(runs.amp)) == ([True, False], ["4", "x"])
     assert [row["accumulate"] for row in csv.DictReader(io.StringIO(data.csv_text(runs)))] == ["", "4"]
-    written = pd.read_csv(io.StringIO(data.csv_text(figures)))
-    kinds = figures.dtypes.map(str).str.lower()  # pandas' nullable types have a capital letter
-    assert dict(written.dtypes.map(str)) | {"accumulate": "int64"} == dict(kinds)
-
-
-def test_a_parameter_that_only_a_skipped_run_lacks_has_no_column() -> None:
-    skipped = without_run("SKIPPED", "no room", "2x2", 16)
-    assert not {"lr", "epochs", "device"} & set(run_rows(study(trial(), skipped)))
-    differing = run_rows(study(trial(params={"lr": "0.2"}), trial("1x2"), skipped))
-    assert list(differing.lr.dropna()) == [0.2, 0.1]
-    assert "momentum" in run_rows(study(trial(params={"momentum": "0.9"}), trial("1x2")))  # one has set it
-
-
-def test_figures_are_numbered_from_zero_without_a_gap() -> None:
-    rows = report.build(small()).data["figures"]
-    assert list(rows.index) == list(range(len(rows)))
+    assert list(figures.index) == list(range(len(figures)))
 
 
 def test_figures_have_the_names_that_programs_read() -> None:
     runs = [of_strategy("ddp", "1x2", parts=(0.1,) * 5, losses=(2.0, 2.1), right=(0.1, 0.2), memory=(5, 6))]
     runs += [of_strategy("hogwild", "1x1", also={"staleness/mean": 1, "staleness/max": 2, "bubble/measured": 0.1})]
-    whole = of_strategies(*runs)
-    found = section(whole, [0.1], PRICE)
-    headings = {one.key.removeprefix("vgg11_cifar10_"): one.columns[1:] for one in (*found.tables, *found.folded)}
-    assert headings == {
-        "main": [
-            *("Global batch", "Training (s)", "Images/s", "Iteration (ms)", "Speed-up (times)", "Efficiency (%)"),
-            *("Accuracy (%)", "F1 (%)", "Peak memory (MiB)", "Cost (USD)"),
-        ],
-        "quality": ["Precision (%)", "Recall (%)", "F1 (%)", "Specificity (%)", "Test loss"],
-        "test_loss_by_rank": ["Mean over ranks", "Rank 0", "Rank 1"],
-        "accuracy_percent_by_rank": ["Mean over ranks", "Rank 0", "Rank 1"],
-        "phases": [
-            *("Start-up (s)", "Data (s)", "Training (s)", "Evaluation (s)", "Checkpoints (s)", "Total (s)"),
-            "Epoch (s)",
-        ],
-        "steps": [
-            *("Data (ms)", "Forward (ms)", "Backward (ms)", "Exposed communication (ms)", "Optimizer (ms)"),
-            *("Not split (ms)", "Iteration (ms)", "95th percentile (ms)", "Share of a single worker's (%)"),
-        ],
-        "to_10_percent": ["Training (s)", "Epochs"],
-        "memory": ["Rank 0", "Rank 1"],
-        "bubble": ["Measured (%)"],
-        "staleness": ["Mean (updates)", "Most (updates)"],
-    }
-    assert {row["figure"] for row in figures(whole, [0.1], PRICE)} == {
+    assert {row["figure"] for row in figures(of_strategies(*runs), [0.1], PRICE)} == {
         *("training_s", "images_per_s", "iteration_ms", "speed_up", "scaling_efficiency_percent", "cost_usd"),
         *("accuracy_percent", "precision_percent", "recall_percent", "f1_percent", "specificity_percent", "test_loss"),
         *("test_loss_ranks_mean", "test_loss_rank0", "test_loss_rank1", "peak_memory_mib", "peak_memory_mib_rank0"),
@@ -513,87 +373,30 @@ def test_figures_have_the_names_that_programs_read() -> None:
 
 
 def test_what_bounds_each_configuration_is_one_table() -> None:
-    def bounded(topology: str, bound: str, **share: float) -> Run:
-        one = trial(topology)
-        metrics = {**one.metrics, **{f"bound/{name}": value for name, value in share.items()}}
-        return replace(one, tags={**one.tags, "cifar_ray.bound": bound}, metrics=metrics)
+    def bounded(topology: str, bound: str, share: float) -> Run:
+        one = trial(topology, tags={"cifar_ray.bound": bound})
+        return replace(one, metrics={**one.metrics, "bound/share": share})
 
     runs = study(
-        bounded("1x1", "balanced: computing takes 95 % of a step", share=0.0),
-        bounded("1x2", "slow rank: rank 1 on node0 takes 92 ms, the others 66: ...", share=0.18),
-        bounded("2x2", "not enough evidence: too short", share=0.3),  # the share of a process before a resume
+        bounded("1x1", "balanced: computing takes 95 % of a step", 0.0),
+        bounded("1x2", "slow rank: rank 1 on node0 takes 92 ms, the others 66: ...", 0.18),
+        bounded("2x2", "not enough evidence: too short", 0.3),  # the share of a process before a resume
     )
     shown = table(runs, "bounds")
-    assert shown.title == "What bounds each configuration"
-    assert {label: entry.text for label, entry in column(shown, "Bound").items()} == {
-        "1x1": "balanced",
-        "1x2": "slow rank",
-    }
-    assert column(shown, "Costs (% of training)")["1x2"].text == "18"
-
-
-def test_notes_say_what_a_reader_must_know_of_the_figures() -> None:
-    assert table(grid(), "main", price=PRICE).notes == (
-        "n = 1.",
-        "Figures of the test are of the epoch that validation chose, else of the last.",
-        "Training is without start-up, data, evaluation and checkpoints.",
-        "Images/s are in steady state.",
-        "Peak memory of the hungriest worker: that of its first GPU, or the process's memory on a CPU.",
-        "Cost: 0.1785 USD per node and hour, by wall time, counted in a sweep from the start of each run.",
-    )
-    assert table(grid(), "to_65_percent", price=PRICE).notes[1:] == (
-        "Of training alone, to the end of the first epoch that reaches it.",
-    )
-    load = {"system/0123abcd/cpu_utilization_percentage": [Point(1, 1500, 40.0)]}
-    run = trial()
-    sampled = study(replace(run, history={**run.history, **load}), trial("1x2"))
-    assert table(sampled, "load").notes[1] == (
-        "CPU load is the mean of the samples while it trained, of whole machines, with whatever else ran there."
-    )
-    assert column(table(sampled, "load"), "CPU load (%)")["1x1"].text == "40.0"
+    assert texts(shown, "Bound") == {"1x1": "balanced", "1x2": "slow rank"}
+    assert texts(shown, "Costs (% of training)")["1x2"] == "18"
 
 
 def test_everything_of_a_report_as_plain_values() -> None:
     one = study(trial(), axes=(), hold="")
     found = data.whole(report.build(one))
-    assert {name: value for name, value in found.items() if name not in ("figures", "runs")} == {
-        "study": "scaling",
-        "store": "sqlite:////tmp/mlflow.db",
-        "status": "FINISHED",
-        "command": "cifar-ray sweep --name scaling",
-        "findings": [
-            {
-                "title": "resnet",
-                "highlights": [
-                    {"title": "Training", "figure": "100.00 s", "configuration": "1x1"},
-                    {"title": "Accuracy", "figure": "60.00 %", "configuration": "1x1"},
-                ],
-                "sentences": [],
-            }
-        ],
-        "cautions": ["1 of 1 configurations have one run: differences may be chance."],
-    }
-    assert found["runs"] == data.records(run_rows(one))
-    assert found["figures"] == figures(one)
+    assert found.keys() == {"study", "store", "status", "command", "findings", "cautions", "figures", "runs"}
+    assert (found["study"], found["store"], found["status"]) == ("scaling", "sqlite:////tmp/mlflow.db", "FINISHED")
+    assert found["findings"][0]["highlights"][1] == {"title": "Accuracy", "figure": "60.00 %", "configuration": "1x1"}
+    assert (found["runs"], found["figures"]) == (data.records(run_rows(one)), figures(one))
     lost = [trial(), without_run("SKIPPED", "no room", "2x2", 16), trial("1x2", params={"strategy": ""})]
     rows = run_rows(study(*lost, axes=("strategy", "topology"))).to_dict("records")
-    assert [(row["strategy"], row["machine"]) for row in rows] == [
-        ("ddp", "host, Linux"),
-        ("", ""),
-        ("", "host, Linux"),
-    ]
-
-
-def test_a_strategy_that_was_not_recorded_is_said() -> None:
-    runs = of_strategies(of_strategy("ddp"), of_strategy("fsdp"), of_strategy("", "1x2"))
-    assert [label for label, _ in table(runs, "main").rows][2] == "strategy not recorded, 1x2"
-
-
-def test_a_terminals_lines_are_aligned() -> None:
-    title, head, rule, *rows = pages.lines(table(twice(grid()), "main"))
-    assert title == "Time, speed and accuracy"
-    assert {len(head), *map(len, rows)} == {len(rule)}
-    assert "60.00 ± 0.00*" in rows[5]
+    assert [row["strategy"] for row in rows] == ["ddp", "", ""]
 
 
 def side_by_side(*trials: Run, full: bool = False) -> tuple[list[str], dict[str, list[str]]]:
@@ -609,13 +412,9 @@ def test_compared_runs_are_columns_and_what_differs_comes_first() -> None:
     other = trial("1x2", training_s=50.0, params={"lr": "0.2"}, tags={"cifar_ray.hardware": "NVIDIA H200"})
     lines, rows = side_by_side(trial(), other)
     assert list(rows)[:4] == ["topology", "global_batch_size", "lr", "hardware"]
-    assert rows["lr"] == ["0.1", "0.2"]
-    assert rows["Training (s)"] == ["100.00", "50.00"]
-    assert rows["Precision (%)"] == ["60.00", "60.00"]
-    assert len(lines) < 30
+    assert (rows["lr"], rows["Training (s)"]) == (["0.1", "0.2"], ["100.00", "50.00"])
     full, _ = side_by_side(trial(), other, full=True)
-    assert {"Where the time went", "Runs"} <= set(full)
-    assert len(full) > len(lines)
+    assert {"Where the time went", "Runs"} <= set(full) - set(lines)
 
 
 def test_a_comparison_is_frames_too() -> None:
@@ -624,32 +423,15 @@ def test_a_comparison_is_frames_too() -> None:
     shown = made.data["side_by_side"]
     assert list(shown) == ["bs16 1x1 seed0 aaaaaaaa", "bs16 1x1 seed0 bbbbbbbb", "bs16 1x2 seed0"]
     assert list(shown.loc["topology"]) == ["1x1", "1x1", "1x2"]
-    assert list(shown.loc["Training (s)"]) == ["9.00", "8.00", "50.00"]
-    assert list(made.data["runs"].training_s) == [9.0, 8.0, 50.0]
     figures = made.data["figures"]
     assert list(figures[figures.figure == "training_s"]["mean"]) == [9.0, 8.0, 50.0]
-
-
-def test_headings_of_compared_runs_have_the_id_where_names_are_alike() -> None:
-    name = "a name of more than twenty-four characters"
-    ids = ("a" * 32, "b" * 32, "c" * 32)
-    twins = [replace(trial(training_s=float(at)), name=name, run_id=run_id) for at, run_id in enumerate(ids[:2], 1)]
-    pair = [replace(trial("1x2", params={"seed": seed}), name=f"{name}, too", run_id=ids[2]) for seed in "01"]
-    made = compare.build(study(*twins, *pair, axes=(), hold="", run_id=""))
-    assert list(made.data["side_by_side"]) == [f"{name} aaaaaaaa", f"{name} bbbbbbbb", f"{name}, too and 1 more"]
-
-
-def test_an_asterisk_at_the_end_of_a_setting_marks_no_best() -> None:
-    for full in (False, True):
-        lines, _ = side_by_side(trial(params={"note": "a*"}), trial(params={"note": "b*"}), full=full)
-        assert not any("marks the best" in line for line in lines)
 
 
 def test_compared_runs_of_different_models_show_every_setting_that_differs_and_no_other() -> None:
     """What is recorded of one run alone was not set for the other: it is a difference, too."""
     one = trial(accuracies=(0.3, 0.5), params={"steps_per_epoch": "150", "precision": "bf16", "log_every": "1"})
     params = {"model": "vit", "dataset": "folder:/photos", "lr": "0.01", "precision": "fp32"}
-    lines, rows = side_by_side(
+    _, rows = side_by_side(
         one, trial(params={**params, "device": "cuda", "log_every": "9", "model_options.depth": "6"})
     )
     settings = {label: row for label, row in rows.items() if label[0].islower()}
@@ -658,39 +440,9 @@ def test_compared_runs_of_different_models_show_every_setting_that_differs_and_n
         **{"epochs": ["2", "3"], "log_every": ["1", "9"], "lr": ["0.1", "0.01"], "precision": ["bf16", "fp32"]},
         **{"steps_per_epoch": ["150", "-"], "model_options.depth": ["-", "6"]},
     }
-    assert "Global batch" not in rows
-    assert not any("marks the best" in line for line in lines)
 
 
 def test_a_setting_that_only_one_of_two_seeds_has_parts_them() -> None:
     short = trial(seed=1, accuracies=(0.3, 0.5, 0.2), params={"steps_per_epoch": "150"})
     assert side_by_side(trial(), short)[1]["Accuracy (%)"] == ["60.00", "20.00"]
     assert side_by_side(trial(), trial(seed=1))[1]["Accuracy (%)"] == ["60.00 ± 0.00"]
-
-
-def test_hardware_that_differs_at_the_end_of_its_name_is_a_difference() -> None:
-    names = [f"AMD EPYC (family 26, model {number})" for number in (2, 17)]
-    tags = [
-        {"cifar_ray.hardware": name, "mlflow.source.git.commit": "c" * 40 + end}
-        for name, end in zip(names, ("", "-dirty"))
-    ]
-    _, rows = side_by_side(*(trial(tags=one) for one in tags))
-    assert (rows["hardware"], rows["commit"]) == (names, ["c" * 12, "c" * 12 + "-dirty"])
-
-
-def test_one_run_alone_is_shown_with_all_its_settings() -> None:
-    lines, rows = side_by_side(trial(params={"nodes": "1"}))
-    assert "Settings and results" in lines
-    assert (rows["model"], rows["lr"], rows["Accuracy (%)"]) == (["resnet"], ["0.1"], ["60.00"])
-    assert "nodes" not in rows  # follows from the topology
-    assert "marks the best" not in lines[-1]
-
-
-def test_the_mark_of_the_best_is_explained_where_there_is_one() -> None:
-    pair = [
-        trial(top, seed=seed, images_per_s=speed) for top, speed in (("1x1", 9.0), ("1x2", 18.0)) for seed in (0, 1)
-    ]
-    for full in (False, True):
-        lines, _ = side_by_side(*pair, full=full)
-        assert lines[-1] == "* marks the best."
-        assert sum("*" in line for line in lines[:-1]) > 0

@@ -9,9 +9,9 @@ import pytest
 from cifar_ray.reporting import cautions, compare, pages, report, scaling, words
 from cifar_ray.reporting import figures as figures_module
 from cifar_ray.reporting.frame import Runs
-from cifar_ray.tracking.study import Run, Sweep
+from cifar_ray.tracking.study import Sweep
 from tests.support.studies import grid, of_strategies, of_strategy, study, trial, twice, validated, without_run
-from tests.unit.reporting.test_tables import best, figures, sections, small
+from tests.unit.reporting.test_tables import figures, sections, small
 
 PRICE = 0.1785
 TESTS = "Tests are Student's t at 5 %, with one standard deviation of the seeds for all"
@@ -42,15 +42,9 @@ def test_what_a_study_comes_to() -> None:
         f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
     ]
     # 110 s of training and 40 s of all else are 150 s; at 0.1785 USD an hour they cost 0.0074375 USD.
-    assert highlights(twice(grid()), PRICE) == [
-        ("Shortest training", "60.00 s", "2x2 with batch 64"),
-        ("Best accuracy", "80.00 %", "1x1 with batch 16"),
-        (
-            "Best speed-up for its workers, not alone",
-            "1.80 times",
-            "1x2 with batch 16; not distinguishable from 1 other",
-        ),
-        ("Lowest cost", "0.00744 USD a run", "1x2 with batch 64"),
+    assert [(figure, where.partition(";")[0]) for _, figure, where in highlights(twice(grid()), PRICE)] == [
+        *(("60.00 s", "2x2 with batch 64"), ("80.00 %", "1x1 with batch 16"), ("1.80 times", "1x2 with batch 16")),
+        ("0.00744 USD a run", "1x2 with batch 64"),
     ]
 
 
@@ -64,11 +58,7 @@ def test_times_of_runs_that_shared_gpus_are_in_no_figure_and_that_is_said() -> N
     costs = config.statistic(figures_module.cost_of_run(PRICE))
     assert costs is not None
     assert costs.run_ids == (alone.run_id,)
-    assert (
-        "1 of 2 finished runs shared GPUs: their times are each other's, and are in no speed, scaling or cost."
-        in warnings(of)
-    )
-    assert not [sentence for sentence in warnings(of) if "alone: " in sentence]
+    assert warned(of, "shared GPUs").startswith("1 of 2 ")
     on_cpus = study(trial(params={"device": "cpu", "gpus_per_worker": "0.25"}))
     assert not [sentence for sentence in warnings(on_cpus) if "shared GPUs" in sentence]
 
@@ -76,32 +66,16 @@ def test_times_of_runs_that_shared_gpus_are_in_no_figure_and_that_is_said() -> N
 def test_the_most_accurate_is_chosen_on_the_validation_images() -> None:
     """The one with the best test accuracy has the lowest validation accuracy here."""
     of = twice(validated(grid(), 0.6, 0.7, 0.71, 0.72, 0.73, 0.9))
-    assert said(of)[1] == (
-        "Best validation accuracy: 2x2 with batch 64 (90.00 %), 30.0 points better than 1x1 with batch 16 (60.00 %)."
-    )
+    assert said(of)[1].startswith("Best validation accuracy: 2x2 with batch 64 (90.00 %), 30.0 points better than 1x1 ")
     assert "test set" not in " ".join(said(of))
     assert highlights(of)[1] == ("Best validation accuracy", "66.00 % in the test", "2x2 with batch 64")
-    of = twice(validated(grid(), 0.9, 0.7, 0.71, 0.72, 0.73, 0.6))
-    assert said(of)[1].startswith("Best validation accuracy: 1x1 with batch 16 (90.00 %), 30.0 points better than ")
-    of = validated(grid(), 0.9, 0.7, 0.71, 0.72, 0.73, 0.6)
-    assert highlights(of)[1] == ("Best validation accuracy (n = 1)", "81.00 % in the test", "1x1 with batch 16")
-    some = replace(of, trials=[*of.trials[:5], grid().trials[5]])  # not all of them have validation images
-    assert highlights(twice(some))[1] == ("Best accuracy", "81.00 %", "1x1 with batch 16")
-
-
-def test_a_choice_on_the_test_set_is_called_one() -> None:
-    assert said(twice(grid()))[2] == "The best was chosen on the test set, among 6 configurations."
+    some = replace(of, trials=[*of.trials[:-1], grid().trials[5]])  # not all of them have validation images
+    assert highlights(some)[1][0] == "Best accuracy"
 
 
 def test_one_run_of_each_makes_nothing_the_best() -> None:
-    first, second, *rest = said(grid())
-    assert first.startswith("Shortest training (n = 1): 2x2 with batch 64 (60.00 s), 3.33 times as fast as")
-    assert second.startswith("Best accuracy (n = 1): 1x1 with batch 16 (80.00 %), 15.0 points better than ")
-    assert not [line for line in rest if line.startswith("Tests are")]
-    assert [title for title, *_ in highlights(grid(), PRICE)] == [
-        *("Shortest training (n = 1)", "Best accuracy (n = 1)", "Best speed-up for its workers (n = 1)"),
-        "Lowest cost (n = 1)",
-    ]
+    assert all("(n = 1)" in title for title, *_ in highlights(grid(), PRICE))
+    assert not [line for line in said(grid()) if line.startswith("Tests are")]
 
 
 def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
@@ -116,210 +90,57 @@ def test_a_tile_does_not_name_what_the_test_cannot_tell() -> None:
         ("No measurable difference in accuracy", "55.90 to 56.10 %", "3 configurations"),
         ("No second worker paid off here", "0.82 times", "1x2, the highest"),
     ]
-    assert said(study(*runs))[0] == (
-        "No measurable difference in speed: 34.00 to 37.00 s in 3 configurations. n = 2 can only reveal differences "
-        "above 66 %."
-    )
-    assert said(study(*runs))[1].startswith("No measurable difference in accuracy: 55.90 to 56.10 % in 3")
+    assert said(study(*runs))[0].endswith("n = 2 can only reveal differences above 66 %.")
     near = [trial(t, seed=n, images_per_s=s + 20 * n) for t, s in (("1x1", 100.0), ("1x2", 105.0)) for n in (0, 1)]
     assert highlights(study(*near))[-1][:2] == ("No second worker paid off here", "1.05 times, within chance")
     one_ahead = [*runs, *(trial("1x4", seed=seed, training_s=1000.0 + seed, accuracies=(0.3,)) for seed in (0, 1))]
     assert highlights(study(*one_ahead))[0] == (
-        "Shortest training, not alone",
-        "34.00 s",
-        "1x1; not distinguishable from 2 others",
+        *("Shortest training, not alone", "34.00 s", "1x1; not distinguishable from 2 others"),
     )
-    assert said(study(*one_ahead))[0].startswith(
-        "Shortest training, not alone: 1x1 (34.00 s), 29.43 times as fast as 1x4 (1,000.50 s). Not distinguishable: "
-    )
-
-
-def of_seeds(**known: tuple[float, ...]) -> Sweep:
-    """Accuracies by worker, t1 on 1x1, one for every seed."""
-    return study(
-        *(
-            trial(f"1x{name[1:]}", seed=seed, accuracies=(accuracy,), params={"lr": "0.1"})
-            for name, accuracies in known.items()
-            for seed, accuracy in enumerate(accuracies)
-        )
-    )
-
-
-def test_one_run_is_told_by_the_deviation_of_the_others_seeds() -> None:
-    """Two rates have one run each, and the third's two runs are told from them."""
-    known = (("0.1", 0, 40.0, 0.9), ("0.2", 0, 41.0, 0.89), ("0.3", 0, 100.0, 0.5), ("0.3", 1, 101.0, 0.51))
-    runs = [trial(seed=n, training_s=s, accuracies=(a,), params={"lr": lr}) for lr, n, s, a in known]
-    assert said(study(*runs, axes=("lr",)))[0] == (
-        "Shortest training, not alone: 1x1 with lr=0.1 (40.00 s), 2.51 times as fast as 1x1 with lr=0.3 (100.50 s). "
-        "Not distinguishable: 1x1 with lr=0.2 (41.00 s). n = 1 can only reveal differences above 13 %."
-    )
-    assert highlights(study(*runs, axes=("lr",))) == [
-        ("Shortest training, not alone", "40.00 s", "1x1 with lr=0.1; not distinguishable from 1 other"),
-        ("Best accuracy, not alone", "90.00 %", "1x1 with lr=0.1; not distinguishable from 1 other"),
-    ]
-
-
-def test_no_tile_says_that_nothing_differs_where_a_test_tells_two_apart() -> None:
-    """The best has one run, which is told from nothing, but the others are told from each other."""
-    runs = of_seeds(t1=(0.6,), t2=(0.587, 0.607), t4=(0.525, 0.545))
-    tiles = [one for one in highlights(runs) if "accuracy" in one[0]]
-    assert tiles == [("Best accuracy, not alone", "60.00 %", "1x1; not distinguishable from 2 others")]
-    assert not [line for line in said(runs) if line.startswith("No measurable difference in accuracy")]
-
-
-def test_the_whole_report_has_one_answer_to_whether_two_accuracies_differ() -> None:
-    """Two seeds of each, of which one configuration's differ by 25 points."""
-    known = {("1x1", 16): (0.972, 0.967), ("1x1", 64): (0.685, 0.436), ("1x2", 16): (0.985, 0.981)}
-    runs = study(
-        *(
-            trial(top, batch, seed=seed, accuracies=(accuracy,), training_s=100.0 - batch + seed)
-            for (top, batch), accuracies in (known | {("1x2", 64): (0.25, 0.222)}).items()
-            for seed, accuracy in enumerate(accuracies)
-        )
-    )
-    lines = said(runs)
-    # s = 8.9 points with 4 degrees of freedom, of which 1x1 with batch 64 has most: 2.776 * 8.9 = 24.7.
-    assert lines[1] == (
-        "Best accuracy, not alone: 1x2 with batch 16 (98.30 %), 42.2 points better than 1x1 with batch 64 "
-        "(56.05 %). Not distinguishable: 1x1 with batch 16 (96.95 %). n = 2 can only reveal "
-        "differences above 24.6 points."
-    )
-    assert f"{TESTS}: 1.5 % of speed and 8.9 points of accuracy." in lines
-    assert best(sections(runs)[0].tables[0]) == {}
-
-
-def test_equal_figures_of_one_run_each_make_nothing_the_highest() -> None:
-    runs = study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16))))
-    assert highlights(runs)[1] == ("No measurable difference in accuracy", "60.00 %", "3 configurations")
-    assert said(runs)[1] == "No measurable difference in accuracy: 60.00 % in 3 configurations."
-    again = twice(study(*(trial(top, batch) for top, batch in (("1x1", 16), ("1x1", 64), ("1x2", 16)))))
-    assert highlights(again)[1] == ("No measurable difference in accuracy", "60.00 %", "3 configurations")
-
-
-def of_rates(*accuracies: float, seeds: int = 1, timed: bool = True) -> Sweep:
-    """Learning rates 0.1, 0.2 and so on, each faster than the one before."""
-    runs = [
-        trial(seed=seed, training_s=100.0 / at, accuracies=(accuracy,), params={"lr": f"0.{at}"})
-        for at, accuracy in enumerate(accuracies, 1)
-        for seed in range(seeds)
-    ]
-    untimed = [
-        replace(one, metrics={name: one.metrics[name] for name in one.metrics if name != "time/training_s"})
-        for one in runs
-    ]
-    return study(*(runs if timed else untimed), axes=("lr",))
-
-
-@pytest.mark.parametrize(
-    ("of", "sentence"),
-    [
-        (of_rates(0.9, 0.9, 0.9, timed=False), "No measurable difference in accuracy: 90.00 % in 3 configurations."),
-        (
-            of_rates(0.9, 0.8, timed=False),
-            "Best accuracy (n = 1): 1x1 with lr=0.1 (90.00 %), 10.0 points better than 1x1 with lr=0.2 (80.00 %).",
-        ),
-        (of_rates(0.90002, 0.9, 0.9), "No measurable difference in accuracy: 90.00 % in 3 configurations."),
-        (of_rates(0.90002, 0.8, 0.9), "Best accuracy (n = 1): 1x1 with lr=0.1 (90.00 %)."),
-        (
-            of_rates(0.9004, 0.8, 0.9),
-            "Best accuracy (n = 1): 1x1 with lr=0.1 (90.04 %), 0.04 points better than 1x1 with lr=0.3 (90.00 %).",
-        ),
-    ],
-)
-def test_accuracies_that_read_alike_have_no_difference(of: Sweep, sentence: str) -> None:
-    assert sentence in said(of)
-
-
-def test_short_times_have_the_digits_that_tell_them_apart() -> None:
-    short = study(trial(training_s=0.0236), trial("1x2", training_s=0.0205))
-    assert said(short)[0] == "Shortest training (n = 1): 1x2 (0.0205 s), 1.15 times as fast as 1x1 (0.0236 s)."
-    assert highlights(short)[0] == ("Shortest training (n = 1)", "0.0205 s", "1x2")
-
-
-def test_a_difference_below_one_percent_is_none() -> None:
-    near = [trial(t, seed=n, training_s=s + 0.001 * n) for t, s in (("1x1", 100.0), ("1x2", 99.5)) for n in (0, 1)]
-    assert said(study(*near))[0].endswith(" n = 2 can only reveal differences above 1.0 %.")
 
 
 def test_names_have_the_digits_that_tell_values_apart_and_data_have_all() -> None:
+    def names(param: str, *values: str) -> list[str]:
+        runs = study(*(trial(params={param: value}) for value in values), axes=(param,))
+        return [row.removeprefix(f"1x1, {param}=") for row, _ in sections(runs)[0].tables[0].rows]
+
     rates = ("0.06769478642833601", "0.06772478642833601", "0.2285004845526464", "0.05")
-    runs = study(*(trial(params={"lr": lr}, accuracies=(float(lr),)) for lr in rates), axes=("lr",))
-    names = [row for row, _ in sections(runs)[0].tables[0].rows]
-    assert names == ["1x1, lr=0.067694786", "1x1, lr=0.067724786", "1x1, lr=0.22850048", "1x1, lr=0.05"]
-    assert said(twice(runs))[1].startswith("Best accuracy: 1x1 with lr=0.22850048 (22.85 %), 16.1 points better than ")
-    assert not [line for line in said(runs) + [" ".join(one) for one in highlights(runs)] if rates[2] in line]
+    assert names("lr", *rates) == ["0.067694786", "0.067724786", "0.22850048", "0.05"]
+    runs = study(*(trial(params={"lr": lr}) for lr in rates), axes=("lr",))
     assert {row["lr"] for row in figures(runs)} == set(map(float, rates))
-    chosen = study(*(trial(params={"ema": ema}) for ema in ("0.99995", "0.9999", "none")), axes=("ema",))
-    names = [row for row, _ in sections(chosen)[0].tables[0].rows]
-    assert names == ["1x1, ema=0.99995", "1x1, ema=0.9999", "1x1, ema=none"]
-    digests = ("ab" * 32, "ab" * 4 + "cd" * 28)
-    own = study(*(trial(params={"model_source": one}) for one in digests), axes=())
-    names = [row for row, _ in sections(own)[0].tables[0].rows]
-    assert names == ["1x1, model_source=abababababab", "1x1, model_source=ababababcdcd"]
+    assert names("ema", "0.99995", "0.9999", "none") == ["0.99995", "0.9999", "none"]
+    assert names("model_source", "ab" * 32, "ab" * 4 + "cd" * 28) == ["abababababab", "ababababcdcd"]
 
 
 def test_an_axis_of_numbers_has_a_line_of_what_doubling_it_does() -> None:
     def told(of: Sweep) -> list[str]:
         return [line for line in said(of) if line.startswith("Doubling") and "accuracy" in line]
 
-    runs = [
-        trial(top, batch, accuracies=(a,), params={"lr": "0.1"})
-        for (top, batch), a in {("1x1", 16): 0.7, ("1x1", 64): 0.66, ("1x2", 16): 0.6, ("1x2", 64): 0.57}.items()
-    ]
+    known = {("1x1", 16): 0.7, ("1x1", 64): 0.66, ("1x2", 16): 0.6, ("1x2", 64): 0.57}
     # Slopes of 10 and 9 points with one degree of freedom: 12.7 * 0.5 points. Of the batch, 2 and 1.5 are too few.
-    assert told(study(*runs)) == [
-        "Doubling workers: 9.5 points worse in accuracy on average (95 % interval 3.1 to 15.9); the global batch differs, too."
+    (line,) = told(study(*(trial(top, batch, accuracies=(a,)) for (top, batch), a in known.items())))
+    assert line.startswith("Doubling workers: 9.5 points worse in accuracy on average (95 % interval 3.1 to 15.9); ")
+
+    def of_rates(*epochs: int) -> Sweep:
+        rates = zip((0.01, 0.02, 0.04, 0.08), (0.2, 0.301, 0.399, 0.5), epochs)
+        runs = [trial(params={"lr": str(lr)}, accuracies=(a,) * count) for lr, a, count in rates]
+        return study(*runs, axes=("lr", "epochs"))
+
+    assert told(of_rates(1, 1, 1, 1)) == [
+        "Doubling lr: 10.0 points better in accuracy on average (95 % interval 9.8 to 10.2)."
     ]
-    rates = [(0.01, 0.2), (0.02, 0.301), (0.04, 0.399), (0.08, 0.5)]
-    of = study(*(trial(params={"lr": str(lr)}, accuracies=(a,)) for lr, a in rates), axes=("lr",))
-    assert told(of) == ["Doubling lr: 10.0 points better in accuracy on average (95 % interval 9.8 to 10.2)."]
-    names = study(
-        *(trial(params={"ema": ema}, accuracies=(a,)) for ema, a in (("none", 0.5), ("0.9", 0.7))), axes=("ema",)
-    )
-    assert told(names) == []
-
-
-def test_a_line_goes_through_runs_of_equal_work_alone() -> None:
-    def rate(lr: str, accuracy: float, epochs: int) -> Run:
-        return trial(accuracies=(accuracy,) * epochs, params={"lr": lr})
-
-    def told(*runs: Run) -> str:
-        whole = study(*runs, axes=("lr", "epochs"))
-        return "".join(line for line in said(whole) if line.startswith("Doubling lr") and "accuracy" in line)
-
-    unequal = [rate("0.1", 0.1, 1), rate("0.2", 0.2, 2), rate("0.4", 0.3, 3)]
-    assert told(*unequal) == ""
-    assert told(*(rate(lr, a, 1) for lr, a in (("0.1", 0.1), ("0.2", 0.2), ("0.4", 0.3)))) != ""
-
-
-def test_one_run_beside_several_is_told_by_their_deviation() -> None:
-    """A seed has failed; the test has one degree of freedom, and sees only what is large."""
-    runs = [trial("1x1", seed=seed, training_s=100.0 + seed) for seed in (0, 1)]
-    near, far = (study(*runs, trial("1x2", training_s=seconds)) for seconds in (99.0, 50.0))
-    # s = 0.704 %: 12.71 * 0.00704 * sqrt(1 / 2 + 1), of the logarithm.
-    assert said(near)[0] == (
-        "No measurable difference in speed: 99.00 to 100.50 s in 2 configurations. n = 1 to 2 can only reveal "
-        "differences above 12 %."
-    )
-    assert said(far)[0] == "Shortest training: 1x2 (50.00 s), 2.01 times as fast as 1x1 (100.50 s)."
-    assert [title for title, *_ in highlights(near)[:1] + highlights(far)[:1]] == [
-        "No measurable difference in speed",
-        "Shortest training",
-    ]
+    assert told(of_rates(1, 2, 3, 4)) == []  # unequal work
 
 
 def test_a_learning_rate_that_stays_while_the_batch_grows_is_a_caution_with_the_flag() -> None:
-    def about(*given: tuple[str, int, dict[str, str]]) -> list[str]:
+    def told(*given: tuple[str, int, dict[str, str]]) -> int:
         runs = study(*(trial(top, batch, params=params) for top, batch, params in given))
-        return [line for line in warnings(runs) if "--lr-scaling" in line]
+        return sum("--lr-scaling" in line for line in warnings(runs))
 
-    (told,) = about(("1x1", 16, {}), ("1x2", 16, {}), ("1x1", 64, {}), ("1x2", 64, {}))  # as README's sweep
-    assert told.startswith("resnet on cifar10: the learning rate was 0.1 for global batches of 16 to 128")
-    assert about(("1x1", 16, {}), ("1x2", 16, {})) == []
-    assert about(("1x1", 16, {"lr_scaling": "sqrt"}), ("1x1", 64, {"lr_scaling": "sqrt"})) == []
-    assert about(("1x1", 16, {}), ("1x1", 64, {"lr": "0.2"})) == []
-    searched = [("1x1", batch, {"lr": lr}) for batch in (16, 64) for lr in ("0.1", "0.2")]
-    assert about(*searched) == []
+    assert told(("1x1", 16, {}), ("1x2", 16, {}), ("1x1", 64, {}), ("1x2", 64, {})) == 1  # as README's sweep
+    assert told(("1x1", 16, {}), ("1x2", 16, {})) == 0
+    assert told(("1x1", 16, {"lr_scaling": "sqrt"}), ("1x1", 64, {"lr_scaling": "sqrt"})) == 0
+    assert told(*(("1x1", batch, {"lr": lr}) for batch in (16, 64) for lr in ("0.1", "0.2"))) == 0
 
 
 def pair(difference: float, seeds: int = 3, images: int = 0) -> Sweep:
@@ -334,123 +155,72 @@ def pair(difference: float, seeds: int = 3, images: int = 0) -> Sweep:
 
 
 @pytest.mark.parametrize(
-    ("of", "sentence"),
+    ("of", "begins"),
     [
-        (
-            pair(0.005),
-            "No measurable difference in accuracy: 60.50 to 61.00 % in 2 configurations. n = 3 can only reveal "
-            "differences above 2.3 points.",
-        ),
-        (
-            pair(0.05),
-            "Best accuracy: 1x1 (61.00 %), 5.0 points better than 1x2 (56.00 %).",
-        ),
-        (
-            pair(0.05, images=500),
-            "No measurable difference in accuracy: 56.00 to 61.00 % in 2 configurations. n = 3 can only reveal "
-            "differences above 6.2 points.",
-        ),
-        (
-            pair(-0.1),
-            "Best accuracy: 1x2 (71.00 %), 10.0 points better than 1x1 (61.00 %).",
-        ),
-        (
-            pair(0.0),
-            "No measurable difference in accuracy: 61.00 % in 2 configurations. n = 3 can only reveal differences above "
-            "2.3 points.",
-        ),
+        (pair(0.005), "No measurable difference in accuracy: 60.50 to 61.00 % in 2"),
+        (pair(0.05), "Best accuracy: 1x1 (61.00 %), 5.0 points better than 1x2 (56.00 %)."),
+        (pair(0.05, images=500), "No measurable difference in accuracy: 56.00 to 61.00 % in 2"),
+        (pair(-0.1), "Best accuracy: 1x2 (71.00 %), 10.0 points better than 1x1 (61.00 %)."),
     ],
 )
-def test_what_speed_costs_is_told_from_chance(of: Sweep, sentence: str) -> None:
-    assert said(of)[:2] == ["Shortest training: 1x2 (51.00 s), 1.98 times as fast as 1x1 (101.00 s).", sentence]
+def test_what_speed_costs_is_told_from_chance(of: Sweep, begins: str) -> None:
+    speed, accuracy = said(of)[:2]
+    assert speed == "Shortest training: 1x2 (51.00 s), 1.98 times as fast as 1x1 (101.00 s)."
+    assert accuracy.startswith(begins)
 
 
-def unequal() -> Sweep:
+def test_unequal_work_is_ranked_by_images_per_second() -> None:
     """A sweep of as many steps everywhere: the more workers, the more images, and so the more seconds."""
-    return study(
+    unequal = study(
         trial("1x1", training_s=40.0, images=4800, images_per_s=120.0, accuracies=(0.3,)),
         trial("1x2", training_s=50.0, images=9600, images_per_s=200.0, accuracies=(0.35,)),
         trial("2x2", training_s=60.0, images=19200, images_per_s=320.0, accuracies=(0.4,)),
     )
-
-
-def test_unequal_work_is_ranked_by_images_per_second() -> None:
-    assert said(twice(unequal())) == [
-        "The runs trained on different numbers of images (4,800 to 19,200), so they are ranked by images/s, and a "
-        "difference in accuracy may come from the amount of training.",
-        "Most images/s: 2x2 (320.0 images/s), 2.67 times as fast as 1x1 (120.0 images/s).",
-        "Doubling workers: 1.63 times as fast on average (95 % interval 1.41 to 1.90).",
-        f"{TESTS}: 0.0 % of speed and 0.0 points of accuracy.",
-    ]
-    assert highlights(twice(unequal()), PRICE) == [
+    first, second, *_ = said(twice(unequal))
+    assert "different numbers of images (4,800 to 19,200)" in first
+    assert second == "Most images/s: 2x2 (320.0 images/s), 2.67 times as fast as 1x1 (120.0 images/s)."
+    assert highlights(twice(unequal), PRICE)[:2] == [
         ("Most images/s", "320.0 images/s", "2x2"),
         ("Best accuracy, unequal training", "40.00 %", "2x2"),
-        ("Best speed-up for its workers", "1.67 times", "1x2"),
     ]
-
-
-def test_a_run_that_was_ended_early_is_no_part_of_the_comparison() -> None:
-    early = replace(trial("1x4", accuracies=(0.3,)), status="KILLED")
-    assert said(replace(grid(), trials=(*grid().trials, early))) == said(grid())
 
 
 def test_without_figures_there_is_nothing_to_compare() -> None:
-    failed = study(without_run("FAILED", "out of memory", "1x1", 16))
-    assert said(failed) == ["No run has finished, so there is nothing to compare yet."]
+    (failed,) = said(study(without_run("FAILED", "out of memory", "1x1", 16)))
     bare = study(replace(trial(), metrics={}, history={}))
-    assert said(bare) == ["Runs have finished, but recorded neither training times nor accuracy."]
+    (recorded,) = said(bare)
+    assert (failed[:19], recorded[:18], said(study(trial()))) == ("No run has finished", "Runs have finished", [])
     whole = report.build(bare, "rangoju_katneni_2025", PRICE)
     assert whole.sections[0].tables == whole.sections[0].folded == []
     assert "Runs have finished" in pages.html(whole)
     assert "Runs have finished" in str(compare.build(bare, PRICE, full=True))
-    assert said(study(trial())) == []
 
 
 def test_each_device_and_data_set_has_findings_of_its_own() -> None:
-    gpu = {"device": "cuda"}
-    runs = [trial(top, training_s=s) for top, s in (("1x1", 100.0), ("1x2", 50.0))]
-    runs += [trial(top, training_s=s, params=gpu) for top, s in (("1x1", 10.0), ("1x2", 4.0))]
+    known = (("cpu", "1x1", 100.0), ("cpu", "1x2", 50.0), ("cuda", "1x1", 10.0), ("cuda", "1x2", 4.0))
+    runs = [trial(top, training_s=s, params={"device": device}) for device, top, s in known]
     found = words.findings(Runs(study(*runs, without_run("SKIPPED", "needs 4 GPUs", "1x4", 16))), None)
-    assert [(one.title, one.sentences[0]) for one in found] == [
-        ("resnet, cpu", "Shortest training (n = 1): 1x2 (50.00 s), 2.00 times as fast as 1x1 (100.00 s)."),
-        ("resnet, cuda", "Shortest training (n = 1): 1x2 (4.00 s), 2.50 times as fast as 1x1 (10.00 s)."),
+    assert [(one.title, "1x2 (50.00 s), 2.00 times" in one.sentences[0]) for one in found] == [
+        *(("resnet, cpu", True), ("resnet, cuda", False)),
     ]
     sets = [trial(params={"dataset": name}) for name in ("cifar10", "mnist")]
     assert [one.title for one in words.findings(Runs(study(*sets)), None)] == ["resnet on cifar10", "resnet on mnist"]
 
 
-def test_the_fastest_strategy_is_named() -> None:
+def test_the_fastest_strategy_is_named_among_iterations_of_one_size() -> None:
     *_, line, _ = said(twice(small()))
     assert line == (
         "With 2 workers, shortest iteration: ddp on 1x2 (260 ms), 1.58 times as fast as gather_scatter on 1x2 (410 ms)."
     )
-
-
-def test_iterations_of_different_sizes_are_no_rivals_and_asynchronous_ones_say_what_they_are() -> None:
     both = [of_strategy(name, "1x2", s) for name, s in (("ddp", 0.3), ("hogwild", 0.2))]
     wide = [trial("1x2", 64, params={"model": "vgg11", "strategy": name}) for name in ("ddp", "all_reduce")]
-    lines = [line for line in said(of_strategies(*both, *wide)) if "shortest" in line]
-    (line,) = (line for line in lines if "(n = 1)" in line)
-    assert line.startswith(
-        "With 2 workers and global batch 256, shortest iteration (n = 1): hogwild on 1x2 with global batch 256 (200 ms), "
-        "1.50 times as fast as ddp on 1x2 with global batch 256 (300 ms)."
-    )
-    one = of_strategies(*(of_strategy(name, "1x1") for name in ("ddp", "all_reduce")))
-    assert not [line for line in said(one) if "shortest" in line]
+    (line,) = (line for line in said(of_strategies(*both, *wide)) if "(n = 1)" in line and "shortest" in line)
+    assert "hogwild on 1x2 with global batch 256 (200 ms), 1.50 times as fast as ddp on 1x2 with global" in line
 
 
 def warned(of: Sweep, about: str) -> str:
     (found,) = (caution for caution in warnings(of) if about in caution)
     return found
-
-
-def test_a_whole_study_has_one_reservation() -> None:
-    scaled = [replace(one, params={**one.params, "lr_scaling": "sqrt"}) for one in grid().trials]
-    assert warnings(study(*scaled)) == ["6 of 6 configurations have one run: differences may be chance."]
-    assert warnings(pair(0.1, 2)) == []
-    assert warned(study(trial(), *(trial("1x2", seed=n) for n in (0, 1))), "one run").startswith(
-        "1 of 2 configurations"
-    )
 
 
 def test_a_sweep_that_has_not_ended_well() -> None:
@@ -462,30 +232,20 @@ def test_a_sweep_that_has_not_ended_well() -> None:
         status="RUNNING",
         cautions=("half of it is missing.",),
     )
-    assert warnings(some)[:3] == [
-        "half of it is missing.",
-        "Not everything is done: 1 of 3 runs are finished.",
-        "2 of 4 runs did not finish: bs16 1x2 seed0 FAILED: out of memory; bs16 2x4 seed0 SKIPPED: needs 8 CPUs.",
-    ]
-    killed = replace(some, trials=[trial("1x1")], status="KILLED")
-    assert warned(killed, "Not everything") == "Not everything is done: 1 of 1 runs are finished."
+    first, second, third = warnings(some)[:3]
+    assert (first, "1 of 3 runs" in second, "2 of 4 runs" in third) == ("half of it is missing.", True, True)
+    assert "bs16 1x2 seed0 FAILED: out of memory; bs16 2x4 seed0 SKIPPED: needs 8 CPUs" in third
     many = study(*(without_run("FAILED", "", "1x2", size) for size in range(1, 8)))
     assert warned(many, "FAILED").endswith("bs5 1x2 seed0 FAILED; and 2 more.")
 
 
 def test_times_that_are_not_what_they_seem() -> None:
     counted = trial("2x1", tags={"times_are_a_clusters": "false"})
-    assert warned(study(counted), "cluster").startswith(
-        "All finished runs shared the cores of one machine: their times"
-    )
-    assert warned(study(counted, trial("1x1")), "cluster").startswith("1 of 2 finished runs shared the cores of one")
+    assert warned(study(counted), "cluster").startswith("All finished runs shared the cores")
+    assert warned(study(counted, trial("1x1")), "cluster").startswith("1 of 2 finished runs shared the cores")
     assert warned(study(trial(), metrics={"sweep/concurrency": 2.0}), "same time").startswith("Up to 2 runs")
-    moved = trial(
-        "1x1", tags={"cifar_ray.earlier.cifar_ray.topology": "2x2", "cifar_ray.earlier.cifar_ray.threads": "2"}
-    )
-    assert warned(study(moved), "changed") == (
-        "All finished runs changed their topology and number of threads while they trained: their times are left out."
-    )
+    earlier = {"cifar_ray.earlier.cifar_ray.topology": "2x2", "cifar_ray.earlier.cifar_ray.threads": "2"}
+    assert "topology and number of threads" in warned(study(trial("1x1", tags=earlier)), "changed")
 
 
 @pytest.mark.parametrize("tag", ["cifar_ray.topology", "cifar_ray.hardware", "cifar_ray.threads"])
@@ -504,22 +264,6 @@ def test_a_run_that_went_on_elsewhere_has_no_times_and_is_no_reference(tag: str)
 def test_figures_of_different_programs_and_machines_side_by_side() -> None:
     other = {"mlflow.source.git.commit": "d" * 40 + "-dirty", "cifar_ray.hardware": "NVIDIA H200"}
     mixed = study(trial("1x1"), trial("1x2", tags=other))
-    assert warned(mixed, "commits").startswith("Runs of 2 different commits of the program stand side by side: ccc")
+    assert "2 different commits" in warned(mixed, "commits")
     assert "AMD EPYC 9754; NVIDIA H200" in warned(mixed, "kinds of hardware")
-    assert warned(mixed, "-dirty).") == "Some runs were made by a program whose files differ from its commit (-dirty)."
-
-
-def test_outliers_are_judged_within_a_configuration() -> None:
-    """Both seeds of the smallest batch are low: that is the finding, and no accident."""
-    low = [trial("1x1", 16, seed=seed, accuracies=(0.41 + 0.01 * seed,)) for seed in (0, 1)]
-    rest = [
-        trial(top, batch, seed=seed, accuracies=(0.55,))
-        for top, batch in (("1x1", 64), ("1x2", 16), ("1x2", 64), ("2x2", 16), ("2x2", 64))
-        for seed in (0, 1)
-    ]
-    assert not [line for line in warnings(study(*low, *rest)) if "below the median" in line]
-    seeds = [trial(seed=seed, accuracies=(accuracy,)) for seed, accuracy in enumerate((0.58, 0.59, 0.58, 0.41))]
-    assert warned(study(*seeds, *rest), "below the median") == (
-        "bs16 1x1 seed3 ended at 41.00 % test accuracy, 17 points below the median of the 4 runs of its configuration: "
-        "look at its loss curve."
-    )
+    assert warned(mixed, "-dirty).")

@@ -36,11 +36,11 @@ FILES = {
     "turned": turned(),
     "16 bits": png(SHADES[..., 0].astype(np.uint16) * 257),
     **{kind: encoded(kind) for kind in imagefiles.FORMATS},
-    **{mode: encoded("TIFF", mode) for mode in ("1", "L", "LA", "P", "RGBA", "CMYK", "LAB")},
+    **{mode: encoded("TIFF", mode) for mode in ("1", "LA", "P", "CMYK", "LAB")},
 }
 
 
-@pytest.mark.parametrize("spec", [*SPECS.values(), FOLDER], ids=[*SPECS, "folder"])
+@pytest.mark.parametrize("spec", [*map(SPECS.get, ("cifar10", "digits")), FOLDER], ids=["cifar10", "digits", "folder"])
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 def test_it_prepares_an_image_as_predict_does(file: bytes, spec: Facts) -> None:
     model = logged_model.LoggedModel()
@@ -54,8 +54,7 @@ def test_its_masks_are_those_of_predict(size: tuple[int, int]) -> None:
     numbers = np.random.default_rng(0).integers(0, 11, (8, 8), dtype=np.uint8)
     files = logged_model.LoggedModel().mask(torch.from_numpy(numbers), size)["mask"], samples.mask_png(numbers, size)
     ours, theirs = (np.asarray(Image.open(io.BytesIO(file))) for file in files)
-    assert ours.shape == size[::-1]
-    assert np.array_equal(ours, theirs)
+    assert (ours.shape, np.array_equal(ours, theirs)) == (size[::-1], True)
 
 
 def test_it_reads_the_same_formats_and_needs_nothing_of_this_program() -> None:

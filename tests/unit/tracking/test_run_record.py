@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import subprocess
 import time
 from contextlib import nullcontext
@@ -20,20 +19,18 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
-from cifar_ray import tracking
 from cifar_ray.config import runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.tasks import Figure, TaskSpec
-from cifar_ray.tracking import artifacts, drawing, origin, pages, store
+from cifar_ray.tracking import artifacts, origin, pages, store
 from cifar_ray.tracking import record as module
 from cifar_ray.tracking.run import RunRecord
 from cifar_ray.tracking.study import CHOSEN_BY_TAG, FAILURE_TAG, FOLDER_TAG, TASK_TAG
 from cifar_ray.training import recipe
 from cifar_ray.training.mistakes import Mistake
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint, Started
-from tests.support import mlflow_store
 from tests.support.helpers import decided_of
 from tests.support.mlflow_store import files, only_run, points, steps, text, value
 
@@ -54,15 +51,9 @@ def created(
     client: MlflowClient, digits: Dataset, *, name: str = "mine", config: ResolvedConfig = CONFIG, **tags: str
 ) -> RunRecord:
     named = {"name": name, "key": f"key of {name}", "folder": f"/there/{name}"}
-    return RunRecord(
-        client,
-        config,
-        DECIDED if config is CONFIG else decided_of(config),
-        **named,
-        dataset=digits,
-        begun=BEGUN + len(name) - len("mine"),
-        tags=tags,
-    )
+    begun = BEGUN + len(name) - len("mine")
+    decided = DECIDED if config is CONFIG else decided_of(config)
+    return RunRecord(client, config, decided, **named, dataset=digits, begun=begun, tags=tags)
 
 
 def saved(step: int, epoch: int, best: bool = False) -> SavedCheckpoint:
@@ -74,17 +65,9 @@ def rows(kind: str, *steps: int) -> list[Row]:
 
 
 def outcome(*history: Row) -> Outcome:
-    return Outcome(
-        epochs=2,
-        metrics={"epoch/figure": 2.5, "best/accuracy": 0.75},
-        times={"time/wall_s": 40.5, "time/training_s": 30.0},
-        begun=BEGUN,
-        weights_sha256="abc",
-        checkpoint="/disk/checkpoints/step-00000022",
-        per_class={"recall": RECALL},
-        confusion=CONFUSION,
-        history=history,
-    )
+    metrics, times = {"epoch/figure": 2.5, "best/accuracy": 0.75}, {"time/wall_s": 40.5, "time/training_s": 30.0}
+    checkpoint, per_class = "/disk/checkpoints/step-00000022", {"recall": RECALL}
+    return Outcome(2, metrics, times, BEGUN, "abc", checkpoint, per_class, CONFUSION, history)
 
 
 def test_a_run_says_from_its_beginning_what_it_is(
@@ -95,29 +78,23 @@ def test_a_run_says_from_its_beginning_what_it_is(
     record = created(client, digits, **{"mlflow.parentRunId": "p"})
     record.end("KILLED")
     found = only_run(client)
-    assert found.info.run_name == "mine"
-    assert client.get_experiment(found.info.experiment_id).name == "cifar_ray/digits"
-    assert found.info.start_time == 1_000_000_250
-    tags = found.data.tags
+    experiment = client.get_experiment(found.info.experiment_id).name
+    assert (found.info.run_name, experiment, found.info.start_time) == ("mine", "cifar_ray/digits", 1_000_000_250)
     expected = {
         "cifar_ray.key": "key of mine", "topology": "1x2", "world_size": "2", "global_batch_size": "32", "strategy": "ddp",
         "dataset": "digits", "model": "simple_cnn", "seed": "7", "mlflow.source.type": "LOCAL",
         "mlflow.source.name": "cifar-ray train", "mlflow.source.git.commit": "abc-dirty", "mlflow.parentRunId": "p",
         "cifar_ray.command": recipe.command(CONFIG), FOLDER_TAG: "/there/mine", "mlflow.user": "somebody",
-        "mlflow.note.content": f"    {recipe.command(CONFIG)}\n",
+        "mlflow.note.content": f"    {recipe.command(CONFIG)}\n", "version.torch": metadata.version("torch"),
     }  # fmt: skip
-    assert expected.items() <= tags.items()
-    assert tags["version.torch"] == metadata.version("torch")
+    assert expected.items() <= found.data.tags.items()
     params = runfile.params(CONFIG, DECIDED)
     assert found.data.params == {name: params[name] for name in params.keys() - {"precision", "device"}}
     (given,) = found.inputs.dataset_inputs
-    assert (given.dataset.name, given.dataset.digest, given.dataset.source_type) == (
-        "digits",
-        digits.spec.digest,
-        "code",
-    )
-    assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
+    assert (given.dataset.name, given.dataset.digest) == ("digits", digits.spec.digest)
     assert text(client, record.run_id, "config.yaml") == runfile.to_yaml(CONFIG, DECIDED)
+    monkeypatch.setattr(origin.getpass, "getuser", lambda: {}["uid"])  # a number without a name, as in a container
+    assert "mlflow.user" not in origin.origin_tags()
 
 
 def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: Dataset) -> None:
@@ -128,16 +105,13 @@ def test_what_changes_while_a_run_trains_is_kept(client: MlflowClient, digits: D
         record.started(Started(decided, step, 11, hardware=hardware))
     record.end("KILLED")
     tags = only_run(client).data.tags
-    assert {name.rpartition(".")[2]: tags[name] for name in tags if "earlier.cifar_ray" in name} == {
-        "topology": "1x2",
-        "hardware": "CPU",
-        "threads": str(DECIDED.cpus),
-    }
-    assert (tags["cifar_ray.topology"], tags["cifar_ray.hardware"], tags["cifar_ray.threads"]) == ("1x4", "GPU", "2")
+    names = [f"cifar_ray.{name}" for name in ("topology", "hardware", "threads")]
+    assert [tags[name] for name in names] == ["1x4", "GPU", "2"]
+    assert [tags[f"cifar_ray.earlier.{name}"] for name in names] == ["1x2", "CPU", str(DECIDED.cpus)]
 
 
 @pytest.mark.parametrize(("convolutions", "recorded"), [("channels_last", None), ("products4", "products4")])
-def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
+def test_unusual_convolutions_are_recorded(
     convolutions: str, recorded: str | None, client: MlflowClient, digits: Dataset
 ) -> None:
     record = created(client, digits)
@@ -146,16 +120,15 @@ def test_how_convolutions_are_computed_is_recorded_where_it_is_not_as_usual(
         record.started(Started(decided, 0, 11, measured="64 images in bf16: ..."))
     record.end("KILLED")
     run = only_run(client).data
-    assert (run.params["precision"], run.params.get("convolutions")) == ("bf16", recorded)
-    assert run.tags["cifar_ray.precision"] == "64 images in bf16: ..."
+    found = run.params["precision"], run.params.get("convolutions"), run.tags["cifar_ray.precision"]
+    assert found == ("bf16", recorded, "64 images in bf16: ...")
     assert schema.build(Decided, schema.to_plain(decided)) == decided
 
 
 def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
-    started = Started(DECIDED, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU")
     assert (record.trouble, record.refused, record.page) == ("", [], None)
-    record.started(started)
+    record.started(Started(DECIDED, 4, 11, history=tuple(rows("iteration", 2, 4)), hardware="a CPU"))
     record.json("placement.json", [{"rank": 0, "node": "a"}])
     record.failed("no room")
     for row in (*rows("iteration", 6, 8), *rows("epoch", 1)):
@@ -173,27 +146,25 @@ def test_figures_are_written_once_a_checkpoint_has_them(client: MlflowClient, di
         *(("iteration/figure", step) for step in (2, 4, 6, 8, 11)),
     ]
     listed = value(client, record.run_id, "checkpoints.json")["checkpoints"]
+    folder = "/there/mine/checkpoints/step-000000"
     assert [(entry["step"], entry["epoch"], entry["path"], entry["weights_sha256"]) for entry in listed] == [
-        (6, 0, "/there/mine/checkpoints/step-00000006", "hash6"),
-        (11, 1, "/there/mine/checkpoints/step-00000011", "hash11"),
+        (6, 0, f"{folder}06", "hash6"),
+        (11, 1, f"{folder}11", "hash11"),
     ]
-    assert found.data.tags["cifar_ray.best_checkpoint"] == "/there/mine/checkpoints/step-00000011"
-    assert (found.data.tags["cifar_ray.hardware"], found.data.tags[FAILURE_TAG]) == ("a CPU", "no room")
+    tags = {"cifar_ray.best_checkpoint": f"{folder}11", "cifar_ray.hardware": "a CPU", FAILURE_TAG: "no room"}
+    assert tags.items() <= found.data.tags.items()
     assert found.data.params == runfile.params(CONFIG, DECIDED)
     assert value(client, record.run_id, "placement.json") == [{"rank": 0, "node": "a"}]
     assert found.info.status == "FAILED"
     assert before <= found.info.end_time <= 1000 * time.time()
 
 
-def test_runs_measured_on_validation_and_on_test_images_are_all_sorted_the_most_accurate_first(
-    client: MlflowClient, digits: Dataset
-) -> None:
+def test_runs_with_and_without_validation_are_sorted_together(client: MlflowClient, digits: Dataset) -> None:
     """A grid, and beside it a search, of which one run was killed before its first epoch ended."""
     accuracies = {"grid a": 0.5, "grid b": 0.75, "search a": 0.625, "search b": 0.875, "search c": None}
     for name, accuracy in accuracies.items():
         on = "val" if name.startswith("search") else "test"
-        tags = {CHOSEN_BY_TAG: on}
-        record = created(client, digits, name=name, **tags)
+        record = created(client, digits, name=name, **{CHOSEN_BY_TAG: on})
         if accuracy is not None:
             record.row(Row("epoch", 1, 1000, {f"{on}/loss": 1.0, f"{on}/accuracy": accuracy}))
             record.checkpoint(saved(11, 1))
@@ -204,20 +175,6 @@ def test_runs_measured_on_validation_and_on_test_images_are_all_sorted_the_most_
     order = f"{view['orderByKey']} {'ASC' if view['orderByAsc'] else 'DESC'}"
     listed = [run.info.run_name for run in client.search_runs([home], order_by=[order])]
     assert listed == ["search b", "grid b", "search a", "grid a", "search c"]
-    assert view["selectedColumns"][:3] == [
-        view["orderByKey"], "metrics.`val/accuracy`", "metrics.`test/accuracy`",
-    ]  # fmt: skip
-    cards = {card.get("metricKey") for card in view["compareRunCharts"]}
-    assert {f"{on}/{figure}" for on in ("val", "test") for figure in ("accuracy", "loss")} < cards
-
-
-def test_the_end_of_an_epoch_is_written_although_it_is_the_first(client: MlflowClient, digits: Dataset) -> None:
-    """Nothing was started yet: a driver may record rows of a process that began before."""
-    record = created(client, digits)
-    record.row(*rows("epoch", 0))
-    record.row(*rows("iteration", 0))
-    record.end("KILLED")
-    assert steps(client, record.run_id) == [("epoch/figure", 0), ("iteration/figure", 0)]
 
 
 def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, digits: Dataset) -> None:
@@ -238,12 +195,8 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
         ("time/training_s", 2), ("time/wall_s", 2),
     ]  # fmt: skip
     assert ("epoch/figure", 2, 2000, 2.5) in written  # at the time of the epoch
-    assert found.data.metrics == {
-        "iteration/figure": 22.5, "epoch/figure": 2.5, "best/accuracy": 0.75, "time/wall_s": 40.5,
-        "time/training_s": 30.0,
-    }  # fmt: skip
-    assert found.data.tags["cifar_ray.weights_sha256"] == "abc"
-    assert found.data.tags["cifar_ray.checkpoint"] == "/there/mine/checkpoints/step-00000022"
+    tags = {"cifar_ray.weights_sha256": "abc", "cifar_ray.checkpoint": "/there/mine/checkpoints/step-00000022"}
+    assert tags.items() <= found.data.tags.items()
     names = list(digits.spec.names)
     confusion = value(client, record.run_id, "confusion_matrix.json")
     (mistake,) = confusion.pop("mistakes")
@@ -257,85 +210,61 @@ def test_a_finished_run_ended_when_its_result_was_there(client: MlflowClient, di
     assert kept == {"config.yaml", "confusion_matrix.json", "confusion_matrix.png", "per_class.json"}
 
 
-def test_a_run_of_another_task_has_its_figures_and_no_classes(client: MlflowClient, digits: Dataset) -> None:
-    task = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"), Figure("near", "Near", percent=True)), "scans")
+def test_a_run_of_another_task_has_no_classes(client: MlflowClient, digits: Dataset) -> None:
+    task = TaskSpec("gone:Depth", (Figure("rmse", "RMSE", "min"),), "scans")
     record = created(client, digits, **{TASK_TAG: json.dumps(asdict(task))})
-    metrics = {"test/rmse": 3.0, "test/loss": 0.25, "test/near": 0.5, "best/rmse": 3.21, "chosen/epoch": 1.0}
-    metrics["chosen/test/rmse"] = 3.5
-    times = {"time/wall_s": 40.5, "time/training_s": 30.0, "scans_per_s": 1500.0}
-    record.result(replace(outcome(), metrics=metrics, times=times, per_class={}, confusion=[]), digits)
+    record.result(replace(outcome(), metrics={"test/rmse": 3.0}, per_class={}, confusion=[]), digits)
     record.end("FINISHED")
     assert files(client, record.run_id) == {"config.yaml"}
 
 
 @pytest.mark.parametrize(
-    ("values", "tag", "key"),
-    [
-        ({}, "nothing", "accuracy"),
-        ({"val_share": 0.1}, "val", "val/accuracy"),
-    ],
+    ("share", "tag", "key"), [(CONFIG.val_share, "nothing", "accuracy"), (0.1, "val", "val/accuracy")]
 )
 def test_a_run_says_on_what_it_was_chosen(
-    values: dict[str, object], tag: str, key: str, client: MlflowClient, digits: Dataset
+    share: float, tag: str, key: str, client: MlflowClient, digits: Dataset
 ) -> None:
-    config = replace(CONFIG, **values)  # type: ignore[arg-type]
-    record = created(client, digits, config=config)
+    record = created(client, digits, config=replace(CONFIG, val_share=share))
     record.checkpoint(replace(saved(11, 1), score=0.5))
     record.end("KILLED")
     assert only_run(client).data.tags["cifar_ray.chosen_by"] == tag
     assert value(client, record.run_id, "checkpoints.json")["checkpoints"][0][key] == 0.5
 
 
-def test_the_test_figures_of_the_chosen_checkpoint_stand_at_its_epoch_too(
-    client: MlflowClient, digits: Dataset
-) -> None:
+def test_test_figures_of_the_chosen_checkpoint_stand_at_its_epoch(client: MlflowClient, digits: Dataset) -> None:
     """So MLflow shows them with the model of that epoch; the run's last value is that of the last epoch."""
     record = created(client, digits)
-    history = [Row("epoch", epoch, 1000 * epoch, {"val/accuracy": 0.1 * epoch}) for epoch in (1, 2)]
     tested = {"val/accuracy": 0.2, "test/accuracy": 0.25, "chosen/test/accuracy": 0.75, "chosen/epoch": 1.0}
-    record.result(replace(outcome(*history), metrics=tested), digits)
+    record.result(replace(outcome(), metrics=tested, per_class={}, confusion=[]), digits)
+    for seconds in (-1.0, 61.5):  # a node's load stands at the seconds since the run began
+        record.system(round(1000 * (BEGUN + seconds)), {"node/cpu": seconds})
     record.end("FINISHED")
     run = only_run(client)
-    found = {(name, step): number for name, step, _, number in points(client, run.info.run_id)}
-    assert (found["test/accuracy", 1], found["test/accuracy", 2], found["chosen/test/accuracy", 2]) == (
-        0.75,
-        0.25,
-        0.75,
-    )
-    assert run.data.metrics["test/accuracy"] == 0.25
-
-
-def test_a_nodes_load_stands_at_the_seconds_since_the_run_began(client: MlflowClient, digits: Dataset) -> None:
-    record = created(client, digits)
-    for seconds in (-1.0, 61.5):
-        record.system(round(1000 * (BEGUN + seconds)), {"node/cpu": seconds})
-    record.end("KILLED")
-    assert steps(client, record.run_id) == [("system/node/cpu", 0), ("system/node/cpu", 61)]
+    found = [(step, number) for name, step, _, number in points(client, run.info.run_id) if name == "test/accuracy"]
+    assert (found, run.data.metrics["test/accuracy"]) == ([(1, 0.75), (2, 0.25)], 0.25)
+    assert {("system/node/cpu", 0), ("system/node/cpu", 61)} <= {*steps(client, record.run_id)}
 
 
 def test_a_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed below somebody else's checkout, git would tell theirs."""
     for variable in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(variable, raising=False)
-    source = tmp_path / "ours" / "cifar_ray" / "tracking" / "origin.py"
-    monkeypatch.setattr(origin, "__file__", str(source))
-    assert origin.git_commit() == ""
+    ours = tmp_path / "ours"
+    source = ours / "cifar_ray" / "tracking" / "origin.py"
     source.parent.mkdir(parents=True)
     source.write_text("first")
+    monkeypatch.setattr(origin, "__file__", str(source))
 
-    def git(*words: str, at: str = "ours") -> str:
+    def git(folder: Path, *words: str) -> str:
         author = ["-c", "user.name=n", "-c", "user.email=e"]
-        done = subprocess.run(["git", "-C", tmp_path / at, *author, *words], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        return subprocess.run(["git", "-C", folder, *author, *words], check=True, capture_output=True, text=True).stdout
 
-    git("init", "--quiet", at=".")
-    git("commit", "--quiet", "--allow-empty", "--message", "theirs", at=".")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "theirs")
     assert origin.git_commit() == ""
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "--message", "ours")
-    git("tag", "--annotate", "--message", "a release", "v1")
-    commit = git("rev-parse", "HEAD")
+    for words in (["init"], ["add", "."], ["commit", "--message", "ours"], ["tag", "-am", "a release", "v1"]):
+        git(ours, *words)
+    commit = git(ours, "rev-parse", "HEAD").strip()
     assert origin.git_commit() == commit
     source.write_text("changed")
     assert origin.git_commit() == f"{commit}-dirty"
@@ -346,55 +275,20 @@ def test_a_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch:
 def test_a_description_that_a_person_has_written_stays(client: MlflowClient, digits: Dataset) -> None:
     record = created(client, digits)
     record.end("KILLED")
-    client.set_tag(record.run_id, store.NOTE_TAG, "mine")
-    created(client, digits).end("KILLED")
-    assert only_run(client).data.tags[store.NOTE_TAG] == "mine"
-
-
-def test_what_is_said_above_a_description_is_replaced(client: MlflowClient, digits: Dataset) -> None:
-    record = created(client, digits)
-    record.end("KILLED")
     client.set_tag(record.run_id, store.NOTE_TAG, "mine\n\n---\n\nmine, too")
-    for paragraphs, shown in ((["a", "b"], "a\n\nb"), (["c"], "c")):
-        store.describe(client, record.run_id, paragraphs)
-        assert only_run(client).data.tags[store.NOTE_TAG] == f"{shown}\n\n- - -\n\nmine\n\n---\n\nmine, too"
+    created(client, digits).end("KILLED")
+    for paragraphs, shown in (([], ""), (["a", "b"], "a\n\nb\n\n- - -\n\n"), (["c"], "c\n\n- - -\n\n")):
+        if paragraphs:
+            store.describe(client, record.run_id, paragraphs)
+        assert only_run(client).data.tags[store.NOTE_TAG] == f"{shown}mine\n\n---\n\nmine, too"
 
 
-def test_a_person_without_a_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(origin.getpass, "getuser", lambda: {}["uid"])  # a number without a name, as in a container
-    assert "mlflow.user" not in origin.origin_tags()
-
-
-@pytest.mark.parametrize(("classes", "counts"), [(3, 9), (20, 400), (21, 0)])
-def test_a_crowded_confusion_matrix_has_colours_alone(classes: int, counts: int) -> None:
-    axes = drawing.matrix([[1] * classes] * classes, [f"class {number}" for number in range(classes)], "images").axes[0]
-    assert len(axes.texts) == counts
-    assert ("class 1" in [label.get_text() for label in axes.get_xticklabels()]) == bool(counts)
-
-
-@pytest.mark.parametrize("name", ["$a^$", "caf\udce9", "_u", "\x01"])
+@pytest.mark.parametrize("name", ["$a^$", "caf\udce9", "\x01"])
 def test_a_class_of_any_name_is_drawn(client: MlflowClient, name: str) -> None:
     run_id = client.create_run("0").info.run_id
     with matplotlib.rc_context({"text.usetex": True}):
         artifacts.log_matrix(client, run_id, [[1, 2], [3, 4]], [name, "b"], "images")
     assert files(client, run_id) == {"confusion_matrix.png"}
-
-
-def test_mlflow_prints_no_addresses_when_a_run_ends_and_may_again_after_it(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, seen = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", []
-    monkeypatch.delenv(name, raising=False)
-
-    class Watched(MlflowClient):
-        def set_terminated(self, run_id: str, *rest: object) -> None:
-            seen.append(os.environ.get(name))
-
-    with tracking.unchanged():
-        record = mlflow_store.unguarded(Watched(client.tracking_uri), lambda client: client.create_run("0"))
-        assert record.end("FINISHED")
-    assert seen == ["true"]
-    assert name not in os.environ
 
 
 def test_a_mistake_on_some_of_the_test_images_has_its_index_among_all(digits: Dataset) -> None:
@@ -409,5 +303,4 @@ def test_the_trace_of_a_rank_is_an_artifact(client: MlflowClient, digits: Datase
     (tmp_path / "rank0.json.gz").write_bytes(b"trace")
     record.trace(lambda: nullcontext(tmp_path / "rank0.json.gz"))
     assert record.end("FINISHED")
-    assert [file.path for file in client.list_artifacts(record.run_id, "profile")] == ["profile/rank0.json.gz"]
     assert Path(client.download_artifacts(record.run_id, "profile/rank0.json.gz")).read_bytes() == b"trace"

@@ -9,7 +9,6 @@ import pytest
 from mlflow import MlflowClient
 
 from cifar_ray.cli import main
-from cifar_ray.config.errors import ConfigError
 from cifar_ray.data import Dataset
 from cifar_ray.tracking import reading
 from cifar_ray.training.rank_times import StepTimes
@@ -29,13 +28,6 @@ def recorded(client: MlflowClient, digits: Dataset, times: StepTimes | None, sta
     return record.run_id
 
 
-def complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main.main(words) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    return said.err
-
-
 def test_a_finished_run_has_the_times_of_every_rank_and_what_bounds_it(client: MlflowClient, digits: Dataset) -> None:
     recorded(client, digits, SLOW)
     data = only_run(client).data
@@ -44,51 +36,24 @@ def test_a_finished_run_has_the_times_of_every_rank_and_what_bounds_it(client: M
     assert reading.step_times(client.tracking_uri, "mine") == ("mine", SLOW)
 
 
-def test_what_is_not_known_costs_no_share(client: MlflowClient, digits: Dataset) -> None:
-    recorded(client, digits, run({}, {}, stretches=3))
-    data = only_run(client).data
-    assert "bound/share" not in data.metrics
-    assert data.tags["cifar_ray.bound"].startswith("not enough evidence: ")
-
-
-def test_explain_prints_the_verdict_and_every_rank(
-    client: MlflowClient, digits: Dataset, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded(client, digits, SLOW)
+def test_explain_prints_every_rank(client: MlflowClient, digits: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    run_id = recorded(client, digits, SLOW)
     assert main.main(["explain", "mine", "--tracking-uri", client.tracking_uri]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("run mine: slow rank: rank 1 on node0 takes 118 ms for forward, backward and the optimizer")
-    assert [line[:7] for line in rest[:2]] == ["  try: "] * 2
-    header, *ranks = [line.split("  ") for line in rest[3:6]]
-    assert [cell.strip() for cell in header if cell] == [
-        *("rank", "node", "steps", "iteration", "data", "forward", "backward", "communication", "optimizer"),
-    ]  # fmt: skip
-    assert ["86.0 86.0 86.0" in [cell.strip() for cell in cells] for cells in ranks] == [False, True]
-    assert "86.0 86.0 86.0" in rest[5]
-
-
-def test_explain_as_json(client: MlflowClient, digits: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
-    run_id = recorded(client, digits, SLOW)
+    assert ["86.0 86.0 86.0" in line for line in rest[4:6]] == [False, True]
     assert main.main(["explain", run_id, "--json", "--tracking-uri", client.tracking_uri]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["run"], found["verdict"]["kind"], found["verdict"]["ranks"]) == ("mine", "slow rank", [1])
     assert found["times"]["ranks"][1]["parts"]["backward"]["mean"] == pytest.approx(0.086)
 
 
-def test_a_run_without_times_says_why(
-    client: MlflowClient, digits: Dataset, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("text", ["[]", "{", '{"ranks": [{"rank": "first"}]}', None])
+def test_times_that_are_damaged_or_were_never_written_are_refused(
+    text: str | None, client: MlflowClient, digits: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorded(client, digits, None, "KILLED")
-    said = complaint(["explain", "mine", "--tracking-uri", client.tracking_uri], capsys)
-    assert (
-        said
-        == "error: run 'mine' has no times of its steps by rank that can be read: they are written when it finishes\n"
-    )
-
-
-@pytest.mark.parametrize("text", ["[]", "{", '{"ranks": [{"rank": "first"}]}'])
-def test_damaged_times_are_refused(text: str, client: MlflowClient, digits: Dataset) -> None:
-    run_id = recorded(client, digits, SLOW)
-    client.log_text(run_id, text, "step_times.json")
-    with pytest.raises(ConfigError, match="run 'mine' has no times of its steps by rank that can be read"):
-        reading.step_times(client.tracking_uri, "mine")
+    run_id = recorded(client, digits, SLOW if text else None, "FINISHED" if text else "KILLED")
+    if text:
+        client.log_text(run_id, text, "step_times.json")
+    assert main.main(["explain", "mine", "--tracking-uri", client.tracking_uri]) == 2
+    assert capsys.readouterr().err.startswith("error: run 'mine' has no times of its steps by rank that can be read")

@@ -7,7 +7,6 @@ import http.server
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,54 +41,32 @@ def test_the_store_is_the_one_given_the_variable_or_one_in_the_home(
 
 
 @pytest.mark.parametrize(
-    "uri", ["mlruns", "./mlruns", "sqlite:///mlflow.db", "sqlite+pysqlite:///m.db", "file:///tmp/mlruns", "sqlite://"]
+    "uri", ["mlruns", "sqlite:///mlflow.db", "sqlite+pysqlite:///m.db", "file:///tmp/mlruns", "sqlite://"]
 )
 def test_a_relative_store_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^tracking_uri must be "):
         resolve_uri(uri)
-    assert caught.value.as_flag() == (
-        f"--tracking-uri must be http(s)://HOST:PORT or sqlite:////absolute/path.db (four slashes), got {uri!r}"
-    )
 
 
-@pytest.mark.parametrize(
-    ("uri", "reason"),
-    [
-        ("https://me:hunter2@host:5000", "tracking_uri must not have a user, password or token in it"),
-        ("http://hunter2@host", "tracking_uri must not have a user, password or token in it"),
-        ("http://host?token=hunter2", "tracking_uri must not have a user, password or token in it"),
-    ],
-)
-def test_a_secret_in_the_address_is_refused_and_not_repeated(
-    uri: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("uri", ["https://me:hunter2@host:5000", "http://host?token=hunter2"])
+def test_a_secret_in_the_address_is_refused_and_not_repeated(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     for given in (uri, None):
-        with pytest.raises(ConfigError, match=reason) as caught:
+        with pytest.raises(ConfigError, match=r"^tracking_uri must not have a ") as caught:
             resolve_uri(given)
         assert "hunter2" not in str(caught.value)
 
 
-@pytest.fixture
-def silent() -> Iterator[int]:
-    """A port where connections are taken and never answered."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_a_server_that_is_away_or_silent_is_refused(home: Path, silent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_or_silent_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_REMOTE_TIMEOUT_S", 60)  # a busy machine may take as long to hear of a refusal
-    with (
-        tracking.unchanged(),
-        pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not \(.*Connection refused\)"),
-    ):
+    with tracking.unchanged(), pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not .*Connection refused"):
         store.connect("http://127.0.0.1:9")
-    monkeypatch.setattr(store, "_REMOTE_TIMEOUT_S", 0.25)
-    with pytest.raises(ConfigError) as caught:
-        store.connect(f"http://127.0.0.1:{silent}")
-    assert str(caught.value) == (
-        f"tracking_uri must be a store that answers; http://127.0.0.1:{silent} does not (no answer within 0.25 s)"
-    )
+    monkeypatch.setattr(store, "_REMOTE_TIMEOUT_S", 0.1)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(ConfigError, match=r"does not \(no answer within 0.1 s\)$"),
+    ):
+        store.connect(f"http://127.0.0.1:{silent.getsockname()[1]}")
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -112,7 +89,7 @@ def test_a_server_of_this_machine_is_asked_past_a_proxy(monkeypatch: pytest.Monk
     monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with tracking.unchanged():
+        with tracking.settings():
             assert store.connect(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
     assert "no_proxy" not in os.environ
@@ -122,19 +99,8 @@ def test_a_database_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.db").write_text("this is no database, it only has its name")
     (tmp_path / "folder").mkdir()
     for name, reason in (("m.db", "file is not a database"), ("folder", "unable to open database file")):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=rf"^tracking_uri must be .*/{name} does not \({reason}\)$"):
             store.connect(f"sqlite:///{tmp_path}/{name}")
-        assert str(caught.value) == (
-            f"tracking_uri must be a store that answers; sqlite:///{tmp_path}/{name} does not ({reason})"
-        )
-
-
-def test_the_first_cause_of_an_error_is_its_reason() -> None:
-    root, middle, outer = OSError(" no \n room"), ValueError("m"), RuntimeError("o")
-    middle.__context__, outer.__cause__ = root, middle
-    assert store.reason(outer) == "no room"
-    assert store.reason(TimeoutError()) == "TimeoutError"
-    assert store.reason(OSError("x" * 300)) == "x" * 200
 
 
 def test_an_experiments_artifacts_lie_beside_the_database(client: MlflowClient, tmp_path: Path) -> None:
@@ -144,21 +110,17 @@ def test_an_experiments_artifacts_lie_beside_the_database(client: MlflowClient, 
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     assert store.experiment_id(client, "an experiment/with signs") == made
     client.delete_experiment(made)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="is deleted; restore 'an experiment/with signs' in MLflow"):
         store.experiment_id(client, "an experiment/with signs")
-    assert str(caught.value) == ("the experiment of the run is deleted; restore 'an experiment/with signs' in MLflow")
     assert store.all_experiments(client) == ["0"]
 
 
-def test_an_experiment_that_another_process_has_just_made_is_taken(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_experiment_just_made_elsewhere_is_taken(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     look = client.get_experiment_by_name
 
     def too_early(name: str) -> Any:
-        found = look(name)
-        if found is None:
+        if (found := look(name)) is None:
             made.append(MlflowClient(client.tracking_uri).create_experiment(name))
         return found
 
@@ -166,16 +128,13 @@ def test_an_experiment_that_another_process_has_just_made_is_taken(
     assert [store.experiment_id(client, "mine")] == made
 
 
-def refused(run: str, client: MlflowClient) -> str:
-    with pytest.raises(ConfigError) as caught:
-        reading.open_run(client.tracking_uri, run)
-    return str(caught.value)
+def test_a_run_is_found_by_its_name_or_id(client: MlflowClient) -> None:
+    def refused(run: str, told: str) -> None:
+        with pytest.raises(ConfigError, match=told):
+            reading.open_run(client.tracking_uri, run)
 
-
-def test_a_run_is_found_by_its_name_or_id(client: MlflowClient, tmp_path: Path) -> None:
     experiment = store.experiment_id(client, "test")
-    tags = {KEY_TAG: "k1", FOLDER_TAG: "/there"}
-    mine = client.create_run(experiment, 1, tags, "mine").info.run_id
+    mine = client.create_run(experiment, 1, {KEY_TAG: "k1", FOLDER_TAG: "/there"}, "mine").info.run_id
     client.create_run(experiment, run_name="foreign")
     opened, known = reading.open_run(client.tracking_uri, "mine")
     assert opened.tracking_uri == client.tracking_uri
@@ -183,18 +142,14 @@ def test_a_run_is_found_by_its_name_or_id(client: MlflowClient, tmp_path: Path) 
     assert (known.status, known.state, known.started) == ("RUNNING", "running", "1970-01-01T00:00:00+00:00")
     for by in (mine, "m'ine"):  # a quote would end the query's text
         assert reading.find_run(client, by) == known
-    for absent in ("foreign", "nobody", "0" * 32):
-        assert refused(absent, client) == (
-            f"there is no run or sweep {absent!r} in {client.tracking_uri}; give its name or MLflow id"
-        )
+    for absent in ("foreign", "0" * 32):
+        refused(absent, f"^there is no run or sweep '{absent}' in {client.tracking_uri}; ")
     twin = client.create_run("0", 2, {KEY_TAG: "k2", "cifar_ray.sweep": "s"}, "mine").info.run_id
-    assert (
-        refused("mine", client) == f"there are 2 runs named 'mine'; take one of their ids: {twin} (of sweep s), {mine}"
-    )
+    refused("mine", rf"^there are 2 runs named 'mine'; take one of their ids: {twin} \(of sweep s\), {mine}$")
     assert reading.find_run(client, twin).folder == ""
     client.delete_run(twin)
     assert reading.find_run(client, "mine") == known
-    assert "there is no run or sweep" in refused(twin, client)
+    refused(twin, "there is no run or sweep")
 
 
 def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, tmp_path: Path) -> None:
@@ -206,8 +161,6 @@ def test_a_run_is_found_by_its_key_the_oldest_of_several(client: MlflowClient, t
     assert reading.with_key(client.tracking_uri, "another") is None
     away = f"sqlite:///{tmp_path}/away.db"
     assert reading.with_key(away, "k") is None
-    with pytest.raises(ConfigError, match=f"there is no run or sweep 'mine' in {away};"):
-        reading.open_run(away, "mine")
     assert not exists(away)
     assert exists("http://127.0.0.1:9")  # only a request would tell
     mlflow_store.alter(client, "DROP TABLE runs")
@@ -227,11 +180,6 @@ def test_a_run_in_the_oldest_of_many_experiments_is_found(client: MlflowClient) 
     )
     assert reading.find_run(client, "old").key == "k"
     assert [run.name for run in reading.everything(client.tracking_uri)] == ["old"]
-
-
-def test_an_address_as_people_see_it(home: Path) -> None:
-    assert store.shown(f"sqlite:///{home}/m.db") == "sqlite:///~/m.db"
-    assert store.shown(f"sqlite:///{home}{home}/m.db") == f"sqlite:///~{home}/m.db"
 
 
 def test_mlflows_own_functions_work_on_a_store_for_a_while(client: MlflowClient, home: Path) -> None:
