@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from cifar_ray import models
-from cifar_ray.config.train import TrainConfig
+
 from cifar_ray.data import Dataset
 from cifar_ray.strategies import stages
 from cifar_ray.training import hardware
 from cifar_ray.training.clock import Clock
-from tests.support.helpers import train_here
+from tests.support.helpers import small_config, train_here
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -61,20 +61,12 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return made
 
 
-def test_on_a_gpu_no_step_is_longer_because_its_thread_waits_for_a_cpu(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+
+
+def test_steps_on_a_gpu_take_as_long_as_what_they_have_queued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = iter([0.0, 4.0])
     monkeypatch.setattr("cifar_ray.training.hardware.cpu_wait_s", lambda: next(waited))
-    clock = Clock(GPU, 0.0)
-    clock.start()
-    queue.run(5.0)
-    clock.lap()
-    clock.stop()
-    assert clock.cpu_wait == 0
-
-
-def test_steps_on_a_gpu_take_as_long_as_what_they_have_queued(queue: Queue) -> None:
     clock = Clock(GPU, 0.0)
     clock.start()
     for seconds in (5.0, 1.0, 3.0):
@@ -85,6 +77,7 @@ def test_steps_on_a_gpu_take_as_long_as_what_they_have_queued(queue: Queue) -> N
         clock.lap()
     assert queue.waited == []  # nothing waits inside a step
     clock.stop()
+    assert clock.cpu_wait == 0  # no step is longer because its thread waits for a CPU
     assert clock.seconds["training"] == pytest.approx(27.0)
     assert clock.iterations()["iteration_mean_s"] == pytest.approx(6.0)
     assert clock.parts() == pytest.approx({"forward": 6.0})
@@ -114,23 +107,26 @@ def test_a_unit_costs_the_median_of_its_passes_but_for_the_first(monkeypatch: py
     ("generation", "told"),
     [("", "Fast 9: the CPU"), ("cpu family\t: 25\nmodel\t\t: 17\n", "Fast 9: the CPU (family 25, model 17)")],
 )
-def test_a_device_is_told_by_its_own_name(generation: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_told_by_its_own_name_or_its_kind(
+    generation: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     assert hardware.describe(GPU) == "GPU cuda:1"
-    listed = f"processor\t: 0\nvendor_id\t: X\n{generation}model name\t: Fast 9: the CPU\n\nmodel name\t: Other\n"
-    monkeypatch.setattr(Path, "read_text", lambda self, encoding: listed if str(self) == "/proc/cpuinfo" else "")
+    listed = [f"processor\t: 0\nvendor_id\t: X\n{generation}model name\t: Fast 9: the CPU\n\nmodel name\t: Other\n"]
+
+    def read(self: Path, encoding: str) -> str:
+        if str(self) != "/proc/cpuinfo" or not listed:
+            raise FileNotFoundError
+        return listed.pop()
+
+    monkeypatch.setattr(Path, "read_text", read)
     assert hardware.describe(CPU) == told
-
-
-@pytest.mark.parametrize(("processor", "told"), [("arm", "arm"), ("", "aarch64")])
-def test_a_cpu_without_a_name_is_told_by_its_kind(processor: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(self: Path, encoding: str) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", missing)
-    monkeypatch.setattr(platform, "processor", lambda: processor)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert hardware.describe(CPU) == told
+    for processor, kind in (("arm", "arm"), ("", "aarch64")):
+        monkeypatch.setattr(platform, "processor", lambda processor=processor: processor)
+        assert hardware.describe(CPU) == kind
+
+
 
 
 def test_peak_memory_is_in_mib_whatever_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,31 +143,31 @@ def rounding() -> list[str]:
     return [operation.fp32_precision for operation in hardware._CAN_ROUND]
 
 
-@pytest.fixture
-def rounding_restored() -> Iterator[None]:
+def set_one() -> None:
+    torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision = "tf32", "ieee"
+
+
+def set_old() -> None:
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
+
+
+@pytest.fixture(params=[lambda: setattr(torch.backends, "fp32_precision", "tf32"), set_one, set_old])
+def set_switches(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
+    """What a user's file may do, by PyTorch's new switch, that of one operation, or the old ones."""
     before = rounding()
-    yield
+    yield request.param
     torch.backends.fp32_precision = "none"
     for operation, precision in zip(hardware._CAN_ROUND, before):
         operation.fp32_precision = precision
 
 
-def set_new_switch() -> None:
-    torch.backends.fp32_precision = "tf32"
 
 
-def set_switch_of_one_operation() -> None:
-    torch.backends.cudnn.conv.fp32_precision = "tf32"
-    torch.backends.cudnn.rnn.fp32_precision = "ieee"
 
 
-def set_old_switches() -> None:
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-    torch.set_float32_matmul_precision("high")
 
 
-@pytest.mark.usefixtures("rounding_restored")
-@pytest.mark.parametrize("set_switches", [set_new_switch, set_switch_of_one_operation, set_old_switches])
 def test_float32_is_float32_whatever_a_users_file_has_set(set_switches: Callable[[], None]) -> None:
     set_switches()
     hardware.use_precision("fp32")
@@ -187,14 +183,8 @@ def test_float32_is_float32_whatever_a_users_file_has_set(set_switches: Callable
     assert rounding() == before
 
 
-@pytest.mark.usefixtures("rounding_restored")
-@pytest.mark.parametrize("set_switches", [set_new_switch, set_switch_of_one_operation, set_old_switches])
 def test_a_network_whose_file_sets_switches_trains_in_float32(
-    set_switches: Callable[[], None],
-    small: TrainConfig,
-    digits: Dataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    set_switches: Callable[[], None], digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
     build = models.build
@@ -206,6 +196,6 @@ def test_a_network_whose_file_sets_switches_trains_in_float32(
         return model
 
     monkeypatch.setattr(models, "build", of_the_users_own)
-    train_here(small, digits, tmp_path)
+    train_here(small_config("ddp", "1x1", epochs=1, steps_per_epoch=1), digits, tmp_path)
     assert seen
     assert all(precisions == ["ieee"] * 6 for precisions in seen)
