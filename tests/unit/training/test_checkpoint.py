@@ -75,8 +75,6 @@ def test_every_kind_of_tensor_comes_back_and_equal_weights_are_equal_bytes(tmp_p
         assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
 
 
-
-
 def weights_file(header: str, content: bytes = b"") -> bytes:
     return len(header).to_bytes(8, "little") + header.encode() + content
 
@@ -149,8 +147,6 @@ def test_a_manifest_that_is_none_or_lacks_something_is_passed_over(text: str, ne
     assert passed_over(newest).startswith(f"checkpoint NEWEST has a {MANIFEST} that cannot be used: ")
 
 
-
-
 @pytest.mark.parametrize("file", [WEIGHTS, STATE])
 def test_a_damaged_or_missing_file_is_passed_over(newest: Path, file: str) -> None:
     content = bytearray((newest / file).read_bytes())
@@ -197,8 +193,6 @@ def test_the_latest_are_kept_and_where_something_chooses_the_best(
         checkpoint.save(snapshot(step, accuracy, keep_checkpoints=2, val_share=val_share), tmp_path)
     assert [path.name for path in checkpoint.every(tmp_path)] == [f"step-{step:08d}" for step in kept]
     assert checkpoint.best(tmp_path) == (tmp_path / f"step-{best:08d}" if best else None)
-
-
 
 
 def test_when_no_checkpoint_can_be_used_that_is_said(tmp_path: Path) -> None:

@@ -77,8 +77,6 @@ def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Pa
     assert again.confusion == outcome.confusion
 
 
-
-
 @pytest.mark.slow
 def test_the_same_bits_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
     snapshots = train_everywhere(at(validated), tmp_path, stop_after=7)
@@ -96,8 +94,6 @@ def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, t
     for outcome, _ in ranks:
         assert isinstance(outcome, Outcome)
         assert outcome.metrics["chosen/test/accuracy"] == alone.metrics["accuracy"]
-
-
 
 
 def test_a_best_checkpoint_that_is_damaged_meanwhile_is_told_and_the_last_one_counts(tmp_path: Path) -> None:

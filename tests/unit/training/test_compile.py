@@ -141,8 +141,6 @@ def test_two_compiled_workers_are_close_to_two_without(tmp_path: Path) -> None:
     assert losses(each[0][1]) == losses(each[1][1]) != losses(plain[0][1])
 
 
-
-
 class Replayed(torch.autograd.Function):
     """A linear layer whose gradient is always written to the same memory, as a CUDA graph does."""
 
@@ -195,8 +193,6 @@ class Refused(nn.Module):
         if not self.counts and images.sum() > 1e9:
             return -self.head(images.flatten(1))
         return self.head(images.flatten(1)) / max(self.calls, 1)
-
-
 
 
 def branching(image_size: int, channels: int, classes: int) -> nn.Module:

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from cifar_ray import models
-
 from cifar_ray.data import Dataset
 from cifar_ray.strategies import stages
 from cifar_ray.training import hardware
@@ -59,9 +58,6 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
     monkeypatch.setattr("time.perf_counter", lambda: made.host_s)
     return made
-
-
-
 
 
 def test_steps_on_a_gpu_take_as_long_as_what_they_have_queued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +123,6 @@ def test_a_device_is_told_by_its_own_name_or_its_kind(
         assert hardware.describe(CPU) == kind
 
 
-
-
 def test_peak_memory_is_in_mib_whatever_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20 if device == GPU else 0)
     assert hardware.peak_memory_mib(GPU) == 3.0
@@ -160,12 +154,6 @@ def set_switches(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]
     torch.backends.fp32_precision = "none"
     for operation, precision in zip(hardware._CAN_ROUND, before):
         operation.fp32_precision = precision
-
-
-
-
-
-
 
 
 def test_float32_is_float32_whatever_a_users_file_has_set(set_switches: Callable[[], None]) -> None:

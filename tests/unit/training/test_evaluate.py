@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-
 import numpy as np
 import pytest
 import torch
@@ -149,8 +148,6 @@ def test_shares_of_all_ranks_make_the_whole(digits: Dataset, evaluate: Evaluator
     parts = [Evaluator(digits, Worker(rank, 3), Classification(TrainConfig()))(model) for rank in range(3)]
     assert np.sum([part.confusion for part in parts], axis=0).tolist() == whole.confusion
     assert [sum(map(sum, part.confusion)) for part in parts] == [120, 120, 120]
-
-
 
 
 class Small(Noisy):

@@ -230,9 +230,6 @@ def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     assert runfile.resolved_from_mapping(runfile.to_mapping(made)) == made
 
 
-
-
-
 @pytest.mark.parametrize(
     ("values", "key", "said"),
     [

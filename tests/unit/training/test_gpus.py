@@ -66,10 +66,10 @@ def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_
     machine.kernel_error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nCUDA k")
     with pytest.raises(ConfigError) as refused:
         hardware.check_gpus([0])
-    assert str(refused.value) == (
-        "the GPUs of node ip-10-0-0-7 (NVIDIA L4 with driver 580.95) cannot be used: CUDA error: no kernel image is "
-        f"available for execution on the device (PyTorch {torch.__version__}, CUDA 13.2, has code for sm_75 sm_90)"
-    )
+    said = str(refused.value)
+    for part in ("ip-10-0-0-7", "NVIDIA L4 with driver 580.95", "no kernel image is available", "sm_75 sm_90"):
+        assert part in said
+    assert "\n" not in said
 
 
 def test_a_machine_without_a_gpu_is_told_in_pytorchs_words() -> None:
@@ -95,22 +95,21 @@ def test_a_worker_computes_on_what_ray_has_given_it(
 ) -> None:
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: given)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
+    if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert train_worker.assigned_gpus() == numbers
 
 
-def test_the_doctor_names_the_cards_and_what_is_wrong_with_them(machine: Machine) -> None:
+def test_the_doctor_names_the_cards_and_what_is_wrong_with_them(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.cards = ["NVIDIA L4", "NVIDIA L4"]
     assert doctor._gpus(TrainConfig()) == "2 x NVIDIA L4 with driver 580.95"
     machine.kernel_error = RuntimeError("CUDA error: invalid device ordinal")
     with pytest.raises(ConfigError, match=r"^2 x NVIDIA L4 with driver 580.95: CUDA error: invalid device ordinal "):
         doctor._gpus(TrainConfig())
-
-
-def test_the_doctor_takes_hidden_cards_for_hidden(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert doctor._gpus(TrainConfig()) == "NVIDIA L4 with driver 580.95, hidden by CUDA_VISIBLE_DEVICES"
+    assert doctor._gpus(TrainConfig()).endswith("hidden by CUDA_VISIBLE_DEVICES")
 
 
 def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,57 +129,42 @@ def test_nccl_has_twice_the_hang_timeout_and_is_left_alone_after_an_error(monkey
     assert ended == [True]
 
 
-class Memory:
-    """The memory of one card: what is free, and what PyTorch has been allowed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: float, total: float) -> None:
-        self.allowed: dict[int, float] = {}
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (int(free), int(total)))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: 0)
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._allow)
-
-    def _allow(self, fraction: float, number: int) -> None:
-        self.allowed[number] = fraction
+def has_memory(monkeypatch: pytest.MonkeyPatch, free: float, total: float) -> dict[int, float]:
+    """Give cards so much memory; returns the share of it that PyTorch is allowed."""
+    allowed: dict[int, float] = {}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (int(free), int(total)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: 0)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, number: allowed.update({number: share})
+    )
+    return allowed
 
 
 def test_runs_that_share_a_card_have_no_more_than_their_part_with_what_cuda_takes(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = 24e9
-    memory = Memory(monkeypatch, total, total)
+    allowed = has_memory(monkeypatch, total, total)
     hardware.cap_gpu_memory(0, 0.25)
-    assert memory.allowed[0] * total + 600 * 2**20 == pytest.approx(0.25 * total)
-    with pytest.raises(ConfigError) as refused:
+    assert allowed[0] * total + 600 * 2**20 == pytest.approx(0.25 * total)
+    with pytest.raises(ConfigError, match=r"gpus_per_worker must be more than 0.03 on NVIDIA L4"):
         hardware.cap_gpu_memory(0, 0.02)
-    assert refused.value.as_flag() == (
-        "--gpus-per-worker must be more than 0.03 on NVIDIA L4, whose memory is 24.0 GB: CUDA itself takes 0.6 GB for "
-        "each process, got 0.02"
-    )
 
 
-@pytest.mark.parametrize(
-    ("free", "told"),
-    [
-        (23.3e9, ""),  # this process alone
-        (22.9e9, ""),  # little
-        (13.9e9, "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by other processes: "),
-    ],
-)
 def test_a_card_that_others_use_is_told_with_how_much_they_have(
-    free: float, told: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Memory(monkeypatch, free, 24e9)
-    found = hardware.gpu_in_use(0)
-    assert found.startswith(told)
-    assert bool(found) == bool(told)
+    for free, told in ((23.3e9, ""), (22.9e9, ""), (13.9e9, "9.5 of 24.0 GB of NVIDIA L4 (number 0)")):
+        has_memory(monkeypatch, free, 24e9)
+        found = hardware.gpu_in_use(0)
+        assert (found.startswith(told), bool(found)) == (True, bool(told))
 
 
 def test_a_run_with_gpus_takes_the_node_with_the_most_free_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    totals = [Node("many-cpus", "127.0.0.1", 64.0, 4.0), Node("free", "127.0.0.1", 8.0, 4.0)]
     free = [Node("many-cpus", "127.0.0.1", 60.0, 0.0), Node("free", "127.0.0.1", 8.0, 4.0)]
-    monkeypatch.setattr(connection, "nodes", lambda: totals)
+    monkeypatch.setattr(connection, "nodes", lambda: [replace(node, gpus=4.0) for node in free])
     monkeypatch.setattr(connection, "free_nodes", lambda held=None: free)
     asked = resolved({"dataset": "digits", "model": "simple_cnn", "global_batch_size": 64})
-    assert allocation.choose(asked, Decided.asked(asked), {}).nodes == ["free"]
-    on_cpus = replace(Decided.asked(asked), device="cpu")
-    assert allocation.choose(asked, on_cpus, {}).nodes == ["many-cpus"]
+    for device, node in ((Decided.asked(asked).device, "free"), ("cpu", "many-cpus")):
+        decided = replace(Decided.asked(asked), device=device)  # type: ignore[arg-type]
+        assert allocation.choose(asked, decided, {}).nodes == [node]

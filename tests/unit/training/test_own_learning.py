@@ -23,12 +23,6 @@ DIGITS: dict[str, object] = {"dataset": "digits", "model": "simple_cnn"}
 LION: dict[str, object] = {"optimizer": f"{HERE}:Lion", "lr": 1e-3, "weight_decay": 0.1}
 
 
-def refusal(**values: object) -> str:
-    with pytest.raises(ConfigError) as caught:
-        resolved(DIGITS, **values)
-    return caught.value.as_flag()
-
-
 def test_a_class_of_ones_own_gets_groups_rate_and_options() -> None:
     config = resolved(DIGITS, **LION, optimizer_options={"beta": 0.5})
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
@@ -44,26 +38,22 @@ def test_a_class_of_ones_own_gets_groups_rate_and_options() -> None:
     assert 0 < made.param_groups[0]["lr"] < 1e-3
 
 
-@pytest.mark.parametrize("name", ["Adam", "RMSprop", "NAdam", "Adagrad", "Adafactor"])
-def test_torchs_classes_need_no_file_of_ones_own(name: str) -> None:
-    config = resolved(DIGITS, optimizer=f"torch.optim:{name}", lr=1e-3, weight_decay=0.0)
-    assert isinstance(optimizer.build(nn.Linear(2, 2), config), getattr(torch.optim, name))
+def test_torchs_classes_need_no_file_of_ones_own() -> None:
+    config = resolved(DIGITS, optimizer="torch.optim:RMSprop", lr=1e-3, weight_decay=0.0)
+    assert isinstance(optimizer.build(nn.Linear(2, 2), config), torch.optim.RMSprop)
 
 
 def test_options_and_paths_come_from_words_and_go_into_them_again() -> None:
     words = f"--dataset digits --model simple_cnn --optimizer {HERE}:Lion --lr 0.001 --weight-decay 0.1"
     words += f" --optimizer-options.beta 0.5 --schedule {HERE}:falling"
     config = recipe.resolve(typed.run(*words.split()))
-    again = shlex.split(recipe.command(config))[2:]
-    assert recipe.resolve(typed.run(*again)) == config
+    assert recipe.resolve(typed.run(*shlex.split(recipe.command(config))[2:])) == config
     known = {"optimizer": f"{HERE}:Lion", "optimizer_options.beta": "0.5", "schedule": f"{HERE}:falling"}
     params = runfile.params(config, Decided.asked(config))
     assert known.items() <= params.items()
     assert len(params["optimizer_source"]) == len(params["schedule_source"]) == 64
-    assert (
-        not {"optimizer_source", "schedule_source"}
-        & runfile.params(resolved(DIGITS), Decided.asked(resolved(DIGITS))).keys()
-    )
+    plain = resolved(DIGITS)
+    assert not {"optimizer_source", "schedule_source"} & runfile.params(plain, Decided.asked(plain)).keys()
 
 
 def test_a_course_follows_the_warm_up() -> None:
@@ -74,52 +64,32 @@ def test_a_course_follows_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "key", "said"),
     [
-        ({"optimizer": f"{HERE}:Lion"}, "--optimizer must come with --lr and --weight-decay where it is "),
-        ({"optimizer": "lion"}, "--optimizer must be sgd, adamw or MODULE:FUNCTION, got 'lion'"),
-        ({"schedule": "cosinus"}, "--schedule must be cosine, constant, triangle or MODULE:FUNCTION, got 'cosinus'"),
-        (LION | {"optimizer": f"{HERE}:Lyon"}, f"--optimizer must name a function, and {HERE} has no Lyon"),
-        (LION | {"optimizer": f"{HERE}:no_optimizer"}, "--optimizer must make a torch.optim.Optimizer, and "),
-        (
-            LION | {"optimizer": f"{HERE}:of_some"},
-            "--optimizer must keep all parameters in the groups that it is given; ",
-        ),
-        (
-            LION | {"optimizer": f"{HERE}:Odd"},
-            "--optimizer must take steps without arguments, and have a state of tensors",
-        ),
-        (LION | {"optimizer": f"{HERE}:Asking"}, "--optimizer must take steps without arguments, and "),
-        (
-            LION | {"optimizer": "torch.optim:LBFGS"},
-            "--optimizer must make an optimizer of (groups, lr=..., **options)",
-        ),
-        (LION | {"optimizer": "torch.optim:Muon"}, "--optimizer must make an optimizer of (groups, lr=..., **options)"),
-        (
-            LION | {"optimizer_options": {"alpha": 1}},
-            "--optimizer must make an optimizer of (groups, lr=..., **options)",
-        ),
-        (
-            {"optimizer_options": {"beta": 1}},
-            "--optimizer-options.beta is for --optimizer MODULE:FUNCTION only, and the ",
-        ),
-        (
-            {"schedule_source": "a"},
-            "--schedule-source is for --schedule MODULE:FUNCTION only, and the schedule is the ",
-        ),
-        (LION | {"optimizer_source": "a"}, "--optimizer must be as the run began with it: "),
-        ({"schedule": f"{HERE}:falling", "schedule_source": "a"}, "--schedule must be as the run began with it: "),
-        ({"schedule": f"{HERE}:negative"}, f"--schedule must return a share of the peak, 0 or more, and {HERE}:nega"),
-        ({"schedule": f"{HERE}:unknown"}, "--schedule must return a share of the peak, 0 or more, and "),
-        ({"schedule": f"{HERE}:text"}, "--schedule must return a share of the peak, 0 or more, and "),
-        ({"schedule": f"{HERE}:failing"}, "--schedule must be a function of one number, and "),
-        ({"schedule": f"{HERE}:of_nothing"}, "--schedule must be a function of one number, and "),
+        ({"optimizer": f"{HERE}:Lion"}, "optimizer", "must come with --lr and --weight-decay"),
+        ({"optimizer": "lion"}, "optimizer", "sgd, adamw or MODULE:FUNCTION"),
+        ({"schedule": "cosinus"}, "schedule", "cosine, constant, triangle or MODULE:FUNCTION"),
+        (LION | {"optimizer": f"{HERE}:Lyon"}, "optimizer", "has no Lyon"),
+        (LION | {"optimizer": f"{HERE}:no_optimizer"}, "optimizer", "must make a torch.optim.Optimizer"),
+        (LION | {"optimizer": f"{HERE}:of_some"}, "optimizer", "must keep all parameters in the groups"),
+        (LION | {"optimizer": f"{HERE}:Odd"}, "optimizer", "have a state of tensors"),
+        (LION | {"optimizer": f"{HERE}:Asking"}, "optimizer", "must take steps without arguments"),
+        (LION | {"optimizer": "torch.optim:LBFGS"}, "optimizer", "must make an optimizer of (groups, lr="),
+        (LION | {"optimizer_options": {"alpha": 1}}, "optimizer", "must make an optimizer of (groups, lr="),
+        ({"optimizer_options": {"beta": 1}}, "optimizer_options.beta", "is for --optimizer MODULE:FUNCTION only"),
+        ({"schedule_source": "a"}, "schedule_source", "is for --schedule MODULE:FUNCTION only"),
+        (LION | {"optimizer_source": "a"}, "optimizer", "must be as the run began with it"),
+        ({"schedule": f"{HERE}:falling", "schedule_source": "a"}, "schedule", "must be as the run began with it"),
+        ({"schedule": f"{HERE}:negative"}, "schedule", "must return a share of the peak, 0 or more"),
+        ({"schedule": f"{HERE}:unknown"}, "schedule", "must return a share of the peak, 0 or more"),
+        ({"schedule": f"{HERE}:failing"}, "schedule", "must be a function of one number"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(values: dict[str, object], sentence: str) -> None:
-    told = refusal(**values)
-    assert told.startswith(sentence)
-    assert "\n" not in told
+def test_what_cannot_be_used_is_refused_by_name(values: dict[str, object], key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(DIGITS, **values)
+    told = str(caught.value)
+    assert (caught.value.key, said in told, "\n" in told) == (key, True, False)
 
 
 def test_trying_leaves_torchs_generator_as_it_was() -> None:

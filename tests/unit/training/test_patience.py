@@ -16,7 +16,6 @@ from cifar_ray.config.train import TrainConfig
 from cifar_ray.orchestration.run import limits
 from cifar_ray.tasks import USUAL, choosing
 from cifar_ray.training import checkpoint, recipe
-
 from tests.support import typed
 from tests.support.helpers import Recorder, digest, small_config, train_here
 from tests.support.threads import train_everywhere, train_on_threads
@@ -114,8 +113,6 @@ def test_less_patience_ends_a_run_after_the_epoch_that_it_is_in(tmp_path: Path) 
     assert ended.checkpoint.endswith(f"step-{4 * ended.epochs:08d}")
     outcome = train_here(replace(config, epochs=2, patience=2), dataset, tmp_path / "whole")
     assert (outcome.epochs, outcome.stopped_by) == (2, "")
-
-
 
 
 def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -> None:

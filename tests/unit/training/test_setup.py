@@ -11,7 +11,6 @@ from torch import nn
 
 from cifar_ray import data, strategies
 from cifar_ray.config.decided import Decided
-from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment
 from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.strategies.worker import Worker
@@ -28,29 +27,23 @@ def prepare(model: str, dataset: Dataset, folder: Path) -> setup.TrainingState:
     return setup.prepare(config, Decided.asked(config), dataset, folder, Worker(), Launch(0.0, 0.0))
 
 
-@pytest.mark.parametrize("synchronised", [True, False])
 def test_every_batch_norm_is_synchronised_when_asked_for(
-    synchronised: bool, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Built, not run: it needs GPUs."""
-    wanted = recipe.resolve(
-        TrainConfig(
-            dataset="digits",
-            model="resnet",
-            model_options={"blocks": (1,), "width": 4},
-            precision="fp32",
-            sync_batchnorm=synchronised,
-        )
-    )
     monkeypatch.setattr(recipe, "check_place", lambda *_: None)
-    monkeypatch.setattr(strategies.of(wanted), "warm_ups", 0)
-    job = setup.prepare(wanted, Decided.asked(wanted), digits, tmp_path, Worker(), Launch(0.0, 0.0))
-    norms = [layer for layer in job.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    assert len(norms) > 1
-    assert {type(layer) for layer in norms} == {nn.SyncBatchNorm if synchronised else nn.BatchNorm2d}
-    assert job.model.training
-    weights = [parameter for parameter in job.model.parameters() if parameter.ndim == 4]
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+    small = {"dataset": "digits", "model": "resnet", "model_options": {"blocks": (1,), "width": 4}, "precision": "fp32"}
+    for synchronised in (True, False):
+        wanted = resolved(small, sync_batchnorm=synchronised)
+        monkeypatch.setattr(strategies.of(wanted), "warm_ups", 0)
+        job = setup.prepare(
+            wanted, Decided.asked(wanted), digits, tmp_path / str(synchronised), Worker(), Launch(0.0, 0.0)
+        )
+        norms = [layer for layer in job.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        assert {type(layer) for layer in norms} == {nn.SyncBatchNorm if synchronised else nn.BatchNorm2d}
+        assert job.model.training
+        weights = [parameter for parameter in job.model.parameters() if parameter.ndim == 4]
+        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
 def test_images_vary_as_the_models_recipe_says(

@@ -22,27 +22,21 @@ def config(**values: object) -> TrainConfig:
     return recipe.resolve(TrainConfig(**{**plain, **values}))  # type: ignore[arg-type]
 
 
-def test_the_learning_rate_rises_then_falls_along_a_cosine() -> None:
-    rates = [optimizer.learning_rate(config(), step, steps_per_epoch=10) for step in range(50)]
-    assert rates[:10] == pytest.approx([0.04 * step for step in range(1, 11)])
-    assert rates[10] == pytest.approx(0.4)
-    assert rates[30] == pytest.approx(0.2)
-    assert 0 < rates[49] < 0.001
-    assert rates[10:] == sorted(rates[10:], reverse=True)
+def rates(epochs: int = 5, **values: object) -> list[float]:
+    return [optimizer.learning_rate(config(epochs=epochs, **values), step, 10) for step in range(10 * epochs)]
 
 
-def test_a_constant_schedule_stays_at_its_peak() -> None:
-    rates = [optimizer.learning_rate(config(schedule="constant"), step, 10) for step in range(50)]
-    assert set(rates[10:]) == {0.4}
-
-
-def test_a_triangle_rises_from_a_fifth_and_falls_to_a_fourteenth() -> None:
-    rates = [optimizer.learning_rate(config(schedule="triangle"), step, 10) for step in range(50)]
-    assert rates[0] == pytest.approx(0.08)
-    assert rates[5] == pytest.approx(0.24)
-    assert rates[10] == pytest.approx(0.4)
-    assert rates[30] == pytest.approx(0.4 * (1 - 0.93 / 2))
-    assert rates[49] == pytest.approx(0.4 * 0.07, abs=0.01)
+def test_the_learning_rate_rises_then_falls_as_its_schedule_says() -> None:
+    cosine, constant, triangle = (rates(schedule=name) for name in ("cosine", "constant", "triangle"))
+    assert cosine[:10] == pytest.approx([0.04 * step for step in range(1, 11)])
+    assert (cosine[10], cosine[30], 0 < cosine[49] < 0.001) == (pytest.approx(0.4), pytest.approx(0.2), True)
+    assert cosine[10:] == sorted(cosine[10:], reverse=True)
+    assert set(constant[10:]) == {0.4}
+    expected = {0: 0.08, 5: 0.24, 10: 0.4, 30: 0.4 * (1 - 0.93 / 2)}  # from a fifth, to a fourteenth
+    assert {step: triangle[step] for step in expected} == pytest.approx(expected)
+    assert triangle[49] == pytest.approx(0.4 * 0.07, abs=0.01)
+    assert rates(warmup_epochs=0.0)[0] == pytest.approx(0.4)
+    assert rates(2, warmup_epochs=2.0) == pytest.approx([0.02 * step for step in range(1, 21)])
 
 
 def speednet(**values: object) -> ResolvedConfig:
@@ -83,125 +77,91 @@ def test_lookahead_draws_the_weights_to_their_average_every_five_steps_and_ends_
 
 
 def test_lookahead_needs_steps_that_are_taken_together() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="^strategy must be one whose workers take every step together"):
         speednet(strategy="hogwild", topology="1x2")
-    assert caught.value.as_flag() == (
-        "--strategy must be one whose workers take every step together for --model speednet, whose recipe averages "
-        "weights over steps, got hogwild"
-    )
 
 
-def test_no_warm_up_begins_at_the_peak() -> None:
-    assert optimizer.learning_rate(config(warmup_epochs=0.0), 0, 10) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("sqrt", 2), ("linear", 4)])
-def test_scaling_follows_the_global_batch(rule: str, factor: float) -> None:
-    scaled = config(lr_scaling=rule, base_batch=128, topology="2x2")  # 512 images per step
+@pytest.mark.parametrize(
+    ("rule", "values", "factor"),
+    [
+        ("none", {"topology": "2x2"}, 1),
+        ("sqrt", {"topology": "2x2"}, 2),
+        ("linear", {"topology": "2x2"}, 4),
+        ("linear", {"topology": "1x2", "accumulate": 3}, 6),  # every image of a step counts
+    ],
+)
+def test_scaling_follows_the_global_batch(rule: str, values: dict[str, object], factor: float) -> None:
+    scaled = config(lr_scaling=rule, base_batch=128, **values)
     assert optimizer.learning_rate(scaled, 10, 10) == pytest.approx(0.4 * factor)
 
 
-def test_scaling_counts_every_image_of_a_step() -> None:
-    once = config(lr_scaling="linear", base_batch=128, topology="1x2", batch_size=128)
-    thrice = config(lr_scaling="linear", base_batch=128, topology="1x2", batch_size=128, accumulate=3)
-    assert optimizer.learning_rate(once, 10, 10) == pytest.approx(0.4 * 2)
-    assert optimizer.learning_rate(thrice, 10, 10) == pytest.approx(0.4 * 6)
-
-
-def test_a_warm_up_as_long_as_the_run_only_rises() -> None:
-    rates = [optimizer.learning_rate(config(epochs=2, warmup_epochs=2.0), step, 10) for step in range(20)]
-    assert rates == pytest.approx([0.02 * step for step in range(1, 21)])
-
-
-def test_vectors_do_not_decay() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    groups = optimizer.build(model, config(weight_decay=0.1)).param_groups
-    assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 1), (0.0, 3)]
-
-
 def test_both_optimizers_are_built_as_configured() -> None:
-    model = nn.Linear(2, 2)
+    """Vectors do not decay."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     sgd = optimizer.build(model, config(optimizer="sgd", momentum=0.8))
     assert isinstance(sgd, torch.optim.SGD)
     assert (sgd.defaults["momentum"], sgd.defaults["nesterov"]) == (0.8, True)
     adamw = optimizer.build(model, config(optimizer="adamw", lr=0.03, weight_decay=0.2))
     assert isinstance(adamw, torch.optim.AdamW)
-    for group, decay in zip(adamw.param_groups, (0.2, 0.0), strict=True):
+    for group, decay, count in zip(adamw.param_groups, (0.2, 0.0), (1, 3), strict=True):
         options = {"lr": 0.03, "weight_decay": decay, "betas": (0.9, 0.999), "eps": 1e-8, "fused": True}
-        assert {**group, **options} == group
+        assert ({**group, **options}, len(group["params"])) == (group, count)
+
+
+def clock_at(monkeypatch: pytest.MonkeyPatch, *moments: float) -> Clock:
+    """A clock that reads these moments."""
+    now = iter(moments)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    return Clock(CPU, 0.0)
+
+
+def run_for(clock: Clock, laps: int) -> None:
+    clock.start()
+    for _ in range(laps):
+        clock.lap()
+    clock.stop()
 
 
 def test_the_clock_keeps_phases_and_iterations_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([10.0, 12.0, 20.0, 25.0, 26.0, 28.0, 40.0, 43.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    clock = Clock(CPU, 0.0)
+    clock = clock_at(monkeypatch, 10.0, 12.0, 20.0, 25.0, 26.0, 28.0, 40.0, 43.0)
     with clock.phase("evaluation"):  # 10 to 12
         pass
-    clock.start()  # 20
-    for _ in range(3):
-        clock.lap()  # 25, 26, 28
-    clock.stop()
+    run_for(clock, 3)  # from 20: 25, 26, 28
     assert clock.seconds == {"startup": 0, "data": 0, "training": 8, "evaluation": 2, "checkpoint": 0}
     assert clock.state()["steps"][:, 0].tolist() == [1, 2]  # the first of a process is left out
-    clock.start()  # 40
-    clock.lap()  # 43
-    clock.stop()
+    run_for(clock, 1)  # from 40: 43
     assert clock.seconds["training"] == 11
     assert clock.state()["steps"][:, 0].tolist() == [1, 2, 3]
     assert clock.iterations() == pytest.approx({"iteration_mean_s": 2, "iteration_median_s": 2, "iteration_p95_s": 2.9})
 
 
 def test_a_share_of_waiting_for_cpus_is_of_all_steps_also_of_those_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, waited = iter([0.0, 50.0, 90.0, 100.0]), iter([3.0, 23.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    waited = iter([3.0, 23.0])
     monkeypatch.setattr(hardware, "cpu_wait_s", lambda: next(waited))
-    clock = Clock(CPU, 0.0)
+    clock = clock_at(monkeypatch, 0.0, 50.0, 90.0, 100.0)
     assert clock.cpu_wait == 0
-    clock.start()  # 0
-    for _ in range(3):
-        clock.lap()  # 50, which is left out, 90, 100
-    clock.stop()
+    run_for(clock, 3)  # from 0: 50, which is left out, 90, 100
     assert clock.cpu_wait == pytest.approx(0.2)
 
 
 def test_the_pace_has_the_pauses_between_stretches_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 9.0, 10.0, 12.0, 12.0, 20.0, 20.0, 50.0])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    clock = Clock(CPU, 0.0)
-    clock.start()  # 0
-    for _ in range(3):
-        clock.lap()  # 9, 10, 12
-    clock.stop()
+    """And goes on from its state: on other workers, with other iterations."""
+    clock = clock_at(monkeypatch, 0.0, 9.0, 10.0, 12.0, 12.0, 20.0, 20.0, 50.0)
+    run_for(clock, 3)  # from 0: 9, 10, 12
     for phase in ("training", "evaluation"):  # 12 to 20, 20 to 50
         with clock.phase(phase):
             pass
     assert clock.iterations()["iteration_mean_s"] == 1.5
     assert clock.pace() == (1 + 2 + 8) / 2
     resumed, elsewhere = Clock(CPU, 0.0), Clock(CPU, 0.0)
+    resumed.seconds["startup"] = 1.0
     resumed.restore(clock.state(), same_workers=True)
-    assert resumed.pace() == clock.pace()
+    assert (resumed.pace(), resumed.iterations()) == (clock.pace(), clock.iterations())
+    assert resumed.seconds == {**clock.seconds, "startup": 1.0}
     elsewhere.restore(clock.state(), same_workers=False)
+    assert (elsewhere.seconds, elsewhere.iterations()) == (clock.seconds, {})
     elsewhere.restore({**clock.state(), "pauses": 0.0}, same_workers=True)
     assert elsewhere.pace() == 1.5
-
-
-def test_a_clock_continues_from_its_state() -> None:
-    first = Clock(CPU, 0.0)
-    first.seconds["training"] = 5.0
-    first.start()
-    for _ in range(3):
-        first.lap()
-    first.stop()
-    second = Clock(CPU, 0.0)
-    second.seconds["startup"] = 1.0
-    second.restore(first.state(), same_workers=True)
-    assert second.seconds["training"] == first.seconds["training"]
-    assert second.seconds["startup"] == 1.0
-    assert second.iterations() == first.iterations() != {}
-    elsewhere = Clock(CPU, 0.0)
-    elsewhere.restore(first.state(), same_workers=False)  # on other workers, other iterations
-    assert elsewhere.seconds == first.seconds
-    assert elsewhere.iterations() == {}
 
 
 def test_the_parts_of_a_step_continue_over_interruptions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +204,3 @@ def test_the_wall_clock_continues_over_interruptions(monkeypatch: pytest.MonkeyP
     second = Clock(CPU, begun=1000.0)
     second.restore(state, same_workers=True)
     assert now - second.begun == 35.0
-
-
-def test_a_clock_without_a_second_iteration_has_no_iteration_times() -> None:
-    clock = Clock(CPU, 0.0)
-    clock.start()
-    clock.lap()
-    clock.stop()
-    assert clock.iterations() == {}
