@@ -34,12 +34,10 @@ def learned(outcome: Any) -> tuple[list[float], float, checkpoint.Snapshot]:
 @pytest.mark.parametrize(
     ("strategy", "values", "bubble"),
     [
-        ("model_parallel", {}, 1 / 2),
         pytest.param("model_parallel", {**RESNET, "precision": "bf16"}, 1 / 2, marks=pytest.mark.slow),
         ("gpipe", {"strategy_options": {"micro_batches": 4}}, 1 / 5),
         ("one_f_one_b", {"strategy_options": {"micro_batches": 2}, **ADAM}, 1 / 3),
-        ("fsdp", ADAM, None),
-        pytest.param("fsdp", {"accumulate": 2}, None, marks=pytest.mark.slow),
+        ("fsdp", {"accumulate": 2, **ADAM}, None),
     ],
 )
 def test_a_model_in_parts_learns_what_one_worker_learns(
@@ -52,13 +50,11 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
     (plain, _), *_ = train_on_threads(resolved(USUAL, strategy="ddp", topology="1x1", **alone), few, tmp_path / "plain")
     stopped = train_on_threads(wanted, few, tmp_path / "parts", asked=lambda heard: len(heard.steps) >= 3)
     assert [str(end) for end, _ in stopped] == ["stopped after step 4"] * 2
-    results = train_on_threads(wanted, few, tmp_path / "parts")
     expected, tested, whole = learned(plain)
     parameters = dict(models.build(wanted, digits.spec).named_parameters())
-    for outcome, _ in results:
+    for outcome, _ in train_on_threads(wanted, few, tmp_path / "parts"):
         losses, test_loss, found = learned(outcome)
-        assert losses == pytest.approx(expected, rel=1e-4)
-        assert test_loss == pytest.approx(tested, rel=1e-4)
+        assert [*losses, test_loss] == pytest.approx([*expected, tested], rel=1e-4)
         assert found.weights.keys() == whole.weights.keys()
         for name in parameters:
             torch.testing.assert_close(found.weights[name], whole.weights[name], rtol=1e-3, atol=2e-4)
@@ -69,10 +65,8 @@ def test_a_model_in_parts_learns_what_one_worker_learns(
         assert isinstance(outcome, Outcome)
         assert outcome.metrics.get("bubble/theory") == (None if bubble is None else pytest.approx(bubble))
         assert bubble is None or 0 < outcome.metrics["bubble/measured"] < 1
-        parts = {name for name in outcome.times if name.startswith("time/step_")}
-        assert parts == {
-            f"time/step_{part}_s" for part in ("data", "forward", "backward", "communication", "optimizer")
-        }
+        parts = {name[10:-2] for name in outcome.times if name.startswith("time/step_")}
+        assert parts == {"data", "forward", "backward", "communication", "optimizer"}
         assert outcome.steps is not None
         assert [rank.steps for rank in outcome.steps.ranks] == [outcome.steps.ranks[0].steps] * 2
         assert ("pipeline" in outcome.steps.incomparable) == (bubble is not None)

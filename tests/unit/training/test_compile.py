@@ -37,7 +37,6 @@ SMALL = {"dataset": "digits", "model": "resnet", "model_options": {"blocks": (1,
 SHORT = {"precision": "fp32", "global_batch_size": 64, "epochs": 2, "steps_per_epoch": 4, "log_every": 1}
 config = partial(resolved, {**SMALL, **SHORT})
 DEEP = ("resnet50", "vgg11", "vit", "unet", "segnet")
-DEEP["resnet18"] = (pytest.mark.slow, pytest.mark.extended)  # more of the blocks that resnet has
 """Networks whose graph takes torch about a second, or more."""
 
 

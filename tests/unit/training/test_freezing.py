@@ -204,24 +204,6 @@ def test_groups_learn_at_their_own_rates() -> None:
     assert len(parameters(made)) == len(names)
 
 
-@pytest.mark.parametrize("optimizer_name", ["sgd", "adamw", f"{LEARNING}:Lion"])
-def test_a_scaled_step_is_that_much_shorter(optimizer_name: str) -> None:
-    moved = []
-    for scales in ((), ("0=0.25",)):
-        wanted = resolved(DIGITS, lr_scale=scales, optimizer=optimizer_name, lr=0.01, weight_decay=0.0)
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-        made = optimizer.build(model, wanted, freezing.rules(model, wanted))
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.schedule(made, wanted, 100, 11)
-        made.step()
-        moved.append([float((after - then).mean()) for after, then in zip(model.parameters(), before, strict=True)])
-    plain, scaled = moved
-    assert scaled == pytest.approx([plain[0] / 4, plain[1] / 4, *plain[2:]], rel=1e-3)
-
-
 def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
     words = "--dataset digits --model resnet --freeze '[0-3]' 4.conv1 --unfreeze-epoch 2 --lr-scale 9=2 '[0-3]=0.1'"
     made = recipe.resolve(typed.run(*shlex.split(words)))
@@ -269,10 +251,3 @@ def test_strategies_that_cannot_say_so(strategy: str, values: dict[str, object])
     with pytest.raises(ConfigError) as caught:
         config(strategy=strategy, topology="1x2", **values)
     assert caught.value.key == [*values][-1]
-
-
-def test_a_run_goes_on_with_its_own_patterns_alone(few: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
-        train_here(config(freeze=("0",), **SHORT), few, tmp_path, Recorder(stop_after=5))
-    with pytest.raises(checkpoint.CheckpointError, match=r"was made with freeze \('0',\), and this run has \('1',\)"):
-        train_here(config(freeze=("1",), **SHORT), few, tmp_path)

@@ -72,32 +72,16 @@ def test_a_card_that_runs_no_kernel_is_refused_with_its_driver_and_what_pytorch_
     assert "\n" not in said
 
 
-def test_a_machine_without_a_gpu_is_told_in_pytorchs_words() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("needs a machine on which PyTorch finds no GPU")
-    assert hardware.gpu_problem([0]).startswith(
-        ("Found no NVIDIA driver", "Torch not compiled with CUDA", "No CUDA GPUs")
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "visible", "numbers"),
-    [
-        ([2], "2", [0]),
-        ([3], "0,3", [1]),  # of several workers, each of which sees the GPUs of all
-        ([1, 0], "0,1", [1, 0]),
-        (["MIG-b"], "MIG-a,MIG-b", [1]),
-        ([1], None, [1]),
-    ],
-)
-def test_a_worker_computes_on_what_ray_has_given_it(
-    given: list[int | str], visible: str | None, numbers: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_computes_on_what_ray_has_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several workers, each may see the GPUs of all."""
+    given: list[int | str] = [1]
     monkeypatch.setattr(ray, "get_gpu_ids", lambda: given)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
+    assert train_worker.assigned_gpus() == [1]
+    for ids, visible, numbers in (([2], "2", [0]), ([1, 0], "0,1", [1, 0]), (["MIG-b"], "MIG-a,MIG-b", [1])):
+        given[:] = ids  # type: ignore[assignment]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert train_worker.assigned_gpus() == numbers
+        assert train_worker.assigned_gpus() == numbers
 
 
 def test_the_doctor_names_the_cards_and_what_is_wrong_with_them(

@@ -80,15 +80,15 @@ def test_gpus_are_used_without_a_word_where_the_strategy_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("largest", "gpus", "free", "said"),
-    [("1x2", 2, 0, "4 CPUs and 0 GPUs"), ("1x4", 1, 1, "topology 1x4 needs 1 node with 4 CPUs and 4 GPUs each")],
+    ("least", "largest", "gpus", "free", "said"),
+    [("1x1", "1x2", 2, 0, "4 CPUs and 0 GPUs"), ("1x2", "1x4", 1, 1, "1x4 needs 1 node with 4 CPUs and 4 GPUs each")],
 )
 def test_an_elastic_run_says_that_its_gpus_were_in_use_or_too_few(
-    largest: str, gpus: int, free: int, said: str, monkeypatch: pytest.MonkeyPatch
+    least: str, largest: str, gpus: int, free: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "nodes", lambda: [Node("here", "127.0.0.1", 4, gpus)])
     monkeypatch.setattr(connection, "free_nodes", lambda held=None: [Node("here", "127.0.0.1", 4, free)])
-    asked = asks(topology=largest, elastic=f"1x1:{largest}", local_nodes=2)
+    asked = asks(topology=largest, elastic=f"{least}:{largest}", local_nodes=2)
     chosen = allocation.choose(asked, Decided.asked(asked), {})
     assert (chosen.decided.device, chosen.decided.topology, said in chosen.unused_gpus) == ("cpu", largest, True)
 

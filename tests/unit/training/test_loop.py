@@ -261,30 +261,6 @@ def test_every_second_is_in_its_phase(
     assert times["images_per_s"] == pytest.approx(32 / (1 + 8 * 4_001))
 
 
-def test_the_wall_time_of_a_resumed_run_is_that_at_its_checkpoint_and_the_new_process(
-    small: TrainConfig, digits: Dataset, tmp_path: Path, passing: Callable[[float], None]
-) -> None:
-    class Slow(Recorder):
-        def step_done(self, epoch: int, step: int, row: Row | None) -> None:
-            passing(1)
-            super().step_done(epoch, step, row)
-
-    def train(stop_after: int | None) -> dict[str, float]:
-        launch = Launch(time.time(), 0.0)
-        passing(50)
-        recorder = Slow(stop_after)
-        config = replace(small, checkpoint_every=4)
-        state = prepare(config, Decided.asked(config), digits, tmp_path, Worker(), launch)
-        return fit(state, recorder).at(time.time()).times
-
-    with pytest.raises(Stopped):
-        train(stop_after=6)  # two of its steps are lost
-    passing(10_000)  # the pause
-    times = train(stop_after=None)
-    assert times["time/wall_s"] == pytest.approx(50 + 4 + 50 + 18)
-    assert times["time/startup_s"] == pytest.approx(100)
-
-
 def test_the_configured_number_of_threads_computes(small: TrainConfig, few: Dataset, tmp_path: Path) -> None:
     for threads in (2, 1):
         config = replace(small, epochs=1, steps_per_epoch=1, cpus_per_worker=threads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ from cifar_ray.strategies.protocol import Strategy, StrategyContext
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import checkpoint, hardware, record
-from cifar_ray.training.clock import Clock
 from cifar_ray.training.errors import DivergedError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome, Row, SavedCheckpoint
@@ -192,50 +190,13 @@ def test_a_logged_loss_of_any_rank_that_is_not_finite_ends_the_run(seen: list[fl
     assert state.history == []
 
 
-@pytest.mark.parametrize(("may_pause", "parts"), [(True, {}), (False, {"communication": 3.0})])
-def test_a_wait_for_losses_is_communication_where_ranks_have_drifted_apart(
-    may_pause: bool, parts: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-
-    def losses(loss: torch.Tensor) -> list[float]:
-        nonlocal now
-        now += 3.0
-        return [1.0, 2.0]
-
-    clock = Clock(torch.device("cpu"), 0.0)
-    strategy = SimpleNamespace(losses=losses, synchronous=True, may_pause=may_pause)
-    state: Any = SimpleNamespace(
-        strategy=strategy, step=3, history=[], clock=clock, config=SimpleNamespace(log_every=1)
-    )
-    clock.start()
-    clock.lap()  # the first does not count
-    record.iteration(state, torch.tensor(1.0), 0.1)
-    clock.lap()
-    clock.stop()
-    assert clock.iterations()["iteration_mean_s"] == 3
-    assert clock.parts() == parts
-
-
-@pytest.mark.parametrize(
-    ("every", "step", "saved", "leaving", "due"),
-    [
-        (0, 8, 0, False, False),
-        (0, 8, 0, True, True),
-        (4, 3, 0, False, False),
-        (4, 4, 0, False, True),
-        (4, 7, 4, False, False),
-        (4, 9, 7, False, True),  # due at step 8, where it had to wait
-        (4, 9, 8, True, True),
-    ],
-)
-def test_a_checkpoint_is_due_at_every_multiple_or_before_leaving(
-    every: int, step: int, saved: int, leaving: bool, due: bool
-) -> None:
-    for may_pause in (True, False):
-        state: Any = SimpleNamespace(
-            config=SimpleNamespace(checkpoint_every=every), step=step, saved=saved,
-            stopper=SimpleNamespace(leaving=leaving), strategy=SimpleNamespace(may_pause=may_pause),
-        )  # fmt: skip
-        assert record.due(state) == (due and may_pause)
+def test_a_checkpoint_is_due_at_every_multiple_or_before_leaving() -> None:
+    due_at = {(4, 4, 0, False), (4, 9, 7, False), (4, 9, 8, True), (0, 8, 0, True)}  # 9 after 7: it had to wait at 8
+    for each in {*due_at, (0, 8, 0, False), (4, 3, 0, False), (4, 7, 4, False)}:
+        every, step, saved, leaving = each
+        for may_pause in (True, False):
+            state: Any = SimpleNamespace(
+                config=SimpleNamespace(checkpoint_every=every), step=step, saved=saved,
+                stopper=SimpleNamespace(leaving=leaving), strategy=SimpleNamespace(may_pause=may_pause),
+            )  # fmt: skip
+            assert record.due(state) == (each in due_at and may_pause), each

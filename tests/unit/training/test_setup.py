@@ -21,7 +21,7 @@ from tests.support.images import folder_of_digits
 from tests.support.threads import train_on_threads
 
 
-def prepare(model: str, dataset: Dataset, folder: Path) -> setup.TrainingState:
+def prepared(model: str, dataset: Dataset, folder: Path) -> setup.TrainingState:
     """What a run of ``model`` on digits starts from."""
     config = resolved({"dataset": "digits", "model": model, "precision": "fp32"}, global_batch_size=32)
     return setup.prepare(config, Decided.asked(config), dataset, folder, Worker(), Launch(0.0, 0.0))
@@ -57,7 +57,7 @@ def test_images_vary_as_the_models_recipe_says(
 
     monkeypatch.setattr(augment, "crop_and_flip", crop_and_flip)
     for model, variation in (("speednet", augment.Variation(2, True, True)), ("resnet", augment.USUAL)):
-        prepare(model, digits, tmp_path)
+        prepared(model, digits, tmp_path)
         assert seen.pop() == variation
 
 
@@ -79,7 +79,7 @@ def test_passes_that_only_set_up_change_no_buffer(
     digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(setup.models, "build", lambda config, spec: Counts())
-    job = prepare("simple_cnn", digits, tmp_path)
+    job = prepared("simple_cnn", digits, tmp_path)
     assert job.model.passes == 0
     job.strategy.gradients(job.loader.micro_batches(0, 0))
     assert job.model.passes == 1
