@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.orchestration.run import limits
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import USUAL, choosing
 from cifar_ray.training import checkpoint, predictor, recipe
@@ -173,3 +175,121 @@ def test_what_leaves_nothing_to_choose_by_is_refused(values: dict[str, object]) 
     with pytest.raises(ConfigError) as refused:
         of(**values)
     assert refused.value.key == "val_share"
+
+
+EPOCHS = 30
+impatient = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=EPOCHS, lr=0.2)
+
+
+def after_the_best(accuracies: list[float]) -> int:
+    return len(accuracies) - 1 - accuracies.index(max(accuracies))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "is_exhausted"),
+    [
+        ([0.5, 0.4], False),
+        ([0.5, 0.4, 0.5], True),
+        ([0.5, 0.4, 0.6], False),
+        ([0.5, 0.6, 0.4, 0.55], True),
+        ([0.5, math.nan, math.nan], True),
+        ([math.nan, 0.1, math.nan], False),
+    ],
+)
+def test_patience_counts_epochs_without_a_better_figure(accuracies: list[float], is_exhausted: bool) -> None:
+    config, epochs = of(patience=2), [{"val/accuracy": value, "test/accuracy": 1.0} for value in accuracies]
+    assert choosing.is_exhausted(config, USUAL, data.facts(config), epochs) == is_exhausted
+    assert not choosing.is_exhausted(replace(config, patience=None), USUAL, data.facts(config), epochs)
+
+
+def test_the_lowest_figure_of_ones_own_task_is_its_best() -> None:
+    config = ink(val_share=0.2, patience=2)
+    facts = data.facts(config)
+    task = tasks.spec(config, facts)
+    falling, rising = ([{"val/rmse": value} for value in values] for values in ([3.0, 2.0, 1.0], [1.0, 2.0, 3.0]))
+    assert not choosing.is_exhausted(config, task, facts, falling)
+    assert choosing.is_exhausted(config, task, facts, rising)
+
+
+def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_path: Path) -> None:
+    """With other labels in the test, the weights, the checkpoints kept and the chosen epoch are the same."""
+    config = impatient("1x1", patience=2, keep_checkpoints=1)
+    dataset, outcomes = data.read(config), []
+    for name, given in (("as they are", dataset), ("shuffled", shuffled(dataset))):
+        outcome = train_here(config, given, tmp_path / name, recorder := Recorder())
+        accuracies = [record.row.metrics["val/accuracy"] for record in recorder.epochs]
+        assert outcome.epochs == len(accuracies) < EPOCHS
+        waited = [after_the_best(accuracies[:epoch]) for epoch in range(1, outcome.epochs + 1)]
+        assert (waited[-1], max(waited[:-1]) < 2) == (2, True)
+        assert (outcome.stopped_by, outcome.metrics["chosen/epoch"]) == ("patience", outcome.epochs - 2)
+        assert outcome.checkpoint.endswith(f"step-{4 * outcome.epochs:08d}")
+        outcomes.append(outcome)
+    first, other = outcomes
+    assert (first.epochs, first.weights_sha256) == (other.epochs, other.weights_sha256)
+    kept = [[path.name for path in checkpoint.every(folder)] for folder in tmp_path.iterdir()]
+    assert kept[0] == kept[1]
+    for name in ("chosen/epoch", "best/accuracy", "val/accuracy", "val/loss"):
+        assert first.metrics[name] == other.metrics[name]
+    for name in ("test/accuracy", "chosen/test/accuracy"):
+        assert first.metrics[name] != other.metrics[name]
+
+
+@pytest.mark.slow
+def test_the_same_end_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    snapshots = train_everywhere(at(impatient, patience=2), tmp_path, stop_after=7)
+    assert len({(snapshot.step, digest(snapshot)) for snapshot in snapshots}) == 1
+    assert snapshots[0].step < 4 * EPOCHS
+
+
+def test_more_patience_goes_on_to_the_same_bits_and_the_same_does_not(tmp_path: Path) -> None:
+    few, many = (impatient("1x1", patience=patience) for patience in (1, 3))
+    dataset = data.read(few)
+    short = train_here(few, dataset, tmp_path / "resumed")
+    again = train_here(few, dataset, tmp_path / "resumed", recorder := Recorder())
+    assert (again.epochs, recorder.epochs) == (short.epochs, [])
+    resumed, whole = (train_here(many, dataset, tmp_path / name) for name in ("resumed", "whole"))
+    assert short.epochs < resumed.epochs == whole.epochs < EPOCHS
+    assert len({digest(newest[1]) for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))}) == 1
+    assert best(tmp_path / "resumed").name == best(tmp_path / "whole").name
+    with pytest.raises(ConfigError, match=r"patience must be more than .* run mine has ended, got 1"):
+        limits.refuse_exhausted(few, short.history, "mine")
+    limits.refuse_exhausted(many, short.history, "mine")
+
+
+def test_less_patience_ends_a_run_after_the_epoch_that_it_is_in(tmp_path: Path) -> None:
+    """And one that comes to its last epoch was not stopped."""
+    config = impatient("1x1", patience=1)
+    dataset = data.read(config)
+    first = train_here(config, dataset, tmp_path / "one")
+    longer = replace(config, topology="1x2", patience=9, checkpoint_every=3)
+    train_on_threads(longer, dataset, tmp_path / "one", partial(Recorder, stop_after=4 * first.epochs + 3))
+    ended = train_here(config, dataset, tmp_path / "one")
+    assert first.epochs + 1 == ended.epochs < EPOCHS
+    assert ended.checkpoint.endswith(f"step-{4 * ended.epochs:08d}")
+    outcome = train_here(replace(config, epochs=2, patience=2), dataset, tmp_path / "whole")
+    assert (outcome.epochs, outcome.stopped_by) == (2, "")
+
+
+def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -> None:
+    asked = TrainConfig(dataset="digits", patience=3)
+    config = recipe.resolve(asked)
+    assert config.val_share == 0.1
+    assert [*recipe.notes(config, asked)]
+    assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
+    assert typed.run(*recipe.command(config).split()[2:]).patience == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--patience", "0"], "--patience must be at least 1, got 0"),
+        (["--patience", "-2"], "--patience must be at least 1, got -2"),
+        (["--patience", "1.5"], "--patience must be a whole number, got '1.5'"),
+        (["--patience", "3", "--val-share", "0"], "--val-share must be above 0 for --patience 3, which chooses by "),
+        (["--patience", "3", "--per-rank-test"], "--patience cannot go with --per-rank-test, "),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        recipe.resolve(typed.run("--dataset", "digits", *words))
+    assert refused.value.as_flag().startswith(sentence)
