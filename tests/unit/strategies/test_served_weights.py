@@ -173,9 +173,7 @@ def pushed(server: ServerHandle, begin: Start) -> tuple[np.ndarray, States, dict
 
 
 @pytest.mark.parametrize(("sizes", "count", "largest"), [((1, 1, 1, 9), 2, 9), ((5, 4, 3, 3, 5), 3, 8), ((2, 2), 2, 2)])
-def test_the_largest_part_is_as_small_as_whole_parameters_allow(
-    sizes: tuple[int, ...], count: int, largest: int
-) -> None:
+def test_the_largest_part_is_as_small_as_can_be(sizes: tuple[int, ...], count: int, largest: int) -> None:
     server = sharded(count)
     layout = tuple(((size,), (1,)) for size in sizes)
     server.reset(dataclasses.replace(start("sgd"), weights=np.zeros(sum(sizes), np.float32), layout=layout))
@@ -193,9 +191,7 @@ def flat(states: States) -> dict[tuple[int, str], list[float]]:
 
 @pytest.mark.parametrize("count", [1, 3, 6])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_servers_that_share_the_parameters_do_what_one_does_and_go_on_from_each_others_state(
-    name: str, count: int
-) -> None:
+def test_servers_that_share_the_parameters_do_what_one_does(name: str, count: int) -> None:
     weights, state, figures = pushed(ParameterServer(), start(name))
     found = pushed(sharded(count), start(name))
     assert np.array_equal(found[0], weights)

@@ -154,7 +154,7 @@ def test_workers_with_one_image_each_have_enough_for_batch_norm_together() -> No
     assert resolved(usual, global_batch_size=2).images_per_worker == 1
 
 
-def test_the_gpus_of_a_worker_are_seeded_and_no_other_and_none_where_a_cpu_computes(
+def test_the_gpus_of_a_worker_alone_are_seeded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     generators = [torch.Generator().manual_seed(1) for _ in range(4)]

@@ -66,9 +66,7 @@ def contiguous(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", ["ddp", "parameter_server", "hogwild", "reproducible", "local_sgd"])
 @pytest.mark.parametrize("values", [{"optimizer": "adamw", "lr": 0.01}, {"optimizer": "sgd"}], ids=["adamw", "sgd"])
-def test_an_optimizers_state_goes_on_whatever_its_layout_was(
-    strategy: str, values: dict[str, object], digits: Dataset
-) -> None:
+def test_an_optimizers_state_goes_on(strategy: str, values: dict[str, object], digits: Dataset) -> None:
     wanted = config(strategy=strategy, **values)
     first = Ready(wanted, digits).train(0, 1, 2)
     first.strategy.consolidate()
@@ -109,7 +107,7 @@ def test_one_worker_is_plain_training(strategy: str, digits: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("every", "steps"), [(3, [4, 5, 7, 9, 10]), (7, [5, 7, 10])])
-def test_local_sgd_lets_checkpoints_be_made_where_replicas_are_averaged(
+def test_local_sgd_keeps_checkpoints_where_it_averages(
     every: int, steps: list[int], digits: Dataset, tmp_path: Path
 ) -> None:
     """After every second step of an epoch of 5, and at its end."""

@@ -31,11 +31,6 @@ from tests.unit.tasks.test_own_task import config as ink
 validated = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=3, lr=0.2)
 
 
-def at(config: Any, **usual: object) -> Any:
-    """A function of a topology that gives these configs."""
-    return lambda topology="1x1", **values: config(topology, **usual, **values)
-
-
 def of(**values: object) -> ResolvedConfig:
     return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", **values))  # type: ignore[arg-type]
 
@@ -77,13 +72,6 @@ def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Pa
     known = {name: value for name, value in metrics.items() if not name.startswith("peak_memory")}
     assert known.items() <= again.metrics.items()
     assert again.confusion == outcome.confusion
-
-
-@pytest.mark.slow
-def test_the_same_bits_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    snapshots = train_everywhere(at(validated), tmp_path, stop_after=7)
-    assert len({digest(snapshot) for snapshot in snapshots}) == 1
-    assert len({best(folder).name for folder in tmp_path.iterdir()}) == 1
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "local_sgd", "gpipe"])
@@ -156,9 +144,7 @@ def test_every_ranks_replica_is_tested_on_the_test(tmp_path: Path) -> None:
         ({}, "--scheduler asha", 0.1),
     ],
 )
-def test_a_share_is_taken_where_something_is_to_choose(
-    values: dict[str, object], chooser: str, share: float | None
-) -> None:
+def test_a_share_is_taken_where_something_chooses(values: dict[str, object], chooser: str, share: float | None) -> None:
     asked = TrainConfig(dataset="digits", **values)  # type: ignore[arg-type]
     config = recipe.resolve(asked, chooser)
     assert config.val_share == share
@@ -235,9 +221,13 @@ def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_pat
 
 
 @pytest.mark.slow
-def test_the_same_end_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    snapshots = train_everywhere(at(impatient, patience=2), tmp_path, stop_after=7)
+def test_the_same_bits_and_end_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    def asked(topology: str = "1x1", **values: object) -> Any:
+        return impatient(topology, patience=2, **values)
+
+    snapshots = train_everywhere(asked, tmp_path, stop_after=7)
     assert len({(snapshot.step, digest(snapshot)) for snapshot in snapshots}) == 1
+    assert len({best(folder).name for folder in tmp_path.iterdir()}) == 1
     assert snapshots[0].step < 4 * EPOCHS
 
 

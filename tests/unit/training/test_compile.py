@@ -164,9 +164,7 @@ def replayed(network: nn.Module, device: torch.device) -> Any:
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_gradients_add_up_though_each_pass_overwrites_those_before(
-    accumulate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_add_up_though_passes_overwrite_them(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "Compiled", replayed)
     wanted = config(strategy="all_reduce", global_batch_size=BATCH, accumulate=accumulate, compile=True)
     strategy = built(wanted, model())
@@ -214,7 +212,7 @@ BREAK = r"Data-dependent branching .* \(test_compile\.py, line \d+\)"
         pytest.param("counted", "fp32", "Detected recompile", marks=pytest.mark.slow),
     ],
 )
-def test_a_network_that_cannot_be_compiled_is_refused_before_the_first_step(
+def test_what_cannot_be_compiled_is_refused(
     name: str, precision: str, reason: str, few: Dataset, tmp_path: Path
 ) -> None:
     own = {"model": f"{__name__}:{name}", "model_options": {}, "precision": precision}
@@ -267,11 +265,9 @@ def test_a_gpu_measures_its_kernels_but_where_bits_are_to_repeat(monkeypatch: py
         assert torch.backends.cudnn.benchmark is (before if kind == "cpu" else not is_repeated)
 
 
-@pytest.mark.parametrize("strategy", ["reproducible", "ddp"])
-def test_only_reproducible_repeats_its_bits(
-    strategy: str, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_reproducible_repeats_its_bits(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(hardware, "choose_kernels", lambda device, is_repeated: asked.append(is_repeated))
-    train_here(config(strategy=strategy, epochs=1, steps_per_epoch=1), few, tmp_path)
-    assert asked == [strategy == "reproducible"]
+    for strategy in ("reproducible", "ddp"):
+        train_here(config(strategy=strategy, epochs=1, steps_per_epoch=1), few, tmp_path / strategy)
+    assert asked == [True, False]

@@ -161,9 +161,7 @@ class Small(Noisy):
         return super().forward(images)
 
 
-def test_an_evaluation_without_room_takes_fewer_images_with_the_same_figures(
-    digits: Dataset, evaluate: Evaluator
-) -> None:
+def test_an_evaluation_without_room_takes_fewer_images_at_once(digits: Dataset, evaluate: Evaluator) -> None:
     usual, small = Noisy(digits), Small(digits)
     assert evaluate(small) == evaluate(usual)
     assert evaluate._at_once == 32  # after 128 and 64

@@ -108,9 +108,7 @@ def test_what_lies_below_a_pattern_is_in_evaluation_mode_and_so_is_a_frozen_batc
     ],
     ids=["adamw-ema", "own", "reproducible", "hogwild"],
 )
-def test_what_is_frozen_stays_to_the_last_byte_and_has_no_state(
-    values: dict[str, object], few: Dataset, tmp_path: Path
-) -> None:
+def test_what_is_frozen_stays_and_has_no_state(values: dict[str, object], few: Dataset, tmp_path: Path) -> None:
     """Batch norm's statistics, too. The rest learns, and the places of the optimizer's state are those of all."""
     wanted = config(freeze=TRUNK, **SHORT, **values)
     train_here(wanted, few, tmp_path)
@@ -155,7 +153,7 @@ def test_an_evaluation_leaves_the_trunk_in_evaluation_mode(few: Dataset, tmp_pat
     ],
     ids=["sgd", "adamw-ema"],
 )
-def test_it_learns_from_the_epoch_asked_for_interrupted_or_not(
+def test_it_learns_from_the_epoch_asked_for(
     values: dict[str, object], stops: tuple[int, ...], few: Dataset, tmp_path: Path
 ) -> None:
     wanted = config(freeze=TRUNK, unfreeze_epoch=2, checkpoint_every=3, keep_checkpoints=9, **SHORT, **values)

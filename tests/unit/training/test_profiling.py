@@ -47,9 +47,7 @@ def marked(events: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize(
     ("wanted", "epochs", "steps", "first"), [(9, 1, 11, 1), (10, 2, 11, 11), (5, 1, 400, 10), (2, 2, 3, 3)]
 )
-def test_the_profiled_steps_are_in_one_epoch_after_the_first_step(
-    wanted: int, epochs: int, steps: int, first: int
-) -> None:
+def test_the_profiled_steps_are_in_one_epoch(wanted: int, epochs: int, steps: int, first: int) -> None:
     config = TrainConfig(epochs=epochs, profile_steps=wanted)  # type: ignore[arg-type]
     assert recipe.profiled_from(config, steps) == first
 
@@ -92,9 +90,7 @@ def test_a_folder_that_cannot_be_written_costs_the_trace_and_not_the_run(few: Da
     assert (outcome.epochs, "cannot be written" in told.problem, "aten::addmm" in told.operators) == (2, True, True)
 
 
-def test_a_run_that_ends_within_the_profiled_steps_ends_the_profiler_and_has_its_trace_when_it_goes_on(
-    few: Dataset, tmp_path: Path
-) -> None:
+def test_a_run_that_ends_within_the_profiled_steps_ends_the_profiler(few: Dataset, tmp_path: Path) -> None:
     broken, whole, again = Recorder(stop_after=5), Recorder(), Recorder()
     short = {"steps_per_epoch": 6}
     with pytest.raises(Stopped):

@@ -60,9 +60,7 @@ def close(each: dict[int, list[float]]) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("every", [0, 3])
-def test_an_epochs_loss_is_the_mean_over_all_ranks_and_steps(
-    every: int, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epochs_loss_is_the_mean(every: int, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many checkpoints were written meanwhile."""
     monkeypatch.setattr(hardware, "peak_memory_mib", lambda device: 100.5 + dist.get_rank())
     results = train(resolved(USUAL, checkpoint_every=every), few, tmp_path)
@@ -126,7 +124,7 @@ def test_when_rank_0_is_refused_or_cannot_write_the_others_end_with_it(few: Data
 @pytest.mark.parametrize(
     ("strategy", "values"), [("all_reduce", {}), ("local_sgd", {"strategy_options": {"sync_every": 3}})]
 )
-def test_every_ranks_own_replica_is_tested_beside_the_model_they_share(
+def test_every_ranks_own_replica_is_tested(
     strategy: str, values: dict[str, object], few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own: dict[int, nn.Module] = {}
