@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -173,6 +172,9 @@ def test_a_rank_without_a_state_for_a_parameter_counts_as_zeros() -> None:
         return torch.equal(made.state[last]["momentum_buffer"], momentum / 2)
 
     assert on_threads(2, one) == [True, True]
+    unused = model()
+    assert [len(vector) for vector in gradients.flat_gradients(gradients.learning(unused))] == [135, 5, 200, 10]
+    assert unused[5].bias.grad.tolist() == [0] * 10
 
 
 def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None:
@@ -187,17 +189,9 @@ def test_an_average_is_that_of_all_ranks_but_whole_numbers_are_rank_0s() -> None
     for across, others in on_threads(2, one):
         assert torch.equal(across, torch.arange(6.0).view(2, 3).t() * 1.5)
         assert others == ([5.0, 5.0], [5], 0, 7)
-
-
-def test_alone_there_is_nothing_to_exchange() -> None:
-    def alone(_: Worker | None = None) -> None:
-        mine = torch.tensor([1.0, 2.0])
-        assert [part is mine for part in gradients.gather(mine)] == [True]
-        gradients.average([mine])
-        assert mine.tolist() == [1.0, 2.0]
-
-    alone()
-    on_threads(1, alone)
+    mine = torch.tensor([1.0, 2.0])  # alone there is nothing to exchange
+    gradients.average([mine])
+    assert (gradients.gather(mine)[0] is mine, mine.tolist()) == (True, [1.0, 2.0])
 
 
 WORDS = {"d": "data", "f": "forward", "b": "backward", "c": "communication", "o": "optimizer", "x": "other"}
@@ -236,31 +230,6 @@ def test_each_part_of_a_step_is_marked_when_it_ends(strategy: str, values: dict[
         return found
 
     assert on_threads(len(marks), one) == [[WORDS[letter] for letter in each] for each in marks]
-
-
-def test_a_gpu_takes_all_sharded_weights_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PyTorch does where it would on a GPU; a CPU takes them one by one."""
-    sgd = import_module("torch.optim.sgd")
-    wanted, taken, at_once = of("fsdp", 2), [], sgd._multi_tensor_sgd
-
-    def one(worker: Worker) -> list[Tensor]:
-        made = ready(wanted, worker)
-        for number in range(2):
-            step(made, wanted, worker, number)
-        made.consolidate()
-        return [parameter.detach().clone() for parameter in made.context.model.parameters()]
-
-    def noted(parameters: list[Tensor], *args: Any, **values: Any) -> None:
-        taken.append(len(parameters))
-        at_once(parameters, *args, **values)
-
-    expected, _ = on_threads(2, one)
-    where = import_module("torch.optim.optimizer")
-    monkeypatch.setattr(where, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
-    monkeypatch.setattr(sgd, "_multi_tensor_sgd", noted)
-    found, _ = on_threads(2, one)
-    assert taken == [2] * 8  # two ranks, two steps, two groups
-    torch.testing.assert_close(found, expected)
 
 
 def test_every_batch_norm_moves_as_far_as_its_own_momentum_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,21 +119,6 @@ def test_a_plain_run_chooses_nothing(small: TrainConfig, digits: Dataset, tmp_pa
         checkpoint.chosen(tmp_path)
 
 
-def test_the_objective_of_ones_own_task_has_its_direction() -> None:
-    config = ink(val_share=0.2)
-    objective = choosing.objective(tasks.spec(config, data.facts(config)), data.facts(config))
-    assert objective is not None
-    assert (objective.metric, objective.figure.better) == ("val/rmse", "min")
-
-
-def test_every_ranks_replica_is_tested_on_the_test(tmp_path: Path) -> None:
-    config = small_config("ddp", "1x2", val_share=0.2, steps_per_epoch=4, per_rank_test=True)
-    for outcome, recorder in train_on_threads(config, data.read(config), tmp_path):
-        assert isinstance(outcome, Outcome)
-        assert outcome.metrics["test/accuracy_rank0"] == outcome.metrics["test/accuracy"]  # it has no statistics
-        assert "test/accuracy_rank1" in recorder.epochs[-1].row.metrics
-
-
 @pytest.mark.parametrize(
     ("values", "chooser", "share"),
     [
@@ -192,9 +177,11 @@ def test_the_lowest_figure_of_ones_own_task_is_its_best() -> None:
     config = ink(val_share=0.2, patience=2)
     facts = data.facts(config)
     task = tasks.spec(config, facts)
-    falling, rising = ([{"val/rmse": value} for value in values] for values in ([3.0, 2.0, 1.0], [1.0, 2.0, 3.0]))
-    assert not choosing.is_exhausted(config, task, facts, falling)
-    assert choosing.is_exhausted(config, task, facts, rising)
+    objective = choosing.objective(task, facts)
+    assert objective is not None
+    assert (objective.metric, objective.figure.better) == ("val/rmse", "min")
+    for values, is_exhausted in (([3.0, 2.0, 1.0], False), ([1.0, 2.0, 3.0], True)):
+        assert choosing.is_exhausted(config, task, facts, [{"val/rmse": value} for value in values]) == is_exhausted
 
 
 def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_users_switches_do_not_reach_training(
     build = models.build
 
     def of_the_users_own(*about: Any) -> torch.nn.Module:
-        torch.backends.fp32_precision = "tf32"
+        monkeypatch.setattr(torch.backends, "fp32_precision", "tf32")
         model = build(*about)
         model.register_forward_pre_hook(lambda *_: seen.append(rounding()))
         return model

