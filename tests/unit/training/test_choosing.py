@@ -28,7 +28,8 @@ from tests.support.helpers import Recorder, digest, small_config, train_here
 from tests.support.threads import train_everywhere, train_on_threads
 from tests.unit.tasks.test_own_task import config as ink
 
-validated = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=3, lr=0.2)
+SHORT = {"val_share": 0.2, "log_every": 1, "steps_per_epoch": 4, "lr": 0.2}
+validated = partial(small_config, "reproducible", epochs=3, global_batch_size=32, **SHORT)
 
 
 def of(**values: object) -> ResolvedConfig:
@@ -149,7 +150,7 @@ def test_what_leaves_nothing_to_choose_by_is_refused(values: dict[str, object]) 
 
 
 EPOCHS = 30
-impatient = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=EPOCHS, lr=0.2)
+impatient = partial(small_config, "reproducible", epochs=EPOCHS, **SHORT)
 
 
 def after_the_best(accuracies: list[float]) -> int:
