@@ -45,27 +45,16 @@ def alone(model: str) -> list[float]:
     return losses_of_steps(resolved(config(model)), Path(mkdtemp()))
 
 
+LSTM = ("ddp", "fsdp", "all_reduce", "gpipe", "local_sgd")
+OTHERS = [("textcnn", "one_f_one_b"), ("text_transformer", "model_parallel"), ("text_transformer", "send_recv")]
+
+
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"strategy": "ddp", "accumulate": 2},
-        {"strategy": "fsdp"},
-        {"strategy": "gather_scatter"},
-        {"strategy": "send_recv"},
-        {"strategy": "all_reduce"},
-        {"strategy": "gpipe"},
-        {"strategy": "one_f_one_b"},
-        {"strategy": "model_parallel"},
-        {
-            "strategy": "local_sgd",
-            "strategy_options": {"sync_every": 1},
-        },  # so that the mean of the weights is a plain step
-    ],
-    ids=lambda values: values["strategy"],
+    ("model", "strategy"), [*(("lstm", name) for name in LSTM), *OTHERS, ("textcnn", "gather_scatter")]
 )
-@pytest.mark.parametrize("model", MODELS)
-def test_the_losses_are_those_of_one_worker(model: str, values: dict[str, object], tmp_path: Path) -> None:
-    asked = resolved(config(model, **values), topology="1x2")
+def test_the_losses_are_those_of_one_worker(model: str, strategy: str, tmp_path: Path) -> None:
+    values = {"ddp": {"accumulate": 2}, "local_sgd": {"strategy_options": {"sync_every": 1}}}.get(strategy, {})
+    asked = resolved(config(model, strategy=strategy, **values), topology="1x2")
     assert losses_of_steps(asked, tmp_path) == pytest.approx(alone(model), rel=1e-4)
 
 
@@ -76,14 +65,6 @@ def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(model: s
     assert len({digest(snapshot) for snapshot in snapshots}) == 1
 
 
-def test_replicas_that_go_their_own_way_for_some_steps_learn_texts(tmp_path: Path) -> None:
-    asked = resolved(config("lstm", epochs=4, optimizer="adamw", lr=0.05), strategy="local_sgd", topology="1x2")
-    losses = losses_of_steps(asked, tmp_path)
-    assert np.mean(losses[-6:]) < 0.6 * np.mean(losses[:6])
-
-
 def test_a_pipeline_has_at_most_as_many_workers_as_layers() -> None:
-    with pytest.raises(
-        ConfigError, match=r"topology must have at most 3 workers for --strategy gpipe with this textcnn"
-    ):
+    with pytest.raises(ConfigError, match=r"topology must have at most 3 workers .* with this textcnn"):
         resolved(config("textcnn"), strategy="gpipe", topology="1x4")

@@ -60,27 +60,19 @@ def passed_over(newest: Path) -> str:
     """What is said of the newest of two checkpoints, of which the older one is taken."""
     found = checkpoint.latest(newest.parent)
     assert found is not None
-    assert found[1].step == 10
-    assert [saved.step for saved in checkpoint.existing(newest.parent)] in ([10], [10, 20])
     (problem,) = found[2]
-    assert str(newest) in problem
-    assert len(problem.splitlines()) == 1
+    assert (found[1].step, len(problem.splitlines())) == (10, 1)
+    assert [saved.step for saved in checkpoint.existing(newest.parent)] in ([10], [10, 20])
     return problem.replace(str(newest), "NEWEST")
 
 
-def test_every_kind_of_tensor_comes_back_from_a_file_of_the_librarys(tmp_path: Path) -> None:
-    path = checkpoint.save(replace(snapshot(10), weights=TENSORS), tmp_path).path
-    for loaded in (safetensors.torch.load_file(path / WEIGHTS), checkpoint.load(path).weights):
-        assert loaded.keys() == TENSORS.keys()
-        for name, tensor in TENSORS.items():
-            assert loaded[name].dtype == tensor.dtype
-            assert torch.equal(loaded[name], tensor)
-
-
-def test_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
+def test_every_kind_of_tensor_comes_back_and_equal_weights_are_equal_bytes(tmp_path: Path) -> None:
     one = checkpoint.save(replace(snapshot(10), weights=TENSORS), tmp_path / "one")
     two = checkpoint.save(replace(snapshot(10), weights=dict(reversed(TENSORS.items()))), tmp_path / "two")
     assert one.weights_sha256 == two.weights_sha256
+    for loaded in (safetensors.torch.load_file(one.path / WEIGHTS), checkpoint.load(one.path).weights):
+        assert {name: each.dtype for name, each in loaded.items()} == {n: each.dtype for n, each in TENSORS.items()}
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
 
 
 def weights_file(header: str, content: bytes = b"") -> bytes:
@@ -91,10 +83,8 @@ TENSOR = '{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, %s]}}'
 NO_WEIGHTS = {
     "empty": b"",
     "a header longer than the file": b"\xff" * 8 + b"{}",
-    "a list": weights_file("[]"),
     "deep": weights_file("[" * 100_000),
     "cut off": weights_file(TENSOR % 16, bytes(8)),
-    "endless": weights_file(TENSOR % "Infinity", bytes(16)),
 }
 
 
@@ -113,18 +103,12 @@ def state_file(folder: Path, changes: object) -> bytes:
 @pytest.mark.parametrize(
     "changes",
     [
-        b"",
         b"PK",
         pickle.dumps({"optimizer": {}}, protocol=2),
         [],
         {"optimizer": 3},
-        {"clock": []},
         {"epoch_loss": "high"},
-        {"history": 5},
         {"history": [3]},
-        {"history": [{"kind": "epoch"}]},
-        {"history": [{"kind": "epoch", "step": "first", "timestamp_ms": 1, "metrics": {}}]},
-        {"history": [{"kind": "epoch", "step": 1, "timestamp_ms": 1, "metrics": []}]},
         {"history": [{"kind": "epoch", "step": 1, "timestamp_ms": 1, "metrics": {"test/accuracy": "high"}}]},
     ],
 )
@@ -136,21 +120,14 @@ def test_a_state_that_is_none_is_passed_over(newest: Path, tmp_path: Path, chang
 @pytest.mark.parametrize(
     "changes",
     [
-        {"score": "high"},
         {"score": float("inf")},
-        {"score": [0.5]},
-        {"step": "last"},
         {"step": None},
         {"step": 30},
         {"step": 10**400},
         {"epoch": 1.5},
-        {"decided": 5},
         {"decided": [5]},
-        {"config": None},
-        {"config": []},
         {"config": {"lr": "fast"}},
         {"config": {"version": 99}},
-        {"weights_sha256": None},
         {"state_sha256": 4},
         {"task": {}},
     ],
@@ -161,31 +138,24 @@ def test_a_manifest_with_a_wrong_value_is_passed_over(changes: dict[str, object]
     assert checkpoint.best(newest.parent) is None
 
 
-@pytest.mark.parametrize("text", ["", "3", "[]", "{", "[" * 100_000, '{"format": ' + "[" * 100_000, "\udcff"])
-def test_a_manifest_that_is_none_is_passed_over(text: str, newest: Path) -> None:
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, "\udcff", "lacks step", "lacks score", "lacks config"])
+def test_a_manifest_that_is_none_or_lacks_something_is_passed_over(text: str, newest: Path) -> None:
+    if text.startswith("lacks"):
+        values = json.loads((newest / MANIFEST).read_text())
+        text = json.dumps({name: value for name, value in values.items() if name != text.split()[1]})
     (newest / MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
-    assert passed_over(newest).startswith(f"checkpoint NEWEST has a {MANIFEST} that cannot be used: ")
-
-
-@pytest.mark.parametrize("name", ["step", "epoch", "score", "decided", "config"])
-def test_a_manifest_that_lacks_something_is_passed_over(name: str, newest: Path) -> None:
-    values = json.loads((newest / MANIFEST).read_text())
-    del values[name]
-    (newest / MANIFEST).write_text(json.dumps(values))
     assert passed_over(newest).startswith(f"checkpoint NEWEST has a {MANIFEST} that cannot be used: ")
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, STATE])
 def test_a_damaged_or_missing_file_is_passed_over(newest: Path, file: str) -> None:
     content = bytearray((newest / file).read_bytes())
-    (newest / file).write_bytes(content[:-7])
-    damaged = f"checkpoint file NEWEST/{file} is damaged: its SHA-256 is not the manifest's"
-    assert passed_over(newest) == damaged
     content[len(content) // 2] ^= 1
-    (newest / file).write_bytes(content)
-    assert passed_over(newest) == damaged
+    for damaged in (content[:-7], content):
+        (newest / file).write_bytes(damaged)
+        assert passed_over(newest).startswith(f"checkpoint file NEWEST/{file} is damaged: ")
     (newest / file).unlink()
-    assert passed_over(newest) == f"checkpoint file NEWEST/{file} cannot be read: No such file or directory"
+    assert passed_over(newest).startswith(f"checkpoint file NEWEST/{file} cannot be read: ")
 
 
 def test_a_checkpoint_of_a_run_that_learns_otherwise_is_passed_over(newest: Path) -> None:
@@ -197,8 +167,7 @@ def test_a_checkpoint_of_a_run_that_learns_otherwise_is_passed_over(newest: Path
     forge(newest, config={**json.loads((newest / MANIFEST).read_text())["config"], "lr": 0.15})
     found = checkpoint.latest(newest.parent, record)
     assert found is not None
-    assert found[1].step == 10
-    assert found[2] == (f"checkpoint {newest} was made with lr 0.15, and this run has 0.05; take another run name",)
+    assert (found[1].step, "was made with lr 0.15, and this run has 0.05" in found[2][0]) == (10, True)
 
 
 def test_a_checkpoint_gives_back_everything(tmp_path: Path) -> None:
@@ -208,51 +177,38 @@ def test_a_checkpoint_gives_back_everything(tmp_path: Path) -> None:
     assert saved == SavedCheckpoint(tmp_path / "step-00000020", 20, 2, digest, 0.5, best=True)
     assert checkpoint.existing(tmp_path) == [saved]
     for read in (checkpoint.load(saved.path), pickle.loads(pickle.dumps(written))):  # as ranks send it
-        tensors = (read.weights["w"], read.optimizer["state"][0]["momentum_buffer"], read.clock["steps"])
-        assert [tensor.tolist() for tensor in tensors] == [[[20, 20], [20, 20]], [1, 1, 1], pytest.approx([0.1, 0.2])]
-        assert (read.optimizer["param_groups"], read.clock["seconds"]) == (
-            [{"lr": 0.1, "params": [0]}],
-            {"training": 1.5},
-        )
+        for one, other in ((read.weights, written.weights), (read.clock, written.clock)):
+            assert repr(one) == repr(other)
+        assert repr(read.optimizer) == repr(written.optimizer)
         alike = {"weights": {}, "optimizer": {}, "clock": {}, "weights_sha256": "", "state_sha256": ""}
         assert replace(read, **alike) == replace(written, **alike)  # type: ignore[arg-type]
 
 
-def test_the_latest_and_the_best_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("val_share", "kept", "best"), [(0.1, [20, 30, 40], 20), (None, [30, 40], None)])
+def test_the_latest_are_kept_and_where_something_chooses_the_best(
+    val_share: float | None, kept: list[int], best: int | None, tmp_path: Path
+) -> None:
+    """Of equals, the earlier is the best."""
     for step, accuracy in ((10, 0.3), (20, 0.9), (25, None), (30, 0.4), (40, 0.9)):
-        checkpoint.save(snapshot(step, accuracy, keep_checkpoints=2), tmp_path)
-    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000020", "step-00000030", "step-00000040"]
-    best = checkpoint.best(tmp_path)
-    assert best is not None
-    assert best.name == "step-00000020"  # the earlier of equals
-
-
-def test_without_validation_images_the_latest_are_kept_and_none_is_the_best(tmp_path: Path) -> None:
-    for step, accuracy in ((10, 0.3), (20, 0.9), (30, 0.4), (40, 0.5)):
-        assert not checkpoint.save(snapshot(step, accuracy, val_share=None), tmp_path).best
-    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000030", "step-00000040"]
-    assert checkpoint.best(tmp_path) is None
+        checkpoint.save(snapshot(step, accuracy, keep_checkpoints=2, val_share=val_share), tmp_path)
+    assert [path.name for path in checkpoint.every(tmp_path)] == [f"step-{step:08d}" for step in kept]
+    assert checkpoint.best(tmp_path) == (tmp_path / f"step-{best:08d}" if best else None)
 
 
 def test_when_no_checkpoint_can_be_used_that_is_said(tmp_path: Path) -> None:
     for step in (10, 20):
         (checkpoint.save(snapshot(step), tmp_path).path / MANIFEST).write_text("{")
-    with pytest.raises(
-        CheckpointError, match=r"no usable checkpoint in .*step-00000020 has a manifest.json that cannot be used"
-    ):
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*step-00000020"):
         checkpoint.latest(tmp_path)
     assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
-def test_another_versions_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = checkpoint.save(snapshot(10), tmp_path).path
-    manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(CheckpointError, match="format 99 is another version's; this one reads format"):
-        checkpoint.load(path)
-    forge(path, format=manifest["format"], config={"version": 99})
-    with pytest.raises(CheckpointError, match="version must be 2, got 99"):
-        checkpoint.load(path)
+def test_another_versions_checkpoint_is_refused(newest: Path) -> None:
+    manifest = json.loads((newest / MANIFEST).read_text())
+    for changes, said in (({"format": 99}, "format 99"), ({"config": {"version": 99}}, "version must be 2, got 99")):
+        forge(newest, **{"format": manifest["format"], **changes})
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.load(newest)
 
 
 def test_loading_executes_nothing(tmp_path: Path) -> None:
@@ -286,11 +242,10 @@ def test_no_room_is_said_and_leaves_the_earlier_ones(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError, match="step-00000020 cannot be written: File too large"):
             checkpoint.save(large, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert str(caught.value) == f"checkpoint {tmp_path}/step-00000020 cannot be written: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
 
 
@@ -316,20 +271,14 @@ def test_a_damaged_checkpoint_hides_neither_the_best_nor_the_others(tmp_path: Pa
         checkpoint.save(snapshot(step, accuracy, keep_checkpoints=4), tmp_path)
     for step in (10, 40):
         (tmp_path / f"step-{step:08d}" / MANIFEST).write_text("{")
-    best = checkpoint.best(tmp_path)
-    assert best is not None
-    assert best.name == "step-00000030"
+    assert checkpoint.best(tmp_path) == tmp_path / "step-00000030"
     assert [(saved.step, saved.best) for saved in checkpoint.existing(tmp_path)] == [(20, False), (30, True)]
 
 
 def test_weights_that_are_not_those_of_the_config_are_no_classifier(tmp_path: Path) -> None:
-    spec = SPECS["digits"]
-    whole = replace(snapshot(10), weights=models.build(snapshot(10).config, spec).state_dict())
+    whole = replace(snapshot(10), weights=models.build(snapshot(10).config, SPECS["digits"]).state_dict())
     restored = predictor.of(tmp_path, whole).model
     assert not restored.training
     assert all(torch.equal(tensor, whole.weights[name]) for name, tensor in restored.state_dict().items())
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match="does not fit its own config"):
         predictor.of(tmp_path, replace(whole, weights={}))
-    assert str(caught.value) == (
-        f"checkpoint {tmp_path} does not fit its own config: Error(s) in loading state_dict for Sequential:"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
+from cifar_ray.orchestration.run import limits
 from cifar_ray.strategies.worker import Worker
 from cifar_ray.tasks import USUAL, choosing
 from cifar_ray.training import checkpoint, predictor, recipe
@@ -23,10 +25,11 @@ from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
 from tests.support import typed
 from tests.support.helpers import Recorder, digest, small_config, train_here
-from tests.support.threads import train_on_threads
+from tests.support.threads import train_everywhere, train_on_threads
 from tests.unit.tasks.test_own_task import config as ink
 
-validated = partial(small_config, "reproducible", val_share=0.2, log_every=1, steps_per_epoch=4, epochs=3, lr=0.2)
+SHORT = {"val_share": 0.2, "log_every": 1, "steps_per_epoch": 4, "lr": 0.2}
+validated = partial(small_config, "reproducible", epochs=3, global_batch_size=32, **SHORT)
 
 
 def of(**values: object) -> ResolvedConfig:
@@ -46,7 +49,8 @@ def best(folder: Path) -> Path:
 
 
 def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Path) -> None:
-    config = replace(validated("1x1"), epochs=5)
+    """And a run whose epochs are all done is tested again when it is resumed."""
+    config = validated("1x1")
     dataset = data.read(config)
     outcome = train_here(config, dataset, tmp_path, recorder := Recorder())
     assert dataset.val is not None
@@ -64,50 +68,16 @@ def test_validation_is_measured_every_epoch_and_the_test_at_the_end(tmp_path: Pa
         model = predictor.of(path, checkpoint.load(path)).model
         alone = Evaluator(dataset, Worker(), tasks.build(config, dataset.spec))(model)
         assert {name: metrics[f"{prefix}{name}"] for name in alone.metrics} == alone.metrics
-        if prefix == "chosen/test/":
-            assert (outcome.confusion, outcome.per_class) == (alone.confusion, alone.per_class)
-
-
-def test_no_choice_reads_the_test_images(tmp_path: Path) -> None:
-    """With other labels in the test, the weights, the checkpoints kept and the chosen epoch are the same."""
-    config = replace(validated("1x1"), epochs=4, keep_checkpoints=1)
-    dataset = data.read(config)
-    outcomes: list[Outcome] = []
-    for name, given in (("as they are", dataset), ("shuffled", shuffled(dataset))):
-        outcomes.append(train_here(config, given, tmp_path / name))
-    first, other = (outcome.metrics for outcome in outcomes)
-    names = [[path.name for path in checkpoint.every(folder)] for folder in sorted(tmp_path.iterdir())]
-    assert names[0] == names[1]
-    assert outcomes[0].weights_sha256 == outcomes[1].weights_sha256
-    for name in ("chosen/epoch", "best/accuracy", "val/accuracy", "val/loss"):
-        assert first[name] == other[name]
-    for name in ("test/accuracy", "chosen/test/accuracy"):
-        assert first[name] != other[name]
-
-
-@pytest.mark.slow
-def test_the_same_bits_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
-    dataset = data.read(validated("1x1"))
-    outcomes = [train_here(validated("1x1"), dataset, tmp_path / "1x1")]
-    for topology in ("1x2", "2x2"):
-        ranks = train_on_threads(validated(topology), dataset, tmp_path / topology)
-        outcomes += [outcome for outcome, _ in ranks if isinstance(outcome, Outcome)]
-    stopped = replace(validated("1x2"), checkpoint_every=3)
-    train_on_threads(stopped, dataset, tmp_path / "resumed", partial(Recorder, stop_after=7))
-    outcomes.append(train_here(replace(stopped, topology="1x1"), dataset, tmp_path / "resumed"))
-    snapshots = [newest[1] for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))]
-    assert len(snapshots) == 4
-    assert len({digest(snapshot) for snapshot in snapshots}) == 1
-    assert len({best(folder).name for folder in tmp_path.iterdir()}) == 1
-    results = [outcome.metrics for outcome in outcomes]
-    assert len(results) == 1 + 2 + 4 + 1
-    for name in ("test/accuracy", "chosen/test/accuracy", "best/accuracy", "val/accuracy", "chosen/epoch"):
-        assert len({metrics[name] for metrics in results}) == 1
+    assert (outcome.confusion, outcome.per_class) == (alone.confusion, alone.per_class)
+    again = train_here(config, dataset, tmp_path)
+    known = {name: value for name, value in metrics.items() if not name.startswith("peak_memory")}
+    assert known.items() <= again.metrics.items()
+    assert again.confusion == outcome.confusion
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "local_sgd", "gpipe"])
 def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, tmp_path: Path) -> None:
-    config = small_config(strategy, "1x2", val_share=0.2, steps_per_epoch=4, epochs=3)
+    config = small_config(strategy, "1x2", val_share=0.2, steps_per_epoch=2)
     dataset = data.read(config)
     ranks = train_on_threads(config, dataset, tmp_path)
     model = predictor.of(best(tmp_path), checkpoint.load(best(tmp_path))).model
@@ -117,20 +87,7 @@ def test_ranks_that_hold_parts_test_the_chosen_checkpoint_whole(strategy: str, t
         assert outcome.metrics["chosen/test/accuracy"] == alone.metrics["accuracy"]
 
 
-def test_a_run_whose_epochs_are_all_done_is_tested_when_it_is_resumed(tmp_path: Path) -> None:
-    config = validated("1x1")
-    dataset = data.read(config)
-    outcome, again = (train_here(config, dataset, tmp_path) for _ in range(2))
-    known = {name: value for name, value in outcome.metrics.items() if not name.startswith("peak_memory")}
-    assert known.items() <= again.metrics.items()
-    assert again.confusion == outcome.confusion
-
-
-@pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json"])
-def test_a_best_checkpoint_that_cannot_be_read_is_told_and_the_last_one_counts(
-    file: str, digits: Dataset, tmp_path: Path
-) -> None:
-    """It is damaged while the run goes on; another one is not taken for the best."""
+def test_a_best_checkpoint_that_is_damaged_meanwhile_is_told_and_the_last_one_counts(tmp_path: Path) -> None:
     config = validated("1x1", lr=3.0, epochs=4)
     dataset = data.read(config)
     whole = train_here(config, dataset, tmp_path / "whole")
@@ -141,53 +98,26 @@ def test_a_best_checkpoint_that_cannot_be_read_is_told_and_the_last_one_counts(
         def step_done(self, *event: Any) -> None:
             super().step_done(*event)
             if event[1] == 15:
-                path = tmp_path / "damaged" / f"step-{4 * epoch:08d}" / file
+                path = tmp_path / "damaged" / f"step-{4 * epoch:08d}" / "weights.safetensors"
                 path.write_bytes(path.read_bytes()[:-9])
 
     outcome = train_here(config, dataset, tmp_path / "damaged", Damaging())
-    told = f"the best checkpoint, of epoch {epoch}, cannot be tested: checkpoint "
-    assert outcome.untested.startswith(told)
-    assert f"step-{4 * epoch:08d}" in outcome.untested
+    assert outcome.untested.startswith(f"the best checkpoint, of epoch {epoch}, cannot be tested: checkpoint ")
     assert str(tmp_path) not in outcome.untested
     assert outcome.weights_sha256 == whole.weights_sha256
-    ended = {name: value for name, value in whole.metrics.items() if not name.startswith(("peak", "epoch_s"))}
-    assert {name for name in ended if name not in outcome.metrics} == {
-        name for name in ended if name.startswith(("chosen/", "best/"))
-    }
     assert outcome.metrics["test/accuracy"] == whole.metrics["test/accuracy"]
+    lost = {name for name in whole.metrics.keys() - outcome.metrics.keys() if not name.startswith(("peak", "epoch_s"))}
+    assert lost == {name for name in whole.metrics if name.startswith(("chosen/", "best/"))}
 
 
 def test_a_plain_run_chooses_nothing(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    config = replace(small, epochs=3, keep_checkpoints=1)
+    config = replace(small, steps_per_epoch=2, keep_checkpoints=1)
     outcome = train_here(config, digits, tmp_path, recorder := Recorder())
     assert not any(name.startswith(("val/", "best/", "chosen/")) for name in outcome.metrics)
     assert not any(saved.best for saved in recorder.checkpoints)
-    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000033"]
-    with pytest.raises(CheckpointError, match=r"is the best: the run has no validation images \(--val-share\)"):
+    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000004"]
+    with pytest.raises(CheckpointError, match="--val-share"):
         checkpoint.chosen(tmp_path)
-
-
-def test_the_objective_of_ones_own_task_has_its_direction() -> None:
-    config = ink(val_share=0.2)
-    objective = choosing.objective(tasks.spec(config, data.facts(config)), data.facts(config))
-    assert objective is not None
-    assert (objective.metric, objective.figure.better) == ("val/rmse", "min")
-
-
-def test_every_ranks_replica_is_tested_on_the_test(tmp_path: Path) -> None:
-    config = small_config("ddp", "1x2", val_share=0.2, steps_per_epoch=4, per_rank_test=True)
-    for outcome, recorder in train_on_threads(config, data.read(config), tmp_path):
-        assert isinstance(outcome, Outcome)
-        assert outcome.metrics["test/accuracy_rank0"] == outcome.metrics["test/accuracy"]  # it has no statistics
-        assert "test/accuracy_rank1" in recorder.epochs[-1].row.metrics
-
-
-def test_another_share_is_another_run(tmp_path: Path) -> None:
-    config = validated("1x1")
-    train_here(replace(config, epochs=1), data.read(config), tmp_path)
-    other = validated("1x1", val_share=0.3)
-    with pytest.raises(CheckpointError, match=r"was made with val_share 0\.2, and this run has 0\.3"):
-        train_here(replace(other, epochs=1), data.read(other), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -195,21 +125,16 @@ def test_another_share_is_another_run(tmp_path: Path) -> None:
     [
         ({}, "", None),
         ({"val_share": 0.0}, "", None),
-        ({"val_share": 0.3}, "", 0.3),
-        ({"log_models": "best"}, "", 0.1),
         ({"log_models": "all"}, "", 0.1),
         ({"log_models": "best", "val_share": 0.3}, "", 0.3),
         ({}, "--scheduler asha", 0.1),
     ],
 )
-def test_a_share_is_taken_where_something_is_to_choose(
-    values: dict[str, object], chooser: str, share: float | None
-) -> None:
+def test_a_share_is_taken_where_something_chooses(values: dict[str, object], chooser: str, share: float | None) -> None:
     asked = TrainConfig(dataset="digits", **values)  # type: ignore[arg-type]
     config = recipe.resolve(asked, chooser)
     assert config.val_share == share
     assert bool([*recipe.notes(config, asked)]) == (share == 0.1)
-    assert recipe.resolve(config) == config
     assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
     again = typed.run(*recipe.command(config).split()[2:])
     assert recipe.resolve(again) == replace(config, log_models=again.log_models)
@@ -217,14 +142,132 @@ def test_a_share_is_taken_where_something_is_to_choose(
     assert (objective and objective.metric) == ("val/accuracy" if share else None)
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"val_share": 0.0, "log_models": "best"}, "--val-share must be above 0 for --log-models best, which chooses by "),
-        ({"val_share": 1.0}, "--val-share must be "),
-    ],
-)  # fmt: skip
-def test_what_leaves_nothing_to_choose_by_is_refused(values: dict[str, object], sentence: str) -> None:
+@pytest.mark.parametrize("values", [{"val_share": 0.0, "log_models": "best"}, {"val_share": 1.0}])
+def test_what_leaves_nothing_to_choose_by_is_refused(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as refused:
         of(**values)
+    assert refused.value.key == "val_share"
+
+
+EPOCHS = 30
+impatient = partial(small_config, "reproducible", epochs=EPOCHS, **SHORT)
+
+
+def after_the_best(accuracies: list[float]) -> int:
+    return len(accuracies) - 1 - accuracies.index(max(accuracies))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "is_exhausted"),
+    [
+        ([0.5, 0.4], False),
+        ([0.5, 0.4, 0.5], True),
+        ([0.5, 0.4, 0.6], False),
+        ([0.5, 0.6, 0.4, 0.55], True),
+        ([0.5, math.nan, math.nan], True),
+        ([math.nan, 0.1, math.nan], False),
+    ],
+)
+def test_patience_counts_epochs_without_a_better_figure(accuracies: list[float], is_exhausted: bool) -> None:
+    config, epochs = of(patience=2), [{"val/accuracy": value, "test/accuracy": 1.0} for value in accuracies]
+    assert choosing.is_exhausted(config, USUAL, data.facts(config), epochs) == is_exhausted
+    assert not choosing.is_exhausted(replace(config, patience=None), USUAL, data.facts(config), epochs)
+
+
+def test_the_lowest_figure_of_ones_own_task_is_its_best() -> None:
+    config = ink(val_share=0.2, patience=2)
+    facts = data.facts(config)
+    task = tasks.spec(config, facts)
+    objective = choosing.objective(task, facts)
+    assert objective is not None
+    assert (objective.metric, objective.figure.better) == ("val/rmse", "min")
+    for values, is_exhausted in (([3.0, 2.0, 1.0], False), ([1.0, 2.0, 3.0], True)):
+        assert choosing.is_exhausted(config, task, facts, [{"val/rmse": value} for value in values]) == is_exhausted
+
+
+def test_a_run_ends_as_after_its_last_epoch_whatever_the_test_labels_are(tmp_path: Path) -> None:
+    """With other labels in the test, the weights, the checkpoints kept and the chosen epoch are the same."""
+    config = impatient("1x1", patience=2, keep_checkpoints=1)
+    dataset, outcomes = data.read(config), []
+    for name, given in (("as they are", dataset), ("shuffled", shuffled(dataset))):
+        outcome = train_here(config, given, tmp_path / name, recorder := Recorder())
+        accuracies = [record.row.metrics["val/accuracy"] for record in recorder.epochs]
+        assert outcome.epochs == len(accuracies) < EPOCHS
+        waited = [after_the_best(accuracies[:epoch]) for epoch in range(1, outcome.epochs + 1)]
+        assert (waited[-1], max(waited[:-1]) < 2) == (2, True)
+        assert (outcome.stopped_by, outcome.metrics["chosen/epoch"]) == ("patience", outcome.epochs - 2)
+        assert outcome.checkpoint.endswith(f"step-{4 * outcome.epochs:08d}")
+        outcomes.append(outcome)
+    first, other = outcomes
+    assert (first.epochs, first.weights_sha256) == (other.epochs, other.weights_sha256)
+    kept = [[path.name for path in checkpoint.every(folder)] for folder in tmp_path.iterdir()]
+    assert kept[0] == kept[1]
+    for name in ("chosen/epoch", "best/accuracy", "val/accuracy", "val/loss"):
+        assert first.metrics[name] == other.metrics[name]
+    for name in ("test/accuracy", "chosen/test/accuracy"):
+        assert first.metrics[name] != other.metrics[name]
+
+
+@pytest.mark.slow
+def test_the_same_bits_and_end_at_any_number_of_workers_and_after_a_stop(tmp_path: Path) -> None:
+    def asked(topology: str = "1x1", **values: object) -> Any:
+        return impatient(topology, patience=2, **values)
+
+    snapshots = train_everywhere(asked, tmp_path, stop_after=7)
+    assert len({(snapshot.step, digest(snapshot)) for snapshot in snapshots}) == 1
+    assert len({best(folder).name for folder in tmp_path.iterdir()}) == 1
+    assert snapshots[0].step < 4 * EPOCHS
+
+
+def test_more_patience_goes_on_to_the_same_bits_and_the_same_does_not(tmp_path: Path) -> None:
+    few, many = (impatient("1x1", patience=patience) for patience in (1, 3))
+    dataset = data.read(few)
+    short = train_here(few, dataset, tmp_path / "resumed")
+    again = train_here(few, dataset, tmp_path / "resumed", recorder := Recorder())
+    assert (again.epochs, recorder.epochs) == (short.epochs, [])
+    resumed, whole = (train_here(many, dataset, tmp_path / name) for name in ("resumed", "whole"))
+    assert short.epochs < resumed.epochs == whole.epochs < EPOCHS
+    assert len({digest(newest[1]) for folder in tmp_path.iterdir() if (newest := checkpoint.latest(folder))}) == 1
+    assert best(tmp_path / "resumed").name == best(tmp_path / "whole").name
+    with pytest.raises(ConfigError, match=r"patience must be more than .* run mine has ended, got 1"):
+        limits.refuse_exhausted(few, short.history, "mine")
+    limits.refuse_exhausted(many, short.history, "mine")
+
+
+def test_less_patience_ends_a_run_after_the_epoch_that_it_is_in(tmp_path: Path) -> None:
+    """And one that comes to its last epoch was not stopped."""
+    config = impatient("1x1", patience=1)
+    dataset = data.read(config)
+    first = train_here(config, dataset, tmp_path / "one")
+    longer = replace(config, topology="1x2", patience=9, checkpoint_every=3)
+    train_on_threads(longer, dataset, tmp_path / "one", partial(Recorder, stop_after=4 * first.epochs + 3))
+    ended = train_here(config, dataset, tmp_path / "one")
+    assert first.epochs + 1 == ended.epochs < EPOCHS
+    assert ended.checkpoint.endswith(f"step-{4 * ended.epochs:08d}")
+    outcome = train_here(replace(config, epochs=2, patience=2), dataset, tmp_path / "whole")
+    assert (outcome.epochs, outcome.stopped_by) == (2, "")
+
+
+def test_patience_takes_a_share_for_validation_and_is_no_part_of_the_weights() -> None:
+    asked = TrainConfig(dataset="digits", patience=3)
+    config = recipe.resolve(asked)
+    assert config.val_share == 0.1
+    assert [*recipe.notes(config, asked)]
+    assert recipe.resolve(runfile.resolved_from_mapping(runfile.to_mapping(config))) == config
+    assert typed.run(*recipe.command(config).split()[2:]).patience == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--patience", "0"], "--patience must be at least 1, got 0"),
+        (["--patience", "-2"], "--patience must be at least 1, got -2"),
+        (["--patience", "1.5"], "--patience must be a whole number, got '1.5'"),
+        (["--patience", "3", "--val-share", "0"], "--val-share must be above 0 for --patience 3, which chooses by "),
+        (["--patience", "3", "--per-rank-test"], "--patience cannot go with --per-rank-test, "),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        recipe.resolve(typed.run("--dataset", "digits", *words))
     assert refused.value.as_flag().startswith(sentence)

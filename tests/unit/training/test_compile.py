@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,9 +36,8 @@ from tests.unit.strategies.test_exchange import BATCH, backward, micro_batches, 
 SMALL = {"dataset": "digits", "model": "resnet", "model_options": {"blocks": (1,), "width": 4}, "augment": "none"}
 SHORT = {"precision": "fp32", "global_batch_size": 64, "epochs": 2, "steps_per_epoch": 4, "log_every": 1}
 config = partial(resolved, {**SMALL, **SHORT})
-DEEP = dict.fromkeys(("resnet50", "vgg11", "vit", "unet", "segnet"), (pytest.mark.slow,))
-DEEP["resnet18"] = (pytest.mark.slow, pytest.mark.extended)  # more of the blocks that resnet has
-"""Networks whose graph takes torch more than a second."""
+DEEP = ("resnet50", "vgg11", "vit", "unet", "segnet")
+"""Networks whose graph takes torch about a second, or more."""
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +81,9 @@ def losses(recorder: Recorder) -> list[float]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=DEEP.get(name, ()))
+        pytest.param(name, marks=[pytest.mark.slow] * (name in DEEP))
         for name in get_args(ModelName)
-        if name != "lstm"  # torch.compile takes no recurrent layers
+        if name not in ("lstm", "resnet18")  # torch.compile takes no recurrent layers; more of the blocks of resnet
     ],
 )
 def test_every_model_is_one_graph(name: str) -> None:
@@ -98,8 +98,7 @@ def test_every_model_is_one_graph(name: str) -> None:
     with autocast("bf16", torch.device("cpu")):
         for _ in range(2):
             made(inputs).float().sum().backward()
-    assert graphs() == 1
-    assert not counters["graph_break"]
+    assert (graphs(), dict(counters["graph_break"])) == (1, {})
 
 
 @pytest.mark.slow
@@ -107,20 +106,15 @@ def test_a_compiled_run_is_close_to_the_run_without(few: Dataset, tmp_path: Path
     """Two epochs with evaluations, whose last batch is smaller; compiled before the first step, and never again."""
     plain = train_here(config(), few, tmp_path / "plain", usual := Recorder())
     outcome = train_here(config(compile=True), few, tmp_path / "compiled", recorder := Counting())
-    assert recorder.graphs == [1] * 9
-    assert not counters["graph_break"]
+    assert (recorder.graphs, dict(counters["graph_break"])) == ([1] * 9, {})
     assert losses(recorder) == pytest.approx(losses(usual), rel=1e-4)
     assert losses(recorder) != losses(usual)
     ends = [checkpoint.load(Path(end.checkpoint)) for end in (plain, outcome)]
-    assert ends[0].weights.keys() == ends[1].weights.keys()
-    assert {name: each.shape for name, each in ends[0].weights.items()} == {
-        name: each.shape for name, each in ends[1].weights.items()
-    }
+    shapes, compiled_shapes = ({name: each.shape for name, each in end.weights.items()} for end in ends)
+    assert compiled_shapes == shapes
     restored = predictor.of(outcome.checkpoint, ends[1]).model
     figures = Evaluator(few, Worker(), Classification(TrainConfig()))(restored)  # which nobody has compiled
-    assert {f"test/{name}": value for name, value in figures.metrics.items()} == {
-        name: value for name, value in outcome.metrics.items() if name.removeprefix("test/") in figures.metrics
-    }
+    assert {f"test/{name}": value for name, value in figures.metrics.items()}.items() <= outcome.metrics.items()
 
 
 @pytest.mark.slow
@@ -137,37 +131,13 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_not_without(few: Dataset, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "values"),
-    [
-        ("ddp", {"accumulate": 2}),
-        pytest.param("all_reduce", {}, marks=pytest.mark.extended),
-        pytest.param("local_sgd", {"precision": "bf16"}, marks=pytest.mark.extended),
-    ],
-)
-def test_two_compiled_workers_are_close_to_two_without(
-    strategy: str, values: dict[str, object], tmp_path: Path
-) -> None:
+def test_two_compiled_workers_are_close_to_two_without(tmp_path: Path) -> None:
     plain, each = (
-        train_on_ranks(config(strategy=strategy, topology="1x2", compile=is_compiled, **values), tmp_path / name)
+        train_on_ranks(config(topology="1x2", accumulate=2, compile=is_compiled), tmp_path / name)
         for name, is_compiled in (("plain", False), ("compiled", True))
     )
-    rel = 0.05 if values.get("precision") == "bf16" else 1e-4
-    assert losses(each[0][1]) == pytest.approx(losses(plain[0][1]), rel=rel)
-    assert losses(each[0][1]) == losses(each[1][1])
-    assert losses(each[0][1]) != losses(plain[0][1])
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_dropout_draws_the_same_numbers(tmp_path: Path, few: Dataset) -> None:
-    options = {"depth": 2, "dim": 16, "heads": 2, "dropout": 0.3, "stochastic_depth": 0.5}
-    found = []
-    for is_compiled in (False, True):
-        wanted = config(model="vit", model_options=options, compile=is_compiled, lr=1e-3, epochs=1)
-        train_here(wanted, few, tmp_path / str(is_compiled), recorder := Recorder())
-        found.append(losses(recorder))
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert losses(each[0][1]) == pytest.approx(losses(plain[0][1]), rel=1e-4)
+    assert losses(each[0][1]) == losses(each[1][1]) != losses(plain[0][1])
 
 
 class Replayed(torch.autograd.Function):
@@ -193,10 +163,8 @@ def replayed(network: nn.Module, device: torch.device) -> Any:
     return lambda images: Replayed.apply(body(images), head.weight, place) + head.bias  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
-def test_gradients_add_up_though_each_pass_overwrites_those_before(
-    accumulate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_gradients_add_up_though_passes_overwrite_them(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "Compiled", replayed)
     wanted = config(strategy="all_reduce", global_batch_size=BATCH, accumulate=accumulate, compile=True)
     strategy = built(wanted, model())
@@ -209,41 +177,30 @@ def test_gradients_add_up_though_each_pass_overwrites_those_before(
         torch.testing.assert_close(found, gradients)
 
 
-class Branching(nn.Module):
-    """What it computes depends on the images."""
+class Refused(nn.Module):
+    """What it computes depends on the images, or on how often it was called."""
 
-    def __init__(self, sides: int, classes: int) -> None:
+    def __init__(self, sides: int, classes: int, counts: bool) -> None:
         super().__init__()
         self.head = nn.Linear(sides, classes)
+        self.counts, self.calls = counts, 0
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.sum() > 1e9:
+        self.calls += self.counts
+        if not self.counts and images.sum() > 1e9:
             return -self.head(images.flatten(1))
-        return self.head(images.flatten(1))
-
-
-class Counted(nn.Module):
-    """What it computes depends on how often it was called."""
-
-    def __init__(self, sides: int, classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(sides, classes)
-        self.calls = 0
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.calls += 1
-        return self.head(images.flatten(1)) / self.calls
+        return self.head(images.flatten(1)) / max(self.calls, 1)
 
 
 def branching(image_size: int, channels: int, classes: int) -> nn.Module:
-    return Branching(channels * image_size**2, classes)
+    return Refused(channels * image_size**2, classes, counts=False)
 
 
 def counted(image_size: int, channels: int, classes: int) -> nn.Module:
-    return Counted(channels * image_size**2, classes)
+    return Refused(channels * image_size**2, classes, counts=True)
 
 
-BREAK = r"Unsupported: Data-dependent branching .* \(test_compile\.py, line \d+\)"
+BREAK = r"Data-dependent branching .* \(test_compile\.py, line \d+\)"
 
 
 @pytest.mark.parametrize(
@@ -251,59 +208,48 @@ BREAK = r"Unsupported: Data-dependent branching .* \(test_compile\.py, line \d+\
     [
         ("branching", "fp32", BREAK),
         ("branching", "auto", BREAK),
-        pytest.param(  # it is compiled, which takes long where it has not been before
-            *("counted", "fp32", r"Detected recompile when torch.compile stance is 'fail_on_recompile'"),
-            marks=pytest.mark.slow,
-        ),
+        # it is compiled, which takes long where it has not been before
+        pytest.param("counted", "fp32", "Detected recompile", marks=pytest.mark.slow),
     ],
 )
-def test_a_network_that_cannot_be_compiled_is_refused_before_the_first_step(
+def test_what_cannot_be_compiled_is_refused(
     name: str, precision: str, reason: str, few: Dataset, tmp_path: Path
 ) -> None:
     own = {"model": f"{__name__}:{name}", "model_options": {}, "precision": precision}
     recorder = Recorder()
     with pytest.raises(ConfigError, match=reason) as caught:
         train_here(config(**own, compile=True), few, tmp_path, recorder)
-    start = f"--compile must be left out for --model {__name__}:{name}: "
-    assert caught.value.as_flag().startswith(start)
-    assert (recorder.begun, recorder.checkpoints) == ([], [])
+    assert (caught.value.key, recorder.begun, recorder.checkpoints) == ("compile", [], [])
 
 
 def test_only_faults_of_the_compilers_become_a_sentence() -> None:
-    for wanted, error in (
-        (config(compile=True), RuntimeError("a peer has closed its connection")),
-        (config(), RuntimeError("Detected recompile when torch.compile stance is 'fail_on_recompile'.")),
-    ):
+    recompiled = RuntimeError("Detected recompile when torch.compile stance is 'fail_on_recompile'.")
+    for wanted, error in ((config(compile=True), RuntimeError("a peer has closed")), (config(), recompiled)):
         with pytest.raises(RuntimeError) as caught, compiling.refusing(wanted):
             raise error
         assert caught.value is error
-    fault = BackendCompilerFailed("inductor", RuntimeError("No working C++ compiler found"), None)
-    rule = "compile must be left out for --model resnet: .*BackendCompilerFailed: .* No working C.. comp"
-    with pytest.raises(ConfigError, match=rule), compiling.refusing(config(compile=True)):
-        raise fault
-    rule = "compile must be left out for --model resnet: .*CUDAGraphs"
-    with pytest.raises(ConfigError, match=rule), compiling.refusing(config(compile=True)):
-        raise RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten")
+    for fault, said in (
+        (BackendCompilerFailed("inductor", RuntimeError("No working C++ compiler found"), None), "No working C"),
+        (RuntimeError("Error: accessing tensor output of CUDAGraphs that has been overwritten"), "CUDAGraphs"),
+    ):
+        with pytest.raises(ConfigError, match=f"compile .*{said}"), compiling.refusing(config(compile=True)):
+            raise fault
 
 
 @pytest.mark.parametrize("strategy", sorted({*NAMES} - {*COMPILING}))
 def test_other_strategies_refuse_it(strategy: str) -> None:
-    with pytest.raises(ConfigError, match=r"compile is for --strategy gather_scatter, .* only, and the strategy is "):
+    with pytest.raises(ConfigError) as caught:
         config(strategy=strategy, compile=True)
+    assert caught.value.key == "compile"
 
 
 @pytest.mark.parametrize(
-    ("values", "key", "rule"),
-    [
-        ({"sync_batchnorm": True}, "compile", "must be left out with --sync-batchnorm"),
-        ({"bucket_cap_mb": 0.5}, "bucket_cap_mb", "must be at least 1 with --compile, got 0.5"),
-    ],
+    ("values", "key"), [({"sync_batchnorm": True}, "compile"), ({"bucket_cap_mb": 0.5}, "bucket_cap_mb")]
 )
-def test_what_does_not_go_with_it(values: dict[str, object], key: str, rule: str) -> None:
-    with pytest.raises(ConfigError, match=rule) as caught:
+def test_what_does_not_go_with_it(values: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         config(compile=True, **values)
-    assert caught.value.key == key
-    assert config(**values)
+    assert (caught.value.key, bool(config(**values))) == (key, True)
 
 
 def test_convolutions_are_not_measured_for_it() -> None:
@@ -312,22 +258,16 @@ def test_convolutions_are_not_measured_for_it() -> None:
     assert arithmetic.undecided(config(precision="auto", compile=True), "cpu", 10_000) == {"precision"}
 
 
-@pytest.mark.parametrize("is_repeated", [True, False])
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_a_gpu_measures_its_kernels_but_where_bits_are_to_repeat(
-    kind: str, is_repeated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for before in (True, False):
+def test_a_gpu_measures_its_kernels_but_where_bits_are_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, is_repeated, before in itertools.product(("cuda", "cpu"), (True, False), (True, False)):
         monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
         hardware.choose_kernels(torch.device(kind), is_repeated)
         assert torch.backends.cudnn.benchmark is (before if kind == "cpu" else not is_repeated)
 
 
-@pytest.mark.parametrize("strategy", ["reproducible", "ddp"])
-def test_only_reproducible_repeats_its_bits(
-    strategy: str, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_reproducible_repeats_its_bits(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(hardware, "choose_kernels", lambda device, is_repeated: asked.append(is_repeated))
-    train_here(config(strategy=strategy, epochs=1, steps_per_epoch=1), few, tmp_path)
-    assert asked == [strategy == "reproducible"]
+    for strategy in ("reproducible", "ddp"):
+        train_here(config(strategy=strategy, epochs=1, steps_per_epoch=1), few, tmp_path / strategy)
+    assert asked == [True, False]

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,6 +16,11 @@ from cifar_ray.tasks.classification import Classification
 from cifar_ray.training import predictor
 from cifar_ray.training.evaluate import Evaluator
 from tests.support.helpers import train_here
+
+
+@pytest.fixture
+def evaluate(digits: Dataset) -> Evaluator:
+    return Evaluator(digits, Worker(), Classification(TrainConfig()))
 
 
 class Noisy(nn.Module):
@@ -42,15 +43,13 @@ class Noisy(nn.Module):
         return part
 
 
-def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
+def test_figures_equal_those_of_an_independent_library(digits: Dataset, evaluate: Evaluator) -> None:
     model = Noisy(digits)
-    evaluation = Evaluator(digits, Worker(), Classification(TrainConfig()))(model)
+    evaluation = evaluate(model)
     truth, predicted = digits.test["labels"], model.logits.argmax(1).numpy()
     precision, recall, f1, _ = metrics.precision_recall_fscore_support(truth, predicted, average="macro")
     confusion = metrics.confusion_matrix(truth, predicted)
-    false_positives = confusion.sum(0) - confusion.diagonal()
-    negatives = len(truth) - confusion.sum(1)
-    specificity = 1 - false_positives / negatives
+    specificity = 1 - (confusion.sum(0) - confusion.diagonal()) / (len(truth) - confusion.sum(1))
     expected = {
         "accuracy": metrics.accuracy_score(truth, predicted),
         "precision": precision,
@@ -60,29 +59,27 @@ def test_figures_equal_those_of_an_independent_library(digits: Dataset) -> None:
         "loss": metrics.log_loss(truth, model.logits.double().softmax(1)),
     }
     assert evaluation.metrics == pytest.approx(expected, rel=1e-12)
-    assert evaluation.confusion == confusion.tolist()
+    assert (evaluation.confusion, evaluation.images) == (confusion.tolist(), 360)
     assert evaluation.per_class["specificity"] == pytest.approx(specificity.tolist())
     each = metrics.precision_recall_fscore_support(truth, predicted)
     assert evaluation.per_class["recall"] == pytest.approx(each[1].tolist())
-    assert evaluation.images == 360
     assert evaluation.metrics["accuracy"] == confusion.trace() / 360  # to the last digit
 
 
-def test_the_surest_mistakes_are_those_of_the_whole_test_set(digits: Dataset) -> None:
+def test_the_surest_mistakes_are_those_of_the_whole_test_set(digits: Dataset, evaluate: Evaluator) -> None:
     model = Noisy(digits)
-    model.logits[100:120] = torch.eye(10)[3] * 50  # as sure as can be: the first ones count
-    evaluator = Evaluator(digits, Worker(), Classification(TrainConfig()))
-    assert evaluator.mistakes() == ()
-    evaluator(model)
+    model.logits[250:270] = torch.eye(10)[3] * 50  # as sure as can be: the first ones count
+    assert evaluate.mistakes() == ()
+    evaluate(model)
     labels, (sure, predicted) = torch.from_numpy(digits.test["labels"]), model.logits.softmax(1).max(1)
     order = sorted((-round(sure[row].item(), 4), row) for row in range(360) if predicted[row] != labels[row])
     expected = [(row, labels[row].item(), predicted[row].item(), -level) for level, row in order[:16]]
-    assert [tuple(mistake) for mistake in evaluator.mistakes()] == expected
-    assert expected[1][0] > expected[0][0] >= 100
+    assert [tuple(mistake) for mistake in evaluate.mistakes()] == expected
+    assert expected[1][0] > expected[0][0] >= 250
     right = Noisy(digits)
     right.logits = nn.functional.one_hot(labels, 10).float()
-    evaluator(right)
-    assert evaluator.mistakes() == ()
+    evaluate(right)
+    assert evaluate.mistakes() == ()
 
 
 def test_a_class_without_images_counts_only_where_it_is_predicted(digits: Dataset) -> None:
@@ -100,7 +97,7 @@ def test_a_class_without_images_counts_only_where_it_is_predicted(digits: Datase
     assert evaluation.per_class["precision"][8:] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("count", [1, 7, 359, 360])
+@pytest.mark.parametrize("count", [7, 359])
 def test_some_of_the_images_are_spread_over_the_whole_set(count: int, digits: Dataset) -> None:
     several = digits.tested_on(count)
     chosen = [at * 360 // count for at in range(count)]
@@ -111,24 +108,18 @@ def test_some_of_the_images_are_spread_over_the_whole_set(count: int, digits: Da
     assert digits.tested_on(None) is digits
 
 
-def test_evaluating_leaves_no_trace(digits: Dataset) -> None:
+def test_evaluating_leaves_no_trace(digits: Dataset, evaluate: Evaluator) -> None:
     model = Noisy(digits).train()
     before = model.norm.running_mean.clone()  # type: ignore[union-attr]
-    evaluator = Evaluator(digits, Worker(), Classification(TrainConfig()))
-    first = evaluator(model)
+    first = evaluate(model)
     model.position = 0
-    assert evaluator(model) == first
+    assert evaluate(model) == first
     assert model.training
     assert torch.equal(model.norm.running_mean, before)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_figures_are_those_of_the_saved_model_in_float32(
-    precision: Literal["bf16", "fp16"],
-    small: TrainConfig,
-    digits: Dataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where training computes in 16 bits, lets cuDNN round to TF32, and normalises in its own way."""
     rounding = []
@@ -140,7 +131,7 @@ def test_figures_are_those_of_the_saved_model_in_float32(
         return forward(self, x)
 
     monkeypatch.setattr(nn.Flatten, "forward", seen)
-    outcome = train_here(replace(small, precision=precision, normalise="half"), digits, tmp_path)
+    outcome = train_here(replace(small, precision="bf16", normalise="half"), digits, tmp_path)
     assert set(rounding) == {("ieee", torch.float32)}
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # for training again
     with torch.inference_mode():
@@ -151,24 +142,12 @@ def test_figures_are_those_of_the_saved_model_in_float32(
     assert outcome.confusion == metrics.confusion_matrix(labels, probabilities.argmax(1)).tolist()
 
 
-def test_shares_of_all_ranks_make_the_whole(digits: Dataset) -> None:
+def test_shares_of_all_ranks_make_the_whole(digits: Dataset, evaluate: Evaluator) -> None:
     """Each rank alone, without a process group: their counts are those of one worker."""
-    whole = Evaluator(digits, Worker(), Classification(TrainConfig()))(Noisy(digits))
-    model = Noisy(digits)
+    whole, model = evaluate(Noisy(digits)), Noisy(digits)
     parts = [Evaluator(digits, Worker(rank, 3), Classification(TrainConfig()))(model) for rank in range(3)]
-    total = np.sum([part.confusion for part in parts], axis=0)
-    assert total.tolist() == whole.confusion
+    assert np.sum([part.confusion for part in parts], axis=0).tolist() == whole.confusion
     assert [sum(map(sum, part.confusion)) for part in parts] == [120, 120, 120]
-
-
-@pytest.mark.slow
-def test_a_backend_of_matplotlib_that_is_not_here_is_no_matter() -> None:
-    """Jupyter exports its own, and torchmetrics imports matplotlib."""
-    backend = "module://no_such_package.backend"
-    code = "import os; from cifar_ray.tasks import confusion; print(os.environ['MPLBACKEND'])"
-    environment = {**os.environ, "MPLBACKEND": backend}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout == f"{backend}\n"
 
 
 class Small(Noisy):
@@ -182,8 +161,7 @@ class Small(Noisy):
         return super().forward(images)
 
 
-def test_an_evaluation_without_room_takes_fewer_images_with_the_same_figures(digits: Dataset) -> None:
-    evaluate = Evaluator(digits, Worker(), Classification(TrainConfig()))
+def test_an_evaluation_without_room_takes_fewer_images_at_once(digits: Dataset, evaluate: Evaluator) -> None:
     usual, small = Noisy(digits), Small(digits)
     assert evaluate(small) == evaluate(usual)
     assert evaluate._at_once == 32  # after 128 and 64
@@ -192,16 +170,15 @@ def test_an_evaluation_without_room_takes_fewer_images_with_the_same_figures(dig
         evaluate(small)
 
 
-@pytest.mark.parametrize("classes", [21, 100])
-def test_top_5_accuracy_is_counted_where_there_are_many_classes(classes: int) -> None:
+def test_top_5_accuracy_is_counted_where_there_are_more_than_20_classes() -> None:
     task, generator = Classification(TrainConfig()), torch.Generator().manual_seed(0)
-    targets = torch.randint(classes, (500,), generator=generator)
-    logits = torch.randn(500, classes, generator=generator) + 2 * nn.functional.one_hot(targets, classes)
+    targets = torch.randint(21, (500,), generator=generator)
+    logits = torch.randn(500, 21, generator=generator) + 2 * nn.functional.one_hot(targets, 21)
     whole = task.tally(logits, targets)
     parts = [task.tally(logits[rows], targets[rows]) for rows in (slice(123), slice(123, None))]
     assert whole["top5"] == parts[0]["top5"] + parts[1]["top5"]
     found = task.evaluation(whole, 500).metrics
-    assert found["top5_accuracy"] == metrics.top_k_accuracy_score(targets, logits, k=5, labels=range(classes))
+    assert found["top5_accuracy"] == metrics.top_k_accuracy_score(targets, logits, k=5, labels=range(21))
     assert found["accuracy"] < found["top5_accuracy"] < 1
     assert "top5" not in task.tally(logits[:, :20], targets % 20)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,77 +10,58 @@ import pytest
 import torch
 from torch import nn
 
-from cifar_ray import models
+from cifar_ray import data, models, strategies
 from cifar_ray.config import runfile
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset, augment, modality, order
+from cifar_ray.orchestration.sweep import preparation
 from cifar_ray.strategies.ddp import DDP
 from cifar_ray.strategies.worker import Worker
-from cifar_ray.tasks.protocol import Evaluation
-from cifar_ray.training import arithmetic, checkpoint, hardware, optimizer
+from cifar_ray.training import arithmetic, checkpoint, hardware, optimizer, recipe, setup
 from cifar_ray.training.arithmetic import Choice
 from cifar_ray.training.errors import CheckpointError, DivergedError
 from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
-from cifar_ray.training.observer import EpochRecord, Launch, Row, SavedCheckpoint, Started
+from cifar_ray.training.observer import EpochRecord, Launch, Outcome, Row, SavedCheckpoint, Started
 from cifar_ray.training.rank_times import PHASES
 from cifar_ray.training.setup import prepare
-from tests.support.helpers import Recorder, Stopped, forge, train_here
+from tests.support.helpers import Recorder, Stopped, forge, resolved, train_here
+from tests.support.images import folder_of_digits
+from tests.support.threads import train_on_threads
+
+
+@pytest.fixture(scope="module")
+def few(digits: Dataset) -> Dataset:
+    return replace(digits, test=digits.test.at(slice(40)))
 
 
 def test_a_run_learns_and_records(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    config = replace(small, epochs=5, steps_per_epoch=None)
+    config = replace(small, epochs=3, steps_per_epoch=None)
     outcome = train_here(config, digits, tmp_path, recorder := Recorder())
-    assert outcome.metrics["test/accuracy"] > 0.8
-    assert recorder.begun == [
-        Started(
-            replace(Decided.asked(config), device="cpu", convolutions="channels_last", data=digits.spec),
-            0,
-            44,
-            hardware=hardware.describe(torch.device("cpu")),
-        )
-    ]
-    assert recorder.steps == list(range(1, 5 * 44 + 1))
-    for row, step in zip(recorder.rows, range(5, 221, 5), strict=True):
+    assert outcome.metrics["test/accuracy"] > 0.6
+    decided = replace(Decided.asked(config), device="cpu", convolutions="channels_last", data=digits.spec)
+    assert recorder.begun == [Started(decided, 0, 44, hardware=hardware.describe(torch.device("cpu")))]
+    assert recorder.steps == list(range(1, 3 * 44 + 1))
+    for row, step in zip(recorder.rows, range(5, 133, 5), strict=True):
         loss, lr = row.metrics["train/loss"], optimizer.learning_rate(config, step - 1, 44)
         assert (row.kind, row.step) == ("iteration", step)
         assert row.metrics == {"train/loss": loss, "train/lr": lr, "train/loss_rank0": loss}
     rows = [record.row for record in recorder.epochs]
-    assert [(row.kind, row.step) for row in rows] == [("epoch", epoch) for epoch in range(1, 6)]
+    assert [(row.kind, row.step) for row in rows] == [("epoch", epoch) for epoch in range(1, 4)]
     last, final = recorder.epochs[-1], recorder.checkpoints[-1]
-    memory = outcome.metrics["peak_memory_mib"]
-    assert outcome.metrics == {
-        **last.row.metrics,
-        "test/images": 360,
-        "peak_memory_mib": memory,
-        "peak_memory_mib_rank0": memory,
-    }
-    assert (outcome.epochs, outcome.per_class, outcome.confusion) == (5, last.per_class, last.confusion)
+    memory = dict.fromkeys(("peak_memory_mib", "peak_memory_mib_rank0"), outcome.metrics["peak_memory_mib"])
+    assert outcome.metrics == {**last.row.metrics, "test/images": 360, **memory}
+    assert (outcome.epochs, outcome.per_class, outcome.confusion) == (3, last.per_class, last.confusion)
     assert outcome.history == tuple(
         sorted([*recorder.rows, *rows], key=lambda row: (row.timestamp_ms, row.kind == "epoch"))
     )
     assert (outcome.weights_sha256, outcome.checkpoint) == (final.weights_sha256, str(final.path))
-    assert (final.step, final.epoch, final.score) == (220, 5, last.row.metrics["test/accuracy"])
-    assert sum(map(sum, outcome.confusion)) == outcome.metrics["test/images"] == 360
-
-
-def test_the_last_epoch_is_the_result_even_when_another_was_better(
-    small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates = iter([0.3, 0.9, 0.6])
-    evaluate = Evaluator.__call__
-
-    def scored(self: Evaluator, model: nn.Module) -> Evaluation:
-        real = evaluate(self, model)
-        return replace(real, metrics={**real.metrics, "accuracy": next(rates)})
-
-    monkeypatch.setattr(Evaluator, "__call__", scored)
-    recorder = Recorder()
-    outcome = train_here(replace(small, epochs=3, keep_checkpoints=1), digits, tmp_path, recorder)
-    assert outcome.metrics["test/accuracy"] == 0.6
-    assert not any(saved.best for saved in recorder.checkpoints)
-    assert [path.name for path in checkpoint.every(tmp_path)] == ["step-00000033"]
+    assert (final.step, final.epoch, final.score) == (132, 3, last.row.metrics["test/accuracy"])
+    again = train_here(config, digits, tmp_path, recorder := Recorder())  # nothing is left to train
+    assert (recorder.steps, len(recorder.begun[0].history)) == ([], 132 // 5 + 3)
+    assert (again.metrics["test/accuracy"], again.confusion) == (outcome.metrics["test/accuracy"], outcome.confusion)
+    assert again.times["time/training_s"] == outcome.times["time/training_s"]
 
 
 def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
@@ -109,112 +91,76 @@ def test_it_equals_a_plain_loop(small: TrainConfig, digits: Dataset, tmp_path: P
     assert all(torch.equal(final[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_a_run_interrupted_twice_equals_an_uninterrupted_one(
-    small: TrainConfig, digits: Dataset, tmp_path: Path
-) -> None:
+def test_a_run_interrupted_twice_equals_an_uninterrupted_one(small: TrainConfig, few: Dataset, tmp_path: Path) -> None:
+    """Also where the newest checkpoint was given another rate, and is passed over."""
     config = replace(small, checkpoint_every=4)
-    whole = train_here(config, digits, tmp_path / "whole")
+    whole = train_here(config, few, tmp_path / "whole")
     for stop in (6, 13):
         with pytest.raises(Stopped):
-            train_here(config, digits, tmp_path / "parts", Recorder(stop_after=stop))
-    recorder = Recorder()
-    parts = train_here(config, digits, tmp_path / "parts", recorder)
-    assert recorder.steps == list(range(13, 23))
-    assert parts.weights_sha256 == whole.weights_sha256
-
-
-def test_a_checkpoint_that_was_given_another_rate_is_passed_over(
-    small: TrainConfig, digits: Dataset, tmp_path: Path
-) -> None:
-    config = replace(small, checkpoint_every=4)
-    whole = train_here(config, digits, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train_here(config, digits, tmp_path / "parts", Recorder(stop_after=13))
-    newest = checkpoint.every(tmp_path / "parts")[-1]
+            train_here(config, few, tmp_path / "parts", Recorder(stop_after=stop))
+    shutil.copytree(tmp_path / "parts", tmp_path / "forged")
+    newest = checkpoint.every(tmp_path / "forged")[-1]
     forge(newest, config=runfile.to_mapping(replace(checkpoint.load(newest).config, lr=0.15)))
-    parts = train_here(config, digits, tmp_path / "parts", recorder := Recorder())
-    (begun,) = recorder.begun
-    assert begun.step == 11
-    assert begun.skipped == (
-        f"checkpoint {newest} was made with lr 0.15, and this run has {config.lr}; take another run name",
-    )
-    assert parts.weights_sha256 == whole.weights_sha256
+    for name, step, skipped in (("parts", 12, ()), ("forged", 11, (str(newest),))):
+        outcome = train_here(config, few, tmp_path / name, recorder := Recorder())
+        (begun,) = recorder.begun
+        assert (begun.step, len(begun.skipped)) == (step, len(skipped))
+        assert all(path in told and "was made with lr 0.15" in told for path, told in zip(skipped, begun.skipped))
+        assert recorder.steps == list(range(step + 1, 23))
+        assert outcome.weights_sha256 == whole.weights_sha256
 
 
-def test_a_finished_run_has_nothing_left_to_train(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    first = train_here(small, digits, tmp_path)
-    recorder = Recorder()
-    again = train_here(small, digits, tmp_path, recorder)
-    assert recorder.steps == []
-    assert len(recorder.begun[0].history) == 22 // 5 + 2
-    assert (again.metrics["test/accuracy"], again.confusion) == (first.metrics["test/accuracy"], first.confusion)
-    assert again.times["time/training_s"] == first.times["time/training_s"]
-
-
-def test_accumulation_is_one_large_batch(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    once = train_here(small, digits, tmp_path / "once", one := Recorder())
-    parts = train_here(replace(small, accumulate=4), digits, tmp_path / "parts", four := Recorder())
+def test_accumulation_is_one_large_batch(small: TrainConfig, few: Dataset, tmp_path: Path) -> None:
+    once = train_here(small, few, tmp_path / "once", one := Recorder())
+    parts = train_here(replace(small, accumulate=4), few, tmp_path / "parts", four := Recorder())
     for a, b in zip(one.rows, four.rows, strict=True):
         assert a.metrics["train/loss"] == pytest.approx(b.metrics["train/loss"], rel=1e-4)
     assert once.metrics["test/loss"] == pytest.approx(parts.metrics["test/loss"], rel=1e-3)
+    figures = four.epochs[0].row.metrics
+    assert figures["epoch_images_per_s"] == pytest.approx(11 * 32 / figures["epoch_s"])
 
 
-def test_a_seed_decides_everything(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    hashes = [
-        train_here(replace(small, seed=seed, epochs=1, steps_per_epoch=3), digits, tmp_path / str(run)).weights_sha256
-        for run, seed in enumerate((1, 1, 2))
-    ]
-    assert hashes[0] == hashes[1] != hashes[2]
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_and_is_never_kept(
-    small: TrainConfig, digits: Dataset, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(small: TrainConfig, few: Dataset, tmp_path: Path) -> None:
+    """Of one step, the loss is that of before it."""
     wild = replace(small, lr=1e30, warmup_epochs=0.0)
-    with pytest.raises(DivergedError, match="not a finite number at step 5; a lower --lr may help"):
-        train_here(wild, digits, tmp_path)
-    with pytest.raises(DivergedError, match="at step 11"):
-        train_here(replace(wild, log_every=1000), digits, tmp_path)
-    whole = replace(
-        wild, global_batch_size=1437, steps_per_epoch=1, log_every=1000, epochs=1
-    )  # one step: its loss is that of before it
-    with pytest.raises(DivergedError, match="at step 1"):
-        train_here(whole, digits, tmp_path)
+    one = {"global_batch_size": 1437, "steps_per_epoch": 1, "epochs": 1}
+    for values, step in (({}, 5), ({"log_every": 1000}, 11), ({"log_every": 1000, **one}, 1)):
+        with pytest.raises(DivergedError, match=f"not a finite number at step {step}; a lower --lr may help"):
+            train_here(replace(wild, **values), few, tmp_path)
     assert checkpoint.every(tmp_path) == []
 
 
-def test_a_run_is_not_continued_as_another(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    train_here(small, digits, tmp_path)
-    for other, name in ((replace(small, lr=0.01), "lr"), (replace(small, global_batch_size=64), "global_batch_size")):
-        with pytest.raises(CheckpointError, match=f"was made with {name} .*, and this run has "):
-            train_here(other, digits, tmp_path)
-    train_here(replace(small, accumulate=4), digits, tmp_path)  # the same images per step
+def test_a_run_is_not_continued_as_another(
+    small: TrainConfig, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(small, steps_per_epoch=2)
+    train_here(config, few, tmp_path)
+    for values in ({"lr": 0.01}, {"global_batch_size": 64}):
+        with pytest.raises(CheckpointError, match=f"was made with {next(iter(values))} .*, and this run has "):
+            train_here(replace(config, **values), few, tmp_path)  # type: ignore[arg-type]
+    train_here(replace(config, accumulate=4), few, tmp_path)  # the same images per step
+    monkeypatch.setattr(checkpoint, "_LOCK_WAIT_S", 0.1)
+    with checkpoint.lock(tmp_path), pytest.raises(CheckpointError, match="another process is training into"):
+        train_here(config, few, tmp_path)
 
 
 PRODUCTS = "channels_last; 1x8x8>4 k3 p1: weight"
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (Choice("fp32", "contiguous", "measured"), Choice("bf16", PRODUCTS, "measured")),
-        (Choice("bf16", PRODUCTS, "measured"), Choice("fp32", "channels_last", "measured")),
-    ],
-    ids=["fp32", "bf16"],
-)
+@pytest.mark.parametrize("begins", [0, 1])
 def test_a_run_computes_as_it_began_on_another_kind_of_processor(
-    first: Choice, then: Choice, small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begins: int, small: TrainConfig, few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undecided = replace(small, precision="auto")
+    chosen = [Choice("fp32", "contiguous", "measured"), Choice("bf16", PRODUCTS, "measured")]
+    undecided, first = replace(small, precision="auto", steps_per_epoch=4), chosen.pop(begins)
     monkeypatch.setattr(arithmetic, "choose", lambda config, worker: first)
     with pytest.raises(Stopped):
-        train_here(undecided, digits, tmp_path, Recorder(stop_after=15))
-    monkeypatch.setattr(arithmetic, "choose", lambda config, worker: then)
-    train_here(undecided, digits, tmp_path, after := Recorder())
-    assert after.steps[0] == 12
-    began = after.begun[0].decided
-    assert (began.precision, began.convolutions) == (first.precision, first.convolutions)
-    assert after.begun[0].measured == ""
+        train_here(undecided, few, tmp_path, Recorder(stop_after=5))
+    monkeypatch.setattr(arithmetic, "choose", lambda config, worker: chosen[0])
+    train_here(undecided, few, tmp_path, after := Recorder())
+    began = after.begun[0]
+    assert (after.steps[0], began.measured) == (5, "")
+    assert (began.decided.precision, began.decided.convolutions) == (first.precision, first.convolutions)
 
 
 @pytest.fixture
@@ -291,50 +237,84 @@ def test_every_second_is_in_its_phase(
     assert times["images_per_s"] == pytest.approx(32 / (1 + 8 * 4_001))
 
 
-def test_the_wall_time_of_a_resumed_run_is_that_at_its_checkpoint_and_the_new_process(
-    small: TrainConfig, digits: Dataset, tmp_path: Path, passing: Callable[[float], None]
-) -> None:
-    class Slow(Recorder):
-        def step_done(self, epoch: int, step: int, row: Row | None) -> None:
-            passing(1)
-            super().step_done(epoch, step, row)
-
-    def train(stop_after: int | None) -> dict[str, float]:
-        launch = Launch(time.time(), 0.0)
-        passing(50)
-        recorder = Slow(stop_after)
-        config = replace(small, checkpoint_every=4)
-        state = prepare(config, Decided.asked(config), digits, tmp_path, Worker(), launch)
-        return fit(state, recorder).at(time.time()).times
-
-    with pytest.raises(Stopped):
-        train(stop_after=6)  # two of its steps are lost
-    passing(10_000)  # the pause
-    times = train(stop_after=None)
-    assert times["time/wall_s"] == pytest.approx(50 + 4 + 50 + 18)
-    assert times["time/startup_s"] == pytest.approx(100)
-
-
-@pytest.mark.parametrize("values", [{"accumulate": 4}, {"topology": "2x2"}])
-def test_an_epochs_throughput_counts_the_images_of_all_workers(
-    small: TrainConfig, values: dict[str, object], digits: Dataset, tmp_path: Path
-) -> None:
-    train_here(replace(small, epochs=1, **values), digits, tmp_path, recorder := Recorder())  # type: ignore[arg-type]
-    figures = recorder.epochs[0].row.metrics
-    assert figures["epoch_images_per_s"] == pytest.approx(11 * 32 / figures["epoch_s"])
-
-
-def test_only_one_process_trains_into_a_folder(
-    small: TrainConfig, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "_LOCK_WAIT_S", 0.1)
-    with checkpoint.lock(tmp_path), pytest.raises(CheckpointError, match="another process is training into"):
-        train_here(small, digits, tmp_path)
-
-
-def test_the_configured_number_of_threads_computes(small: TrainConfig, digits: Dataset, tmp_path: Path) -> None:
-    for threads in (2, 1):
-        train_here(
-            replace(small, epochs=1, steps_per_epoch=1, cpus_per_worker=threads), digits, tmp_path / str(threads)
-        )
+def test_threads_and_seed_are_those_asked_for(small: TrainConfig, few: Dataset, tmp_path: Path) -> None:
+    hashes = []
+    for run, (threads, seed) in enumerate(((2, 1), (1, 1), (1, 1), (1, 2))):
+        config = replace(small, epochs=1, steps_per_epoch=2, cpus_per_worker=threads, seed=seed)
+        hashes.append(train_here(config, few, tmp_path / str(run)).weights_sha256)
         assert torch.get_num_threads() == threads
+    assert hashes[1] == hashes[2] != hashes[3]
+
+
+def prepared(model: str, dataset: Dataset, folder: Path) -> setup.TrainingState:
+    """What a run of ``model`` on digits starts from."""
+    config = resolved({"dataset": "digits", "model": model, "precision": "fp32"}, global_batch_size=32)
+    return setup.prepare(config, Decided.asked(config), dataset, folder, Worker(), Launch(0.0, 0.0))
+
+
+def test_batch_norms_are_synchronised(digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built, not run: it needs GPUs."""
+    monkeypatch.setattr(recipe, "check_place", lambda *_: None)
+    small = {"dataset": "digits", "model": "resnet", "model_options": {"blocks": (1,), "width": 4}, "precision": "fp32"}
+    for synchronised in (True, False):
+        wanted = resolved(small, sync_batchnorm=synchronised)
+        monkeypatch.setattr(strategies.of(wanted), "warm_ups", 0)
+        job = setup.prepare(
+            wanted, Decided.asked(wanted), digits, tmp_path / str(synchronised), Worker(), Launch(0.0, 0.0)
+        )
+        norms = [layer for layer in job.model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        assert {type(layer) for layer in norms} == {nn.SyncBatchNorm if synchronised else nn.BatchNorm2d}
+        assert job.model.training
+        weights = [parameter for parameter in job.model.parameters() if parameter.ndim == 4]
+        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_images_vary_as_the_recipe_says(digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def crop_and_flip(images: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(rest[-2])
+        return images
+
+    monkeypatch.setattr(augment, "crop_and_flip", crop_and_flip)
+    for model, variation in (("speednet", augment.Variation(2, True, True)), ("resnet", augment.USUAL)):
+        prepared(model, digits, tmp_path)
+        assert seen.pop() == variation
+
+
+class Counts(nn.Linear):
+    """Its count of passes is in no checkpoint."""
+
+    passes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 10)
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return super().forward(images.mean((2, 3)))
+
+
+def test_passes_that_only_set_up_change_nothing(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup.models, "build", lambda config, spec: Counts())
+    job = prepared("simple_cnn", digits, tmp_path)
+    assert job.model.passes == 0
+    job.strategy.gradients(job.loader.micro_batches(0, 0))
+    assert job.model.passes == 1
+
+
+def test_a_worker_needs_no_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another node there may be none, and nobody has looked at it."""
+    folder_of_digits(tmp_path / "images", 40)
+    usual = {"dataset": f"folder:{tmp_path / 'images'}", "data_dir": str(tmp_path), "model": "simple_cnn", "epochs": 1}
+    config = resolved(usual, strategy="gpipe", topology="1x2", global_batch_size=20, precision="fp32")
+    dataset = data.read(config)
+    shutil.rmtree(tmp_path / "images")
+    monkeypatch.setattr(data, "_known", {})
+    for outcome, _ in train_on_threads(config, dataset, tmp_path / "run"):
+        assert isinstance(outcome, Outcome)
+    monkeypatch.setattr(data, "_known", {})
+    assert preparation._measure(config, dataset.spec, "cpu", 1).precision == "fp32"

@@ -23,8 +23,15 @@ from cifar_ray.training.observer import EpochRecord, Row, SavedCheckpoint, Start
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    under(monkeypatch)
+
+
+def under(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    """Have torchrun say this, and no more."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
         monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 def words(folder: Path, *more: str) -> list[str]:
@@ -37,13 +44,10 @@ def test_one_worker_trains_prints_and_goes_on(tmp_path: Path, capsys: pytest.Cap
     begun = time.time() - 100
     first = torchrun.main(words(tmp_path, "--epochs", "1"), begun)
     shown = capsys.readouterr().out
-    assert re.search(r"^training simple_cnn on .+ in fp32, from scratch$", shown, re.M)
     assert re.findall(r"^epoch (\d+) step (\d+): loss \d\.\d{4}$", shown, re.M) == [("1", "1"), ("1", "2")]
-    assert re.search(r"^epoch 1: test/loss \d\.\d{4}, test/accuracy 0\.\d{4}, ", shown, re.M)
     assert f"result: test/loss {first.metrics['test/loss']:.4f}, " in shown
     folder = tmp_path / "simple_cnn-digits-1x1-seed0" / "checkpoints"
     assert f"checkpoint {folder}/step-00000002 sha256 {first.weights_sha256}\n" in shown
-    assert first.times["time/wall_s"] == pytest.approx(time.time() - begun, abs=10)
     assert first.times["time/startup_s"] >= 100
     again = torchrun.main(words(tmp_path, "--epochs", "1"), time.time())
     assert again.weights_sha256 == first.weights_sha256
@@ -52,42 +56,21 @@ def test_one_worker_trains_prints_and_goes_on(tmp_path: Path, capsys: pytest.Cap
     assert Path(named.checkpoint).parents[1] == tmp_path / "mine"
 
 
-@pytest.mark.parametrize("flag", ["--topology 1x2", "--address auto", "--max-failures 1", "--tracking-uri x"])
-def test_what_torchrun_decides_or_ray_does_is_refused(flag: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is for `cifar-ray train`; under torchrun it follows from torchrun"):
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        *((flag, "under torchrun it follows") for flag in ("--topology 1x2", "--address auto", "--max-failures 1")),
+        ("--strategy parameter_server", "needs a server"),
+    ],
+)
+def test_what_torchrun_decides_or_ray_does_is_refused(flag: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
         torchrun.main(words(tmp_path, *flag.split()), time.time())
-
-
-def test_a_strategy_with_a_server_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^strategy parameter_server needs a server, which only `cifar-ray train` starts"
-    ):
-        torchrun.main(words(tmp_path, "--strategy", "parameter_server"), time.time())
-
-
-def test_the_topology_is_that_of_torchruns_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Reached(Exception):  # noqa: N818
-        pass
-
-    def strategy(config: TrainConfig) -> Any:
-        raise Reached(config.topology, config.world_size)
-
-    monkeypatch.setattr("cifar_ray.training.recipe.resolve", strategy)
-    for variables, topology in (({"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}, "2x3"), ({"WORLD_SIZE": "4"}, "1x4")):
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(Reached) as caught:
-            torchrun.main(words(tmp_path), time.time())
-        assert caught.value.args[0] == topology
 
 
 def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    variables = {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "7"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    under(monkeypatch, RANK="4", WORLD_SIZE="6", LOCAL_RANK="1", LOCAL_WORLD_SIZE="3", GROUP_RANK="7")
     monkeypatch.setattr(torch.distributed, "init_process_group", told.append)
 
     def prepare(config: TrainConfig, _: Any, dataset: Any, folder: Path, worker: Worker, launch: Any) -> Any:
@@ -110,51 +93,40 @@ def test_a_worker_stands_where_torchrun_says(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("device", "gpus", "each", "found"),
     [
-        ("auto", 0, 1, ()),
         ("auto", 1, 1, ()),  # a GPU for each of the two workers, or for none
-        ("auto", 2, 1, (1,)),
         ("auto", 3, 2, ()),
         ("auto", 4, 2, (2, 3)),
+        ("auto", 2, 0.25, (1,)),
         ("cpu", 2, 1, ()),
         ("cuda", 2, 1, (1,)),
-        ("cuda", 1, 1, "must be cpu or auto here: 2 GPUs needed, 1 found"),
     ],
 )
 def test_every_worker_of_a_node_has_a_gpu_or_none_has(
-    device: Any, gpus: int, each: int, found: Any, monkeypatch: pytest.MonkeyPatch
+    device: Any, gpus: int, each: float, found: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    strategy: Any = "ddp" if each == 1 else "data_parallel"
-    config = TrainConfig(device=device, gpus_per_worker=each, strategy=strategy)
-    if isinstance(found, str):
-        with pytest.raises(ConfigError, match=re.escape(found)):
-            torchrun._gpus(config, 1, 2)
-    else:
-        assert torchrun._gpus(config, 1, 2) == found
-
-
-def test_a_worker_with_a_part_of_a_gpu_computes_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert torchrun._gpus(TrainConfig(gpus_per_worker=0.25), 0, 1) == (0,)
+    config = TrainConfig(device=device, gpus_per_worker=each, strategy="data_parallel" if each > 1 else "ddp")
+    assert torchrun._gpus(config, 1, 2) == found
+    if device == "cuda":
+        with pytest.raises(ConfigError, match="must be cpu or auto here: 3 GPUs needed, 2 found"):
+            torchrun._gpus(config, 1, 3)
 
 
 def test_rank_0_alone_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    row = Row("iteration", 3, 0, {"train/loss": 0.5})
-    for rank in (0, 1):
-        printer = torchrun.Printer(rank, "vit")
-        printer.step_done(0, 3, row)
-        printer.step_done(0, 4, None)
-        printer.epoch_done(EpochRecord(Row("epoch", 1, 0, {"test/loss": 2.0}), [], {}))
-    assert capsys.readouterr().out == "epoch 1 step 3: loss 0.5000\nepoch 1: test/loss 2.0000\n"
     config = recipe.resolve(TrainConfig(model="vit", dataset="digits", precision="bf16"))
     started = Started(Decided.asked(config), 4, 9, "/c", ("one is damaged",), (), "a CPU")
-    torchrun.Printer(0, "vit").started(started)
-    torchrun.Printer(0, "vit").checkpoint_ready(SavedCheckpoint(Path("/c"), 4, 0, "abc"))
-    assert capsys.readouterr().out == (
-        "passed over: one is damaged\ntraining vit on a CPU in bf16, from step 4 (/c)\ncheckpoint /c sha256 abc\n"
-    )
+    shown = []
+    for rank in (0, 1):
+        printer = torchrun.Printer(rank, "vit")
+        printer.started(started)
+        printer.step_done(0, 3, Row("iteration", 3, 0, {"train/loss": 0.5}))
+        printer.step_done(0, 4, None)
+        printer.epoch_done(EpochRecord(Row("epoch", 1, 0, {"test/loss": 2.0}), [], {}))
+        printer.checkpoint_ready(SavedCheckpoint(Path("/c"), 4, 0, "abc"))
+        shown.append(capsys.readouterr().out.splitlines())
+    assert [len(lines) for lines in shown] == [5, 3]  # the loop tells other ranks of no start and no checkpoint
+    assert "epoch 1 step 3: loss 0.5000" in shown[0]
 
 
 ENDS = """
@@ -167,15 +139,8 @@ runpy.run_module("cifar_ray.training", run_name="__main__")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rank", "status", "told"),
-    [
-        ("0", 2, "error: --epochs must be a whole number, got 'nonsense'\n"),
-        pytest.param("first", 1, "Traceback (most recent call last):\n", marks=pytest.mark.extended),
-    ],
-)
-def test_a_rank_that_fails_ends_at_once(rank: str, status: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", rank)
+def test_a_rank_that_fails_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
     words = [sys.executable, "-c", ENDS, "--epochs", "nonsense"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr[: len(told)]) == (status, told)
+    assert (done.returncode, done.stderr.startswith("error: --epochs must be")) == (2, True)
