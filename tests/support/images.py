@@ -22,6 +22,5 @@ def folder_of_digits(root: Path, count: int | None = None, halves: tuple[str, ..
     digits = data.load("digits")
     for half, split in zip(halves, (digits.train, digits.test), strict=False):
         for index, (image, label) in enumerate(zip(split.inputs[:count], split["labels"][:count], strict=True)):
-            folder = root / half / str(label)
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image[::4, ::4]).save(folder / f"{index:04}.png")
+            (folder := root / half / str(label)).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[::4, ::4]).save(folder / f"{index:04}.png", compress_level=1)

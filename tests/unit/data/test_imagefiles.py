@@ -123,6 +123,7 @@ def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, mon
     assert held == [1] * 12
 
 
+@pytest.mark.filterwarnings("ignore:Image size")
 def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "whole.png").write_bytes(encoded(image, "PNG"))

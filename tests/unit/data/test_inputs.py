@@ -16,7 +16,7 @@ from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import Split, arrays, modality
+from cifar_ray.data import modality
 from cifar_ray.tracking import artifacts
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
@@ -89,6 +89,8 @@ def test_features_are_standardised_by_the_training_rows_alone() -> None:
     assert dataset.spec.std[:3] == pytest.approx(train.std(0)[:3])
     assert dataset.spec.std[3] == 0.0
     assert dataset.left_out == "without variation in training, and 0 everywhere: 3"
+    shown = modality.of(dataset.spec).normaliser()(torch.from_numpy(dataset.test.inputs + 1))
+    assert (shown[:, 3].any(), shown[:, 2].any()) == (False, True)
     settled = recipe.settle(asked, Decided.asked(asked), dataset)  # type: ignore[arg-type]
     assert schema.to_plain(settled)["data"]["inputs"] == "features"
 
@@ -167,9 +169,3 @@ def test_a_data_set_may_have_a_usual_model_of_its_own() -> None:
     (cell,) = sweeps.cells(sweep, [{"lr": 0.1}])
     assert cell.config is not None
     assert (cell.config.model, cell.config.model_options["width"]) == ("unet", 3)
-
-
-@pytest.mark.parametrize("targets", [np.zeros(4), np.full((4, 2), np.nan), np.zeros((4, 2), np.float32)])
-def test_targets_of_a_task_of_ones_own_are_not_standardised(targets: np.ndarray) -> None:
-    split = Split({"features": np.eye(4, dtype=np.float32), "targets": targets})
-    assert arrays.facts_of("x:y", {"train": split, "test": split}, ("a", "b")).target_mean == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import re
@@ -343,8 +344,7 @@ def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pyt
     """In blocks of several steps, with the last one of an epoch, and from the middle."""
     monkeypatch.setattr(loader, "AHEAD", 24)
     config = of(root, batch_size=8, augment=augment)
-    shard = loader.DataShard(1, 2)
-    asked = replace(config, global_batch_size=16)
+    shard, asked = loader.DataShard(1, 2), replace(config, global_batch_size=16)
     both = [
         loader.TrainLoader(asked, Decided.asked(config), data.read(of(root, stream=stream)), shard, torch.device("cpu"))
         for stream in (False, True)
@@ -358,9 +358,8 @@ def test_a_step_sees_the_same_of_them(root: Path, augment: str, monkeypatch: pyt
 def test_a_thread_gathers_them_ahead(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "AHEAD", 16)
     config = replace(of(root, batch_size=8, augment="none"), steps_per_epoch=6)
-    made = loader.TrainLoader(
-        config, Decided.asked(config), data.read(of(root, stream=True)), loader.DataShard(), torch.device("cpu")
-    )
+    dataset, decided = data.read(of(root, stream=True)), Decided.asked(config)
+    made = loader.TrainLoader(config, decided, dataset, loader.DataShard(), torch.device("cpu"))
     gather, ahead = made._gathered, []
 
     def noted(samples: torch.Tensor) -> torch.Tensor:
@@ -368,9 +367,8 @@ def test_a_thread_gathers_them_ahead(root: Path, monkeypatch: pytest.MonkeyPatch
         return gather(samples)
 
     monkeypatch.setattr(made, "_gathered", noted)
-    for epoch in range(2):
-        for step in range(6):  # three blocks
-            next(made.micro_batches(epoch, step))
+    for epoch, step in itertools.product(range(2), range(6)):  # three blocks
+        next(made.micro_batches(epoch, step))
     assert ahead == [False, True, True] * 2  # an epoch's order is not known before it begins
     assert made._coming == {}
 

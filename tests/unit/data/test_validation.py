@@ -68,28 +68,18 @@ def split(whole: source.Source, share: float) -> dict[str, Split]:
     return whole.split(TrainConfig(dataset="digits", val_share=share)).splits
 
 
-def test_neither_the_seed_nor_the_test_images_move_it(digits: Dataset) -> None:
-    first = data.read(of("digits", val_share=0.2))
+def test_neither_the_seed_nor_the_test_images_move_it_and_a_larger_share_keeps_more(digits: Dataset) -> None:
+    first, larger, without = (data.read(of("digits", val_share=share)) for share in (0.2, 0.3, 0))
     assert data.read(of("digits", val_share=0.2, seed=5, epochs=3)).spec.digest == first.spec.digest
-    test = digits.test.at(slice(None, None, -1))
-    moved = Made({"train": digits.train, "test": test}, digits.spec.names)
-    assert rows_of(split(moved, 0.2)["val"]) == rows_of(first.val)
-
-
-def test_a_larger_share_keeps_more_and_none_keeps_nothing(digits: Dataset) -> None:
-    small, large = (rows_of(data.read(of("digits", val_share=share)).val) for share in (0.1, 0.3))
-    assert small < large
-    without = data.read(of("digits", val_share=0))
+    moved = Made({"train": digits.train, "test": digits.test.at(slice(None, None, -1))}, digits.spec.names)
+    assert rows_of(split(moved, 0.2)["val"]) == rows_of(first.val) < rows_of(larger.val)
     assert (without.val, without.spec.digest) == (None, digits.spec.digest)
-
-
-KEYS = [f"{row}".encode() for row in range(40)]
-TWO = np.repeat([0, 1], 20)
 
 
 def test_equal_images_are_on_one_side_whatever_their_class() -> None:
     contents = [row // 4 for row in range(38)] + [0, 1]  # one image of class 1 is also one of class 0
-    kept = validation.rows(KEYS, contents, TWO, ("a", "b"), 0.3, "val_share")
+    keys, classes = [f"{row}".encode() for row in range(40)], np.repeat([0, 1], 20)
+    kept = validation.rows(keys, contents, classes, ("a", "b"), 0.3, "val_share")
     assert 0 < kept.sum() < 40
     by_content = {content: {bool(kept[row]) for row in range(40) if contents[row] == content} for content in contents}
     assert all(len(sides) == 1 for sides in by_content.values())
@@ -142,12 +132,13 @@ def test_copies_are_in_one_part_where_we_split_and_counted_where_the_user_did(ro
     assert sum(map(len, parts)) == len(set.union(*parts)) == 200
     assert (sum(map(len, splits)), shared.spec.test_copies, shared.spec.val_copies) == (400, 0, 0)
     folder_of_digits(root, 60, ("val",))  # which are training images
-    shutil.copy(next((root / "test").glob("3/*.png")), root / "train" / "3" / "also.png")
-    said = "caution: as the model gets them, 1 of 200 test images are copies of training or validation images"
+    for half, label in (("train", 3), ("val", 5)):
+        shutil.copy(next((root / "test").glob(f"{label}/*.png")), root / half / f"{label}" / "also.png")
     for stream in (False, True, True):  # of which the last is decoded already
         config = of(root, stream=stream)
         given = data.read(config)
-        assert [*lines(given, tasks.USUAL)][1] == f"{said} and 60 of 60 validation images are copies of training images"
+        said = [*lines(given, tasks.USUAL)][1]
+        assert ("2 of 200 test images are" in said, "60 of 61 validation images are" in said) == (True, True)
     settled = recipe.settle(config, Decided.asked(config), given)
     assert runfile.params(config, settled)["data.val_copies"] == "60"
 

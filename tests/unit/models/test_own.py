@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.config import imports, runfile
@@ -84,6 +84,11 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
     assert "--model mine:build --model-options.depth 2 --model-options.name 'c d'" in recipe.command(config)
 
 
+class OnlyEvaluated(nets.Whole):
+    def forward(self, images: Tensor) -> Tensor:
+        return images if self.training else super().forward(images)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -93,6 +98,7 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
         ({"model": f"{NETS}:A_NUMBER"}, f"--model must name a function, and {NETS}:A_NUMBER is 3"),
         ({"model": f"{NETS}:no_module"}, f"--model must return an nn.Module, and {NETS}:no_module returns 'a net'"),
         ({"model": f"{NETS}:too_many"}, r"--model must give float logits .* gives shape \(2, 11\) for 2 images"),
+        ({"model": f"{__name__}:OnlyEvaluated"}, r"--model must give float logits .* gives shape \(2, 3, 32, 32\)"),
         ({"model": f"{NETS}:wrong_input"}, r"--model must give float logits .* RuntimeError: .*shapes cannot be"),
         ({"model": f"{NETS}:nothing_learns"}, f"--model must have weights that learn .* {NETS}:nothing_learns fails"),
         ({"model": f"{NETS}:lazy"}, f"--model must know its sizes when it is built, and {NETS}:lazy has lazy layers"),

@@ -185,7 +185,6 @@ OF_ARRAYS = {"task": "segmentation", "image_size": 32}
             r"^dataset .*:small fails: .*masks of uint8 \(\d+, 15, 16\) for",
         ),
         ({**OF_ARRAYS, "dataset": f"{__name__}:unnamed"}, "^dataset must return .*:unnamed fails: "),
-        ({"dataset": "digits", "image_size": None}, "^model must be simple_cnn, .* to learn the labels of images"),
     ],
 )
 def test_what_does_not_fit_masks_is_refused(values: dict[str, object], sentence: str, usual: dict[str, object]) -> None:

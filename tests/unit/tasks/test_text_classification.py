@@ -117,6 +117,9 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
     assert contents(dataset, tasks.spec(asked, dataset.spec)).endswith(" texts longer than 12 tokens, cut there")
 
 
+DIGITS: dict[str, object] = {"dataset": "digits", "text": {}, "model_options": {}}
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -124,7 +127,7 @@ def test_a_text_is_cut_and_counted(usual: dict[str, object]) -> None:
         ({"test_share": 0.2}, "^test_share is for data without test samples"),
         ({"model": "resnet", "model_options": {}}, "^model must be textcnn, lstm, text_transformer or one of your own"),
         ({"task": "segmentation"}, "^task must learn the labels of text:.*, and segmentation learns masks"),
-        ({"dataset": "digits", "text": {}, "model_options": {}, "model": "lstm"}, "^model must be simple_cnn, "),
+        *(({**DIGITS, "model": model}, "^model must be simple_cnn, ") for model in ("lstm", "unet")),
         ({"dataset": "digits"}, r"^text.* is for --dataset text:PATH only, and the dataset is digits"),
     ],
 )
