@@ -122,7 +122,6 @@ def test_a_model_answers_for_inputs_as_stored(strategy: str, usual: dict[str, ob
         (TEXTS, {"model": "vit"}, "^model must be .*one of your own to learn the labels of texts"),
         (ROWS, {"model": "torchvision:resnet18"}, "^model must be .* of rows, .* got torchvision:resnet18"),
         (ROWS, {"model": f"{OWN}:rows"}, r"^model must build a model when called with \(4, 3\), .*:rows fails"),
-        (ROWS, {"augment": "crop"}, "^augment is for images"),
         (TEXTS, {"normalise": "half"}, "^normalise is for images"),
         (ROWS, {"dataset": f"{OWN}:with_nan"}, "^dataset must .*with_nan fails: ValueError: features of float64"),
         (TEXTS, {"dataset": f"{OWN}:negative"}, "^dataset must .*negative fails: ValueError: tokens of int64"),

@@ -54,11 +54,6 @@ def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) ->
         assert (one.targets.tolist(), one.seed) == (other.targets.tolist(), other.seed)
 
 
-def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Dataset) -> None:
-    assert loader_of(digits, DataShard()).steps_per_epoch == 11
-    assert loader_of(digits, DataShard(), steps_per_epoch=4).steps_per_epoch == 4
-
-
 def test_evaluation_is_in_batches_of_bounded_size(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(evaluate.EVALUATION_BATCH, "cpu", 100)
     ranks = [[*evaluation_batches(digits.test, "labels", digits.spec, rank, 2, CPU)] for rank in (0, 1)]

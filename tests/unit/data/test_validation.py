@@ -202,10 +202,11 @@ def test_without_labels_they_are_drawn_by_position(digits: Dataset) -> None:
 def test_too_few_images_are_refused_also_once_they_are_counted(digits: Dataset) -> None:
     with pytest.raises(ConfigError, match=r"^batch_size must leave at least one step"):
         data.read(of("digits", val_share=0.98, batch_size=64))
-    config = of("digits", val_share=0.1)
-    few = replace(digits, spec=replace(digits.spec, train_size=1))
-    with pytest.raises(ConfigError, match="global_batch_size must leave at least one step"):
-        recipe.settle(config, Decided.asked(config), few)
-    few = replace(digits, spec=replace(digits.spec, val_size=1))
-    with pytest.raises(ConfigError, match=r"topology must have at most one worker per validation image \(1\)"):
-        recipe.settle(replace(config, topology="1x2"), Decided("1x2"), few)
+    config, decided = replace(of("digits", val_share=0.1), topology="1x2"), Decided("1x2")
+    for known, sentence in (
+        ({"train_size": 1}, "^global_batch_size must leave"),
+        ({"val_size": 1}, "^topology must have"),
+    ):
+        few = replace(digits, spec=replace(digits.spec, **known))
+        with pytest.raises(ConfigError, match=sentence):
+            recipe.settle(config, decided, few)

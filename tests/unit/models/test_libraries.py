@@ -60,7 +60,6 @@ def test_auxiliary_classifiers_are_left_out(name: str, side: int) -> None:
     [
         ("torchvision:resnet18", "DEFAULT", "imagenet", ""),
         ("torchvision:resnet18", "DEFAULT", "dataset", "imagenet"),
-        ("torchvision:efficientnet_v2_l", "DEFAULT", "imagenet", "half"),
         ("timm:vit_base_patch16_224", "augreg_in1k", "imagenet", "half"),
         ("timm:vit_base_patch16_clip_224", "openai", "imagenet", "other"),
     ],

@@ -84,7 +84,6 @@ def test_the_counts_are_recorded_and_weigh_as_scikit_learns_do() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"class_weights": "equal"}, "^class_weights must be none or balanced, got 'equal'"),
         ({"augment": "mixup"}, "^class_weights must be left out with --augment mixup"),
         ({"task": "examples.own_task:Ink", "dataset": "examples.own_task:load"}, "^class_weights is for tasks of cl"),
     ],

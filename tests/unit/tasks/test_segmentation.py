@@ -174,7 +174,6 @@ OF_ARRAYS = {"task": "segmentation", "image_size": 32}
     ("values", "sentence"),
     [
         ({"augment": "mixup"}, "^augment must be none, crop, crop_flip or resized_crop for masks"),
-        ({"augment": "randaugment"}, "^augment must be none, crop, crop_flip or resized_crop for masks"),
         ({"model": "resnet", "model_options": {}}, "^model must be unet, segnet or one of your own"),
         ({"task": "classification"}, "^task must learn the masks of masks:.*, and classification learns labels"),
         ({"image_size": 8}, "^image_size must suit --model unet"),

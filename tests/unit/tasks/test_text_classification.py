@@ -124,7 +124,6 @@ DIGITS: dict[str, object] = {"dataset": "digits", "text": {}, "model_options": {
     ("values", "sentence"),
     [
         ({"image_size": 64}, "^image_size is for --dataset folder:PATH, .* only"),
-        ({"test_share": 0.2}, "^test_share is for data without test samples"),
         ({"model": "resnet", "model_options": {}}, "^model must be textcnn, lstm, text_transformer or one of your own"),
         ({"task": "segmentation"}, "^task must learn the labels of text:.*, and segmentation learns masks"),
         *(({**DIGITS, "model": model}, "^model must be simple_cnn, ") for model in ("lstm", "unet")),
