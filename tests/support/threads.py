@@ -12,23 +12,26 @@ from pathlib import Path
 from typing import TypeVar
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
 
-from cifar_ray import data, models
+from cifar_ray import data, models, tasks
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import ResolvedConfig, TrainConfig
 from cifar_ray.data import Dataset
 from cifar_ray.strategies.worker import Worker
+from cifar_ray.tasks import Evaluation
 from cifar_ray.training import checkpoint, stopping
 from cifar_ray.training.checkpoint import Snapshot
 from cifar_ray.training.errors import CheckpointError, DivergedError
+from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.loop import fit
 from cifar_ray.training.observer import Launch, Outcome
 from cifar_ray.training.setup import prepare
 from cifar_ray.training.stopping import StoppedError
-from tests.support.helpers import Recorder, Stopped
+from tests.support.helpers import Recorder, Stopped, digest
 
 T = TypeVar("T")
 
@@ -104,7 +107,7 @@ def train_on_threads(
 
 
 def train_everywhere(asked: Callable[..., ResolvedConfig], folder: Path, stop_after: int) -> list[Snapshot]:
-    """The last snapshots of a run at 1x1, 1x2 and 2x2, and of one that stopped at 1x2 and went on at 1x1."""
+    """The last snapshots of a run at 1x1, 1x2 and 2x2, and of one that stopped at 1x2 and went on at 1x1: all alike."""
     dataset = data.read(asked())
     for topology in ("1x1", "1x2", "2x2"):
         train_on_threads(asked(topology=topology), dataset, folder / topology)
@@ -113,7 +116,24 @@ def train_everywhere(asked: Callable[..., ResolvedConfig], folder: Path, stop_af
     train_on_threads(replace(stopped, topology="1x1"), dataset, folder / "resumed")
     snapshots = [newest[1] for path in folder.iterdir() if (newest := checkpoint.latest(path))]
     assert len(snapshots) == 4
+    assert len({digest(snapshot) for snapshot in snapshots}) == 1
+    # The weights are equal to the bit; a figure is a sum over ranks, whose order may show in its last digit.
+    assert [snapshot.score for snapshot in snapshots] == pytest.approx([snapshots[0].score] * 4, rel=1e-6)
     return snapshots
+
+
+def evaluated(asked: ResolvedConfig) -> Evaluation:
+    """What one rank finds of the untrained model; two ranks have found the same."""
+    dataset = data.read(asked)
+    model = models.build(asked, dataset.spec)
+    (whole,), ranks = (
+        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, dataset.spec))(model))
+        for count in (1, 2)
+    )
+    for one in ranks:
+        assert one.metrics == pytest.approx(whole.metrics, rel=1e-6)  # passes in float32 over other numbers of rows
+        assert one.confusion == whole.confusion
+    return whole
 
 
 def losses_of_steps(asked: ResolvedConfig, folder: Path) -> list[float]:

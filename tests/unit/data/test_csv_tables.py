@@ -19,19 +19,19 @@ from cifar_ray.config import flags, runfile, schema
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.data import modality
 from cifar_ray.runs import given
 from cifar_ray.training import predictor, recipe
 from cifar_ray.training.observer import Outcome
-from tests.support.helpers import contents, digest, resolved, train_here
-from tests.support.threads import train_everywhere
+from tests.support.helpers import contents, resolved, train_here
 
 USUAL: dict[str, object] = {"target": ("y",), "precision": "fp32", "epochs": 1, "global_batch_size": 16}
 
 
 def rows(count: int, seed: int = 0) -> pd.DataFrame:
     random = np.random.default_rng(seed)
-    made = pd.DataFrame({"age": random.integers(20, 80, count), "bmi": random.normal(25, 4, count).round(2), "sex": 1})
+    made = pd.DataFrame(
+        {"age": random.integers(20, 80, count), "bmi": random.normal(25, 4, count).round(2), "sex": 0.1}
+    )
     made["y"] = (3 * made["age"] - made["bmi"]).round(3)
     return made
 
@@ -46,25 +46,21 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_has_features_by_name_and_targets(folder: Path) -> None:
     asked = resolved(USUAL, dataset=f"table:{folder}")
     dataset = data.read(asked)
-    assert (asked.model, asked.task, asked.augment, dataset.spec.features) == (
-        "mlp",
-        None,
-        "none",
-        ("age", "bmi", "sex"),
-    )
-    assert dataset.spec.names == ("y",)
+    spec = dataset.spec
+    assert (asked.model, asked.task, asked.augment) == ("mlp", None, "none")
+    assert (spec.features, spec.names, data.facts(asked)) == (("age", "bmi", "sex"), ("y",), spec)
     assert dataset.test.inputs == pytest.approx(rows(20, 1)[["age", "bmi", "sex"]].to_numpy())
     assert dataset.test["targets"] == pytest.approx(rows(20, 1)[["y"]].to_numpy())
-    assert (dataset.spec.std[2], dataset.spec.mean[2]) == (0.0, 1.0)  # a feature that is always the same
-    assert dataset.spec.target_std == pytest.approx([rows(80)["y"].std(ddof=0)])
-    assert contents(dataset, tasks.spec(asked, dataset.spec)) == (
-        "1 value, 80 training and 20 test rows; without variation in training, and 0 everywhere: sex"
-    )
-    assert data.facts(asked) == dataset.spec
+    assert dataset.train.inputs.dtype == np.float32  # which keeps these numbers apart, in half the memory
+    assert (spec.std[2], spec.mean[2]) == (0.0, pytest.approx(0.1))  # a feature that is always the same
+    assert spec.target_std == pytest.approx([rows(80)["y"].std(ddof=0)])
+    assert contents(dataset, tasks.spec(asked, spec)).endswith("and 0 everywhere: sex")
     params = runfile.params(asked, Decided.asked(asked))  # type: ignore[arg-type]
     assert (params["target"], params["model_options.width"], "data.mean" in params) == ("['y']", "128", False)
-    assert f"--dataset table:{folder}" in recipe.command(asked)  # type: ignore[arg-type]
-    assert "--target y" in recipe.command(asked)  # type: ignore[arg-type]
+    assert {f"table:{folder}", "--target"} <= set(recipe.command(asked).split())  # type: ignore[arg-type]
+    kept = weakref.ref(dataset.train.inputs)
+    del dataset
+    assert kept() is None
 
 
 def written(folder: Path, **columns: object) -> Path:
@@ -78,7 +74,7 @@ def written(folder: Path, **columns: object) -> Path:
 def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_path: Path) -> None:
     step = 2 * np.arange(60)
     written(tmp_path, time=1_700_000_000 + step, id=2**53 + step, bmi=24 + step / 100, y=1.7e9 + step)
-    asked = resolved(USUAL, dataset=f"table:{tmp_path}", model_options={"depth": 0}, epochs=100, lr=0.1)
+    asked = resolved(USUAL, dataset=f"table:{tmp_path}", model_options={"depth": 0}, epochs=25, lr=0.4)
     dataset = data.read(asked)
     outcome = train_here(asked, dataset, tmp_path / "run")
     assert isinstance(outcome, Outcome)
@@ -90,26 +86,6 @@ def test_times_and_ids_reach_the_model_apart_and_answers_keep_their_digits(tmp_p
     assert answers.numpy() == pytest.approx(dataset.train["targets"], rel=0, abs=20)
     body = json.dumps([dict(zip(dataset.spec.features, [*map(int, row[:2]), row[2]])) for row in rows_given.tolist()])
     assert np.array_equal(given.of(dataset.spec).read(body.encode())[0], rows_given)
-
-
-def test_a_table_that_has_been_read_is_not_kept_beside_it(folder: Path) -> None:
-    dataset = data.read(resolved(USUAL, dataset=f"table:{folder}"))
-    kept = weakref.ref(dataset.train.inputs)
-    del dataset
-    assert kept() is None
-
-
-def test_numbers_that_float32_keeps_apart_take_half_the_memory(folder: Path) -> None:
-    assert data.read(resolved(USUAL, dataset=f"table:{folder}")).train.inputs.dtype == np.float32
-
-
-def test_a_feature_without_variation_in_training_is_0_everywhere(tmp_path: Path) -> None:
-    written(tmp_path, a=range(40), stamp=0.1, y=range(40))
-    pd.DataFrame({"a": range(20), "stamp": 86_400.0, "y": range(20)}).to_csv(tmp_path / "test.csv", index=False)
-    dataset = data.read(resolved(USUAL, dataset=f"table:{tmp_path}"))
-    shown = modality.of(dataset.spec).normaliser()(torch.from_numpy(dataset.test.inputs))
-    assert shown[:, 1].tolist() == [0.0] * 20
-    assert dataset.left_out == "without variation in training, and 0 everywhere: stamp"
 
 
 def test_features_are_chosen_and_the_others_need_be_no_numbers(tmp_path: Path) -> None:
@@ -138,10 +114,7 @@ def test_rows_of_one_file_are_kept_for_the_test_and_for_validation(tmp_path: Pat
     first, second = data.read(asked(val_share=0.1)), data.read(asked(seed=3))
     assert first.val is not None
     assert np.array_equal(first.test.inputs, second.test.inputs)
-    assert (len(first.train) + len(first.val), len(first.train) + len(first.val) + len(first.test)) == (
-        len(second.train),
-        100,
-    )
+    assert len(first.train) + len(first.val) == len(second.train) == 100 - len(first.test)
     assert 20 <= len(first.test) <= 22
     sides = [{row.tobytes() for row in split.inputs} for split in (first.train, first.val, first.test)]
     assert not sides[0] & sides[1]
@@ -158,16 +131,13 @@ def test_a_validation_file_is_measured_after_every_epoch(folder: Path, tmp_path:
     assert data.facts(asked).val_size == 10
     outcome = train_here(asked, data.read(asked), tmp_path / "run")
     assert {"val/r2", "test/r2", "best/r2"} <= outcome.metrics.keys()
-    with pytest.raises(ConfigError, match=r"val_share is for data without validation samples, and table:.* has some"):
+    with pytest.raises(ConfigError, match=r"^val_share is for data without validation samples"):
         data.read(replace(asked, val_share=0.1))
-
-
-def test_a_run_goes_on_with_the_same_rows_only(folder: Path) -> None:
-    asked = resolved(USUAL, dataset=f"table:{folder}")
-    before = recipe.settle(asked, Decided.asked(asked), data.read(asked))  # type: ignore[arg-type]
-    rows(81).to_csv(folder / "train.csv", index=False)
-    with pytest.raises(ConfigError, match="dataset must have the rows that the run began with"):
-        recipe.settle(asked, before, data.read(asked))  # type: ignore[arg-type]
+    rows(1, 3).to_csv(folder / "test.csv", index=False)  # a row alone has no r2
+    asked = replace(asked, epochs=1)
+    outcome = train_here(asked, data.read(asked), tmp_path / "of one")
+    assert (np.isnan(outcome.metrics["test/r2"]), np.isfinite(outcome.metrics["test/mae"])) == (True, True)
+    predictor.of(Path(outcome.checkpoint))
 
 
 @pytest.fixture
@@ -179,160 +149,62 @@ def pictures(tmp_path: Path) -> Path:
         for row, value in enumerate(values):
             Image.new("L", (16, 16), int(value)).save(tmp_path / f"files/{part}{row}.png")
         files = [f"files/{part}{row}.png" for row in range(count)]
-        pd.DataFrame({"file": files, "light": values, "dark": 255 - values, "by": "me"}).to_csv(
-            tmp_path / f"{part}.csv", index=False
-        )
+        made = pd.DataFrame({"file": files, "light": values, "dark": 255 - values, "by": "me"})
+        made.to_csv(tmp_path / f"{part}.csv", index=False)
     return tmp_path
 
 
 def test_images_may_have_numbers_to_learn(pictures: Path, tmp_path: Path) -> None:
     values: dict[str, object] = {"dataset": f"table:{pictures}", "image_column": "file", "target": ("light", "dark")}
-    assert runfile.load(None, values).model == "resnet" == runfile.load(None, values).model
-    assert runfile.load(None, runfile.merge(values, {"image_column": None})).model == "mlp"
+    without = runfile.merge(values, {"image_column": None})
+    assert [runfile.load(None, each).model for each in (values, without)] == ["resnet", "mlp"]
     values |= {"model": "simple_cnn", "image_size": 16, "data_dir": str(tmp_path / "cache"), "epochs": 2}
     asked = resolved({**USUAL, **values}, val_share=0.25)
     dataset = data.read(asked)
-    assert (dataset.spec.inputs, dataset.train.inputs.shape, dataset.left_out) == (
-        "images",
-        (30, 16, 16, 3),
-        "columns not used: by",
-    )
+    assert (dataset.spec.inputs, dataset.train.inputs.shape) == ("images", (30, 16, 16, 3))
+    assert dataset.left_out == "columns not used: by"
     assert dataset.train["targets"][:, 0] == pytest.approx(dataset.train.inputs[:, 8, 8, 0])
-    with pytest.raises(ConfigError, match=r"augment must be none, .* for regression, which has no labels to mix"):
-        resolved({**USUAL, **values}, augment="mixup")
-    with pytest.raises(ConfigError, match="image_size must suit --model simple_cnn"):
-        resolved({**USUAL, **values}, image_size=2)
-    streamed = data.read(replace(asked, stream=True))
-    (pictures / "files/test9.png").rename(pictures / "elsewhere.png")
-    with pytest.raises(ConfigError, match=r"dataset must be files that can be read, and .*files/test9.png cannot be"):
+    for wrong in ({"augment": "mixup"}, {"image_size": 2}):
+        with pytest.raises(ConfigError, match=f"^{next(iter(wrong))} must "):
+            resolved({**USUAL, **values}, **wrong)
+    assert data.read(replace(asked, stream=True)).spec == dataset.spec
+    (pictures / "files/test9.png").unlink()
+    with pytest.raises(ConfigError, match=r"^dataset .*files/test9.png cannot be"):
         data.read(asked)
-    (pictures / "elsewhere.png").rename(pictures / "files/test9.png")
-    assert streamed.spec == dataset.spec
-    more: dict[str, object] = {"strategy": "reproducible", "log_every": 1, "global_batch_size": 8, "val_share": 0.25}
-    snapshots = train_everywhere(partial(resolved, {**USUAL, **values}, **more), tmp_path / "runs", stop_after=4)
-    assert len({digest(snapshot) for snapshot in snapshots}) == 1
-    assert snapshots[0].task.unit == "images"
 
 
-def broken(text: str, name: str = "train.csv") -> dict[str, str]:
-    return {name: text}
+GOOD, TARGET = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n", "^target must name columns"
+CSV, NUMBER = "^dataset must be CSV", "a finite number in "
+BAD: list[tuple[dict[str, str | bytes | None], dict[str, object], str]] = [
+    ({"train.csv": "a,b\n1,2\n"}, {}, f"{TARGET}, .*train.csv has a and b, got"),
+    ({"test.csv": "a,y\n1,2\n"}, {}, "test.csv has 0 named 'b'"),
+    ({"train.csv": b"a,b,y\n1,2,\xe9\n"}, {}, f"{CSV} .*train.csv is not: .*codec can't decode"),
+    ({"train.csv": "a,b,y\n1,2,3\n1,much,4\n"}, {}, f"{NUMBER}every row of b, and .* has 'much' in row 2"),
+    ({"test.csv": "a,b,y\n1,,3\n"}, {}, f"{NUMBER}.*test.csv has '' in row 1"),
+    ({"test.csv": "a,b,y\n1,1e60,0\n"}, {}, NUMBER),
+    ({"train.csv": "a,b,y\n"}, {}, f"{CSV} .* there are no rows"),
+    ({"train.csv": ",a,y\n0,1,2\n1,2,3\n"}, {}, "has 1 named ''"),
+    ({"train.csv": "a,a,y\n0,1,2\n1,2,3\n"}, {}, "has 2 named 'a'"),
+    ({"train.csv": "a,b,y\n1,2,3\n1,2,3,4\n"}, {}, f"{CSV} .*line 3"),
+    ({"train.csv": "a,b,y\n1,2,3\n1,2\n"}, {}, f"{NUMBER}every row of y, and .* has '' in row 2"),
+    ({"train.csv": "y\n1\n2\n"}, {}, f"{TARGET}, .* has y, got"),
+    ({}, {"stream": True}, "^stream is for images"),
+    ({}, {"target": ()}, TARGET),
+    ({}, {"target": ("y", "y")}, f"{TARGET}, .* got .'y'"),
+    ({"test.csv": None}, {"test_share": 0.99}, "^test_share must leave .*, got 0.99 of 3"),
+    ({"train.csv": None}, {}, "^dataset must be a file, or have train.csv"),
+    ({}, {"model": "resnet"}, "^model must be mlp or one of your own"),
+    ({}, {"features": ("b,c",)}, f"{TARGET}, .* got .'c'"),
+    ({}, {"features": ("b", "y")}, f"{TARGET}, .* got .'y'"),
+    ({}, {"features": ("b",), "image_column": "a"}, TARGET),
+    ({}, {"dataset": "table:/no/such"}, "^dataset must be a file, .* /no/such has not"),
+    ({}, {"dataset": "digits"}, "^target is for --dataset table:PATH only"),
+    ({}, {"global_batch_size": 4}, "^global_batch_size .* 3 training rows"),
+]  # fmt: skip
 
 
-GOOD = "a,b,y\n1,2,3\n2,3,5\n4,4,4\n"
-
-
-@pytest.mark.parametrize(
-    ("files", "values", "sentence"),
-    [
-        (
-            {"train.csv": "a,b\n1,2\n"},
-            {},
-            "target must name columns, each once, beside --features or one --image-column; .*train.csv has a and b, got",
-        ),
-        (
-            {"test.csv": "a,b\n1,2\n"},
-            {},
-            "dataset must have each column once, with a name, and .*test.csv has 0 named 'y'",
-        ),
-        (
-            {"test.csv": "a,y\n1,2\n"},
-            {},
-            "dataset must have each column once, with a name, and .*test.csv has 0 named 'b'",
-        ),
-        (
-            {"train.csv": b"a,b,y\n1,2,\xe9\n"},
-            {},
-            "dataset must be CSV or JSONL in UTF-8, and .*train.csv is not: .*codec can't decode",
-        ),
-        (
-            {"train.csv": "a,b,y\n1,2,3\n1,much,4\n"},
-            {},
-            "a finite number in every row of b, and .* has 'much' in row 2",
-        ),
-        ({"test.csv": "a,b,y\n1,,3\n"}, {}, "a finite number in every row of b, and .*test.csv has '' in row 1"),
-        ({"test.csv": "a,b,y\n1,nan,3\n"}, {}, "a finite number in every row of b, and .* has 'nan' in row 1"),
-        ({"test.csv": "a,b,y\n1,2,-inf\n"}, {}, "a finite number in every row of y, and .* has '-inf' in row 1"),
-        ({"test.csv": "a,b,y\n1,1e60,0\n"}, {}, "a finite number in every row of b, and .* has '1e60' in row 1"),
-        (
-            {"train.csv": "a,b,y\n"},
-            {},
-            "dataset must be CSV or JSONL in UTF-8, and .*train.csv is not: there are no rows",
-        ),
-        ({"train.csv": ""}, {}, "dataset must be CSV or JSONL in UTF-8, and .*train.csv is not: No columns to parse"),
-        ({"train.csv": "1,2,3\n2,3,4\n"}, {}, "target must name columns, .* has 1, 2 and 3, got"),
-        (
-            {"train.csv": ",a,y\n0,1,2\n1,2,3\n"},
-            {},
-            "dataset must have each column once, with a name, and .* has 1 named ''",
-        ),
-        (
-            {"train.csv": "a,a,y\n0,1,2\n1,2,3\n"},
-            {},
-            "dataset must have each column once, with a name, and .* has 2 named 'a'",
-        ),
-        (
-            {"train.csv": "a,b,y\n1,2,3\n1,2,3,4\n"},
-            {},
-            "dataset must be CSV or JSONL in UTF-8, and .*line 3",
-        ),
-        ({"train.csv": "a,b,y\n1,2,3\n1,2\n"}, {}, "a finite number in every row of y, and .* has '' in row 2"),
-        (
-            {"train.csv": "y\n1\n2\n"},
-            {},
-            "target must name columns, each once, beside --features or one --image-column; .* has y, got",
-        ),
-        (
-            {},
-            {"target": ()},
-            "target must name columns, each once, beside --features or one --image-column; .* has a, b and y, got",
-        ),
-        ({}, {"image_size": 64}, "image_size is for images, and table:.* has none"),
-        ({}, {"stream": True}, "stream is for images, and table:.* has none"),
-        ({}, {"target": ("y", "y")}, "target must name columns, each once, .* got .'y'"),
-        ({}, {"test_share": 0.2}, "test_share is for data without test samples, and table:.* has some"),
-        (
-            {"test.csv": None},
-            {},
-            "test_share must be given, such as 0.2, for data without test samples, and table:.* has none",
-        ),
-        (
-            {"test.csv": None},
-            {"test_share": 0.99},
-            "test_share must leave a sample of the data on both sides, got 0.99 of 3",
-        ),
-        (
-            {"train.csv": None},
-            {},
-            "dataset must be a file, or have train.csv and one file of each part, and .* has not",
-        ),
-        ({}, {"val_share": 0.99}, "val_share must leave a sample of the data on both sides, got 0.99 of 3"),
-        ({}, {"task": "classification"}, "task must learn the targets of table:.*, and classification learns labels"),
-        ({}, {"model": "resnet"}, "model must be mlp or one of your own to learn the targets of rows, as"),
-        ({}, {"augment": "crop"}, "augment is for images, and table:.* has features"),
-        (
-            {},
-            {"image_column": "file"},
-            "target must name columns, each once, .* has a, b and y, got .'file'",
-        ),
-        ({}, {"features": ("b,c",)}, "target must name columns, each once, .* has a, b and y, got .'c'"),
-        ({}, {"features": ("b", "b")}, "target must name columns, each once, .* got .'b'"),
-        ({}, {"features": ("b", "y")}, "target must name columns, each once, .* got .'y'"),
-        (
-            {},
-            {"features": ("b",), "image_column": "a"},
-            "target must name columns, each once, beside --features or one --image-column; ",
-        ),
-        ({}, {"image_column": "y"}, "target must name columns, each once, .* got .'y'"),
-        (
-            {},
-            {"dataset": "table:/no/such"},
-            "dataset must be a file, or have train.csv and one file of each part, and /no/such has not",
-        ),
-        ({}, {"dataset": "digits"}, "target is for --dataset table:PATH only, and the dataset is digits"),
-        ({}, {"global_batch_size": 4}, "global_batch_size must leave at least one step per epoch: .* 3 training rows"),
-    ],
-)
-def test_what_is_no_table_to_learn_from_is_refused(
+@pytest.mark.parametrize(("files", "values", "sentence"), BAD)
+def test_no_table(
     files: dict[str, str | bytes | None], values: dict[str, object], sentence: str, tmp_path: Path
 ) -> None:
     for name, text in {"train.csv": GOOD, "test.csv": "a,b,y\n1,2,3\n", **files}.items():
@@ -343,7 +215,7 @@ def test_what_is_no_table_to_learn_from_is_refused(
 
 
 def test_quotes_blank_lines_and_marks_of_editors_are_read(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_bytes(b'\xef\xbb\xbf"a, in m",y\r\n 1 ,2\r\n\r\n"1e-3",3\r\n')
+    (tmp_path / "train.csv").write_bytes(b'\xef\xbb\xbf"a, in m", y\r\n 1 ,2\r\n\r\n"1e-3",3\r\n')
     (tmp_path / "test.csv").write_text('y,"a, in m"\n1,2\n')
     dataset = data.read(resolved({**USUAL, "global_batch_size": 2}, dataset=f"table:{tmp_path}"))
     assert dataset.spec.features == ("a, in m",)
@@ -358,19 +230,7 @@ def test_a_model_of_rows_without_names_answers_for_columns_by_their_numbers(tmp_
     ((_, rows, _),) = given.of(spec).batches([path], (), print)
     assert rows.tolist() == [[6, 5]]
     path.write_text("5,6\n7,8\n")
-    with pytest.raises(
-        ConfigError, match=r"a table must have each column once, with a name, and .*rows.csv has 0 named '0'"
-    ):
+    with pytest.raises(ConfigError, match=r"^a table must have each column once, .*rows.csv has 0 named '0'"):
         list(given.of(spec).batches([path], (), print))
     with pytest.raises(ConfigError, match=r"is no file, and the model takes CSV files"):
         list(given.of(spec).batches([tmp_path], (), print))
-
-
-def test_one_row_of_a_test_has_no_r2_and_the_run_ends_all_the_same(folder: Path, tmp_path: Path) -> None:
-    rows(1, 3).to_csv(folder / "test.csv", index=False)
-    asked = resolved(USUAL, dataset=f"table:{folder}")
-    outcome = train_here(asked, data.read(asked), tmp_path / "run")
-    assert isinstance(outcome, Outcome)
-    assert np.isnan(outcome.metrics["test/r2"])
-    assert np.isfinite(outcome.metrics["test/mae"])
-    predictor.of(Path(outcome.checkpoint))

@@ -39,8 +39,18 @@ def test_an_image_of_the_data_set_is_what_training_had(digits: Dataset) -> None:
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
 @pytest.mark.parametrize("name", SPECS)
 def test_every_mode_and_size_becomes_a_models_input(name: str, mode: str) -> None:
-    pixels = samples.batch(SPECS[name], [Image.new(mode, (50, 3)), Image.new(mode, (1, 1))])
+    colour = (255, 255, 255) if mode in ("1", "L", "LA") or name in ("mnist", "digits") else (255, 0, 0)
+    images = [Image.new("RGB", size, colour).convert(mode) for size in ((50, 3), (1, 1))]
+    pixels = samples.batch(SPECS[name], images)
     assert (pixels.shape, pixels.dtype) == ((2, 32, 32, 3), torch.uint8)
+    assert pixels[0, 16, 16].tolist() == list(colour)
+
+
+def test_images_keep_their_shape_and_lose_the_margin() -> None:
+    image = Image.new("RGB", (60, 20), "red")
+    image.paste("blue", (20, 0, 40, 20))
+    found = imagefiles.cropped(image, 32)
+    assert (found.shape, (found[:, 1:-1] == (0, 0, 255)).all()) == ((32, 32, 3), True)
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16B"])
@@ -81,7 +91,7 @@ def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image,
     """Bytes changed and bytes missing, anywhere."""
     whole, refused = encoded(image.resize((64, 64)), kind), 0
     draw = random.Random(1)
-    for _ in range(150):
+    for _ in range(60):
         damaged = bytearray(whole)
         for _ in range(draw.randint(0, 5)):
             damaged[draw.randrange(min(len(damaged), draw.choice((40, len(damaged)))))] = draw.randrange(256)
@@ -91,7 +101,7 @@ def test_a_damaged_image_is_read_or_refused_and_nothing_else(image: Image.Image,
             )
         except UnreadableError:
             refused += 1
-    assert refused > 10
+    assert refused > 4
 
 
 def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,33 +123,24 @@ def test_many_photos_are_held_one_at_a_time(digits: Dataset, tmp_path: Path, mon
     assert held == [1] * 12
 
 
+@pytest.mark.filterwarnings("ignore:Image size")
 def test_why_an_image_is_refused(tmp_path: Path, image: Image.Image) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "whole.png").write_bytes(encoded(image, "PNG"))
     (tmp_path / "half.png").write_bytes(encoded(image, "PNG")[:-40])
-    Image.new("1", (20_000, 10_000)).save(tmp_path / "huge.png")
-    for name, reason in (
-        ("none", "No such file or directory"),
-        ("folder", "Is a directory"),
-        ("half.png", "it is truncated or damaged"),
-        ("huge.png", "it has too many pixels; at most 100,000,000 are read"),
-    ):
-        with pytest.raises(UnreadableError) as caught:
+    Image.new("1", (10_001, 10_000)).save(tmp_path / "huge.png")
+    reader = given.of(SPECS["digits"])
+    for name, reason in (("none", "No such"), ("folder", "Is a dir"), ("half.png", "it is trunc"), ("huge.png", "it has too many")):  # fmt: skip
+        sentence = f"cannot read image {tmp_path / name}: {reason}"
+        with pytest.raises(UnreadableError, match=f"^{sentence}"):
             read(tmp_path / name)
-        assert str(caught.value) == f"cannot read image {tmp_path / name}: {reason}"
-        with pytest.raises(ConfigError) as told:
-            next(given.of(SPECS["digits"]).batches([tmp_path / "whole.png", tmp_path / name], (), print))
-        sentences = {
-            "folder": f"there is no image in {tmp_path / 'folder'} ({', '.join(imagefiles.SUFFIXES)})",
-        }
-        assert str(told.value) == sentences.get(name, f"cannot read image {tmp_path / name}: {reason}")
-    damaged = f"cannot read image {tmp_path / 'half.png'}: it is truncated or damaged"
+        with pytest.raises(ConfigError, match="there is no image in" if name == "folder" else f"^{sentence}"):
+            next(reader.batches([tmp_path / "whole.png", tmp_path / name], (), print))
+    (tmp_path / "huge.png").unlink()
     notes: list[str] = []
-    for name in ("none", "folder", "huge.png"):
-        path = tmp_path / name
-        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-    ((readable, scaled, _),) = given.of(SPECS["digits"]).batches([tmp_path], (), notes.append)
-    assert (readable, len(scaled), notes) == ([{"image": tmp_path / "whole.png"}], 1, [f"left out: {damaged}"])
+    ((readable, scaled, _),) = reader.batches([tmp_path], (), notes.append)  # of a folder, it is left out
+    assert (readable, len(scaled), len(notes)) == ([{"image": tmp_path / "whole.png"}], 1, 1)
+    assert notes[0].startswith(f"left out: cannot read image {tmp_path / 'half.png'}")
 
 
 def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> None:
@@ -150,7 +151,6 @@ def test_a_folder_is_all_images_below_it(tmp_path: Path, image: Image.Image) -> 
     below = [tmp_path / name for name in ("a.jpg", "b/10.png", "b/2.PNG", "b/broken.png", "b/c/d.webp")]
     found = [tmp_path / "a.jpg", *below], "2 files left out (.heic 2)"
     assert given.images([tmp_path / "a.jpg", tmp_path]) == found
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "1.HEIC").touch()
-    with pytest.raises(ConfigError, match=r"^there is no image in .*/photos \(\.bmp, .*\)$"):
-        given.images([tmp_path / "photos"])
+    (nothing := tmp_path / "nothing").mkdir()
+    with pytest.raises(ConfigError, match=f"^there is no image in {nothing} "):
+        given.images([nothing])

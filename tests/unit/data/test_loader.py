@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from cifar_ray import data
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.train import TrainConfig
@@ -25,25 +23,22 @@ def config(**values: object) -> TrainConfig:
     return recipe.resolve(TrainConfig(**{**plain, **values}))  # type: ignore[arg-type]
 
 
-def seeds(digits: Dataset, rank: int, *epochs: int) -> list[list[int]]:
-    """Of every piece of every step of some epochs, as one loader gives them."""
-    made = TrainLoader(config(), Decided.asked(config()), digits, DataShard(rank, 2, 3), CPU)
-    return [
-        [micro_batch.seed for micro_batch in made.micro_batches(epoch, step)] for epoch in epochs for step in range(11)
-    ]
+def loader_of(digits: Dataset, shard: DataShard, **values: object) -> TrainLoader:
+    asked = config(**values)
+    return TrainLoader(asked, Decided.asked(asked), digits, shard, CPU)  # type: ignore[arg-type]
 
 
 def test_a_pieces_dropout_follows_from_its_number_and_its_step_over_the_whole_run(digits: Dataset) -> None:
     expected = [order.step_seeds(SEED, range(33), micro_batch) for micro_batch in range(6)]
     for rank in (0, 1):
-        of_rank = expected[3 * rank : 3 * rank + 3]
-        assert seeds(digits, rank, 0, 2) == [
-            [micro_batch[step] for micro_batch in of_rank] for step in (*range(11), *range(22, 33))
-        ]
+        made = loader_of(digits, DataShard(rank, 2, 3))
+        for epoch, step in ((epoch, step) for epoch in (0, 2) for step in range(11)):
+            found = [micro_batch.seed for micro_batch in made.micro_batches(epoch, step)]
+            assert found == [seeds[11 * epoch + step] for seeds in expected[3 * rank : 3 * rank + 3]]
 
 
 def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes_first(digits: Dataset) -> None:
-    made = TrainLoader(config(), Decided.asked(config()), digits, DataShard(0, 2), CPU)
+    made = loader_of(digits, DataShard(0, 2))
     first, second, again = (next(made.micro_batches(epoch, 3)) for epoch in (0, 1, 0))
     assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.targets, again.targets)
@@ -53,64 +48,28 @@ def test_every_epoch_has_an_order_and_an_augmentation_of_its_own_whichever_comes
 
 
 def test_a_rank_without_use_for_images_gets_labels_and_seeds(digits: Dataset) -> None:
-    with_images = list(
-        TrainLoader(config(), Decided.asked(config()), digits, DataShard(1, 2, 3), CPU).micro_batches(0, 0)
-    )
-    without = list(
-        TrainLoader(config(), Decided.asked(config()), digits, DataShard(1, 2, 3, inputs=False), CPU).micro_batches(
-            0, 0
-        )
-    )
-    assert [micro_batch.inputs.shape for micro_batch in without] == [(0, 3, 32, 32)] * 3
-    for one, other in zip(with_images, without, strict=True):
+    both = [[*loader_of(digits, DataShard(1, 2, 3, inputs=inputs)).micro_batches(0, 0)] for inputs in (True, False)]
+    assert [micro_batch.inputs.shape for micro_batch in both[1]] == [(0, 3, 32, 32)] * 3
+    for one, other in zip(*both, strict=True):
         assert (one.targets.tolist(), one.seed) == (other.targets.tolist(), other.seed)
 
 
-def test_an_epoch_has_all_global_batches_or_as_many_as_were_asked_for(digits: Dataset) -> None:
-    assert TrainLoader(config(), Decided.asked(config()), digits, DataShard(), CPU).steps_per_epoch == 11
-    assert (
-        TrainLoader(
-            config(steps_per_epoch=4), Decided.asked(config(steps_per_epoch=4)), digits, DataShard(), CPU
-        ).steps_per_epoch
-        == 4
-    )
-
-
-def test_evaluation_is_in_bounded_batches(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_is_in_batches_of_bounded_size(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(evaluate.EVALUATION_BATCH, "cpu", 100)
-    sizes = [
-        [
-            (len(images), len(labels))
-            for images, labels in evaluation_batches(digits.test, "labels", digits.spec, rank, 2, CPU)
-        ]
-        for rank in (0, 1)
-    ]
-    assert sizes == [[(100, 100), (80, 80)]] * 2
+    ranks = [[*evaluation_batches(digits.test, "labels", digits.spec, rank, 2, CPU)] for rank in (0, 1)]
+    assert [[(len(images), len(labels)) for images, labels in batches] for batches in ranks] == [
+        [(100, 100), (80, 80)]
+    ] * 2
+    assert torch.cat([labels for batches in ranks for _, labels in batches]).tolist() == digits.test["labels"].tolist()
+    for side, size in ((64, 100), (128, 25), (224, 8)):
+        spec = replace(digits.spec, shape=(3, side, side))
+        large = Split({"images": np.zeros((100, side, side, 3), np.uint8), "labels": digits.test["labels"][:100]})
+        assert len(next(evaluation_batches(large, "labels", spec, 0, 1, CPU))[0]) == size
 
 
-@pytest.mark.parametrize(("side", "size"), [(8, 100), (64, 100), (128, 25), (224, 8)])
-def test_large_images_are_evaluated_fewer_at_once(
-    side: int, size: int, digits: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(evaluate.EVALUATION_BATCH, "cpu", 100)
-    spec = replace(digits.spec, shape=(3, side, side))
-    large = Split({"images": np.zeros((100, side, side, 3), np.uint8), "labels": digits.test["labels"][:100]})
-    images, _ = next(evaluation_batches(large, "labels", spec, 0, 1, CPU))
-    assert len(images) == size
-
-
-SMALLER, TAKE = "dataset must be smaller", "train with --device cpu: its training samples take 15.0 GB, and the GPU has"
-
-
-@pytest.mark.parametrize(
-    ("dataset", "told"),
-    [
-        ("folder:photos", f"{SMALLER}, come with --stream, or {TAKE} 7.9 GB free"),
-        ("digits", f"{SMALLER} or {TAKE} 7.9 GB free"),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "can_stream"), [("folder:photos", True), ("digits", False)])
 def test_images_for_which_a_gpu_has_no_room_name_what_helps(
-    dataset: str, told: str, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+    dataset: str, can_stream: bool, digits: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class TooMany:
         nbytes = 15_000_000_000
@@ -120,29 +79,17 @@ def test_images_for_which_a_gpu_has_no_room_name_what_helps(
 
     monkeypatch.setattr(loader, "as_tensor", lambda array: TooMany() if array.ndim == 4 else torch.from_numpy(array))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7_900_000_000, 8_000_000_000))
-    with pytest.raises(ConfigError, match=f"^{told}"):
-        TrainLoader(
-            replace(config(), dataset=dataset),
-            Decided.asked(replace(config(), dataset=dataset)),
-            digits,
-            DataShard(),
-            CPU,
-        )
+    asked = replace(config(), dataset=dataset)
+    with pytest.raises(ConfigError, match=r"^dataset .* take 15.0 GB, and the GPU has 7.9 GB free") as refused:
+        TrainLoader(asked, Decided.asked(asked), digits, DataShard(), CPU)
+    assert ("--stream" in str(refused.value)) is can_stream
 
 
-def test_digits_are_always_there(tmp_path: Path) -> None:
-    assert data.present("digits", str(tmp_path))
-
-
-def test_a_step_is_the_same_whether_it_is_made_with_those_before_it_or_alone(
-    digits: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_made_ahead_is_the_same(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(ahead: int, first: int) -> list[tuple[torch.Tensor, list[int]]]:
         monkeypatch.setattr(loader, "AHEAD", ahead)
-        made = TrainLoader(config(), Decided.asked(config()), digits, DataShard(1, 2, 3), CPU)
-        return [
-            (part.inputs, part.targets.tolist()) for step in range(first, 11) for part in made.micro_batches(1, step)
-        ]
+        parts = loader_of(digits, DataShard(1, 2, 3)).micro_batches
+        return [(part.inputs, part.targets.tolist()) for step in range(first, 11) for part in parts(1, step)]
 
     alone = steps(1, 0)
     for ahead, first in ((150, 0), (150, 4), (10_000, 0), (10_000, 10)):

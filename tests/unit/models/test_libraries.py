@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -30,16 +31,10 @@ def refusal(**values: object) -> str:
 
 @pytest.mark.parametrize("name", [SMALL, "timm:test_resnet", "timm:test_vit"])
 def test_a_network_is_trained_by_every_way_that_takes_it_whole(name: str) -> None:
-    for values in (
-        {},
-        {"topology": "1x2", "strategy": "parameter_server"},
-        {"topology": "1x2", "strategy": "fsdp"},
-        {"topology": "1x2", "strategy": "local_sgd"},
-        {"strategy": "reproducible"},
-    ):
+    ways = [{"topology": "1x2", "strategy": way} for way in ("parameter_server", "fsdp")]
+    for values in ({}, {"strategy": "reproducible"}, *ways):
         config = resolved(DIGITS, model=name, **values)
-        assert recipe.resolve(config) == config
-        assert config.model_source is None
+        assert (recipe.resolve(config), config.model_source) == (config, None)
         assert f"--model {name}" in recipe.command(config)
     assert "is no nn.Sequential" in refusal(model=name, topology="1x2", strategy="gpipe")
 
@@ -65,7 +60,6 @@ def test_auxiliary_classifiers_are_left_out(name: str, side: int) -> None:
     [
         ("torchvision:resnet18", "DEFAULT", "imagenet", ""),
         ("torchvision:resnet18", "DEFAULT", "dataset", "imagenet"),
-        ("torchvision:efficientnet_v2_l", "DEFAULT", "imagenet", "half"),
         ("timm:vit_base_patch16_224", "augreg_in1k", "imagenet", "half"),
         ("timm:vit_base_patch16_clip_224", "openai", "imagenet", "other"),
     ],
@@ -78,8 +72,7 @@ def test_weights_of_other_pixels_are_named_with_what_fits(
     config = dataclasses.replace(config, model=model, normalise=normalise, weights=tag)  # type: ignore[arg-type]
     notes: list[str] = []
     weights._read(config, "", notes.append)
-    told = f"weights of {tag}: trained with pixels normalised by {theirs} constants (--normalise)"
-    assert notes == [told] * bool(theirs)
+    assert [f" {theirs} constants" in note for note in notes] == [True] * bool(theirs)
 
 
 @pytest.mark.parametrize("name", ["torchvision:vit_b_16", "timm:vit_small_patch16_224"])
@@ -92,42 +85,32 @@ def test_a_network_for_images_of_one_size_is_built_for_theirs(name: str) -> None
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model": "torchvision:resnet19"}, "--model must name a network of torchvision that classifies images, got torchvision:resnet19; did you mean 'resnet18'?"),
-        ({"model": "torchvision:fcn_resnet50"}, "--model must name a network of torchvision that classifies images, got torchvision:fcn_resnet50"),
-        ({"model": "timm:test_vitt"}, "--model must name a network of timm that classifies images, got timm:test_vitt; did you mean 'test_vit'?"),
-        ({"model": "torchvision:alexnet"}, "--model must give float logits (B, 10) for images (B, 3, 32, 32), and torchvision:alexnet fails: RuntimeError: "),
+        ({"model": "torchvision:resnet19"}, "--model must name a network of torchvision .*; did you mean 'resnet18'"),
+        ({"model": "torchvision:fcn_resnet50"}, "--model must name a network of torchvision .*, got torchvision:fcn"),
+        ({"model": "timm:test_vitt"}, "--model must name a network of timm .*; did you mean 'test_vit'"),
+        ({"model": "torchvision:alexnet"}, "--model must give .* and torchvision:alexnet fails: RuntimeError: "),
         ({"model": "torchvision:googlenet", "model_options": {"aux_logits": True}}, "--model must "),
-        ({"model": SMALL, "model_options": {"width": 2}}, f"--model must build a model when called with (32, 3, 10), the data set's sizes, and {SMALL} fails: TypeError: ShuffleNetV2.__init__() got an unexpected keyword argument 'width'"),
-        ({"model": SMALL, "model_options": {"weights": "DEFAULT"}}, "--model-options must not have weights: give --weights"),
-        ({"model": "timm:test_vit", "model_options": {"checkpoint_path": "a.pt"}}, "--model-options must not have checkpoint_path: give --weights"),
-        ({"model": "timm:test_vit", "model_options": {"width": 2}}, "--model must build a model when called with (32, 3, 10), the data set's sizes, and timm:test_vit fails: TypeError: "),
+        ({"model": SMALL, "model_options": {"width": 2}}, f"--model must build .* {SMALL} fails: TypeError: .*'width'"),
+        ({"model": SMALL, "model_options": {"weights": "DEFAULT"}}, "--model-options must not have weights"),
+        ({"model": "timm:test_vit", "model_options": {"checkpoint_path": "a.pt"}}, "--model-options must not have che"),
+        ({"model": "timm:test_vit", "model_options": {"width": 2}}, "--model must build .* timm:test_vit fails: Type"),
+        ({"model": "timm:test_resnet", "sync_batchnorm": True}, "--sync-batchnorm must be off for timm:test_resnet"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_a_network_is_refused(values: dict[str, object], sentence: str) -> None:
-    assert refusal(**values).startswith(sentence)
+    assert re.match(sentence, refusal(**values))
 
 
-def test_timm_that_is_not_installed_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_timm_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     libraries.load.cache_clear()
     libraries.find.cache_clear()
-    assert refusal(model="timm:test_efficientnet") == (
-        "--model needs timm; install it with `pip install 'cifar-ray[timm]'`"
-    )
+    assert refusal(model="timm:test_efficientnet").startswith("--model needs timm; ")
     assert main(["models", "simple"]) == 0
-    assert capsys.readouterr().err == "note: timm is not installed; `pip install 'cifar-ray[timm]'` adds its networks\n"
+    assert "timm is not installed" in capsys.readouterr().err
 
 
-def test_norms_with_a_fused_activation_are_not_replaced() -> None:
-    with pytest.raises(ConfigError, match="sync_batchnorm must be off for timm:test_resnet, which may fuse norm"):
-        resolved(DIGITS, model="timm:test_resnet", sync_batchnorm=True)
-
-
-def test_models_are_listed_by_part_of_a_name_or_a_pattern_with_what_their_library_knows(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_models_are_listed_by_part_of_a_name_or_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "*resnet18"]) == 0
     _, *listed = (line.split() for line in capsys.readouterr().out.splitlines())
     assert listed[:2] == [["resnet18"], ["torchvision:resnet18", "IMAGENET1K_V1", "DEFAULT"]]
@@ -140,13 +123,15 @@ def test_models_are_listed_by_part_of_a_name_or_a_pattern_with_what_their_librar
     assert "speednet\n" in everything
     assert "fcn_resnet50" not in everything
     assert main(["models", "resnet1000"]) == 2
-    assert capsys.readouterr().err == "error: PATTERN must match the name of a model, got 'resnet1000'\n"
+    assert "PATTERN" in capsys.readouterr().err
 
 
 def test_one_model_of_this_package_is_named_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "mlp"]) == 0
     listed = " ".join(capsys.readouterr().out.split())
-    assert listed.startswith("options of mlp: --model-options.width INT Units per hidden layer. (default: 128) ")
-    assert "--model-options.norm NAME Norm before each ReLU. One of none, batch or layer. (default: none)" in listed
+    assert "--model-options.width INT Units per hidden layer. (default: 128) " in listed
+    assert "One of none, batch or layer. (default: none)" in listed
+    assert main(["models", "tests.support.nets:build"]) == 0
+    assert "--model-options.width INT" in capsys.readouterr().out
     assert main(["models", "resnet18"]) == 0
-    assert capsys.readouterr().out == "resnet18 has no options of its own\n"
+    assert "resnet18 has no options" in capsys.readouterr().out

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cifar_ray import models
 from cifar_ray.config import imports, runfile
@@ -26,6 +27,7 @@ from tests.support.helpers import resolved
 
 NETS = "tests.support.nets"
 DIGITS: dict[str, object] = {"dataset": "digits"}
+LINE = nets.broken.__code__.co_firstlineno + 1
 
 
 @pytest.fixture
@@ -66,19 +68,12 @@ def test_options_reach_the_function_from_words_files_and_axes() -> None:
     built = models.build(config, SPECS["digits"])
     assert (type(built[0]), built[1].out_channels, type(built[2])) == (nn.Identity, 8, nn.GELU)  # type: ignore[index]
     full = recipe.resolve(config)
-    assert runfile.params(full, Decided.asked(full)) | {
-        "model_options.width": "8",
-        "model_options.act": "gelu",
-    } == runfile.params(full, Decided.asked(full))
+    params = runfile.params(full, Decided.asked(full))
+    assert (params["model_options.width"], params["model_options.act"]) == ("8", "gelu")
     assert runfile.resolved_from_mapping(runfile.to_mapping(full)) == full
     assert typed.run(*recipe.command(full).split()[2:]).model_options == config.model_options
-    swept = sweeps.from_mapping(
-        {
-            "name": "x",
-            "grid": sweeps.axes([f"model={NETS}:build", "model_options.width=4,8"]),
-            "train": {"dataset": "digits"},
-        }
-    )
+    grid = sweeps.axes([f"model={NETS}:build", "model_options.width=4,8"])
+    swept = sweeps.from_mapping({"name": "x", "grid": grid, "train": {"dataset": "digits"}})
     cells = cells_of(swept, swept.combinations)
     assert [cell.config.model_options for cell in cells if cell.config] == [{"width": 4}, {"width": 8}]
 
@@ -89,64 +84,50 @@ def test_options_that_are_necessary_are_repeated(module: Path) -> None:
     assert "--model mine:build --model-options.depth 2 --model-options.name 'c d'" in recipe.command(config)
 
 
+class OnlyEvaluated(nets.Whole):
+    def forward(self, images: Tensor) -> Tensor:
+        return images if self.training else super().forward(images)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model": "resnet9"}, "--model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit, unet, segnet, textcnn, lstm, text_transformer, mlp, torchvision:NAME, timm:NAME or MODULE:FUNCTION, got 'resnet9'"),
-        ({"model": "no_such_package.nets:build"}, "--model must name a module that can be imported in FOLDER, and no_such_package.nets fails: ModuleNotFoundError: No module named 'no_such_package'"),
-        ({"model": f"{NETS}:biuld"}, f"--model must name a function, and {NETS} has no biuld; did you mean 'build'?"),
+        ({"model": "resnet9"}, "--model must be simple_cnn, .* or MODULE:FUNCTION, got 'resnet9'"),
+        ({"model": "no_such_package.nets:build"}, "--model must name a module .* no_such_package.nets fails: Mod"),
+        ({"model": f"{NETS}:biuld"}, f"--model must name a function, and {NETS} has no biuld; did you mean 'build'"),
         ({"model": f"{NETS}:A_NUMBER"}, f"--model must name a function, and {NETS}:A_NUMBER is 3"),
         ({"model": f"{NETS}:no_module"}, f"--model must return an nn.Module, and {NETS}:no_module returns 'a net'"),
-        ({"model": f"{NETS}:too_many"}, f"--model must give float logits (B, 10) for images (B, 3, 32, 32), and {NETS}:too_many gives shape (2, 11) for 2 images"),
+        ({"model": f"{NETS}:too_many"}, r"--model must give float logits .* gives shape \(2, 11\) for 2 images"),
+        ({"model": f"{__name__}:OnlyEvaluated"}, r"--model must give float logits .* gives shape \(2, 3, 32, 32\)"),
+        ({"model": f"{NETS}:wrong_input"}, r"--model must give float logits .* RuntimeError: .*shapes cannot be"),
+        ({"model": f"{NETS}:nothing_learns"}, f"--model must have weights that learn .* {NETS}:nothing_learns fails"),
         ({"model": f"{NETS}:lazy"}, f"--model must know its sizes when it is built, and {NETS}:lazy has lazy layers"),
-        ({"model": f"{NETS}:Unused", "strategy": "fsdp"}, f"--strategy must be other than fsdp for {NETS}:Unused, which does not use its parameter spare.weight in every step"),
-        ({"model": f"{NETS}:frozen", "topology": "1x2", "strategy": "parameter_server"}, f"--strategy must be another for {NETS}:frozen, some of whose weights do not learn"),
+        ({"model": f"{NETS}:Unused", "strategy": "fsdp"}, "--strategy must be other than fsdp for .* spare.weight"),
+        ({"model": f"{NETS}:frozen", "topology": "1x2", "strategy": "parameter_server"}, "--strategy must be another"),
         ({"model": "time:sleep"}, "--model must name a function in a Python file, and time:sleep is in none"),
-        ({"model": f"{NETS}:broken"}, f"--model must build a model when called with (32, 3, 10), the data set's sizes, and {NETS}:broken fails: KeyError: 'no weights' (nets.py, line LINE)"),
-        ({"model": f"{NETS}:build", "model_options": {"size": 3}}, f"--model-options.size is no option of {NETS}:build, which has width, act, norm"),
-        ({"model": f"{NETS}:build", "model_options": {"width": "wide"}}, "--model-options.width must be a whole number, got 'wide'"),
-        ({"model": f"{NETS}:Whole", "topology": "1x2", "strategy": "gpipe"}, f"--strategy must keep the model whole for --model {NETS}:Whole, which is no nn.Sequential and has no stages()"),
+        ({"model": f"{NETS}:broken"}, rf"--model must build .*KeyError: 'no weights' \(nets.py, line {LINE}\)"),
+        ({"model": f"{NETS}:build", "model_options": {"size": 3}}, "--model-options.size is no option .*, act, norm$"),
+        ({"model": f"{NETS}:build", "model_options": {"width": "a"}}, "--model-options.width must be a whole number"),
+        ({"model": f"{NETS}:Whole", "topology": "1x2", "strategy": "gpipe"}, "--strategy must keep .*stages"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_a_model_is_refused(values: dict[str, object], sentence: str) -> None:
-    line = str(nets.broken.__code__.co_firstlineno + 1)
-    assert refusal(**values) == sentence.replace("FOLDER", str(Path.cwd())).replace("LINE", line)
-
-
-def test_a_model_without_weights_to_learn_is_refused() -> None:
-    assert refusal(model=f"{NETS}:nothing_learns").startswith(
-        f"--model must have weights that learn from its logits, and {NETS}:nothing_learns fails: RuntimeError: "
-    )
-
-
-def test_a_model_that_takes_other_images_is_refused() -> None:
-    found = refusal(model=f"{NETS}:wrong_input")
-    assert found.startswith(
-        "--model must give float logits (B, 10) for images (B, 3, 32, 32), and tests.support.nets:wrong_input fails: "
-        "RuntimeError: addmm: mat1 and mat2 shapes cannot be multiplied"
-    )
-
-
-def test_a_module_that_fails_is_named_with_the_line(module: Path) -> None:
-    module.write_text("import os\n1 / 0\n")
-    assert refusal(model="mine:build") == (
-        f"--model must name a module that can be imported in {module.parent}, and mine fails: "
-        "ZeroDivisionError: division by zero "
-        "(mine.py, line 2)"
-    )
+    assert re.match(sentence, refusal(**values))
 
 
 @pytest.mark.parametrize(
     ("text", "fails"),
     [
-        ("import sys\nsys.exit(3)\n", "SystemExit: 3 (mine.py, line 2)"),
-        ("def build(\n", "SyntaxError: '(' was never closed (mine.py, line 1)"),
+        ("import os\n1 / 0\n", "and mine fails: ZeroDivisionError: division by zero (mine.py, line 2)"),
+        ("import sys\nsys.exit(3)\n", "and mine fails: SystemExit: 3 (mine.py, line 2)"),
+        ("def build(\n", "and mine fails: SyntaxError: '(' was never closed (mine.py, line 1)"),
+        ("from cifar_ray.config import imports\nimports.refuse_while_importing()\n", '`if __name__ == "__main__":` in mine'),
     ],
-)
-def test_a_module_that_ends_the_program_or_is_no_python_is_refused(text: str, fails: str, module: Path) -> None:
+)  # fmt: skip
+def test_a_module_that_fails_ends_the_program_or_trains_is_refused(text: str, fails: str, module: Path) -> None:
     module.write_text(text)
-    rule = f"--model must name a module that can be imported in {module.parent}"
-    assert refusal(model="mine:build") == f"{rule}, and mine fails: {fails}"
+    found = refusal(model="mine:build")
+    assert (found.startswith("--model must "), found.endswith(fails)) == (True, True)
 
 
 def test_a_changed_source_is_refused(module: Path) -> None:
@@ -155,22 +136,16 @@ def test_a_changed_source_is_refused(module: Path) -> None:
     module.write_text(module.read_text() + "# another\n")
     assert recipe.resolve(config) == config  # this process has the earlier one
     imports.source.cache_clear()
-    with pytest.raises(
-        ConfigError, match="model must be as the run began with it: the file of mine:build has changed since"
-    ):
+    with pytest.raises(ConfigError, match="model must be as the run began with it"):
         recipe.resolve(config)
     assert recipe.resolve(dataclasses.replace(config, model_source=None)).model_source != config.model_source
 
 
-def test_every_way_of_training_takes_it() -> None:
-    for values in (
-        {"topology": "1x2", "strategy": "gpipe"},
-        {"topology": "1x2", "strategy": "parameter_server"},
-        {"strategy": "reproducible"},
-        {"batch_size": 1},
-    ):
-        for name in ("build", "Staged"):
-            assert resolved(DIGITS, model=f"{NETS}:{name}", **values).model_source
+@pytest.mark.parametrize("name", ["build", "Staged"])
+def test_every_way_of_training_takes_it(name: str) -> None:
+    ways = [{"topology": "1x2", "strategy": way} for way in ("gpipe", "parameter_server")]
+    for values in (*ways, {"strategy": "reproducible"}, {"batch_size": 1}):
+        assert resolved(DIGITS, model=f"{NETS}:{name}", **values).model_source
 
 
 def test_looking_at_a_model_leaves_the_generator_alone() -> None:
@@ -198,16 +173,3 @@ def test_a_function_has_the_path_that_finds_it() -> None:
 def test_modules_of_the_user_are_sent_and_installed_ones_are_not(module: Path) -> None:
     sent = imports.to_ship(["mine:build", "torchvision.models:resnet18", f"{NETS}:build"])
     assert [each.__name__ for each in sent] == ["mine", "tests"]
-
-
-def test_a_script_that_trains_while_it_is_imported_is_refused(module: Path) -> None:
-    module.write_text(
-        "from cifar_ray.config import imports\n"
-        "def build(image_size, channels, classes):\n"
-        "    pass\n"
-        "imports.refuse_while_importing()\n"
-    )
-    assert refusal(model="mine:build") == (
-        "--model must be in a file that can be imported without training: put calls below `if __name__ == "
-        '"__main__":` in mine'
-    )

@@ -12,37 +12,30 @@ import torch
 from sklearn.metrics import confusion_matrix
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics.functional.segmentation import mean_iou
 
-from cifar_ray import data, models, tasks
+from cifar_ray import data, tasks
 from cifar_ray.config import runfile
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.facts import Facts
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.tasks.segmentation import Segmentation
 from cifar_ray.training import checkpoint, predictor, recipe
-from cifar_ray.training.evaluate import Evaluator
 from cifar_ray.training.observer import Outcome
 from examples.segmentation import make_masks
-from tests.support.helpers import digest, plain_losses, resolved, train_here
-from tests.support.threads import losses_of_steps, on_threads, train_everywhere, train_on_threads
+from tests.support.helpers import plain_losses, resolved, train_here
+from tests.support.threads import evaluated, losses_of_steps, train_everywhere, train_on_threads
 
-USUAL: dict[str, object] = {
-    "model": "unet",
-    "model_options": {"width": 2, "norm": "none"},
-    "precision": "fp32",
-    "epochs": 1,
-}
+USUAL: dict[str, object] = {"model": "unet", "model_options": {"width": 2, "norm": "none"}, "precision": "fp32"}
 USUAL |= {"image_size": 16, "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.0, "warmup_epochs": 0.0}
-USUAL |= {"global_batch_size": 16, "label_smoothing": 0.0}
+USUAL |= {"epochs": 1, "global_batch_size": 16, "label_smoothing": 0.0}
 SEGNET: dict[str, object] = {"model": "segnet", "model_options": {"width": 2, "blocks": (1, 1, 2)}}
 
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """80 images of digits for training, and 20 for the test."""
+    """40 images of digits for training, and 10 for the test."""
     folder = tmp_path_factory.mktemp("masks")
-    make_masks.make(folder / "digits", 100)
+    make_masks.make(folder / "digits", 50)
     return {**USUAL, "dataset": f"masks:{folder / 'digits'}", "data_dir": str(folder)}
 
 
@@ -54,42 +47,27 @@ def mean_of_valid(outputs: Tensor, masks: Tensor, least: float = 0.001) -> Tenso
 
 
 STRATEGIES = [
-    {"topology": "1x1"},
     {"topology": "1x1", "accumulate": 4},
-    *({"topology": "1x2", "strategy": name} for name in ("gather_scatter", "all_reduce", "ddp", "fsdp")),
-    {"topology": "1x4", "strategy": "ddp", "accumulate": 2},
-    {"topology": "1x2", "strategy": "reproducible"},
+    {"topology": "1x2", "strategy": "gather_scatter"},
+    {"topology": "1x2", "strategy": "ddp", "accumulate": 2},
 ]
 
 
 @pytest.mark.parametrize("values", STRATEGIES, ids=lambda values: "-".join(map(str, values.values())))
-def test_the_loss_is_the_mean_over_all_pixels_that_count_in_a_global_batch(
-    values: dict[str, object], usual: dict[str, object], tmp_path: Path
-) -> None:
-    asked = resolved(usual, **values, augment="none", schedule="constant", steps_per_epoch=4, log_every=1)
-    assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 4, "masks", mean_of_valid), rel=2e-5)
+def test_the_loss_is_the_mean(values: dict[str, object], usual: dict[str, object], tmp_path: Path) -> None:
+    asked = resolved(usual, **values, augment="none", schedule="constant", steps_per_epoch=2, log_every=1)
+    assert losses_of_steps(asked, tmp_path) == pytest.approx(plain_losses(asked, 2, "masks", mean_of_valid), rel=2e-5)
 
 
-def test_weights_are_the_same_at_any_number_of_workers_and_after_a_stop(
-    usual: dict[str, object], tmp_path: Path
-) -> None:
+def test_weights_are_the_same_at_any_world_size_and_after_a_stop(usual: dict[str, object], tmp_path: Path) -> None:
     more: dict[str, object] = {"strategy": "reproducible", "augment": "crop_flip", "ema": 0.9, "val_share": 0.2}
-    more |= {
-        "model_options": {"width": 2},
-        "steps_per_epoch": 3,
-        "epochs": 2,
-        "class_weights": "balanced",
-        "log_every": 1,
-    }
-    reproducible = partial(resolved, usual, **more)
-    snapshots = train_everywhere(reproducible, tmp_path, stop_after=5)
-    assert len({digest(snapshot) for snapshot in snapshots}) == 1
-    assert len({snapshot.score for snapshot in snapshots}) == 1
+    more |= {"model_options": {"width": 2}, "epochs": 2, "steps_per_epoch": 2, "global_batch_size": 8, "log_every": 1}
+    more |= {"class_weights": "balanced"}
+    train_everywhere(partial(resolved, usual, **more), tmp_path, stop_after=3)
 
 
-@pytest.mark.parametrize("strategy", ["local_sgd", "send_recv"])
-def test_other_strategies_train_it(strategy: str, usual: dict[str, object], tmp_path: Path) -> None:
-    asked = resolved(usual, topology="1x2", strategy=strategy, epochs=2, **SEGNET)
+def test_replicas_that_go_their_own_way_train_it(usual: dict[str, object], tmp_path: Path) -> None:
+    asked = resolved(usual, topology="1x2", strategy="local_sgd", epochs=2, **SEGNET)
     (outcome, _), *_ = train_on_threads(asked, data.read(asked), tmp_path)
     assert isinstance(outcome, Outcome)
     assert outcome.metrics["test/loss"] < np.log(11)
@@ -120,15 +98,6 @@ def test_figures_are_those_of_the_definitions_and_add_up_over_parts() -> None:
     assert (found.per_class["iou"][3], len(found.per_class["dice"])) == (0.0, 5)
 
 
-def test_iou_is_that_of_torchmetrics_where_every_pixel_counts() -> None:
-    predicted, true = torch.randint(0, 3, (2, 1, 16, 16), generator=torch.Generator().manual_seed(0))
-    task = Segmentation(TrainConfig())
-    outputs = F.one_hot(predicted, 3).permute(0, 3, 1, 2).float()
-    found = task.evaluation(task.tally(outputs, true.to(torch.uint8)), 1)
-    theirs = mean_iou(predicted, true, num_classes=3, per_class=True, input_format="index")
-    assert found.per_class["iou"] == pytest.approx(theirs[0].tolist(), rel=1e-6)
-
-
 def test_nothing_that_counts_is_no_division_by_zero() -> None:
     task, ignored = Segmentation(TrainConfig()), torch.full((2, 4, 4), 255, dtype=torch.uint8)
     outputs = torch.randn(2, 3, 4, 4, requires_grad=True)
@@ -150,22 +119,11 @@ def test_with_class_weights_each_class_counts_alike_in_the_loss() -> None:
 
 
 def test_figures_are_those_of_all_workers_together(usual: dict[str, object]) -> None:
-    asked = resolved(usual)
-    dataset = data.read(asked)
-    model = models.build(asked, dataset.spec)
-    (whole,), ranks = (
-        on_threads(count, lambda worker: Evaluator(dataset, worker, tasks.build(asked, dataset.spec))(model))
-        for count in (1, 2)
-    )
-    for one in ranks:
-        assert one.metrics == pytest.approx(whole.metrics, rel=1e-9)
-        assert one.confusion == whole.confusion
-    assert (whole.images, set(whole.metrics)) == (20, {"loss", "miou", "pixel_accuracy", "dice"})
+    whole = evaluated(resolved(usual))  # type: ignore[arg-type]
+    assert (whole.images, set(whole.metrics)) == (10, {"loss", "miou", "pixel_accuracy", "dice"})
 
 
-def test_a_run_begins_with_the_weights_of_another_and_its_model_answers_masks(
-    usual: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_trained_model_answers_masks(usual: dict[str, object], tmp_path: Path) -> None:
     asked = resolved(usual, val_share=0.2, steps_per_epoch=2)
     outcome = train_here(asked, data.read(asked), tmp_path)
     best = checkpoint.best(tmp_path)
@@ -176,30 +134,9 @@ def test_a_run_begins_with_the_weights_of_another_and_its_model_answers_masks(
     test = data.read(asked).test
     with torch.inference_mode():
         answers = predictor.of(best)(torch.from_numpy(test.inputs))
-    assert (answers.dtype, answers.shape) == (torch.uint8, (20, 16, 16))
+    assert (answers.dtype, answers.shape) == (torch.uint8, (10, 16, 16))
     expected = figures_by_hand(answers.numpy(), test["masks"], 11)
     assert outcome.metrics["chosen/test/miou"] == pytest.approx(expected["miou"], rel=1e-9)
-
-
-class Foreground(Segmentation):
-    """A loss of the user's own, over what is not ground."""
-
-    def counts(self, targets: Tensor) -> Tensor:
-        return ((targets > 0) & (targets != 255)).sum((1, 2))
-
-    def loss(self, outputs: Tensor, targets: Tensor, divisor: float) -> Tensor:
-        return super().loss(outputs, torch.where(targets == 0, 255, targets), divisor)
-
-
-def test_a_task_of_the_users_own_may_have_another_loss_of_masks(usual: dict[str, object], tmp_path: Path) -> None:
-    asked = resolved(usual, task=f"{__name__}:Foreground", augment="none", log_every=1, schedule="constant")
-    outcome = train_here(asked, data.read(asked), tmp_path)
-    losses = [row.metrics["train/loss"] for row in outcome.history if row.kind == "iteration"]
-
-    def mean(outputs: Tensor, masks: Tensor) -> Tensor:
-        return mean_of_valid(outputs, torch.where(masks == 0, 255, masks), least=0.5)
-
-    assert losses == pytest.approx(plain_losses(asked, 5, "masks", mean), rel=2e-5)
 
 
 def arrays() -> tuple[object, object, object]:
@@ -230,46 +167,25 @@ def test_a_function_of_the_users_own_may_return_masks(usual: dict[str, object]) 
     assert (by_data.task, tasks.spec(by_data, data.facts(by_data)).name) == (None, "segmentation")
 
 
+OF_ARRAYS = {"task": "segmentation", "image_size": 32}
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"augment": "mixup"}, "augment must be none, crop, crop_flip or resized_crop for masks, which vary with"),
+        ({"augment": "mixup"}, "^augment must be none, crop, crop_flip or resized_crop for masks"),
+        ({"model": "resnet", "model_options": {}}, "^model must be unet, segnet or one of your own"),
+        ({"task": "classification"}, "^task must learn the masks of masks:.*, and classification learns labels"),
+        ({"image_size": 8}, "^image_size must suit --model unet"),
+        ({"strategy": "gpipe", "topology": "1x2"}, "^strategy must keep the model whole for --model unet"),
+        ({"model": "torchvision:resnet18", "model_options": {}}, r"^model .* \(B, 11, 16, 16\) .*shape \(2, 11\)"),
         (
-            {"augment": "randaugment"},
-            "augment must be none, crop, crop_flip or resized_crop for masks, which vary with",
+            {**OF_ARRAYS, "dataset": f"{__name__}:small"},
+            r"^dataset .*:small fails: .*masks of uint8 \(\d+, 15, 16\) for",
         ),
-        (
-            {"model": "resnet", "model_options": {}},
-            "model must be unet, segnet or one of your own to learn the masks of pixels, ",
-        ),
-        ({"task": "classification"}, "task must learn the masks of masks:.*, and classification learns labels"),
-        ({"image_size": 8}, "image_size must suit --model unet, which cannot take 2 images of 3x8x8 at once: "),
-        (
-            {"strategy": "gpipe", "topology": "1x2"},
-            "strategy must keep the model whole for --model unet, whose decoder",
-        ),
-        (
-            {"model": "torchvision:resnet18", "model_options": {}},
-            r"model must give float logits \(B, 11, 16, 16\) for images \(B, 3, 16, 16\).*gives shape \(2, 11\)",
-        ),
-        (
-            {"dataset": f"{__name__}:small", "task": "segmentation", "image_size": 32},
-            r"dataset must return \(images, masks\).*:small fails: .*masks of uint8 \(\d+, 15, 16\) for \d+ images",
-        ),
-        (
-            {"dataset": f"{__name__}:unnamed", "task": "segmentation", "image_size": 32},
-            "dataset must return .*:unnamed fails: ",
-        ),
+        ({**OF_ARRAYS, "dataset": f"{__name__}:unnamed"}, "^dataset must return .*:unnamed fails: "),
     ],
 )
 def test_what_does_not_fit_masks_is_refused(values: dict[str, object], sentence: str, usual: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=sentence):
         resolved(usual, **values)
-
-
-def test_a_model_for_masks_does_not_classify() -> None:
-    with pytest.raises(
-        ConfigError,
-        match="model must be simple_cnn, resnet, resnet18, resnet50, vgg11, speednet, vit or one of your own to learn the labels of images, as digits has",
-    ):
-        resolved({}, dataset="digits", model="unet")
