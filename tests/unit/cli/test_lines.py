@@ -7,7 +7,6 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -44,13 +43,10 @@ def test_a_long_path_stays_whole() -> None:
     assert shown(f"folder  {path}", is_screen=True) == ["folder", path]
 
 
-@pytest.mark.parametrize(
-    ("path", "short"),
-    [("HOME/.cifar_ray/runs/a", "~/.cifar_ray/runs/a"), ("HOMEs/a", "HOMEs/a"), ("s3://b/runs/a", "s3://b/runs/a")],
-)
-def test_the_home_folder_is_a_tilde(path: str, short: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert tilde(path.replace("HOME", str(tmp_path))) == short.replace("HOME", str(tmp_path))
+def test_the_home_folder_is_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    paths = {"/home/me/runs/a": "~/runs/a", "/home/mes/a": "/home/mes/a", "s3://b/runs/a": "s3://b/runs/a"}
+    assert {path: tilde(path) for path in paths} == paths
 
 
 def test_without_a_home_folder_paths_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,26 +75,16 @@ def test_figures_are_those_of_the_task(capsys: pytest.CaptureFixture[str]) -> No
     cell.progress(1, 12, 1500.0)
     scored = Scored("/there", 8, {"rmse": 3.21, "near": 0.5, "loss": 0.25}, 1200, 3.0, task)
     trained._print_scores(scored)
-    assert capsys.readouterr().out.splitlines() == [
-        "a: epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
-        "epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s",
-        "test rmse               3.2100",
-        "test near               50.00%",
-        "test loss               0.2500",
-        "scans evaluated         1,200",
-        "checkpoint              /there (step 8)",
-        "test rmse when written  3.0000",
-    ]
+    shown = capsys.readouterr().out.splitlines()
+    line = "epoch 2/2  train loss 0.5000  test loss 0.2500  test rmse 3.2100  2.0 s  1,000 scans/s"
+    assert shown[:2] == [f"a: {line}", line]
+    assert [line.split("  ")[-1].strip() for line in shown[2:6]] == ["3.2100", "50.00%", "0.2500", "1,200"]
+    assert shown[6:] == ["checkpoint              /there (step 8)", "test rmse when written  3.0000"]
     assert board.rows[0].shown.note == "epoch 2/2, 1,500 scans/s"
     measured = {"val/rmse": 3.0, "val/near": 0.5, "val/loss": 0.75, "train/epoch_loss": 0.5, "epoch_s": 2.0}
-    for view in (cell, Console()):
-        view.training(task, 2, 10, 0)
-        view.epoch(1, {**measured, "epoch_scans_per_s": 1000.0})
+    cell.epoch(1, {**measured, "epoch_scans_per_s": 1000.0})
     trained._print_scores(replace(scored, recorded_on="val"))
     shown = capsys.readouterr().out.splitlines()
-    assert shown[:2] == [
-        "a: epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
-        "epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  2.0 s  1,000 scans/s",
-    ]
+    assert shown[0].startswith("a: epoch 1/2  train loss 0.5000  val loss 0.7500  val rmse 3.0000  ")
     assert shown[-1] == "val rmse when written  3.0000"
     assert result(task, 3.21, times) == "test rmse 3.2100, training 4.0 s, 1,500 scans/s"

@@ -30,6 +30,7 @@ from tests.support.cells import RUNNING
 from tests.support.helpers import decided_of, resolved
 
 OUTCOME = Outcome(3, {"test/accuracy": 0.5}, {"time/training_s": 2.0, "images_per_s": 1e3}, 0.0, "", "", {}, [], ())
+GOOD = "test accuracy 50.00%, training 2.0 s, 1,000 images/s"
 EPOCH = EpochRecord(Figures("epoch", 2, 0, {"test/accuracy": 0.4, "epoch_s": 1.5}), [], {})
 
 
@@ -172,7 +173,7 @@ def test_a_run_gives_its_figures_to_ray_tune_and_its_result_to_the_driver(train:
     row, results = train(Played(play), "asha")
     figures = {**OUTCOME.metrics, **OUTCOME.times}
     assert results[:2] == [{"epoch": 2, **EPOCH.row.metrics}, {"epoch": 3, **figures, "done": True}]
-    assert (row.shown.note, row.state) == ("test accuracy 50.00%, training 2.0 s, 1,000 images/s", boards.FINISHED)
+    assert (row.shown.note, row.state) == (GOOD, boards.FINISHED)
     assert (row.epoch, row.figures, row.spent) == (3, figures, Spent(9.0, 9.0))
     assert row.has_run
     assert next(result["epoch"] for result in train(Played(play))[1]) == 3, "no scheduler is to hear of epochs"
@@ -205,46 +206,37 @@ BEHIND = "stopped early by ASHA: it was behind the best runs at epoch 2"
 
 
 @pytest.mark.parametrize(
-    ("training", "given", "state", "note", "changes"),
+    ("training", "given", "end", "changes"),
     [
-        (Played(limited), {"max_time": "1m"}, boards.STOPPED, "stopped by --max-time", {"stopped_by": "max_time"}),
+        (Played(limited), {"max_time": "1m"}, (boards.STOPPED, "stopped by --max-time"), {"stopped_by": "max_time"}),
         (
-            Played(limited),
-            {"word": Word(stop="max_cost")},
-            boards.STOPPED,
-            "stopped by the sweep's --max-cost",
-            {"stopped_by": "sweep_max_cost"},
+            *(Played(limited), {"word": Word(stop="max_cost")}),
+            *((boards.STOPPED, "stopped by the sweep's --max-cost"), {"stopped_by": "sweep_max_cost"}),
         ),
-        (Played(stopped), {"scheduler": "asha"}, boards.STOPPED, BEHIND, {"epoch": 2}),
-        (Played(stopped), {"scheduler": "asha", "word": Word(stop=INTERRUPTED)}, boards.WAITING, "", {"epoch": 2}),
+        (Played(stopped), {"scheduler": "asha"}, (boards.STOPPED, BEHIND), {"epoch": 2}),
+        (Played(stopped), {"scheduler": "asha", "word": Word(stop=INTERRUPTED)}, (boards.WAITING, ""), {"epoch": 2}),
         (
-            Played(raising(TooSmallError("", "no room")), has_session=False),
+            Played(raising(TooSmallError("", "full")), has_session=False),
             {},
-            boards.WAITING,
-            "no room",
+            (boards.WAITING, "full"),
             {"is_lost": True},
         ),
-        (Played(raising(RunFailedError("rank 0: it died"))), {}, boards.FAILED, "rank 0: it died", {"has_run": True}),
+        (Played(raising(RunFailedError("it died"))), {}, (boards.FAILED, "it died"), {"has_run": True}),
         (
-            Played(lambda cell, check, limit, ended, _: ended(OUTCOME), is_recorded=False),
-            {},
-            boards.FAILED,
-            "MLflow does not take its record",
-            {"spent": Spent(9.0, 9.0)},
+            *(Played(lambda cell, check, limit, ended, _: ended(OUTCOME), is_recorded=False), {}),
+            *((boards.FAILED, "MLflow does not take its record"), {"spent": Spent(9.0, 9.0)}),
+        ),
+        (
+            *(Played(lambda cell, check, limit, ended, _: ended(replace(OUTCOME, stopped_by="patience"))), {}),
+            *((boards.FINISHED, f"{GOOD}, stopped by --patience after epoch 3"), {"stopped_by": ""}),
         ),
     ],
 )
 def test_how_a_run_ends(
-    training: Played, given: dict[str, Any], state: str, note: str, changes: dict[str, Any], train: Train
+    training: Played, given: dict[str, Any], end: tuple[str, str], changes: dict[str, Any], train: Train
 ) -> None:
     row, results = train(training, **given)
-    assert (row.state, row.shown.note) == (state, note)
+    assert (row.state, row.shown.note) == end
     assert {name: getattr(row, name) for name in changes} == changes
     assert results[-1]["done"]
-    assert training.tags == ({STOPPED_TAG: "asha"} if note == BEHIND else {})
-
-
-def test_a_run_that_its_patience_has_ended_has_its_result(train: Train) -> None:
-    row, _ = train(Played(lambda cell, check, limit, ended, _: ended(replace(OUTCOME, stopped_by="patience"))))
-    assert (row.state, row.stopped_by) == (boards.FINISHED, "")
-    assert row.shown.note.endswith("1,000 images/s, stopped by --patience after epoch 3")
+    assert training.tags == ({STOPPED_TAG: "asha"} if end[1] == BEHIND else {})

@@ -1,24 +1,22 @@
 import signal
-import subprocess
-import sys
 
 import pytest
 
-TWICE_THREE_SIGNALS = """
-import os, signal, time
 from cifar_ray.orchestration.run import interrupts
-for apart in (0, 1.1):
-    pending = []
+
+
+def test_signals_that_come_together_are_one_and_the_third_after_a_while_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    now, pending = [0.0], list[int]()
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(interrupts.os, "_exit", exit)
     with interrupts.signals(pending):
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(apart * interrupts._APART_S)
-    print(pending == [signal.SIGTERM], flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_signals_that_come_together_are_one_and_the_third_after_a_while_ends_the_process() -> None:
-    ended = subprocess.run([sys.executable, "-c", TWICE_THREE_SIGNALS], capture_output=True, text=True)
-    assert ended.returncode == 128 + signal.SIGTERM
-    assert (ended.stdout, ended.stderr) == ("True\n", "Stopped at once by SIGTERM.\n")
+        for now[0] in (0.0, 0.1, 0.9, 1.1):
+            signal.raise_signal(signal.SIGTERM)
+        assert pending == [signal.SIGTERM] * 2
+        now[0] = 2.2
+        with pytest.raises(SystemExit) as ended:
+            signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == "Stopped at once by SIGTERM.\n"

@@ -52,55 +52,43 @@ class Calls:
         return lambda *given: self.calls.append((name, *given))
 
 
-def session(callbacks: Sequence[Callback] = (), **values: Any) -> Any:
-    config = recipe.resolve(
-        TrainConfig(dataset="digits", topology="1x2", elastic="1x1:1x2", batch_size=8, max_failures=1)
-    )
-    record: Any = Calls(
-        **{
-            "segments": [],
-            "task": tasks.USUAL,
-            "trouble": "",
-            "uri": uri.resolve_uri(None),
-            **values,
-        }
-    )
-    view: Any = Calls()
-    folder: Any = Calls(name="mine")
-    made = RunSession(config, Decided.asked(config), None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]
-    for rank in range(2):
-        made.handle(Placed(rank, f"node{rank}-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0"))
-    record.calls.clear()
+PLACED = Placed(0, "node0-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0")
+
+
+def session(callbacks: Sequence[Callback] = (), placed: Sequence[Placed] | None = None, **values: Any) -> Any:
+    usual = {"dataset": "digits", "topology": "1x2", "elastic": "1x1:1x2", "batch_size": 8, "max_failures": 1}
+    config = recipe.resolve(TrainConfig(**usual))  # type: ignore[arg-type]
+    usual = {"segments": [], "task": tasks.USUAL, "trouble": "", "uri": uri.resolve_uri(None), "refused": []}
+    record, view, folder = Calls(**{**usual, **values}), Calls(), Calls(name="mine")
+    made: Any = RunSession(config, Decided.asked(config), None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]
+    for each in placed or [replace(PLACED, rank=rank, node_id=f"node{rank}-of-the-run") for rank in range(2)]:
+        made.handle(each)
+    if placed is None:
+        record.calls.clear()
     return made
+
+
+def lines(made: Any) -> list[str]:
+    """What was shown in words."""
+    return [given[0] for name, *given in made.view.calls if name == "line"]
 
 
 class Hearing(Callback):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, Any]] = []
-
-    def started(self, event: Started) -> None:
-        self.heard.append(("started", event))
-
-    def iteration(self, row: Row) -> None:
-        self.heard.append(("iteration", row))
-
-    def epoch(self, record: EpochRecord) -> None:
-        self.heard.append(("epoch", record))
-
-    def checkpoint(self, saved: SavedCheckpoint) -> None:
-        self.heard.append(("checkpoint", saved))
-
-    def end(self, status: str) -> None:
-        self.heard.append(("end", status))
+        self.heard: list[Any] = []
+        self.iteration = self.epoch = self.checkpoint = self.end = self.heard.append  # type: ignore[method-assign]
 
 
 class Clumsy(Callback):
-    """Raises at every step, and hears the rest without a word."""
+    """Raises at every step and at the end."""
 
     def iteration(self, row: Row) -> None:
         raise ValueError(f"no {row.kind} for me")
+
+    def end(self, status: str) -> None:
+        raise ValueError("too late")
 
 
 def test_what_a_run_sets_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,29 +110,18 @@ def test_what_a_run_sets_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_callbacks_hear_of_everything_and_end_nothing() -> None:
     hearing = Hearing()
-    made = session(callbacks=[Clumsy(), hearing], end=lambda status: True, refused=[])
+    made = session(callbacks=[Clumsy(), hearing], end=lambda status: True)
     for event in (ROW, EPOCH, ROW, SAVED):
         made.handle(event)
     made.end("FINISHED")
-    assert hearing.heard == [
-        ("iteration", ROW), ("epoch", EPOCH), ("iteration", ROW), ("checkpoint", SAVED), ("end", "FINISHED"),
-    ]  # fmt: skip
-    lines = [given[0] for name, *given in made.view.calls if name == "line"]
-    assert lines == ["Clumsy.iteration raised ValueError: no iteration for me; training goes on"]
+    assert hearing.heard == [ROW, EPOCH, ROW, SAVED, "FINISHED"]
+    assert lines(made) == [
+        "Clumsy.iteration raised ValueError: no iteration for me; training goes on",
+        "Clumsy.end raised ValueError: too late",
+    ]
 
 
-def test_a_callback_that_raises_at_the_end_comes_after_the_status() -> None:
-    class Late(Callback):
-        def end(self, status: str) -> None:
-            raise ValueError("too late")
-
-    made = session(callbacks=[Late()], end=lambda status: True, refused=[])
-    made.end("FAILED")
-    lines = [given[0] for name, *given in made.view.calls if name == "line"]
-    assert lines == ["Late.end raised ValueError: too late"]
-
-
-@pytest.mark.parametrize("given", [None, [None], Callback(), [print], (each for each in [Callback()]), "text"])
+@pytest.mark.parametrize("given", [None, [None], Callback(), "text"])
 def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"callbacks must be a list of cifar_ray\.Callback objects, got "):
         checked(given)
@@ -160,21 +137,13 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         (Heartbeat(0, 7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
         (Heartbeat(1, 7, {}), None, None),
         (
-            WorkersFailed(Verdict("rank 0: so did it; rank 1: it died", False, DIED)),
-            "workers failed (rank 0: so did it; rank 1: it died); restarting from the newest checkpoint, failure 1 of",
+            WorkersFailed(Verdict("rank 1: it died", False, DIED)),
+            "workers failed (rank 1: it died); restarting from the newest checkpoint, failure 1 of",
             ("tags", {"cifar_ray.worker_failures": "1"}),
         ),
         (WorkersFailed(Verdict("rank 1: it died", True, DIED)), None, None),
-        (
-            NodeLeaving("node1-of-the-run", 0),
-            "node node1-of (10.0.0.1) leaves soon; stopping as soon as possible, which is no failure",
-            ("count_preemption",),
-        ),
-        (
-            NodeLeaving("node2-of-others", 0),  # where none of its workers is placed yet
-            "node node2-of leaves soon; stopping as soon as possible, which is no failure",
-            ("count_preemption",),
-        ),
+        (NodeLeaving("node1-of-the-run", 0), "node node1-of (10.0.0.1) leaves soon; stopping", ("count_preemption",)),
+        (NodeLeaving("node2-of-others", 0), "node node2-of leaves soon; stopping", ("count_preemption",)),
         (RoomToGrow("2x2"), "there is room for topology 2x2; stopping 1x2 as soon as possible", None),
         (Stopped(5), "stopped after step 5 with a checkpoint", None),
     ],
@@ -183,15 +152,14 @@ def test_each_event_is_displayed_and_recorded(event: Any, shown: Any, recorded: 
     made = session()
     made.handle(event)
     if isinstance(shown, str):
-        ((name, line),) = made.view.calls
-        assert name == "line"
+        (line,) = lines(made)
         assert line.startswith(shown)
     else:
         assert made.view.calls == ([shown] if shown else [])
     assert made.record.calls == ([recorded] if recorded else [])
 
 
-def test_traces_are_recorded_and_the_end_tells_where_they_are_and_how_to_open_them(tmp_path: Path) -> None:
+def test_traces_are_recorded_and_the_end_tells_where_they_are(tmp_path: Path) -> None:
     made = session(run_id="id", page=None)
     made.folder.folder, made.folder.address = storage.at(str(tmp_path)), str(tmp_path)
     result: Any = SimpleNamespace(name="mine", run_id="id", folder=str(tmp_path), weights_sha256="")
@@ -204,14 +172,12 @@ def test_traces_are_recorded_and_the_end_tells_where_they_are_and_how_to_open_th
         assert (name, file) == ("trace", path)
     assert table == ("text", "profile/operators.csv", "rank,operator\n0,mm\n1,mm\n")
     assert made.view.calls == [("line", "no trace of rank 0: it cannot be written: no room; training goes on")]
-    assert dict(made.locations(result))["traces"] == (
-        f"{tmp_path}/traces, rank1.json.gz, also in MLflow below profile/; open one at https://ui.perfetto.dev"
-    )
+    assert dict(made.locations(result))["traces"].startswith(f"{tmp_path}/traces, rank1.json.gz, also in MLflow")
 
 
 @pytest.fixture
 def priced() -> Any:
-    made = session(name="mine", page=None, end=lambda status: True, refused=[])
+    made = session(name="mine", page=None, end=lambda status: True)
     made.config = replace(made.config, price=3.6, max_time="2h")
     return made
 
@@ -226,9 +192,8 @@ def test_what_a_run_has_used_is_shown_and_recorded_now_and_then(priced: Any) -> 
     priced.end("FINISHED")
     assert priced.record.calls[-1][1]["cost/usd"] == pytest.approx(0.022)
     result: Any = SimpleNamespace(name="mine", run_id="id", folder="/runs/mine", weights_sha256="")
-    assert priced.locations(result)[:3] == [
-        ("on nodes, all attempts", "11 s"), ("waiting", "4 s"), ("cost", "0.0220 USD (at 3.6 USD per node and hour)"),
-    ]  # fmt: skip
+    assert [value for _, value in priced.locations(result)[:2]] == ["11 s", "4 s"]
+    assert dict(priced.locations(result))["cost"].startswith("0.0220 USD ")
 
 
 def test_a_driver_that_has_trained_nothing_leaves_what_earlier_ones_have_recorded(priced: Any) -> None:
@@ -243,10 +208,8 @@ def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(
     assert ("line", "--max-time 2h is reached; stopping as soon as possible") in priced.view.calls
     priced.halt("max_time")
     assert priced.record.calls[-1] == ("halted", "max_time", SAVED)
-    line = priced.halted("max_time")
-    assert line.startswith(
-        "stopped by --max-time 2h after step 3, after epoch 2; `cifar-ray resume mine --max-time MORE`"
-    )
+    start = "stopped by --max-time 2h after step 3, after epoch 2; `cifar-ray resume mine --max-time MORE`"
+    assert priced.halted("max_time").startswith(start)
 
 
 def test_a_move_forgets_where_workers_were_and_records_another_topology() -> None:
@@ -265,13 +228,10 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
     made.record.trouble = "connection refused"
     made.handle(ROW)
     made.handle(ROW)
-    lines = [call[1] for call in made.view.calls if call[0] == "line"]
-    assert lines == ["MLflow does not answer (connection refused); training goes on, and keeps trying"]
+    assert lines(made) == ["MLflow does not answer (connection refused); training goes on, and keeps trying"]
 
 
-@pytest.mark.parametrize(
-    ("step", "when"), [(0, "within the first epoch"), (36, "after epoch 3"), (47, "after epoch 3")]
-)
+@pytest.mark.parametrize(("step", "when"), [(0, "within the first epoch"), (47, "after epoch 3")])
 def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
     made = session(name="mine")
     history = tuple(Row("epoch", epoch, 0, {}) for epoch in range(1, step // 12 + 1))
@@ -280,38 +240,24 @@ def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(st
 
 
 def test_an_interrupted_run_says_how_to_continue_it() -> None:
-    made = session(name="my run")
+    made = session(name="my run", uri="sqlite:////a b/m.db")
     made.handle(EPOCH)
-    assert made.interrupted == "Stopped after epoch 2. Continue with: cifar-ray resume 'my run'"
-    elsewhere = session(name="mine", uri="sqlite:////a b/m.db").interrupted
-    assert elsewhere.endswith("Continue with: cifar-ray resume mine --tracking-uri 'sqlite:////a b/m.db'")
+    told = "Stopped after epoch 2. Continue with: cifar-ray resume 'my run' --tracking-uri 'sqlite:////a b/m.db'"
+    assert made.interrupted == told
 
 
-def placed_on(*cards: tuple[str, dict[str, str]]) -> Any:
-    made = session()
-    made._placed.clear()
-    for rank, (name, facts) in enumerate(cards):
-        made.handle(Placed(rank, "node", "10.0.0.1", "host", 1, 1, name, "eth0", facts))
-    return made
-
-
-def test_a_gpu_that_others_use_is_told() -> None:
-    made = session()
-    made._placed.clear()
+def test_the_gpus_of_a_run_are_recorded_with_their_software_and_told_where_others_use_them() -> None:
+    t4, l4 = (
+        replace(PLACED, device=name, gpu={"gpu_driver": driver, "cuda": "13.2"})
+        for name, driver in (("Tesla T4", "580.95"), ("NVIDIA L4", "590.1"))
+    )
+    for placed, gpus, drivers in (
+        ([t4, replace(t4, rank=1)], "Tesla T4", "580.95"),
+        ([l4, replace(t4, rank=1)], "NVIDIA L4, Tesla T4", "580.95, 590.1"),
+    ):
+        made = session(placed=placed)
+        tags = {"cifar_ray.gpus": gpus, "cifar_ray.gpu_driver": drivers, "cifar_ray.cuda": "13.2"}
+        assert ("tags", tags) in made.record.calls
+        assert made.view.calls == []
     busy = "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 2 other processes"
-    made.handle(Placed(0, "node", "10.0.0.1", "host", 1, 1, "NVIDIA L4", "eth0", busy=busy))
-    made.handle(Placed(1, "node", "10.0.0.1", "host", 2, 1, "NVIDIA L4", "eth0"))
-    assert made.view.calls == [("line", f"note: on node host, {busy}")]  # type: ignore[attr-defined]
-
-
-def test_the_gpus_of_a_run_are_recorded_with_their_software() -> None:
-    t4 = ("Tesla T4", {"gpu_driver": "580.95", "cuda": "13.2", "nccl": "2.30.7"})
-    l4 = ("NVIDIA L4", {"gpu_driver": "590.1", "cuda": "13.2", "nccl": "2.30.7"})
-    tags = {"cifar_ray.gpu_driver": "580.95", "cifar_ray.cuda": "13.2", "cifar_ray.nccl": "2.30.7"}
-    alike = placed_on(t4, t4)
-    assert ("tags", {"cifar_ray.gpus": "Tesla T4", **tags}) in alike.record.calls
-    assert alike.view.calls == []
-    mixed = placed_on(l4, t4)
-    both = {"cifar_ray.gpus": "NVIDIA L4, Tesla T4", **tags, "cifar_ray.gpu_driver": "580.95, 590.1"}
-    assert ("tags", both) in mixed.record.calls
-    assert mixed.view.calls == []
+    assert lines(session(placed=[replace(l4, busy=busy), replace(l4, rank=1)])) == [f"note: on node host, {busy}"]

@@ -23,14 +23,19 @@ from tests.support.cells import RUNNING, Driven, end
 @pytest.fixture
 def driven(tmp_path: Path) -> Callable[..., Driven]:
     def make(**options: Any) -> Driven:
-        values = {"name": "s", "train": {"dataset": "digits", "epochs": 3}, "grid": {"seed": [1, 2]}, **options}
+        values = {"name": "s", "train": {"dataset": "digits", "epochs": 3}, "grid": {"seed": [1, 2, 3]}, **options}
         return Driven(sweeps.from_mapping(values), tmp_path)
 
     return make
 
 
+def recorded(state: str, note: str, row: Row = RUNNING, **changes: Any) -> Row:
+    """The last row of a run, which MLflow has."""
+    return replace(row.ended(state, note), is_recorded=True, **changes)
+
+
 def test_a_cell_begins_once_and_is_released_while_another_waits(driven: Callable[..., Driven]) -> None:
-    sweep = driven()
+    sweep = driven(grid={"seed": [1, 2]})
     first, second = sweep.cells
     first.row = earlier = replace(first.row, spent=Spent(7.0, 7.0))
     sweep.ask(first)
@@ -47,17 +52,16 @@ def test_a_cell_begins_once_and_is_released_while_another_waits(driven: Callable
     assert second.folder is None
     assert sweep.word(second).begin is not None
     assert (sweep.word(first).is_released, sweep.is_over) == (False, False)
-    sweep.post(first, replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
+    sweep.post(first, recorded(boards.FINISHED, "good"))
     sweep.post(second, RUNNING.ended(boards.FINISHED, "better"))
     assert (sweep.word(first).is_released, sweep.is_over) == (False, False), "Ray Tune would kill what records"
-    sweep.post(second, replace(RUNNING.ended(boards.FINISHED, "better"), is_recorded=True))
+    sweep.post(second, recorded(boards.FINISHED, "better"))
     assert (sweep.word(first).is_released, sweep.is_over) == (True, True)
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FINISHED, "better")]
 
 
-def test_repeats_of_the_best_run_do_not_keep_a_search_going(tmp_path: Path) -> None:
-    grid = {"name": "s", "train": {"dataset": "digits"}, "grid": {"lr": [0.1, 0.2]}, "scheduler": "asha", "repeat": 1}
-    sweep = Driven(sweeps.from_mapping(grid), tmp_path)
+def test_repeats_of_the_best_run_do_not_keep_a_search_going(driven: Callable[..., Driven]) -> None:
+    sweep = driven(scheduler="asha", repeat=1)
     sweep.driver._turn = sweep.cells[:1]
     assert not sweep.is_over
     end(sweep.cells[0])
@@ -67,14 +71,13 @@ def test_repeats_of_the_best_run_do_not_keep_a_search_going(tmp_path: Path) -> N
 def test_what_runs_say_and_how_they_end_is_shown(
     driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = driven(train={"dataset": "digits", "price": "3.6"})
+    sweep = driven(train={"dataset": "digits", "price": "3.6"}, grid={"seed": [1, 2]})
     first, second = sweep.cells
+    shown = Shown(boards.RUNNING, lines=(Line("training on this machine", of_all=True), Line("a note")))
     for cell in sweep.cells:
         sweep.ask(cell)
-    lines = (Line("training on this machine", of_all=True), Line("a note"))
     for cell in sweep.cells:
-        sweep.post(cell, replace(RUNNING, shown=Shown(boards.RUNNING, lines=lines)))
-    shown = Shown(boards.RUNNING, lines=lines)
+        sweep.post(cell, replace(RUNNING, shown=shown))
     good = Row(shown, Spent(10.0, 20.0), 3, {"test/accuracy": 0.5, "time/training_s": 2.0})
     sweep.post(second, Row(shown, Spent(5.0, 5.0), figures={"time/training_s": 1.5}).ended(boards.FAILED, "it died"))
     sweep.post(first, good.ended(boards.FINISHED, "test accuracy 50.00%"))
@@ -93,23 +96,19 @@ def test_what_runs_say_and_how_they_end_is_shown(
 
 
 def test_a_run_whose_process_has_died_has_failed_unless_it_had_ended(driven: Callable[..., Driven]) -> None:
-    sweep = driven(grid={"seed": [1, 2, 3]})
-    first, second, _ = sweep.cells
-    for cell in sweep.cells:
+    sweep = driven()
+    for cell in sweep.cells[:2]:
         sweep.ask(cell)
-    sweep.post(second, RUNNING.ended(boards.FINISHED, "good"))
-    died = replace(Row(is_recorded=True).ended(boards.FAILED, "it died"))
-    sweep.post(first, died)
-    assert sweep.ends == [(boards.FAILED, "it died"), (boards.FINISHED, "good"), (boards.WAITING, "")]
-    other = driven(name="other")
-    other.post(other.cells[0], died)  # before it could ask
-    assert other.ends == [(boards.FAILED, "it died"), (boards.WAITING, "")]
+    sweep.post(sweep.cells[1], RUNNING.ended(boards.FINISHED, "good"))
+    for cell in (sweep.cells[0], sweep.cells[2]):  # the last before it could ask
+        sweep.post(cell, recorded(boards.FAILED, "it died", Row()))
+    assert sweep.ends == [(boards.FAILED, "it died"), (boards.FINISHED, "good"), (boards.FAILED, "it died")]
 
 
 def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
     driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep = driven(grid={"seed": [1, 2, 3]}, max_time="50s")
+    sweep = driven(max_time="50s")
     first, second, third = sweep.cells
     end(first, spent=Spent(30.0, 30.0))
     sweep.driver._budget.placed_s = 20.0
@@ -117,41 +116,44 @@ def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
     monkeypatch.setattr(sweep.driver, "_try", tried.append)
     sweep.driver._hear({third.index: Row(), second.index: Row()})
     assert tried == [second, third]  # in the order of the cells
-    sweep = driven(name="later", max_time="50s")
+    sweep = driven(name="later", max_time="50s", grid={"seed": [1, 2]})
     end(sweep.cells[0], spent=Spent(30.0, 30.0))
     sweep.driver._budget.placed_s = 30.0
     sweep.ask(sweep.cells[1])
-    reason = "expected to take 30 s, and 20 s of the sweep's --max-time 50s are left"
+    ((_, _), (state, reason)) = sweep.ends
+    assert (state, reason[:24], sweep.driver._left, sweep.is_over) == (
+        boards.SKIPPED,
+        "expected to take 30 s, a",
+        1,
+        True,
+    )
     assert sweep.word(sweep.cells[1]) == Word(stop=boards.SKIPPED, is_released=True)
-    assert (sweep.ends[1], sweep.driver._left, sweep.is_over) == ((boards.SKIPPED, reason), 1, True)
     assert f"1x1 seed2: skipped, {reason}" in capsys.readouterr().out
     described = sweep.cells[1].described(sweep.config)
     assert (described["state"], described["reason"]) == ("SKIPPED", reason)
 
 
 def test_runs_that_a_limit_has_stopped_or_the_sweep_are_left_for_later(driven: Callable[..., Driven]) -> None:
-    sweep = driven(grid={"seed": [1, 2, 3]})
+    sweep = driven()
     first, second, third = sweep.cells
     sweep.ask(first)
     sweep.driver._stop = "max_time"
     assert (sweep.word(first).begin is None, sweep.word(first).stop) == (False, "max_time")
     sweep.ask(second)
     assert (sweep.word(second).begin, sweep.word(second).stop) == (None, "max_time")
-    sweep.post(second, Row(is_recorded=True).ended(boards.SKIPPED, ""))  # as it has heard that
+    sweep.post(second, recorded(boards.SKIPPED, "", Row()))  # as it has heard that
     assert (second.state, sweep.is_over) == (boards.WAITING, False)
-    halted = replace(RUNNING, stopped_by="sweep_max_time").ended(boards.STOPPED, "stopped by the sweep's --max-time")
-    sweep.post(first, replace(halted, is_recorded=True))
+    sweep.post(first, recorded(boards.STOPPED, "stopped by the sweep's --max-time", stopped_by="sweep_max_time"))
     assert (first.state, third.state, sweep.driver._left, sweep.is_over) == (boards.STOPPED, boards.WAITING, 3, True)
 
 
 def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_said_once(
     driven: Callable[..., Driven], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = driven()
+    sweep = driven(grid={"seed": [1, 2]})
     for cell in sweep.cells:
         sweep.ask(cell)
-        lost = Row(is_lost=True, is_recorded=True).ended(boards.WAITING, "topology 2x1 needs 2 nodes")
-        sweep.post(cell, lost)
+        sweep.post(cell, recorded(boards.WAITING, "topology 2x1 needs 2 nodes", Row(is_lost=True)))
     told = "the cluster has lost nodes (topology 2x1 needs 2 nodes); runs that still fit go on\n"
     assert capsys.readouterr().out == told
     assert [cell.state for cell in sweep.cells] == [boards.WAITING] * 2
@@ -161,10 +163,10 @@ def test_runs_for_which_the_cluster_has_become_too_small_stay_waiting_and_it_is_
 
 
 def test_a_ray_tune_that_fails_fails_the_runs_that_have_not_ended(driven: Callable[..., Driven]) -> None:
-    sweep = driven()
+    sweep = driven(grid={"seed": [1, 2]})
     for cell in sweep.cells:
         sweep.ask(cell)
-    sweep.post(sweep.cells[0], replace(RUNNING.ended(boards.FINISHED, "good"), is_recorded=True))
+    sweep.post(sweep.cells[0], recorded(boards.FINISHED, "good"))
     with pytest.raises(RunFailedError, match=r"^Ray Tune has failed: no disk$"):
         sweep.driver._close(OSError("no disk"))
     assert sweep.ends == [(boards.FINISHED, "good"), (boards.FAILED, "no disk")]
@@ -214,7 +216,7 @@ def test_all_cells_are_trained_and_what_is_used_is_recorded_now_and_then(
     driven: Callable[..., Driven], loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_FIGURES_EVERY_S", 0.0)
-    sweep = driven(grid={"seed": [1, 2, 3]})
+    sweep = driven()
     sweep.driver._train(lambda can_stop=False: False, sweep.driver._start(sweep.cells, None))
     assert sweep.ends == [(boards.FINISHED, "done")] * 3
     assert len(sweep.figures) > 6
@@ -222,7 +224,7 @@ def test_all_cells_are_trained_and_what_is_used_is_recorded_now_and_then(
 
 
 def test_an_interrupted_sweep_waits_for_its_runs_to_stop(driven: Callable[..., Driven], loop: Loop) -> None:
-    sweep, looks = driven(grid={"seed": [1, 2, 3]}), list[bool]()
+    sweep, looks = driven(), list[bool]()
 
     def check(can_stop: bool = False) -> bool:
         looks.append(can_stop)

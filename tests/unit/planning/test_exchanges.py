@@ -22,26 +22,20 @@ def of(strategy: str, **changes: object) -> Exchange:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("10gbit", Link(1.25e9)),
-        ("400mbit", Link(5e7)),
-        ("2.5GBIT:50us", Link(312.5e6, 5e-5)),
-        ("1gbit:2ms", Link(125e6, 2e-3)),
-    ],
+    ("text", "expected"), [("400mbit", (5e7, 0)), ("2.5GBIT:50us", (312.5e6, 5e-5)), ("1gbit:2ms", (125e6, 2e-3))]
 )
-def test_a_link_is_read_as_tc_writes_it(text: str, expected: Link) -> None:
+def test_a_link_is_read_as_tc_writes_it(text: str, expected: tuple[float, float]) -> None:
     found = link.parse(text)
-    assert (found.bytes_per_s, found.latency_s) == pytest.approx((expected.bytes_per_s, expected.latency_s))
+    assert (found.bytes_per_s, found.latency_s) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("text", ["", "10", "fast", "0gbit", "10gbps", "10gbit:", "10gbit:5", "-1gbit"])
+@pytest.mark.parametrize("text", ["", "10", "0gbit", "10gbps", "10gbit:", "10gbit:5", "-1gbit"])
 def test_another_link_is_refused_with_what_it_may_be(text: str) -> None:
-    with pytest.raises(ValueError, match="must be RATE or RATE:LATENCY, such as 10gbit"):
+    with pytest.raises(ValueError, match="must be RATE or RATE:LATENCY"):
         link.parse(text)
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("world_size", [2, 8])
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_bytes_are_those_that_the_strategy_states(name: str, world_size: int) -> None:
     stated = strategies.about(name).bytes.replace("G", "G * 1")
@@ -55,19 +49,15 @@ def test_the_bytes_are_those_that_the_strategy_states(name: str, world_size: int
     assert sent.size == pytest.approx(factor * eval(stated, {}, variables))
 
 
-@pytest.mark.parametrize("name", PLANNED)
-def test_an_exchange_of_no_bytes_sends_none(name: str) -> None:
-    """As of runs that do not tell what an exchange costs."""
-    nothing = Exchange(name, Gradients((0,), (1.0,)))
-    assert exchange.traffic(nothing, Topology(1, 2), Route(None, None)).size == 0
-    assert exchange.exposed(nothing, Topology(1, 2), Route(None, None), Span.exactly(1.0)) == Span.exactly(0.0)
-
-
-def test_a_worker_alone_and_workers_of_one_node_send_nothing_over_the_network() -> None:
+def test_nothing_is_sent_by_one_worker_nor_without_bytes_nor_out_of_a_node() -> None:
+    none, together = Route(None, None), Topology(1, 4)
     for name in PLANNED:
-        assert exchange.traffic(of(name), Topology(1, 1), Route(None, None)) == Traffic(0, 0, 0)
-        together = exchange.traffic(of(name), Topology(1, 4), Route(None, None))
-        assert together.wire == 0 < together.size, name
+        assert exchange.traffic(of(name), Topology(1, 1), none) == Traffic(0, 0, 0)
+        sent = exchange.traffic(of(name), together, none)
+        assert sent.wire == 0 < sent.size, name
+        nothing = Exchange(name, Gradients((0,), (1.0,)))  # as of runs that do not tell what an exchange costs
+        assert exchange.traffic(nothing, together, none).size == 0
+        assert exchange.exposed(nothing, together, none, Span.exactly(1.0)) == Span.exactly(0.0)
 
 
 def test_a_tree_is_taken_where_latency_counts_and_a_ring_where_bytes_do() -> None:

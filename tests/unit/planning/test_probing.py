@@ -28,7 +28,6 @@ def shapes(batch: int, *topologies: str, device: str = "cpu", **changes: Any) ->
 @pytest.mark.parametrize(
     ("images", "chosen"),
     [
-        ([64], [64]),
         ([512, 256, 128, 64], [64, 128, 256, 512]),
         ([512, 256, 128, 64, 32, 32], [32, 64, 256, 512]),
         ([1, 2, 3, 5, 100, 1000], [1, 5, 100, 1000]),

@@ -1,11 +1,11 @@
-"""A Ray that is slow to come up, or does not."""
+"""A Ray that is slow to come up or does not, what it is told, and what takes the place of its private parts."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,11 +16,12 @@ import psutil
 import pytest
 import ray
 from ray import cloudpickle
+from ray.train.torch import TorchTrainer
 
 from cifar_ray.cli import main
 from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.train import TrainConfig
-from cifar_ray.orchestration.cluster import fork_server, local, optional
+from cifar_ray.orchestration.cluster import fork_server, local, optional, servers
 
 TOO_LATE = "The current node timed out during startup. This could happen because the GCS has become overloaded."
 
@@ -31,7 +32,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[byte
     started: list[subprocess.Popen[bytes]] = []
 
     def fail(**_: Any) -> None:
-        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        started.append(subprocess.Popen(["sleep", "60"]))
         raise Exception(TOO_LATE)
 
     monkeypatch.setattr(ray, "init", fail)
@@ -48,21 +49,20 @@ def test_a_start_that_failed_is_cleaned_up_and_ends_in_one_sentence(left: list[s
 def test_a_start_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a daemon has ended meanwhile: Ray's own calls wait for it for ever."""
     monkeypatch.setattr(ray, "init", lambda **_: threading.Event().wait())
-    monkeypatch.setattr(local, "_START_S", 0.1)
+    monkeypatch.setattr(local, "_START_S", 0.01)
     with pytest.raises(CommandFailedError, match=r"^Ray did not start "):
         local._start(TrainConfig(), {}, {}, ExitStack())
 
 
-def test_rays_variables_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rays_variables_are_the_documented_ones_with_plain_ray_and_as_before_afterwards(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/theirs")
     before = dict(os.environ)
     with optional.environment(local._environment(tmp_path)):
         os.environ["RAY_SET_BY_RAY"] = "1"
         assert os.environ["RAY_TMPDIR"] == str(tmp_path)
     assert dict(os.environ) == before
-
-
-def test_plain_ray_is_started_with_documented_variables_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(optional.PLAIN, "1")
     names = {name for name in local._environment(tmp_path) if name.startswith("RAY_")}
     assert names == {"RAY_USAGE_STATS_ENABLED"}
@@ -125,10 +125,88 @@ def test_workers_import_from_where_the_driver_does_and_from_the_working_folder_l
     assert "/inserted before" in paths
 
 
+def test_sockets_have_a_folder_with_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, sockets in {
+        "/dev/shm": "/dev/shm",
+        "/dev/é": "/tmp",
+        "/dev/" + 60 * "a": "/tmp",
+        "here": "/tmp",
+    }.items():
+        monkeypatch.setenv("TMPDIR", given)
+        assert local._short() == sockets
+
+
 @pytest.mark.parametrize(
-    ("given", "sockets"), [("{}", "{}"), ("{}/é", "/tmp"), ("{}/" + 60 * "a", "/tmp"), ("here", "/tmp")]
+    ("variables", "file", "mode"),
+    [
+        ({}, False, {}),
+        ({}, True, {"RAY_AUTH_MODE": "token"}),
+        ({"RAY_AUTH_TOKEN": "secret"}, False, {"RAY_AUTH_MODE": "token"}),
+        ({"RAY_AUTH_TOKEN_PATH": "missing"}, True, {}),
+        ({"RAY_AUTH_MODE": "disabled"}, True, {}),
+    ],
 )
-def test_sockets_have_a_folder_with_a_short_name(given: str, sockets: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setenv("TMPDIR", given.format(folder))
-        assert local._short() == sockets.format(folder)
+def test_a_token_that_is_there_is_shown_unless_the_environment_says_otherwise(
+    variables: dict[str, str], file: bool, mode: dict[str, str], monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.chdir(home)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if file:
+        (home / ".ray").mkdir()
+        (home / ".ray" / "auth_token").write_text("secret")
+    assert servers.token_mode() == mode
+
+
+def _totals() -> str:
+    return "totals"
+
+
+@optional.part(_totals)
+def gone() -> str:
+    return optional.find("ray._private.state:never_there")()
+
+
+@optional.part(_totals)
+def there() -> str:
+    return "free"
+
+
+@optional.part(_totals)
+def away() -> str:
+    raise ray.exceptions.RpcError("the head does not answer")
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
+    """What the module logs, whatever its level."""
+    logger, records = logging.Logger(optional.__name__, logging.DEBUG), []
+    monkeypatch.setattr(logger, "handle", records.append)
+    monkeypatch.setattr(optional, "_logger", logger)
+    return records
+
+
+def test_a_part_that_is_missing_is_replaced_and_logged(records: list[logging.LogRecord]) -> None:
+    assert [gone(), there()] == ["totals", "free"]
+    (record,) = records
+    assert record.levelno == logging.INFO
+    assert "never_there" in record.getMessage()
+    with pytest.raises(ray.exceptions.RpcError, match="does not answer"):
+        away()
+
+
+def test_plain_ray_switches_all_parts_off(monkeypatch: pytest.MonkeyPatch, records: list[logging.LogRecord]) -> None:
+    monkeypatch.setenv(optional.PLAIN, "1")
+    assert (there(), records) == ("totals", [])
+    assert (optional.draining_nodes(), optional.head_resource()) == ({}, {})
+    assert (optional.refused_bundles(1.0), optional.abandoned_groups()) == ([], [])
+    assert optional.greeting("127.0.0.1:1", 1.0) == "OK"
+    assert optional.lean(TorchTrainer) is TorchTrainer
+    # No node has more free than it has, and than the cluster has free.
+    nodes = [{"NodeID": node, "Alive": node != "gone", "Resources": {"CPU": 4.0}} for node in ("a", "b", "gone")]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    for free, each in (({}, 0.0), ({"CPU": 3.0}, 3.0), ({"CPU": 8.0}, 4.0)):
+        monkeypatch.setattr(ray, "available_resources", lambda free=free: free)
+        assert optional.free_resources() == {"a": {"CPU": each}, "b": {"CPU": each}}
