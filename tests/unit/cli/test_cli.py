@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -15,15 +14,7 @@ from cifar_ray.config.errors import InterruptedRunError
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.training import recipe
 from tests.support.person import nothing_ignored
-
-
-def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command says on a mistake: one sentence on standard error, and exit status 2."""
-    assert main.main(words.split()) == 2
-    captured = capsys.readouterr()
-    assert re.fullmatch(r"(.+: loading PyTorch and Ray\n)?", captured.out)
-    assert re.fullmatch(r"error: .*\n", captured.err)
-    return captured.err.removeprefix("error: ").rstrip()
+from tests.support.typed import Said
 
 
 @pytest.mark.parametrize(
@@ -64,8 +55,8 @@ def complaint(words: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("register run", "--name must be given; `cifar-ray register --help`"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(words, capsys).startswith(start)
+def test_a_mistake_is_one_sentence(words: str, start: str, said: Said) -> None:
+    assert said(words, 2)[1].startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +68,10 @@ def test_a_mistake_is_one_sentence(words: str, start: str, capsys: pytest.Captur
         ("epochs: 3\nseed: 1\nepochs: 5", "it has the key 'epochs' twice"),
     ],
 )
-def test_a_mistake_in_a_file_names_the_file_and_the_key(
-    text: str, start: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_in_a_file_names_the_file_and_the_key(text: str, start: str, tmp_path: Path, said: Said) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
-    assert f"{file}: {start}" in complaint(f"train --config {file}", capsys)
+    assert f"{file}: {start}" in said(f"train --config {file}", 2)[1]
 
 
 def parsed(words: str, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
@@ -115,7 +104,7 @@ def test_every_kind_of_flag_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.run_name == "a.b-c"
 
 
-def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_option(said: Said, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main.main(["train", "--help-all"])
     assert stopped.value.code == 0
@@ -125,17 +114,15 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["help", "check-cluster"])
     assert capsys.readouterr().out.startswith("usage: cifar-ray check-cluster FILES ... [OPTIONS]")
-    assert complaint("help trian", capsys).startswith("unknown command 'trian'; ")
+    assert said("help trian", 2)[1].startswith("unknown command 'trian'; ")
 
 
-def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["--help"], ["help"], ["--help-all"]):
-        assert main.main(words) == 0
-        text = capsys.readouterr().out
+def test_the_overview_lists_the_commands(said: Said) -> None:
+    for words in ("", "--help", "help", "--help-all"):
+        text = said(words)[0]
         assert all(f"\n  {name} " in text for name in main.COMMANDS)
     for flag in ("-V", "--version"):
-        assert main.main([flag]) == 0
-        assert capsys.readouterr().out.startswith("cifar-ray 0.")
+        assert said(flag)[0].startswith("cifar-ray 0.")
 
 
 ENDING = """
@@ -182,14 +169,11 @@ def test_output_that_cannot_be_written_is_told() -> None:
     assert done.stderr.endswith("OSError: [Errno 28] No space left on device\n")
 
 
-def test_the_last_line_after_ctrl_c_says_how_to_continue(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_line_after_ctrl_c_says_how_to_continue(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     for advice, last in (("Continue with: this", "Continue with: this"), ("", "Stopped by SIGINT before training")):
 
         def run(advice: str = advice) -> int:
             raise InterruptedRunError(signal.SIGINT, advice)
 
         monkeypatch.setattr("cifar_ray.cli.train.train", run)
-        assert main.main(["train"]) == 130
-        assert capsys.readouterr().err.startswith(last)
+        assert said("train", 130)[1].startswith(last)

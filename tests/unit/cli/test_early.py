@@ -15,10 +15,19 @@ from cifar_ray.cli import main
 from cifar_ray.cli.train import known_config
 from tests.support import mlflow_store
 
+IMAGE = Path(__file__).parents[3] / "docs/strategies/charts/confusion.png"
 HEAVY = {"torch", "ray", "mlflow", "pandas", "matplotlib", "sklearn"}
+
+
+def python(code: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment)
+
+
 EACH = """
-import json, shlex, sys
+import json, os, shlex, sys
 from cifar_ray.cli import main
+os.chdir(os.environ["HOME"])
 for line in json.loads(sys.argv[1]):
     try:
         status = main.main(shlex.split(line))
@@ -26,50 +35,46 @@ for line in json.loads(sys.argv[1]):
         status = stop.code
     print(json.dumps([line, status, [*sys.modules]]), file=sys.__stderr__)
 """
+REFUSED = """
+nosuch
+train --nosuch
+train --model nosuch
+train --config nosuch.yaml
+train --address nosuch
+train --address 127.0.0.1:9
+train --run-name mine
+train --tracking-uri relative.db
+resume
+sweep nosuch.yaml
+sweep --grid lr=0.1 --json
+plan --nodes 1 --link fast
+plan --nodes 1 --price nosuch
+plan --dataset nosuch
+plan --topology 1x2
+plan --address 127.0.0.1:9
+explain
+check-cluster nosuch.yaml
+submit -- train --nosuch
+serve nosuch --port 99999
+register nosuch
+ui --port PORT
+compare a --max-slowdown 5
+"""
 
 
 def test_help_and_refusals_load_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / ".cifar_ray" / "runs" / "mine" / "checkpoints").mkdir(parents=True)
-    refused = [
-        "nosuch",
-        "train --nosuch",
-        "train --model nosuch",
-        "train --config nosuch.yaml",
-        "train --address nosuch",
-        "train --address 127.0.0.1:9",
-        "train --run-name mine",
-        "train --tracking-uri relative.db",
-        "resume",
-        "sweep nosuch.yaml",
-        "sweep --grid lr=0.1 --json",
-        "plan --nodes 1 --link fast",
-        "plan --nodes 1 --price nosuch",
-        "plan --dataset nosuch",
-        "plan --topology 1x2",
-        "plan --address 127.0.0.1:9",
-        "explain",
-        "ui --port x",
-        "check-cluster nosuch.yaml",
-        "submit -- train --nosuch",
-        "serve nosuch --port 99999",
-        "register nosuch",
-    ]
-    environment = {"HOME": str(tmp_path), "PATH": "", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused.append(f"ui --port {taken.getsockname()[1]}")
-        compared = "compare a --max-slowdown 5"
-        lines = ["--help", "train --help", "plan --help-all", *refused, "strategies", compared]
-        command = [sys.executable, "-c", EACH, json.dumps(lines)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        refused = REFUSED.strip().replace("PORT", str(taken.getsockname()[1])).splitlines()
+        lines = ["--help", "train --help", "plan --help-all", "strategies", *refused]
+        done = python(EACH, json.dumps(lines), HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     ends = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[")]
-    wanted = dict.fromkeys((*refused, compared), 2)
-    assert {line: status for line, status, _ in ends} == dict.fromkeys(lines, 0) | wanted
-    for (line, _, loaded), no_more in zip(
-        ends, [HEAVY | {"pydantic", "rich", "yaml", "numpy"}, *[HEAVY | {"numpy"}] * 2]
-    ):
-        assert not no_more & {*loaded}, line
-    assert {line: HEAVY & {*loaded} for line, _, loaded in ends if HEAVY & {*loaded}} == {compared: {"pandas"}}
+    assert {line: status for line, status, _ in ends} == dict.fromkeys(lines, 0) | dict.fromkeys(refused, 2)
+    loaded = {line: {*modules} for line, _, modules in ends}
+    assert {line: HEAVY & loaded[line] for line in lines if HEAVY & loaded[line]} == {lines[-1]: {"pandas"}}
+    assert not {"pydantic", "rich", "yaml", "numpy"} & loaded["--help"]
+    assert "numpy" not in loaded["plan --help-all"]
 
 
 ANNOUNCED = """
@@ -86,19 +91,15 @@ for words in sys.argv[1:]:
 
 
 def test_the_runs_line_comes_before_the_imports(tmp_path: Path) -> None:
-    environment = {"HOME": str(tmp_path), "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     commands = {
         "train --dataset digits --run-name mine --topology 1x2": "run mine: resnet on digits, 1x2, ddp",
         "sweep --grid batch_size=16,32 --name grid": "sweep grid",
         "plan --dataset digits --name sizes --nodes 1": "sweep sizes",
     }
-    command = [sys.executable, "-c", ANNOUNCED, *commands]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = python(ANNOUNCED, *commands, HOME=str(tmp_path))
     assert done.stdout.splitlines() == [f"{line}: loading PyTorch and Ray" for line in commands.values()]
     assert done.stderr == 3 * "Stopped.\n"
 
-
-IMAGE = Path(__file__).parents[3] / "docs/strategies/charts/confusion.png"
 
 PROGRAM = """
 import os
@@ -110,21 +111,11 @@ main.program()
 """
 
 
-def program(words: list[str], variables: dict[str, str]) -> str:
-    """What ``cifar-ray`` prints as a process of its own."""
-    environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path), **variables}
-    command = [sys.executable, "-c", PROGRAM, *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def test_help_needs_no_home_folder() -> None:
-    assert program(["--help"], {}).startswith("usage: cifar-ray COMMAND [OPTIONS]")
-
-
-def test_names_are_shown_on_a_terminal_of_ascii() -> None:
-    assert program([], {"PRINTS": "größe", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}) == "gr\\xf6\\xdfe\n"
+def test_help_needs_no_home_folder_and_names_are_shown_on_a_terminal_of_ascii() -> None:
+    done = python(PROGRAM, "--help")
+    assert (done.returncode, done.stdout[:35], done.stderr) == (0, "usage: cifar-ray COMMAND [OPTIONS]\n", "")
+    done = python(PROGRAM, PRINTS="größe", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "gr\\xf6\\xdfe\n", "")
 
 
 def test_a_name_that_is_no_utf8_is_that_of_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,8 +135,6 @@ def test_where_a_run_or_a_sweep_that_is_continued_has_been_is_known_before_ray(h
         (runs / name).mkdir(parents=True)
         (runs / name / file).write_text(text)
     run, sweep = known_config("mine"), known_config("grid")
-    assert run is not None
-    assert sweep is not None
     assert run == known_config(str(runs / "mine"))
     assert (run.local_nodes, sweep.address) == (2, "127.0.0.1:6379")
     assert known_config("torn") is known_config("0123456789abcdef") is None

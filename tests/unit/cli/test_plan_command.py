@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cifar_ray.cli import main
 from cifar_ray.config.errors import CommandFailedError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.orchestration.cluster import servers
@@ -18,6 +17,7 @@ from cifar_ray.orchestration.sweep import driver
 from cifar_ray.tracking import reading
 from cifar_ray.tracking.study import Run
 from tests.support.studies import study, trial
+from tests.support.typed import Said
 
 TRAINING = "--dataset digits --model simple_cnn --global-batch-size 64 --device cpu --cpus-per-worker 1 --epochs 5"
 
@@ -41,20 +41,14 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "sweeps_or_runs", lambda *_: [study(run(64), run(16))])
 
 
-def planned(words: str, capsys: pytest.CaptureFixture[str], status: int = 0) -> tuple[str, str]:
-    assert main.main(["plan", *words.split()]) == status
-    captured = capsys.readouterr()
-    return captured.out, captured.err
-
-
-def whole(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(planned(f"{TRAINING} {words} --json", capsys)[0])
+def whole(words: str, said: Said) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(said(f"plan {TRAINING} {words} --json")[0])
     return found
 
 
 @pytest.mark.usefixtures("runs")
-def test_the_plan_says_the_best_first_and_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = planned(f"{TRAINING} --nodes 1,2,4,3 --link 10gbit --price 3.6", capsys)
+def test_the_plan_says_the_best_first_and_what_it_rests_on(said: Said) -> None:
+    out, _ = said(f"plan {TRAINING} --nodes 1,2,4,3 --link 10gbit --price 3.6")
     lines = out.splitlines()[1:]
     assert [line.split()[:2] for line in lines[:2]] == [["Fastest:", "4x1,"], ["Cheapest:", "1x1,"]]
     assert [line.split()[0] for line in lines if "x1 " in line[:4]] == ["1x1", "2x1", "4x1"]
@@ -63,31 +57,31 @@ def test_the_plan_says_the_best_first_and_what_it_rests_on(capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("runs")
-def test_the_plan_as_json_is_of_the_training_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    alone, two = whole("--nodes 1 2 --link 10gbit", capsys)["rows"]
+def test_the_plan_as_json_is_of_the_training_that_is_asked_for(said: Said) -> None:
+    alone, two = whole("--nodes 1 2 --link 10gbit", said)["rows"]
     assert alone["step_s"]["mid"] == pytest.approx(0.066)
     assert two["step_s"]["mid"] == pytest.approx(0.034, rel=0.05)
     # 1,437 of the digits are for training: 22 steps of 64 in each of 5 epochs; 10 s of start-up and 10 s of data.
     assert alone["parts"]["computing"] + alone["parts"]["start-up"] == pytest.approx(22 * 5 * 0.066 + 20)
-    quick = whole("--nodes 1 --speed-factor 2 --price 0.8", capsys)
+    quick = whole("--nodes 1 --speed-factor 2 --price 0.8", said)
     assert quick["rows"][0]["step_s"]["mid"] == pytest.approx(0.033)
     assert "taken as 2 times as fast (--speed-factor)" in quick["notes"][0]
 
 
 @pytest.mark.usefixtures("runs")
-def test_the_options_of_the_strategy_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_of_the_strategy_count(said: Said) -> None:
     # A message takes far longer than the backward pass, whose course is measured here and may hide shorter ones.
     for often, rarely in [
         ("ddp --bucket-cap-mb 0.01", "ddp"),
         ("local_sgd --strategy-options.sync-every 1", "local_sgd --strategy-options.sync-every 100"),
     ]:
         asked = [f"--nodes 2 --link 1gbit:100ms --strategy {words}" for words in (often, rarely)]
-        steps = [whole(words, capsys)["rows"][0]["step_s"]["mid"] for words in asked]
+        steps = [whole(words, said)["rows"][0]["step_s"]["mid"] for words in asked]
         assert steps[0] > steps[1]
 
 
 def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     devices: list[str] = []
 
@@ -98,8 +92,10 @@ def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
     monkeypatch.setattr(servers, "reach_chosen", lambda address: None)
     monkeypatch.setattr(machine, "ask", lambda config: ("NVIDIA L4", "cuda"))
     monkeypatch.setattr(driver, "sweep", train)
-    words = "--dataset digits --model simple_cnn --address 127.0.0.1:9 --global-batch-size 64 --nodes 1 --name mine"
-    assert planned(words, capsys, status=1)[1] == "error: not here\n"
+    words = (
+        "plan --dataset digits --model simple_cnn --address 127.0.0.1:9 --global-batch-size 64 --nodes 1 --name mine"
+    )
+    assert said(words, 1)[1] == "error: not here\n"
     assert devices == ["cuda"]
 
 
@@ -119,7 +115,5 @@ def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
         ("--nodes 1,2", "--link must be given for --nodes of more than 1"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_trained(
-    words: str, start: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert planned(f"--model simple_cnn --dataset digits {words}", capsys, status=2)[1].startswith(f"error: {start}")
+def test_mistakes_are_told_before_anything_is_trained(words: str, start: str, said: Said) -> None:
+    assert said(f"plan --model simple_cnn --dataset digits {words}", 2)[1].startswith(start)

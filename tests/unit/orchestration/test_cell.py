@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +12,13 @@ import ray
 
 from cifar_ray import data
 from cifar_ray.config.errors import InterruptedRunError, RunFailedError
-from cifar_ray.config.train import ResolvedConfig
 from cifar_ray.display import sweep as boards
 from cifar_ray.display.sweep import Shown
 from cifar_ray.orchestration.cluster.allocation import TooSmallError
 from cifar_ray.orchestration.run.driver import Start
 from cifar_ray.orchestration.run.limits import Spent
 from cifar_ray.orchestration.run.restarts import Halt
+from cifar_ray.orchestration.sweep import board
 from cifar_ray.orchestration.sweep import cell as cells
 from cifar_ray.orchestration.sweep.board import INTERRUPTED, Begin, Link, Row, Word, _BoardActor
 from cifar_ray.orchestration.sweep.cell import CELL, CellTrainable, _Cell
@@ -45,9 +44,9 @@ def test_the_board_gives_each_cell_its_word_and_the_driver_what_is_new() -> None
     for number in (2, 3, 4):
         board.died(number)
     assert not board.stopped(2)
-    died = "the process that drove it has died"
+    died = (boards.FAILED, "the process that drove it has died")
     ended = {number: (row.state, row.shown.note) for number, row in board.exchange({}, stop, True).items()}
-    assert ended == {2: (boards.FAILED, died), 3: (boards.FINISHED, "good"), 4: (boards.FAILED, died)}
+    assert ended == {2: died, 3: (boards.FINISHED, "good"), 4: died}
     board.post(1, replace(RUNNING, is_recorded=True))
     assert (board.stopped(2), board.over()) == (True, True)
 
@@ -59,6 +58,8 @@ class Here:
         self.actor, self.left = _BoardActor(), False
         self.handle = SimpleNamespace(post=SimpleNamespace(remote=lambda *given: given))
         monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(board, "_LEAST_S", 0.01)
+        monkeypatch.setattr(board, "_POST_S", 0.05)
 
     def get(self, asked: Any, timeout: float) -> Word:
         if not self.left:
@@ -66,29 +67,27 @@ class Here:
             raise ray.exceptions.ActorUnavailableError("away", None)
         return self.actor.post(*asked)
 
-    def say(self, word: Word) -> None:
-        self.actor.exchange({1: word}, Word(), False)
+    def hears(self, *words: Word) -> dict[int, Row]:
+        return self.actor.exchange(dict(enumerate(words, 1)), Word(), False)
 
 
 def test_a_cell_posts_its_row_and_hears_its_word_until_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(monkeypatch)
-    here.say(Word(stop=boards.SKIPPED))
+    here.hears(Word(stop=boards.SKIPPED))
     link = Link(here.handle, 1)
     assert link.wait_for(lambda word: word.stop).stop == boards.SKIPPED
     link.change(epoch=3)
     link.end(boards.FINISHED, "good")  # and the board has it
-    row = Row(Shown(boards.FINISHED, "good"), epoch=3, is_recorded=True)
-    assert here.actor.exchange({}, Word(), False) == {1: row}
+    assert here.hears() == {1: Row(Shown(boards.FINISHED, "good"), epoch=3, is_recorded=True)}
     assert link.is_alive()
-    here.say(Word(is_released=True))
+    here.hears(Word(is_released=True))
     link.join(10)
     assert not link.is_alive()
 
 
 def test_a_trial_without_a_cell_ends_and_its_process_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(monkeypatch)
-    skipped = Word(stop=boards.SKIPPED, is_released=True)
-    here.actor.exchange({1: skipped, 2: skipped}, Word(), False)
+    here.hears(*[Word(stop=boards.SKIPPED, is_released=True)] * 2)
     trial = CellTrainable.__new__(CellTrainable)
     trial.setup({CELL: 1}, here.handle)
     assert trial.step() == {"epoch": 0, "done": True}
@@ -96,11 +95,8 @@ def test_a_trial_without_a_cell_ends_and_its_process_takes_another(monkeypatch: 
     assert trial.step()["done"]
     trial.cleanup()
     assert all(future.done() for future in trial._ending)
-    rows = here.actor.exchange({}, Word(), False)
-    assert [(number, row.state, row.is_recorded) for number, row in sorted(rows.items())] == [
-        (1, boards.SKIPPED, True),
-        (2, boards.SKIPPED, True),
-    ]
+    ends = {number: (row.state, row.is_recorded) for number, row in here.hears().items()}
+    assert ends == dict.fromkeys((1, 2), (boards.SKIPPED, True))
 
 
 class FakeLink:
@@ -125,8 +121,8 @@ class Played:
     def __init__(self, play: Callable[..., None], is_recorded: bool = True, has_session: bool = True) -> None:
         self.play, self.tags = play, dict[str, str]()
         record = SimpleNamespace(run_id="id", tags=self.tags.update)
-        self.session: Any = SimpleNamespace(spent=Spent(9.0, 9.0), record=record, is_recorded=is_recorded)
-        self.session = self.session if has_session else None
+        session = SimpleNamespace(spent=Spent(9.0, 9.0), record=record, is_recorded=is_recorded)
+        self.session = session if has_session else None
 
     def run(self, check: Any, callbacks: Any, limit: Any, mailbox: Any, ended: Any, interrupted: Any) -> None:
         (cell,) = callbacks
@@ -134,22 +130,19 @@ class Played:
 
 
 @pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Row, list[dict[str, Any]]]]:
+def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Row, list[dict[str, Any]]]]:
     """``train(training, scheduler, word, **options)`` trains a cell; its last row, and what Ray Tune hears."""
 
     def of(training: Played, scheduler: str = "none", word: Word | None = None, **options: Any) -> Any:
         config: Any = resolved({"dataset": "digits", "model": "simple_cnn", "epochs": 3}, **options)
-        assert isinstance(config, ResolvedConfig)
-        decided = decided_of(config)
         monkeypatch.setattr(cells, "Training", lambda *_: training)
         monkeypatch.setattr(ray, "get", lambda _: data.SPECS["digits"])
         link: Any = FakeLink()
         link.word = word or Word()
         earlier = Row(spent=Spent(5.0, 5.0), figures={"time/training_s": 1.0})
-        start: Any = Start(config, decided, None, "")  # type: ignore[arg-type]
-        begin = Begin(start, earlier, None, scheduler, {})  # type: ignore[arg-type]
-        cell = _Cell(link)
-        mailbox: Any = object()
+        start: Any = Start(config, decided_of(config), None, "")
+        begin: Any = Begin(start, earlier, None, scheduler, {})
+        cell, mailbox = _Cell(link), object()
         cell.train(begin, mailboxes := [mailbox])
         if link.row.state == "finished":  # one that has failed may have events left
             assert mailboxes == [mailbox]
@@ -205,31 +198,23 @@ def stopped(cell: Any, check: Any, limit: Any, ended: Any, interrupted: Callable
 BEHIND = "stopped early by ASHA: it was behind the best runs at epoch 2"
 
 
+UNRECORDED = Played(lambda cell, check, limit, ended, _: ended(OUTCOME), is_recorded=False)
+PATIENT = Played(lambda cell, check, limit, ended, _: ended(replace(OUTCOME, stopped_by="patience")))
+FULL = Played(raising(TooSmallError("", "full")), has_session=False)
+SWEEPS = "stopped by the sweep's --max-cost"
+
+
 @pytest.mark.parametrize(
     ("training", "given", "end", "changes"),
     [
         (Played(limited), {"max_time": "1m"}, (boards.STOPPED, "stopped by --max-time"), {"stopped_by": "max_time"}),
-        (
-            *(Played(limited), {"word": Word(stop="max_cost")}),
-            *((boards.STOPPED, "stopped by the sweep's --max-cost"), {"stopped_by": "sweep_max_cost"}),
-        ),
+        (Played(limited), {"word": Word(stop="max_cost")}, (boards.STOPPED, SWEEPS), {"stopped_by": "sweep_max_cost"}),
         (Played(stopped), {"scheduler": "asha"}, (boards.STOPPED, BEHIND), {"epoch": 2}),
         (Played(stopped), {"scheduler": "asha", "word": Word(stop=INTERRUPTED)}, (boards.WAITING, ""), {"epoch": 2}),
-        (
-            Played(raising(TooSmallError("", "full")), has_session=False),
-            {},
-            (boards.WAITING, "full"),
-            {"is_lost": True},
-        ),
+        (FULL, {}, (boards.WAITING, "full"), {"is_lost": True}),
         (Played(raising(RunFailedError("it died"))), {}, (boards.FAILED, "it died"), {"has_run": True}),
-        (
-            *(Played(lambda cell, check, limit, ended, _: ended(OUTCOME), is_recorded=False), {}),
-            *((boards.FAILED, "MLflow does not take its record"), {"spent": Spent(9.0, 9.0)}),
-        ),
-        (
-            *(Played(lambda cell, check, limit, ended, _: ended(replace(OUTCOME, stopped_by="patience"))), {}),
-            *((boards.FINISHED, f"{GOOD}, stopped by --patience after epoch 3"), {"stopped_by": ""}),
-        ),
+        (UNRECORDED, {}, (boards.FAILED, "MLflow does not take its record"), {"spent": Spent(9.0, 9.0)}),
+        (PATIENT, {}, (boards.FINISHED, f"{GOOD}, stopped by --patience after epoch 3"), {"stopped_by": ""}),
     ],
 )
 def test_how_a_run_ends(

@@ -1,10 +1,11 @@
-"""``cifar-ray check-cluster``: the shipped files pass, and each rule finds what breaks it."""
+"""The shipped files for clusters, and ``cifar-ray check-cluster``, each of whose rules finds what breaks it."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-import shlex
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,27 +15,18 @@ import pytest
 import ray
 import yaml
 
+from cifar_ray._version import __version__
 from cifar_ray.cli import main
 from cifar_ray.orchestration.cluster import clusterfile
+from tests.support import kuberay
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [ROOT / "cluster.yaml", *sorted((ROOT / "examples").glob("cluster-*.yaml"))]
 
 
-class Unaliased(yaml.SafeDumper):
-    """Writes a value wherever it stands, so that one place can be broken alone."""
-
-    def ignore_aliases(self, _: Any) -> bool:
-        return True
-
-
-def dumped(config: Any) -> str:
-    return yaml.dump(config, Dumper=Unaliased, sort_keys=False)
-
-
 def loaded(name: str) -> dict[str, Any]:
-    """A shipped file's values, none of which is in two places."""
-    return yaml.safe_load(dumped(yaml.safe_load((ROOT / name).read_text())))
+    """A shipped file's values with the reader's own, none of which is in two places, so that one can be broken alone."""
+    return json.loads(json.dumps(yaml.safe_load(filled_in(ROOT / name))))
 
 
 def problems(folder: Path, text: str) -> list[str]:
@@ -110,54 +102,50 @@ def test_the_units_start_again_and_run_without_rights() -> None:
         assert (ROOT / script).is_file()
 
 
-def change(config: dict[str, Any], words: str) -> None:
-    """Break a file: ``KEY:KEY = value``, ``KEY += list entry``, ``KEY del`` or ``KEY sub OLD NEW`` in all entries."""
-    path, operation, *rest = words.split(" ", 2)
-    *above, last = [int(key) if key.isdecimal() else key for key in path.split(":")]
-    place: Any = config
-    for key in above:
-        place = place[key]
-    if operation == "=":
-        place[last] = yaml.safe_load(rest[0])
-    elif operation == "+=":
-        place[last].append(rest[0])
-    elif operation == "del":
-        del place[last]
-    else:
-        old, new = shlex.split(rest[0])
-        place[last] = [command.replace(old, new) for command in place[last]]
+def sub(config: dict[str, Any], node: str, old: str, new: str) -> None:
+    key = f"{node}_start_ray_commands"
+    config[key] = [command.replace(old, new) for command in config[key]]
 
 
-FAULTS = """
-worker_start_ray_commands sub 'RAY_AUTH_MODE=token ' '' -> worker_start_ray_commands[1] must set RAY_AUTH_MODE=token
-worker_start_ray_commands del -> worker_start_ray_commands must have `ray start` with RAY_AUTH_MODE=token
-file_mounts:~/.ray/auth_token del -> file_mounts must bring the token to every node
-head_start_ray_commands sub =127.0.0.1 '=$(hostname -I)' -> head_start_ray_commands[1] must open nothing but SSH
-head_setup_commands += mlflow server --host 0.0.0.0 -> head_setup_commands[4] must open nothing but SSH
-setup_commands += gcloud compute firewall-rules create ray --allow tcp:6379,tcp:10001 --source-ranges ::/0 -> setup_commands[4] must open nothing but SSH
-provider:security_group = {IpPermissions: [{FromPort: 8265, ToPort: 8265, IpProtocol: tcp, IpRanges: [{CidrIp: 0.0.0.0/0}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports 8265 to 8265
-provider:security_group = {IpPermissions: [{IpProtocol: "-1", Ipv6Ranges: [{CidrIpv6: "::/0"}]}]} -> provider.security_group.IpPermissions[0] must open nothing but SSH to all addresses, got ports all to all
-"""
+SSH = "must open nothing but SSH"
+OPEN = {"FromPort": 8265, "ToPort": 8265, "IpProtocol": "tcp", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+ALL = {"IpProtocol": "-1", "Ipv6Ranges": [{"CidrIpv6": "::/0"}]}
+RULE = "gcloud compute firewall-rules create ray --allow tcp:22,tcp:10001 --source-ranges ::/0"
+GROUP = f"provider.security_group.IpPermissions[0] {SSH} to all addresses, got ports"
 
 
-@pytest.mark.parametrize("line", FAULTS.strip().splitlines())
-def test_a_fault_is_one_sentence(tmp_path: Path, line: str) -> None:
-    fault, sentence = line.split(" -> ")
-    config = yaml.safe_load(dumped(yaml.safe_load(filled_in(ROOT / "cluster.yaml"))))
-    change(config, fault)
-    (problem,) = problems(tmp_path, dumped(config))
-    assert problem.startswith(sentence)
+@pytest.mark.parametrize(
+    ("fault", "start"),
+    [
+        (
+            lambda config: sub(config, "worker", "RAY_AUTH_MODE=token ", ""),
+            "worker_start_ray_commands[1] must set RAY_AUTH",
+        ),
+        (lambda config: config.pop("worker_start_ray_commands"), "worker_start_ray_commands must have `ray start`"),
+        (lambda config: config["file_mounts"].pop("~/.ray/auth_token"), "file_mounts must bring the token to every"),
+        (lambda config: sub(config, "head", "=127.0.0.1", "=$(hostname -I)"), f"head_start_ray_commands[1] {SSH}"),
+        (lambda config: config["head_setup_commands"].append("x --host 0.0.0.0"), f"head_setup_commands[4] {SSH}"),
+        (lambda config: config["setup_commands"].append(RULE), f"setup_commands[4] {SSH}"),
+        (lambda config: config["provider"].update(security_group={"IpPermissions": [OPEN]}), f"{GROUP} 8265 to 8265"),
+        (lambda config: config["provider"].update(security_group={"IpPermissions": [ALL]}), f"{GROUP} all to all"),
+    ],
+)
+def test_a_fault_is_one_sentence(tmp_path: Path, fault: Callable[[dict[str, Any]], Any], start: str) -> None:
+    config = loaded("cluster.yaml")
+    fault(config)
+    (problem,) = problems(tmp_path, json.dumps(config))
+    assert problem.startswith(start)
 
 
 def test_sound_commands_pass(tmp_path: Path) -> None:
-    config = yaml.safe_load(filled_in(ROOT / "cluster.yaml"))
+    config = loaded("cluster.yaml")
     config["worker_start_ray_commands"] += [
         "export RAY_AUTH_MODE=token; ray start --address=$RAY_HEAD_IP:6379",
         "ufw deny from 0.0.0.0/0 && pip list",
         "gcloud compute firewall-rules create ssh --allow tcp:22 --source-ranges 0.0.0.0/0",
         "gcloud compute firewall-rules create ray --allow tcp:8265 --source-ranges 10.0.0.0/8",
     ]
-    assert problems(tmp_path, dumped(config)) == []
+    assert problems(tmp_path, json.dumps(config)) == []
 
 
 def test_what_ray_up_refuses_is_left_to_it(tmp_path: Path) -> None:
@@ -167,17 +155,9 @@ def test_what_ray_up_refuses_is_left_to_it(tmp_path: Path) -> None:
     assert first == ["head_start_ray_commands", "worker_start_ray_commands", "file_mounts"]
 
 
-@pytest.mark.parametrize(
-    "text", ["cluster_name: [1", "a: 1\na: 2\n", "- 1\n", "", "epochs: 3\n", "cluster_name: a\n---\nb: !Ref c\n"]
-)
-def test_what_is_no_cluster_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
-    file = tmp_path / "broken.yaml"
-    file.write_text(text)
-    assert main.main(["check-cluster", str(file)]) == 2
-    assert re.fullmatch(f"error: .*{file}.*\n", capsys.readouterr().err)
-
-
-def test_the_command_names_each_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_each_fault_and_refuses_what_is_no_cluster_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sound, broken = tmp_path / "sound.yaml", tmp_path / "broken.yaml"
     sound.write_text(filled_in(ROOT / "cluster.yaml"))
     broken.write_text(sound.read_text().replace("RAY_AUTH_MODE=token", ""))
@@ -187,3 +167,42 @@ def test_the_command_names_each_fault(tmp_path: Path, capsys: pytest.CaptureFixt
     assert said.out == ""
     assert [line[: len(start)] for line, start in zip(said.err.splitlines(), lines, strict=True)] == lines
     assert main.main(["check-cluster"]) == 2
+    capsys.readouterr()
+    for text in ("cluster_name: [1", "a: 1\na: 2\n", "- 1\n", "", "epochs: 3\n", "cluster_name: a\n---\nb: !Ref c\n"):
+        broken.write_text(text)
+        assert main.main(["check-cluster", str(broken)]) == 2
+        assert re.fullmatch(f"error: .*{broken}.*\n", capsys.readouterr().err)
+
+
+@pytest.fixture
+def job() -> dict[str, Any]:
+    return copy.deepcopy(kuberay.rayjob())
+
+
+def test_the_manifest_for_kubernetes_fits_the_facts_of_kuberays_schema(job: dict[str, Any]) -> None:
+    facts = yaml.safe_load(kuberay.FACTS.read_text())
+    assert kuberay.problems(job, facts) == []
+    assert f"--version {facts['kuberay']} " in kuberay.MANIFEST.read_text()
+    job["spec"]["backOffLimit"] = 2
+    job["spec"]["ttlSecondsAfterFinished"] = "5 min"
+    job["spec"]["rayClusterSpec"]["authOptions"]["mode"] = "tokens"
+    del job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["groupName"]
+    wrong = [problem.split()[0].rpartition(".")[2] for problem in kuberay.problems(job, facts)]
+    assert wrong == ["ttlSecondsAfterFinished", "mode", "backOffLimit", "groupName"]
+
+
+def test_the_job_on_kubernetes_begins_once_ends_with_its_cluster_and_has_no_rights(job: dict[str, Any]) -> None:
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    (gpu,) = cluster["workerGroupSpecs"]
+    assert (gpu["minReplicas"], gpu["maxReplicas"], spec["shutdownAfterJobFinishes"]) == (0, 2, True)
+    name = re.findall(r"cifar-ray resume (\S+) .*cifar-ray train --run-name (\S+) ", spec["entrypoint"])
+    assert name == [("kubernetes", "kubernetes")]
+    assert (cluster["rayVersion"], cluster["authOptions"]) == (version("ray"), {"mode": "token"})
+    assert f"\nFROM rayproject/ray:{version('ray')}-py311\n" in (ROOT / "examples" / "Dockerfile").read_text()
+    images = {value for path, value in kuberay.fields(job) if path.endswith(".image")}
+    assert images == {f"YOURS-REGISTRY/cifar-ray:{__version__}"}
+    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], gpu)]
+    assert [pod["securityContext"]["runAsUser"] for pod in pods] == [1000, 1000]
+    none = {"runAsNonRoot": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for room in (*(container for pod in pods for container in pod["containers"]), cluster["autoscalerOptions"]):
+        assert none.items() <= room["securityContext"].items()

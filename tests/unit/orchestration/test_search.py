@@ -24,7 +24,7 @@ from cifar_ray.orchestration.sweep import driver, plan, tuning
 from cifar_ray.orchestration.sweep.goal import goal_of
 from cifar_ray.orchestration.sweep.plan import PlannedCell
 from cifar_ray.orchestration.sweep.preparation import Preparation
-from cifar_ray.orchestration.sweep.result import Winner, repeats_of, winner_of
+from cifar_ray.orchestration.sweep.result import repeats_of, winner_of
 from cifar_ray.reporting.task import TaskFigures
 from cifar_ray.tasks import LOSS, USUAL
 from cifar_ray.tasks.choosing import Goal
@@ -45,8 +45,7 @@ def made(samples: int, **grid: object) -> SweepConfig:
 
 @needs_optuna
 def test_proposals_learn_from_the_cells_before(tmp_path: Path) -> None:
-    def score(cell: PlannedCell) -> float:
-        assert cell.config is not None
+    def score(cell: Any) -> float:
         return -abs(math.log10(cell.config.lr) + 2)
 
     search = Search(made(25, lr="loguniform:0.00001:1", epochs="int:1:20"), tmp_path, GOAL)
@@ -168,9 +167,7 @@ def stopped_by_asha(runs: Trained) -> dict[float, float]:
     """The epoch after which Ray Tune's scheduler stops each run, one after another."""
     sweep = searching(scheduler="asha")
     configs = configs_of(sweep)
-    goal = goal_of(sweep, configs)
-    assert goal is not None
-    rule, ended = tuning.scheduler_of(sweep, goal, configs), {}
+    rule, ended = tuning.scheduler_of(sweep, goal_of(sweep, configs), configs), {}
     trials = [Trial("stub", stub=True, trial_id=str(config.lr)) for config in configs]
     controller = SimpleNamespace(get_live_trials=lambda: trials)
     for trial, config in zip(trials, configs, strict=True):
@@ -217,7 +214,6 @@ def test_every_search_takes_every_figure_of_the_validation_and_none_of_the_test(
                 sweep = searching(**values, objective=f"val/{name}:{better}")
                 plan.refuse(sweep, runs)
                 goal = goal_of(sweep, [run.config for run in runs if run.config])
-                assert goal is not None
                 assert (goal.metric, goal.better) == (f"val/{name}", better)
             for metric in (f"test/{name}", f"chosen/test/{name}"):
                 with pytest.raises(ConfigError, match=r"^objective must "):
@@ -235,16 +231,11 @@ def test_the_winner_is_the_run_that_its_report_names() -> None:
         run.metrics.update(figures)
     of = TaskFigures(USUAL).chooser(runs)
     assert [of.measure(run) for run in runs] == [90.0, 80.0]
-    goal = goal_of(sweep, configs)
-    assert goal is not None
     assert data.facts(configs[0]).measured == "val"
-    winner = winner_of(goal, trials)
-    assert winner is not None
+    winner = winner_of(goal_of(sweep, configs), trials)
     assert (winner.name, winner.value) == (trials[0].cell.name, 0.9)
-    for objective in ("val/accuracy:min", "val/loss:min"):
-        other = goal_of(replace(sweep, objective=objective), configs)
-        assert other is not None
-        assert other.value(trials[0].row.figures) == 0.5  # which chose no epoch
+    for objective in ("val/accuracy:min", "val/loss:min"):  # which choose no epoch
+        assert goal_of(replace(sweep, objective=objective), configs).value(trials[0].row.figures) == 0.5
 
 
 def found(ends: list[tuple[str, float]], repeated: tuple[float, ...] = (), images: int = 0, **values: Any) -> Any:
@@ -309,7 +300,6 @@ def test_the_best_of_the_whole_runs_wins(
     ends: list[tuple[str, float]], values: dict[str, Any], rate: float, rest: str
 ) -> None:
     winner = found(ends, **values)
-    assert isinstance(winner, Winner)
     figure = "images_per_s" if "objective" in values else "test accuracy"
     assert winner.sentence == f"lr{rate} 1x1 seed0: {figure} {rest}"
     config = typed.run(*winner.command.removeprefix("cifar-ray train ").split())

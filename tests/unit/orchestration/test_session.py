@@ -57,10 +57,10 @@ PLACED = Placed(0, "node0-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0")
 
 def session(callbacks: Sequence[Callback] = (), placed: Sequence[Placed] | None = None, **values: Any) -> Any:
     usual = {"dataset": "digits", "topology": "1x2", "elastic": "1x1:1x2", "batch_size": 8, "max_failures": 1}
-    config = recipe.resolve(TrainConfig(**usual))  # type: ignore[arg-type]
+    config = recipe.resolve(TrainConfig(**usual))
     usual = {"segments": [], "task": tasks.USUAL, "trouble": "", "uri": uri.resolve_uri(None), "refused": []}
     record, view, folder = Calls(**{**usual, **values}), Calls(), Calls(name="mine")
-    made: Any = RunSession(config, Decided.asked(config), None, folder, record, view, callbacks=callbacks)  # type: ignore[arg-type]
+    made: Any = RunSession(config, Decided.asked(config), None, folder, record, view, callbacks=callbacks)
     for each in placed or [replace(PLACED, rank=rank, node_id=f"node{rank}-of-the-run") for rank in range(2)]:
         made.handle(each)
     if placed is None:
@@ -78,7 +78,7 @@ class Hearing(Callback):
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.iteration = self.epoch = self.checkpoint = self.end = self.heard.append  # type: ignore[method-assign]
+        self.iteration = self.epoch = self.checkpoint = self.end = self.heard.append
 
 
 class Clumsy(Callback):
@@ -102,9 +102,8 @@ def test_what_a_run_sets_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         mlflow.set_tracking_uri("sqlite:////ours.db")
         warnings.filterwarnings("error", message="of the run")
         assert theirs.level == logging.CRITICAL
-    assert (mlflow.get_tracking_uri(), os.environ["SET_BEFORE"]) == (address, "1")
+    assert (mlflow.get_tracking_uri(), os.environ["SET_BEFORE"], theirs.level) == (address, "1", logging.WARNING)
     assert "SET_BY_RUN" not in os.environ
-    assert theirs.level == logging.WARNING
     warnings.warn("of the run", stacklevel=1)
 
 
@@ -115,16 +114,15 @@ def test_callbacks_hear_of_everything_and_end_nothing() -> None:
         made.handle(event)
     made.end("FINISHED")
     assert hearing.heard == [ROW, EPOCH, ROW, SAVED, "FINISHED"]
-    assert lines(made) == [
-        "Clumsy.iteration raised ValueError: no iteration for me; training goes on",
-        "Clumsy.end raised ValueError: too late",
-    ]
+    late = "Clumsy.end raised ValueError: too late"
+    assert lines(made) == ["Clumsy.iteration raised ValueError: no iteration for me; training goes on", late]
+    for given in (None, [None], Callback(), "text"):
+        with pytest.raises(ConfigError, match=r"callbacks must be a list of cifar_ray\.Callback objects, got "):
+            checked(given)
 
 
-@pytest.mark.parametrize("given", [None, [None], Callback(), "text"])
-def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigError, match=r"callbacks must be a list of cifar_ray\.Callback objects, got "):
-        checked(given)
+DIED_ONCE = "workers failed (rank 1: it died); restarting from the newest checkpoint, failure 1 of"
+FAILURES = {"cifar_ray.worker_failures": "1"}
 
 
 @pytest.mark.parametrize(
@@ -136,11 +134,7 @@ def test_what_is_no_list_of_callbacks_is_refused(given: Any) -> None:
         (SAVED, None, ("checkpoint", SAVED)),
         (Heartbeat(0, 7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
         (Heartbeat(1, 7, {}), None, None),
-        (
-            WorkersFailed(Verdict("rank 1: it died", False, DIED)),
-            "workers failed (rank 1: it died); restarting from the newest checkpoint, failure 1 of",
-            ("tags", {"cifar_ray.worker_failures": "1"}),
-        ),
+        (WorkersFailed(Verdict("rank 1: it died", False, DIED)), DIED_ONCE, ("tags", FAILURES)),
         (WorkersFailed(Verdict("rank 1: it died", True, DIED)), None, None),
         (NodeLeaving("node1-of-the-run", 0), "node node1-of (10.0.0.1) leaves soon; stopping", ("count_preemption",)),
         (NodeLeaving("node2-of-others", 0), "node node2-of leaves soon; stopping", ("count_preemption",)),
@@ -171,7 +165,7 @@ def test_traces_are_recorded_and_the_end_tells_where_they_are(tmp_path: Path) ->
     with on_disk() as file:
         assert (name, file) == ("trace", path)
     assert table == ("text", "profile/operators.csv", "rank,operator\n0,mm\n1,mm\n")
-    assert made.view.calls == [("line", "no trace of rank 0: it cannot be written: no room; training goes on")]
+    assert lines(made) == ["no trace of rank 0: it cannot be written: no room; training goes on"]
     assert dict(made.locations(result))["traces"].startswith(f"{tmp_path}/traces, rank1.json.gz, also in MLflow")
 
 
@@ -186,19 +180,18 @@ def test_what_a_run_has_used_is_shown_and_recorded_now_and_then(priced: Any) -> 
     for seconds in (10.0, 11.0):
         priced.handle(Spent(seconds, 2 * seconds, 4.0, nodes=2))
     assert priced.view.calls == [("cost", pytest.approx(0.02)), ("cost", pytest.approx(0.022))]
-    assert priced.record.calls == [
-        ("figures", {"time/placed_s": 10.0, "time/waiting_s": 4.0, "cost/usd": pytest.approx(0.02)})
-    ]
+    figures = {"time/placed_s": 10.0, "time/waiting_s": 4.0, "cost/usd": pytest.approx(0.02)}
+    assert priced.record.calls == [("figures", figures)]
     priced.end("FINISHED")
     assert priced.record.calls[-1][1]["cost/usd"] == pytest.approx(0.022)
     result: Any = SimpleNamespace(name="mine", run_id="id", folder="/runs/mine", weights_sha256="")
-    assert [value for _, value in priced.locations(result)[:2]] == ["11 s", "4 s"]
-    assert dict(priced.locations(result))["cost"].startswith("0.0220 USD ")
+    placed, waiting, (_, cost) = priced.locations(result)[:3]
+    assert (placed[1], waiting[1], cost[:11]) == ("11 s", "4 s", "0.0220 USD ")
 
 
 def test_a_driver_that_has_trained_nothing_leaves_what_earlier_ones_have_recorded(priced: Any) -> None:
     priced.end("KILLED")
-    assert [name for name, *_ in priced.record.calls] == []
+    assert priced.record.calls == []
 
 
 def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(priced: Any) -> None:
@@ -231,15 +224,12 @@ def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
     assert lines(made) == ["MLflow does not answer (connection refused); training goes on, and keeps trying"]
 
 
-@pytest.mark.parametrize(("step", "when"), [(0, "within the first epoch"), (47, "after epoch 3")])
-def test_a_run_that_is_interrupted_again_counts_the_epochs_of_earlier_drivers(step: int, when: str) -> None:
-    made = session(name="mine")
-    history = tuple(Row("epoch", epoch, 0, {}) for epoch in range(1, step // 12 + 1))
-    made.handle(Started(Decided.asked(made.config), step, 12, "step" if step else None, history=history))
-    assert made.interrupted == f"Stopped {when}. Continue with: cifar-ray resume mine"
-
-
-def test_an_interrupted_run_says_how_to_continue_it() -> None:
+def test_an_interrupted_run_counts_the_epochs_of_earlier_drivers_and_says_how_to_continue_it() -> None:
+    for step, when in ((0, "within the first epoch"), (47, "after epoch 3")):
+        made = session(name="mine")
+        history = tuple(Row("epoch", epoch, 0, {}) for epoch in range(1, step // 12 + 1))
+        made.handle(Started(Decided.asked(made.config), step, 12, "step" if step else None, history=history))
+        assert made.interrupted == f"Stopped {when}. Continue with: cifar-ray resume mine"
     made = session(name="my run", uri="sqlite:////a b/m.db")
     made.handle(EPOCH)
     told = "Stopped after epoch 2. Continue with: cifar-ray resume 'my run' --tracking-uri 'sqlite:////a b/m.db'"
@@ -247,17 +237,13 @@ def test_an_interrupted_run_says_how_to_continue_it() -> None:
 
 
 def test_the_gpus_of_a_run_are_recorded_with_their_software_and_told_where_others_use_them() -> None:
-    t4, l4 = (
-        replace(PLACED, device=name, gpu={"gpu_driver": driver, "cuda": "13.2"})
-        for name, driver in (("Tesla T4", "580.95"), ("NVIDIA L4", "590.1"))
-    )
-    for placed, gpus, drivers in (
-        ([t4, replace(t4, rank=1)], "Tesla T4", "580.95"),
-        ([l4, replace(t4, rank=1)], "NVIDIA L4, Tesla T4", "580.95, 590.1"),
-    ):
+    t4 = replace(PLACED, device="Tesla T4", gpu={"gpu_driver": "580.95", "cuda": "13.2"})
+    l4 = replace(PLACED, rank=1, device="NVIDIA L4", gpu={"gpu_driver": "590.1", "cuda": "13.2"})
+    both = ("NVIDIA L4, Tesla T4", "580.95, 590.1")
+    for placed, (gpus, drivers) in (([t4, replace(t4, rank=1)], ("Tesla T4", "580.95")), ([t4, l4], both)):
         made = session(placed=placed)
         tags = {"cifar_ray.gpus": gpus, "cifar_ray.gpu_driver": drivers, "cifar_ray.cuda": "13.2"}
         assert ("tags", tags) in made.record.calls
         assert made.view.calls == []
-    busy = "9.5 of 24.0 GB of NVIDIA L4 (number 0) are in use by 2 other processes"
-    assert lines(session(placed=[replace(l4, busy=busy), replace(l4, rank=1)])) == [f"note: on node host, {busy}"]
+    busy = "9.5 of 24.0 GB of Tesla T4 (number 0) are in use by 2 other processes"
+    assert lines(session(placed=[replace(t4, busy=busy), l4])) == [f"note: on node host, {busy}"]

@@ -1,4 +1,4 @@
-"""Plans from what runs have measured: made-up runs, and the committed ones of a real study."""
+"""Plans from what runs have measured, made-up ones and those of a real study; and the runs that a plan trains itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 
 from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.topology import Topology, parse
-from cifar_ray.planning import measured, model, words
+from cifar_ray.config.train import ResolvedConfig, TrainConfig
+from cifar_ray.planning import measured, model, probing, words
 from cifar_ray.planning.exchange import Exchange
 from cifar_ray.planning.link import Link
 from cifar_ray.planning.measured import Measured, Sample
 from cifar_ray.planning.model import Means, Work
 from cifar_ray.reporting import exported
+from cifar_ray.training import recipe
 from cifar_ray.training.probe import Gradients
 from tests.support.studies import trial
 
@@ -33,23 +35,9 @@ PRICE = 3.6
 def sample(images: int = 64, **changes: Any) -> Sample:
     """A worker alone, of 2 ms and 1 ms for each image: a third forward, two thirds backward."""
     passes = (2 + images) / 1000
-    values: dict[str, Any] = {
-        "strategy": "ddp",
-        "nodes": 1,
-        "workers": 1,
-        "images": images,
-        "micro_batches": 1,
-        "data": 0.0,
-        "forward": passes / 3,
-        "backward": 2 * passes / 3,
-        "exchange": 0.0,
-        "optimizer": 0.001,
-        "iteration": passes + 0.001,
-        "jitter": 0.0,
-        "evaluation": 4.0,
-        "checkpoint": 0.5,
-        "once": 20.0,
-    }
+    values: dict[str, Any] = {"strategy": "ddp", "nodes": 1, "workers": 1, "images": images, "micro_batches": 1}
+    values |= {"data": 0.0, "forward": passes / 3, "backward": 2 * passes / 3, "exchange": 0.0, "optimizer": 0.001}
+    values |= {"iteration": passes + 0.001, "jitter": 0.0, "evaluation": 4.0, "checkpoint": 0.5, "once": 20.0}
     return Sample(**{**values, **changes})
 
 
@@ -78,21 +66,18 @@ def planned(*topologies: str, of: Work | None = None, on: Measured | None = None
 
 def test_a_worker_alone_takes_what_it_was_measured_to_take() -> None:
     (row,) = planned("1x1").rows
-    assert row.step_s.mid == pytest.approx(0.067)
-    assert row.images_per_s.mid == pytest.approx(64 / 0.067)
     # 200 steps, two evaluations of 4 s, two checkpoints of 0.5 s, and 20 s once.
+    assert (row.step_s.mid, row.images_per_s.mid) == pytest.approx((0.067, 64 / 0.067))
     assert row.total_s.mid == pytest.approx(200 * 0.067 + 8 + 1 + 20)
-    assert row.parts == pytest.approx(
-        {"computing": 13.4, "exchange": 0, "waiting": 0, "evaluation": 8, "checkpoints": 1, "start-up": 20}
-    )
+    parts = {"computing": 13.4, "exchange": 0, "waiting": 0, "evaluation": 8, "checkpoints": 1, "start-up": 20}
+    assert row.parts == pytest.approx(parts)
     assert row.bound == "start-up"
 
 
 def test_passes_of_fewer_images_lie_on_the_line_between_two_sizes() -> None:
-    steps = rows(planned(*UP_TO_8))
     # 2 ms and 1 ms for each of 64, 32, 16 and 8 images; 1 ms more each.
-    for topology, expected in {"1x1": 0.067, "2x1": 0.035, "4x1": 0.019, "8x1": 0.011}.items():
-        assert steps[topology].step_s.mid == pytest.approx(expected, abs=0.0002), topology
+    steps = [row.step_s.mid for row in planned(*UP_TO_8).rows]
+    assert steps == pytest.approx([0.067, 0.035, 0.019, 0.011], abs=0.0002)
 
 
 def test_passes_are_not_scaled_from_one_size_nor_beyond_two() -> None:
@@ -176,7 +161,6 @@ def test_the_fastest_and_the_cheapest_are_those_of_the_whole_run() -> None:
     plan = planned(price=PRICE)
     assert (plan.fastest[0], plan.cheapest) == ("8x1", ("1x1",))
     alone = rows(plan)["1x1"]
-    assert alone.usd is not None
     assert alone.usd.mid == pytest.approx(alone.total_s.mid / 1000)
     assert planned().cheapest == ()
 
@@ -252,3 +236,59 @@ def test_nothing_is_called_the_fastest_that_its_range_does_not_tell_from_others(
     apart = planned("1x1", "8x1", of=replace(work(), steps=100_000))
     assert apart.fastest == ("8x1",)
     assert re.fullmatch(r"Fastest: 8x1, .* \(.* to .*\)\.", next(words.findings(apart)))
+
+
+def resolved(batch: int, **changes: Any) -> ResolvedConfig:
+    return recipe.resolve(TrainConfig(dataset="digits", model="simple_cnn", global_batch_size=batch, **changes))
+
+
+def shapes(batch: int, *topologies: str, device: str = "cpu", **changes: Any) -> list[tuple[Any, ...]]:
+    """Topology, batch, steps, epochs and strategy of each run."""
+    cells = probing.cells(resolved(batch, **changes), device, [parse(each) for each in topologies], 1437)
+    return [tuple(value for (value,) in cell.values()) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("images", "chosen"),
+    [
+        ([512, 256, 128, 64], [64, 128, 256, 512]),
+        ([512, 256, 128, 64, 32, 32], [32, 64, 256, 512]),
+        ([1, 2, 3, 5, 100, 1000], [1, 5, 100, 1000]),
+    ],
+)
+def test_four_sizes_at_most_are_measured_in_equal_ratios(images: list[int], chosen: list[int]) -> None:
+    assert probing.sizes(images) == chosen
+
+
+def test_a_run_has_forty_steps_in_as_many_epochs_as_they_take() -> None:
+    assert shapes(64, "1x1") == [("1x1", 64, 22, 2, "all_reduce")]
+    assert shapes(32, "1x1") == [("1x1", 32, 40, 1, "all_reduce")]
+
+
+def test_workers_of_a_node_are_measured_together_at_the_sizes_that_they_will_have() -> None:
+    found = shapes(64, "1x1", "2x1", "1x2", "2x2")
+    assert [each[:2] for each in found] == [("1x1", 32), ("1x1", 64), ("1x2", 16), ("1x2", 32)]
+    assert [each[-1] for each in found] == ["all_reduce"] * 4
+    assert shapes(64, "1x2", "2x2", accumulate=2)[0][:2] == ("1x2", 8)
+
+
+def test_one_worker_is_measured_alone_and_so_is_one_with_a_gpu_of_its_own() -> None:
+    # Twice 1,000 images are more than the data set has.
+    assert [found[:2] for found in shapes(1000, "1x1", "1x1")] == [("1x1", 1000)]
+    assert [found[:2] for found in shapes(64, "1x1", "1x8", device="cuda")] == [("1x1", 8), ("1x1", 64)]
+
+
+def test_a_batch_that_no_topology_shares_is_refused_and_others_are_left_to_the_plan() -> None:
+    with pytest.raises(ConfigError, match="must be a multiple of the workers of one topology at least, got 64"):
+        shapes(64, "3x1", "6x1")
+    assert [found[:2] for found in shapes(64, "1x1", "3x1")] == [("1x1", 64)]
+
+
+def test_the_sweep_hides_no_exchange_and_keeps_the_options_of_the_runs() -> None:
+    train = {"dataset": "digits", "bucket_cap_mb": "5", "warmup_epochs": "5", "lr": "0.05", "strategy": "ddp"}
+    train |= {"strategy_options": {"comm_hook": "fp16"}, "global_batch_size": "64", "epochs": "9"}  # what is planned
+    made = probing.sweep("sizes", train, [{"topology": ["1x2"], "batch_size": [16], "epochs": [1]}])
+    assert (made.measure, made.held, made.max_concurrent) == ("times", "batch", 1)
+    assert "warmup_epochs" not in made.train, "five of them are more than a short run has"
+    assert made.train["lr"] == 0.05
+    assert made.train.keys() == {"dataset", "lr"}, "each run has a strategy, a batch and epochs of its own"

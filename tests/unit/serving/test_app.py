@@ -59,7 +59,7 @@ async def asked(
     length = [(b"content-length", str(len(body)).encode())] if body else []
     described = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": length, **scope}
     with contextlib.suppress(ZeroDivisionError):  # the server logs it
-        await app(described, receive, send)  # type: ignore[arg-type]
+        await app(described, receive, send)
     headers = dict(sent[0]["headers"])
     assert headers[b"content-type"] == b"application/json"
     return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:])), headers
@@ -72,9 +72,8 @@ def test_images_that_come_together_share_forward_passes_and_get_their_own_answer
         return await asyncio.gather(*[asked(app, shade(value), query_string=b"top=1") for value in values])
 
     answers = asyncio.run(together())
-    assert [said for _, said, _ in answers] == [
-        {"classes": [{"class": str(int(value / 25.6)), "probability": pytest.approx(0.55)}]} for value in values
-    ]
+    classes = [said["classes"] for _, said, _ in answers]
+    assert classes == [[{"class": str(int(value / 25.6)), "probability": pytest.approx(0.55)}] for value in values]
     sizes = [int(headers[b"x-batch-size"]) for *_, headers in answers]
     assert 1 < max(sizes) <= apps.MAX_BATCH
     assert sum(1 / size for size in sizes) < len(values) - 1  # passes
@@ -114,9 +113,7 @@ def test_an_error_of_the_model_is_told_to_all_whose_images_it_had(
         with monkeypatch.context() as patch:
             patch.setattr(torch, "inference_mode", lambda: 1 // 0)
             failed = await asyncio.gather(asked(app, shade(1)), asked(app, shade(2)))
-        assert [answer[:2] for answer in failed] == [
-            (500, {"error": "/predict failed with ZeroDivisionError"}),
-        ] * 2
+        assert [answer[:2] for answer in failed] == [(500, {"error": "/predict failed with ZeroDivisionError"})] * 2
         assert (await asked(app, shade(1)))[0] == 200
 
     asyncio.run(two_and_one())
@@ -147,9 +144,8 @@ def test_every_refusal_is_json(app: FastAPI) -> None:
     assert answer()[0] == 411
 
 
-@pytest.fixture
-def reader() -> FastAPI:
-    """Answers with the share of a text's tokens that are those of ``good``."""
+def test_a_text_is_the_body_or_in_json() -> None:
+    """The answer is the share of a text's tokens that are those of ``good``."""
     encoding = tokens.train(["good bad"] * 20, vocabulary=280, max_length=20)
     good, _ = tokens.encode(encoding, ["good"], 1)
 
@@ -158,10 +154,7 @@ def reader() -> FastAPI:
         return torch.stack([share, 1 - share], 1)
 
     spec = dataclasses.replace(SPECS["digits"], inputs="tokens", shape=(20,), vocabulary=280)
-    return apps.build({"classes": ("good", "bad")}, tasks.USUAL, spec, shares, encoding)
-
-
-def test_a_text_is_the_body_or_in_json(reader: FastAPI) -> None:
+    reader = apps.build({"classes": ("good", "bad")}, tasks.USUAL, spec, shares, encoding)
     expected = [{"class": "good", "probability": 0.75}, {"class": "bad", "probability": 0.25}]
     for body in (b"Good bad good GOOD", b' {"text": "Good bad good GOOD", "more": 1}'):
         assert asyncio.run(asked(reader, body))[:2] == (200, {"classes": expected})
@@ -184,16 +177,15 @@ def of_rows() -> FastAPI:
 
 
 def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
-    one = json.dumps({"age": 3, "bmi": 4.5, "other": "x"}).encode()
-    assert asyncio.run(asked(of_rows, one))[:2] == (200, {"values": {"y": 7.5}})
-    time = json.dumps({"age": 1_700_000_001, "bmi": 0}).encode()
-    assert asyncio.run(asked(of_rows, time))[1] == {"values": {"y": 1_700_000_001.0}}
-    many = json.dumps([{"age": number, "bmi": 1} for number in range(70)]).encode()
-    _, said, _ = asyncio.run(asked(of_rows, many))
-    assert [row["values"]["y"] for row in said] == list(range(1, 71))
-    large = json.dumps([{"age": 1, "bmi": 1}, {"age": 3e38, "bmi": 3e38}]).encode()
-    sentence = "numbers in the body are too large for the model"
-    assert asyncio.run(asked(of_rows, large))[:2] == (400, {"error": sentence})
+    def answer(rows: Any) -> tuple[int, Any]:
+        return asyncio.run(asked(of_rows, json.dumps(rows).encode()))[:2]
+
+    assert answer({"age": 3, "bmi": 4.5, "other": "x"}) == (200, {"values": {"y": 7.5}})
+    assert answer({"age": 1_700_000_001, "bmi": 0})[1] == {"values": {"y": 1_700_000_001.0}}
+    many = answer([{"age": number, "bmi": 1} for number in range(70)])[1]
+    assert [row["values"]["y"] for row in many] == list(range(1, 71))
+    too_large = {"error": "numbers in the body are too large for the model"}
+    assert answer([{"age": 1, "bmi": 1}, {"age": 3e38, "bmi": 3e38}]) == (400, too_large)
 
 
 NO_AGE = "have each column once, with a name, and the body has 0 named 'age'"

@@ -16,9 +16,10 @@ TAKEN = ConfigError("", "taken")
 HOLDER = """
 import sys, time
 from cifar_ray import storage
-lock = storage.Lock(storage.at(sys.argv[1]), RuntimeError("taken"))
-print("locked", flush=True)
-time.sleep(60)
+folder = storage.at(sys.argv[1])
+with storage.Lock(folder, RuntimeError("taken")), storage.scratch(sys.argv[2]) as scratch:
+    print(scratch, flush=True)
+    time.sleep(60)
 """
 
 
@@ -66,40 +67,22 @@ def test_a_folder_that_cannot_be_made_is_refused_in_a_few_words(tmp_path: Path) 
         folder.make()
 
 
-def test_a_folder_has_one_driver_until_it_ends_or_is_killed(folder: Folder) -> None:
+def test_a_folder_has_one_driver_until_it_ends_or_is_killed_and_its_temporary_folder_is_removed(
+    folder: Folder, tmp_path: Path
+) -> None:
     folder.make()
     with Lock(folder, TAKEN), pytest.raises(ConfigError, match="taken"):
         Lock(folder, TAKEN)
-    words = [sys.executable, "-c", HOLDER, folder.address]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
+    (tmp := tmp_path / "tmp").mkdir()
+    words = [sys.executable, "-c", HOLDER, folder.address, str(tmp)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other, storage.scratch(str(tmp)) as used:
+        left = Path(other.stdout.readline().strip())
         with pytest.raises(ConfigError, match="taken"):
             Lock(folder, TAKEN)
+        with storage.scratch(str(tmp)):
+            assert left.exists()
         other.kill()
         other.wait()
-        with Lock(folder, TAKEN):
-            pass
-
-
-SCRATCH = """
-import sys, time
-from cifar_ray import storage
-with storage.scratch(sys.argv[1]) as folder:
-    print(folder, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_temporary_folder_of_a_process_that_was_killed_is_removed_and_those_in_use_stay(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", SCRATCH, str(tmp_path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as killed, storage.scratch(str(tmp_path)) as used:
-        assert killed.stdout is not None
-        left = Path(killed.stdout.readline().strip())
-        with storage.scratch(str(tmp_path)):
-            assert left.exists()
-        killed.kill()
-        killed.wait()
-        with storage.scratch(str(tmp_path)) as other:
-            assert {*tmp_path.iterdir()} == {used, other}
-    assert not [*tmp_path.iterdir()]
+        with Lock(folder, TAKEN), storage.scratch(str(tmp)) as later:
+            assert {*tmp.iterdir()} == {used, later}
+    assert not [*tmp.iterdir()]

@@ -10,7 +10,6 @@ import pytest
 from mlflow import MlflowClient
 
 from cifar_ray import storage
-from cifar_ray.cli import main
 from cifar_ray.config.decided import Decided
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.runs.folder import RunFolder
@@ -18,6 +17,7 @@ from cifar_ray.storage import Lock
 from cifar_ray.tracking import parent, reading, registry, store
 from cifar_ray.tracking.study import FOLDER_TAG, KEY_TAG, SWEEP_TAG
 from tests.support import mlflow_store
+from tests.support.typed import Said
 from tests.unit.tracking.test_registry import log
 
 
@@ -25,6 +25,11 @@ from tests.unit.tracking.test_registry import log
 def client(home: Path) -> MlflowClient:
     (home / ".cifar_ray").mkdir()
     return mlflow_store.new_store(home / ".cifar_ray")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def train(client: MlflowClient, small: TrainConfig, name: str, of: str = "", above: str | None = None) -> Path:
@@ -64,59 +69,41 @@ def there(client: MlflowClient) -> tuple[set[str], int]:
     return found, len(client.search_logged_models(experiments))
 
 
-def deleted(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
-    """What the command says: on standard output, or, when it refuses, on standard error."""
-    assert main.main(["delete", *words]) == status
-    captured = capsys.readouterr()
-    if status == 2:
-        assert captured.out == ""
-    return (captured.err if status == 2 else captured.out).removeprefix("error: ").rstrip()
-
-
 def test_a_run_goes_with_its_folder_and_its_models_once_a_person_says_yes(
-    client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    client: MlflowClient, small: TrainConfig, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, other = train(client, small, "mine"), train(client, small, "other")
     run_id = reading.find_run(client, "mine").run_id
-    assert deleted(capsys, "mine", status=2) == "--yes must be given where there is no terminal to ask on"
+    assert said("delete mine", 2)[1] == "--yes must be given where there is no terminal to ask on"
     for answer in ("\n", "n\n", ""):
-        terminal(monkeypatch, answer)
-        asked = deleted(capsys, "mine", status=1)
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        asked = said("delete mine", 1)[0]
         assert " folder ~/.cifar_ray/runs/mine (12.0 MB)? [y/N] " in asked
     assert (folder.exists(), there(client)) == (True, ({"mine", "other"}, 2))
-    told = f"deleted run mine: MLflow run {run_id}, folder ~/.cifar_ray/runs/mine (12.0 MB)"
-    assert deleted(capsys, "mine", "--yes") == told
+    told = f"deleted run mine: MLflow run {run_id}, folder ~/.cifar_ray/runs/mine (12.0 MB)\n"
+    assert said("delete mine --yes")[0] == told
     assert (folder.exists(), other.exists(), there(client)) == (False, True, ({"other"}, 1))
     for answer in ("y\n", "YES\n"):
-        terminal(monkeypatch, answer)
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
         folder = train(client, small, "mine")  # the name is free again
-        deleted(capsys, "mine")
+        said("delete mine")
         assert not folder.exists()
 
 
-def terminal(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """Somebody answers on a terminal."""
-    made = io.StringIO(answer)
-    made.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr("sys.stdin", made)
-
-
 def test_a_sweep_goes_with_all_of_its_runs_or_loses_one_of_them(
-    client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str]
+    client: MlflowClient, small: TrainConfig, said: Said
 ) -> None:
     folder = sweep(client, small, "grid", "a", "b")
     train(client, small, "other")
-    deleted(capsys, "b", "--yes")
+    said("delete b --yes")
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["a"]
     assert there(client) == ({"grid", "a", "other"}, 2)
-    told = "deleted sweep grid: 1 MLflow run, folder ~/.cifar_ray/runs/grid (12.0 MB)"
-    assert deleted(capsys, "grid", "--yes") == told
+    told = "deleted sweep grid: 2 MLflow runs, folder ~/.cifar_ray/runs/grid (12.0 MB)\n"
+    assert said("delete grid --yes")[0] == told
     assert (folder.exists(), there(client)) == (False, ({"other"}, 1))
 
 
-def test_what_is_being_trained_or_registered_stays(
-    client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_being_trained_or_registered_stays(client: MlflowClient, small: TrainConfig, said: Said) -> None:
     mine, grid = train(client, small, "mine"), sweep(client, small, "grid", "a")
     for folder, names, told in (
         (mine, ["mine"], "run 'mine'"),
@@ -125,50 +112,43 @@ def test_what_is_being_trained_or_registered_stays(
     ):
         with Lock(storage.at(str(folder)), RuntimeError()):
             for name in names:
-                refusal = deleted(capsys, name, "--yes", status=2)
+                refusal = said(f"delete {name} --yes", 2)[1]
                 assert refusal == f"{told} is being trained by another process"
     for model in ("digits", "pets"):
         registry.register("a", model, None, client.tracking_uri)
     registered = "the model of run 'a' is registered as version 1 of 'digits', version 1 of 'pets'; delete that"
     for name in ("a", "grid"):
-        assert deleted(capsys, name, "--yes", status=2).startswith(registered)
+        assert said(f"delete {name} --yes", 2)[1].startswith(registered)
     assert there(client) == ({"mine", "grid", "a"}, 2)
     assert all(len(list(folder.rglob("weights"))) == 1 for folder in (mine, grid))
 
 
 def test_a_run_without_its_folder_goes_unless_it_may_be_trained_elsewhere(
-    client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str]
+    client: MlflowClient, small: TrainConfig, said: Said
 ) -> None:
     moved = train(client, small, "mine").rename(Path(storage.at(None).address) / "moved")
     run_id = reading.find_run(client, "mine").run_id
     client.update_run(run_id, "RUNNING")
     told = f"'mine' is RUNNING, and its folder {moved.with_name('mine')} is not on this machine"
-    assert deleted(capsys, "mine", "--yes", status=2).startswith(told)
+    assert said("delete mine --yes", 2)[1].startswith(told)
     client.update_run(run_id, "KILLED")
     train(client, small, "mine")  # another run in the place of the old one's folder
-    told = f"deleted run mine: MLflow run {run_id}, not ~/.cifar_ray/runs/mine, which is not here or another run's"
-    assert deleted(capsys, run_id, "--yes") == told
+    told = f"deleted run mine: MLflow run {run_id}, not ~/.cifar_ray/runs/mine, which is not here or another run's\n"
+    assert said(f"delete {run_id} --yes")[0] == told
     assert ((moved.with_name("mine") / "run.json").exists(), there(client)) == (True, ({"mine"}, 1))
-
-
-def test_a_run_that_mlflow_has_lost_goes_by_its_folder(
-    client: MlflowClient, small: TrainConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = train(client, small, "mine")
-    client.delete_run(reading.find_run(client, "mine").run_id)
-    assert deleted(capsys, "mine", "--yes") == "deleted run mine: folder ~/.cifar_ray/runs/mine (12.0 MB)"
-    assert not folder.exists()
+    client.delete_run(reading.find_run(client, "mine").run_id)  # MLflow has lost it: it goes by its folder
+    assert said("delete mine --yes")[0] == "deleted run mine: folder ~/.cifar_ray/runs/mine (12.0 MB)\n"
+    assert not moved.with_name("mine").exists()
 
 
 def test_names_that_mean_nothing_or_two_things_are_refused(
-    client: MlflowClient, small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    client: MlflowClient, small: TrainConfig, tmp_path: Path, said: Said
 ) -> None:
-    assert deleted(capsys, "nobody", "--yes", status=2).startswith("there is no run or sweep 'nobody' in sqlite:///")
+    assert said("delete nobody --yes", 2)[1].startswith("there is no run or sweep 'nobody' in sqlite:///")
     folder = sweep(client, small, "twin", "a")
     train(client, small, "twin", above=str(tmp_path / "elsewhere"))
     known = reading.find_sweep(client, "twin")
-    assert known is not None
     ids = f"{reading.find_run(client, 'twin').run_id} (run), {known.run_id} (sweep)"
-    assert deleted(capsys, "twin", "--yes", status=2).endswith(f"take one of their ids: {ids}")
-    deleted(capsys, known.run_id, "--yes")
+    assert said("delete twin --yes", 2)[1].endswith(f"take one of their ids: {ids}")
+    said(f"delete {known.run_id} --yes")
     assert (folder.exists(), there(client)) == (False, ({"twin"}, 1))
