@@ -16,6 +16,9 @@ from cifar_ray.training import recipe
 from tests.support.person import nothing_ignored
 from tests.support.typed import Said
 
+DIGITS = "--dataset digits --model simple_cnn"
+NO_MODEL = "tests.support.networks:build --model-options.kind nosuch"
+
 
 @pytest.mark.parametrize(
     ("words", "start"),
@@ -44,9 +47,20 @@ from tests.support.typed import Said
         ("sweep a.yaml --resume s", "--resume goes on as the sweep was begun"),
         ("sweep --resume s --epochs 3", "--resume goes on as the sweep was begun, and takes no epochs"),
         ("sweep --retry-failed --name s --grid batch_size=16", "--retry-failed needs --resume NAME"),
+        ("sweep --grid lr=0.1 --json", "--json is for --dry-run"),
+        ("sweep --resume nosuch --dry-run", "there is no run or sweep 'nosuch' in "),
+        (f"sweep --dataset digits --grid lr=0.1 --dry-run --model {NO_MODEL}", "--grid must have a cell that can run"),
+        (f"plan {DIGITS} --link 10gbps", "--link must be RATE or RATE:LATENCY"),
+        (f"plan {DIGITS} --nodes 1,2", "--link must be given for --nodes of more than 1"),
+        (f"plan {DIGITS} --link 10gbit --host fast", "--host must be RATE or RATE:LATENCY"),
+        (f"plan {DIGITS} --price nosuch", "--price must be a finite number"),
+        (f"plan {DIGITS} --nodes 1,0", "--nodes must be at least 1, got 0"),
+        (f"plan {DIGITS} --topology 1x2", "unknown flag --topology"),
+        (f"plan {DIGITS} --strategy parameter_server", "--strategy must be ddp, all_reduce, gather_scatter, "),
+        (f"plan {DIGITS} --link 1gbit --sync-batchnorm", "--sync-batchnorm cannot be planned"),
+        (f"plan {DIGITS} --global-batch-size 64 --nodes 3 --link 1gbit", "--global-batch-size must be a multiple of"),
         ("resume", "run must be given; `cifar-ray resume --help` tells"),
         ("predict run image.png --top 0", "--top must be at least 1, got 0"),
-        ("predict run --images x.png", "unknown flag --images"),
         ("predict run", "images must be given"),
         ("evaluate a b", "unexpected word 'b'"),
         ("ui --port=x", "--port must be a whole number, got 'x'"),
@@ -55,7 +69,7 @@ from tests.support.typed import Said
         ("register run", "--name must be given; `cifar-ray register --help`"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: str, start: str, said: Said) -> None:
+def test_a_mistake_is_one_sentence(words: str, start: str, home: Path, said: Said) -> None:
     assert said(words, 2)[1].startswith(start)
 
 

@@ -48,17 +48,3 @@ def test_a_store_that_is_there_stays_as_it_was(home: Path, said: Said) -> None:
     assert [experiment.name for experiment in client.search_experiments()] == before
     assert client.search_runs(["0"]) == []
     assert not (home / ".cifar_ray").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "start"),
-    [
-        ("--grid lr=0.1 --json", "--json is for --dry-run"),
-        ("--resume nosuch --dry-run", "there is no run or sweep 'nosuch' in "),
-        (f"{WORDS} --grid lr=0.1 --model tests.support.networks:build --model-options.kind nosuch", "--grid must have"),
-        ("--dry-run", "--grid must name at least one field"),
-    ],
-)
-def test_mistakes_are_told(words: str, start: str, home: Path, said: Said) -> None:
-    out, sentence = said(f"sweep {words}", 2)
-    assert (out, sentence[: len(start)]) == ("", start)

@@ -267,33 +267,28 @@ def ahead(rate: float, by: str, count: int = 2) -> str:
     return f"{by} lr{rate} 1x1 seed0, the second of {count} runs that finished"
 
 
+AGAIN = "75.00%, with 3 other seeds 87.50% (standard deviation 12.50 points)"
+ONCE = "75.00%, with 1 other seed 25.00%"
+CHANCE = "(by chance alone with p = 8.6e-07)"
+MIXED = [(STOPPED, 0.9), (DONE, 0.5), (FAILED, 0.95), (DONE, math.nan), (DONE, 0.25)]
+SPEED = {"objective": "images_per_s:min", "races": False}
+
+
+def done(*values: float) -> list[tuple[str, float]]:
+    return [(DONE, value) for value in values]
+
+
 @pytest.mark.parametrize(
     ("ends", "values", "rate", "rest"),
     [
-        ([(DONE, 0.5), (DONE, 0.8125), (DONE, 0.75)], {}, 0.2, f"81.25%, {ahead(0.3, '6.25 points ahead of', 3)}"),
-        (
-            *([(STOPPED, 0.9), (DONE, 0.5), (FAILED, 0.95), (DONE, math.nan), (DONE, 0.25)], {}),
-            *(0.2, f"50.00%, {ahead(0.5, '25.00 points ahead of')}"),
-        ),
-        (
-            *([(DONE, 0.5), (DONE, 0.8)], {"objective": "images_per_s:min", "races": False}),
-            *(0.1, f"500.0000, {ahead(0.2, '300.0000 ahead of')}"),
-        ),
-        ([(DONE, 0.5), (DONE, 0.5)], {}, 0.1, f"50.00%, {ahead(0.2, 'as good as')}"),
+        (done(0.5, 0.8125, 0.75), {}, 0.2, f"81.25%, {ahead(0.3, '6.25 points ahead of', 3)}"),
+        (MIXED, {}, 0.2, f"50.00%, {ahead(0.5, '25.00 points ahead of')}"),
+        (done(0.5, 0.8), SPEED, 0.1, f"500.0000, {ahead(0.2, '300.0000 ahead of')}"),
+        (done(0.5, 0.5), {}, 0.1, f"50.00%, {ahead(0.2, 'as good as')}"),
         ([(STOPPED, 0.9), (DONE, 0.5)], {}, 0.2, "50.00%, the only run that finished"),
-        (
-            *([(DONE, 0.9), (DONE, 0.92)], {"images": 10_000}),
-            *(0.2, f"92.00%, {ahead(0.1, '2.00 points ahead of')} (by chance alone with p = 8.6e-07)"),
-        ),
-        (
-            *([(DONE, 0.75), (DONE, 0.5)], {"repeated": (0.75, 0.875, 1.0)}, 0.1),
-            "75.00%, with 3 other seeds 87.50% (standard deviation 12.50 points), "
-            + ahead(0.2, "37.50 points ahead of"),
-        ),
-        (
-            *([(DONE, 0.75), (DONE, 0.5)], {"repeated": (0.25,)}, 0.1),
-            f"75.00%, with 1 other seed 25.00%, {ahead(0.2, '25.00 points behind')}",
-        ),
+        (done(0.9, 0.92), {"images": 10_000}, 0.2, f"92.00%, {ahead(0.1, '2.00 points ahead of')} {CHANCE}"),
+        (done(0.75, 0.5), {"repeated": (0.75, 0.875, 1.0)}, 0.1, f"{AGAIN}, {ahead(0.2, '37.50 points ahead of')}"),
+        (done(0.75, 0.5), {"repeated": (0.25,)}, 0.1, f"{ONCE}, {ahead(0.2, '25.00 points behind')}"),
     ],
 )
 def test_the_best_of_the_whole_runs_wins(
@@ -307,7 +302,6 @@ def test_the_best_of_the_whole_runs_wins(
 
 
 def test_no_run_wins_where_there_is_nothing_to_win_by() -> None:
-    done = [(DONE, 0.5), (DONE, 0.75)]
-    assert found(done, races=False) is None  # a grid is trained for a table of all its runs
+    assert found(done(0.5, 0.75), races=False) is None  # a grid is trained for a table of all its runs
     assert found([(STOPPED, 0.5), (FAILED, 0.75)]) is None
-    assert found(done, races=False, objective="bubble/theory:min") is None
+    assert found(done(0.5, 0.75), races=False, objective="bubble/theory:min") is None

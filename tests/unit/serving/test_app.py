@@ -96,27 +96,20 @@ def test_a_mask_is_a_file_as_large_as_the_image_that_was_sent() -> None:
     assert [*map(int, mask[7, ::5])] == [255, 0, 0, 2, 2, 255]
 
 
-def test_an_image_alone_waits_for_no_other(app: FastAPI) -> None:
-    async def one_after_another() -> None:
+def test_an_image_alone_waits_for_no_other_and_an_error_is_told_to_all_whose_images_it_had(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def two_and_then_one_after_another() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "inference_mode", lambda: 1 // 0)
+            failed = await asyncio.gather(asked(app, shade(1)), asked(app, shade(2)))
+        assert [answer[:2] for answer in failed] == [(500, {"error": "/predict failed with ZeroDivisionError"})] * 2
         for _ in range(2):
             status, said, headers = await asked(app, shade(70))
             assert (status, headers[b"x-batch-size"], len(said["classes"])) == (200, b"1", 10)
             assert said["classes"][0] == {"class": "2", "probability": pytest.approx(0.55)}
 
-    asyncio.run(one_after_another())
-
-
-def test_an_error_of_the_model_is_told_to_all_whose_images_it_had(
-    app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def two_and_one() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "inference_mode", lambda: 1 // 0)
-            failed = await asyncio.gather(asked(app, shade(1)), asked(app, shade(2)))
-        assert [answer[:2] for answer in failed] == [(500, {"error": "/predict failed with ZeroDivisionError"})] * 2
-        assert (await asked(app, shade(1)))[0] == 200
-
-    asyncio.run(two_and_one())
+    asyncio.run(two_and_then_one_after_another())
 
 
 def test_every_refusal_is_json(app: FastAPI) -> None:
@@ -163,22 +156,17 @@ def test_a_text_is_the_body_or_in_json() -> None:
         assert (status, said["error"][:35]) == (400, "cannot read the body as a text: it ")
 
 
-@pytest.fixture
-def of_rows() -> FastAPI:
-    spec = Facts(1, 9, 9, inputs="features", shape=(2,), features=("age", "bmi"))
-
-    def model(rows: torch.Tensor) -> torch.Tensor:
+def test_one_row_or_a_list_of_rows_is_answered_and_what_are_none_is_refused() -> None:
+    def model(rows: Tensor) -> Tensor:
         total = rows.sum(1, keepdim=True)
         return total.where(total.float().isfinite(), torch.inf)  # a network computes in float32
 
+    spec = Facts(1, 9, 9, inputs="features", shape=(2,), features=("age", "bmi"))
     app = apps.build({"values": ("y",)}, regression.TASK.spec, spec, model)
     assert app.state.example == """'{"age": 0, "bmi": 0}'"""
-    return app
 
-
-def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
     def answer(rows: Any) -> tuple[int, Any]:
-        return asyncio.run(asked(of_rows, json.dumps(rows).encode()))[:2]
+        return asyncio.run(asked(app, rows if isinstance(rows, bytes) else json.dumps(rows).encode()))[:2]
 
     assert answer({"age": 3, "bmi": 4.5, "other": "x"}) == (200, {"values": {"y": 7.5}})
     assert answer({"age": 1_700_000_001, "bmi": 0})[1] == {"values": {"y": 1_700_000_001.0}}
@@ -186,28 +174,19 @@ def test_one_row_and_a_list_of_rows_are_answered(of_rows: FastAPI) -> None:
     assert [row["values"]["y"] for row in many] == list(range(1, 71))
     too_large = {"error": "numbers in the body are too large for the model"}
     assert answer([{"age": 1, "bmi": 1}, {"age": 3e38, "bmi": 3e38}]) == (400, too_large)
-
-
-NO_AGE = "have each column once, with a name, and the body has 0 named 'age'"
-NO_NUMBER = "have a finite number in every row of age, and the body has"
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        (b"{age: 3}", "be JSON"),
-        (b"[" * 100_000, "be JSON"),
-        (b"[]", NO_AGE),
-        (b"[[1, 2]]", NO_AGE),
-        (b'[{"age": 1, "bmi": 2}, {"bmi": 1}]', f"{NO_NUMBER} '' in row 2"),
-        (b'{"age": "old", "bmi": 2}', f"{NO_NUMBER} 'old' in row 1"),
-        (b'{"age": true, "bmi": 2}', f"{NO_NUMBER} 'True' in row 1"),
-        (b'{"age": NaN, "bmi": 2}', f"{NO_NUMBER} '' in row 1"),
-        (b'{"age": 1e39, "bmi": 2}', f"{NO_NUMBER} '1e+39' in row 1"),
-        (b'{"age": 1' + b"0" * 400 + b', "bmi": 2}', f"{NO_NUMBER} 'inf' in row 1"),
-        (json.dumps([{}] * 10_001).encode(), "have at most 10,000 rows, and has 10,001"),
-    ],
-)
-def test_what_are_no_rows_is_refused(of_rows: FastAPI, body: bytes, sentence: str) -> None:
-    error = {"error": f"cannot read the body as a row: it must {sentence}"}
-    assert asyncio.run(asked(of_rows, body))[:2] == (400, error)
+    no_age = "have each column once, with a name, and the body has 0 named 'age'"
+    no_number = "have a finite number in every row of age, and the body has"
+    for body, sentence in {
+        b"{age: 3}": "be JSON",
+        b"[" * 100_000: "be JSON",
+        b"[]": no_age,
+        b"[[1, 2]]": no_age,
+        b'[{"age": 1, "bmi": 2}, {"bmi": 1}]': f"{no_number} '' in row 2",
+        b'{"age": "old", "bmi": 2}': f"{no_number} 'old' in row 1",
+        b'{"age": true, "bmi": 2}': f"{no_number} 'True' in row 1",
+        b'{"age": NaN, "bmi": 2}': f"{no_number} '' in row 1",
+        b'{"age": 1e39, "bmi": 2}': f"{no_number} '1e+39' in row 1",
+        b'{"age": 1' + b"0" * 400 + b', "bmi": 2}': f"{no_number} 'inf' in row 1",
+        json.dumps([{}] * 10_001).encode(): "have at most 10,000 rows, and has 10,001",
+    }.items():
+        assert answer(body) == (400, {"error": f"cannot read the body as a row: it must {sentence}"}), body[:40]
