@@ -83,9 +83,7 @@ def test_the_options_of_the_strategy_count(said: Said) -> None:
         assert steps[0] > steps[1]
 
 
-def test_a_cluster_tells_the_device_of_all_runs_before_any_is_trained(
-    monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_a_cluster_tells_the_device_of_all_runs(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     devices: list[str] = []
 
     def train(config: SweepConfig, *_: object, **__: object) -> None:
@@ -108,9 +106,7 @@ def dry_run(words: str, said: Said) -> dict[str, Any]:
     return found
 
 
-def test_cells_that_cannot_run_are_skipped_with_their_reason_or_refused(
-    home: Path, monkeypatch: pytest.MonkeyPatch, said: Said
-) -> None:
+def test_cells_that_cannot_run_are_skipped_or_refused(home: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     monkeypatch.setattr(hardware, "allowed_cpus", lambda: 2)
     grid = f"{WORDS} --grid batch_size=16 topology=1x1,1x4000,1x64"
     sentence = said(f"sweep {grid}", 2)[1]

@@ -90,9 +90,7 @@ def test_a_run_goes_with_its_folder_and_its_models_once_a_person_says_yes(
         assert not folder.exists()
 
 
-def test_a_sweep_goes_with_all_of_its_runs_or_loses_one_of_them(
-    client: MlflowClient, small: TrainConfig, said: Said
-) -> None:
+def test_a_sweep_goes_with_its_runs_or_loses_one(client: MlflowClient, small: TrainConfig, said: Said) -> None:
     folder = sweep(client, small, "grid", "a", "b")
     train(client, small, "other")
     said("delete b --yes")
@@ -123,9 +121,7 @@ def test_what_is_being_trained_or_registered_stays(client: MlflowClient, small: 
     assert all(len(list(folder.rglob("weights"))) == 1 for folder in (mine, grid))
 
 
-def test_a_run_without_its_folder_goes_unless_it_may_be_trained_elsewhere(
-    client: MlflowClient, small: TrainConfig, said: Said
-) -> None:
+def test_a_run_without_its_folder_goes(client: MlflowClient, small: TrainConfig, said: Said) -> None:
     moved = train(client, small, "mine").rename(Path(storage.at(None).address) / "moved")
     run_id = reading.find_run(client, "mine").run_id
     client.update_run(run_id, "RUNNING")
@@ -141,9 +137,7 @@ def test_a_run_without_its_folder_goes_unless_it_may_be_trained_elsewhere(
     assert not moved.with_name("mine").exists()
 
 
-def test_names_that_mean_nothing_or_two_things_are_refused(
-    client: MlflowClient, small: TrainConfig, tmp_path: Path, said: Said
-) -> None:
+def test_a_name_must_mean_one_thing(client: MlflowClient, small: TrainConfig, tmp_path: Path, said: Said) -> None:
     assert said("delete nobody --yes", 2)[1].startswith("there is no run or sweep 'nobody' in sqlite:///")
     folder = sweep(client, small, "twin", "a")
     train(client, small, "twin", above=str(tmp_path / "elsewhere"))

@@ -94,9 +94,7 @@ def rows(capsys: pytest.CaptureFixture[str], attempt_s: float | None = None, **c
     return {name: value.strip() for name, value in shown.items() if re.match("wall|chosen|test accuracy", name)}
 
 
-def test_the_chosen_checkpoint_is_the_result_and_an_attempt_has_a_time_of_its_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_chosen_checkpoint_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     last, wall = {"test accuracy": "50.00%"}, {"wall": "1.00 s"}
     assert rows(capsys) == last | wall
     assert rows(capsys, 12.5) == last | wall | {"wall, this attempt": "12.50 s"}

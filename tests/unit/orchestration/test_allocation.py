@@ -158,9 +158,7 @@ def test_a_run_is_continued_with_what_the_machine_has_then(tmp_path: Path) -> No
     assert "--cpus-per-worker 4" in recipe.command(config("1x2", cpus_per_worker=4))
 
 
-def test_without_ray_the_workers_of_this_machine_share_its_cpus(
-    monkeypatch: pytest.MonkeyPatch, digits: Dataset, tmp_path: Path
-) -> None:
+def test_without_ray_workers_share_the_cpus(monkeypatch: pytest.MonkeyPatch, digits: Dataset, tmp_path: Path) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     alone = config("1x2", strategy="local_sgd", precision="fp32", steps_per_epoch=1, epochs=1)
@@ -261,7 +259,7 @@ def test_nodes_that_do_not_come_are_named_with_where_to_look(scaled: Scaled, mon
 
 
 @pytest.mark.parametrize(("most", "nodes", "runs"), [(9, 4, 3), (3, 2, 2)])
-def test_a_sweep_brings_the_nodes_of_the_largest_topology_that_the_cluster_can_have(
+def test_a_sweep_brings_the_nodes_of_its_largest_topology(
     scaled: Scaled, most: int, nodes: int, runs: int, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scaled.most = most
@@ -305,7 +303,7 @@ class Asked(NodeAllocator):
         ("1x1:4x1", ["1x1", "2x1"], "2x1", 0, "2x1"),
     ],
 )
-def test_a_run_asks_for_what_it_lacks_and_not_for_what_it_has(
+def test_a_run_asks_for_what_it_lacks(
     elastic: str | None, brings: list[str], topology: str, placed: int, asked: str
 ) -> None:
     run, made = config("1x1" if elastic else topology, elastic=elastic), Asked(brings)
@@ -313,9 +311,7 @@ def test_a_run_asks_for_what_it_lacks_and_not_for_what_it_has(
     assert made.now == asked
 
 
-def test_a_request_is_repeated_since_another_run_may_have_replaced_it_where_the_autoscaler_reports(
-    scaled: Scaled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_repeated_where_the_autoscaler_reports(scaled: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
     scaled.slow = True
     monkeypatch.setattr(allocation, "_REPEAT_S", 3600.0)
     with allocator() as made:

@@ -155,9 +155,7 @@ def test_what_ray_up_refuses_is_left_to_it(tmp_path: Path) -> None:
     assert first == ["head_start_ray_commands", "worker_start_ray_commands", "file_mounts"]
 
 
-def test_the_command_names_each_fault_and_refuses_what_is_no_cluster_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_each_fault_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sound, broken = tmp_path / "sound.yaml", tmp_path / "broken.yaml"
     sound.write_text(filled_in(ROOT / "cluster.yaml"))
     broken.write_text(sound.read_text().replace("RAY_AUTH_MODE=token", ""))

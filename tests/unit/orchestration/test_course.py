@@ -109,9 +109,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_worker_that_is_silent_for_too_long_is_ended_unless_it_has_said_what_happened(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_is_silent_for_too_long_is_ended(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(Workers, "_end", lambda self, rank: ended.append(rank))
     seen = Workers(hang_timeout_s=300.0)
@@ -268,9 +266,7 @@ def test_a_cluster_that_has_lost_its_nodes_ends_the_run(run: Ran, monkeypatch: p
 
 
 @pytest.mark.parametrize(("strategy", "has_step"), [("ddp", True), ("hogwild", False)])
-def test_workers_stop_at_a_limit_between_two_steps_or_are_ended_where_they_have_none_in_common(
-    strategy: str, has_step: bool, run: Ran, tmp_path: Path, clock: list[float]
-) -> None:
+def test_workers_stop_at_a_limit(strategy: str, has_step: bool, run: Ran, tmp_path: Path, clock: list[float]) -> None:
     def attempted(handle: Callable[[Any], None], check: Callable[..., bool]) -> Stopped:
         handle(Joined(0, None, "node", 1, ""))
         for at in range(100):

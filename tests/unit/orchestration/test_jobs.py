@@ -68,9 +68,7 @@ def test_a_sweep_of_a_file_is_called_by_its_name_and_a_continuation_has_a_time(t
         ("--address http://me:hunter2@head -- train", "--address must be http://HOST:PORT"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_sent(
-    words: str, part: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_found_first(words: str, part: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No server is asked: there is none at that address."""
     assert main.main(["submit", "--address", "http://127.0.0.1:9", *words.split()]) == 2
     said = capsys.readouterr().err

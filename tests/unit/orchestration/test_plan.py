@@ -99,9 +99,7 @@ def test_names_of_folders_are_short_and_different() -> None:
     assert 100 < max(map(len, slugs)) <= 120
 
 
-def test_a_cell_whose_weights_do_not_fit_is_named_and_weights_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_whose_weights_do_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     spec = data.SPECS["digits"]
     torch.save(models.build(TrainConfig(model="simple_cnn"), spec).state_dict(), "small.pt")
@@ -152,9 +150,7 @@ def test_an_interrupted_sweep_is_read_as_it_was_planned(tmp_path: Path) -> None:
         ("", {}, board.WAITING),
     ],
 )
-def test_what_an_earlier_driver_has_made_of_a_run(
-    status: str, tags: dict[str, str], state: str, tmp_path: Path
-) -> None:
+def test_what_an_earlier_driver_has_made(status: str, tags: dict[str, str], state: str, tmp_path: Path) -> None:
     (cell,) = planned(made())
     known = {"k": Run(cell.cell.name, "id", status, tags=tags)} if status else {}
     home = storage.at(str(tmp_path))
@@ -232,9 +228,7 @@ INK = {"dataset": ["examples.own_task:load"], "task": ["examples.own_task:Ink"]}
 @pytest.mark.parametrize(
     ("axes", "figure", "mode"), [({"batch_size": [16]}, "val/accuracy", "max"), (INK, "val/rmse", "min")]
 )
-def test_asha_goes_by_the_primary_figure_and_its_direction(
-    axes: dict[str, list[object]], figure: str, mode: str
-) -> None:
+def test_asha_goes_by_the_primary_figure(axes: dict[str, list[object]], figure: str, mode: str) -> None:
     train = {} if "dataset" in axes else {"dataset": "digits"}
     sweep = made({"epochs": [3, 5], **axes}, train=train, scheduler="asha", asha_grace=2, asha_reduction=3)
     racing = [cell.config for cell in planned(sweep) if cell.config]
@@ -281,9 +275,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ("images_per_s:max", "asha", "must be a figure that runs record after every epoch, for --scheduler asha"),
     ],
 )
-def test_an_objective_that_no_run_records_or_a_scheduler_misses_is_refused(
-    objective: str, scheduler: str, told: str | None
-) -> None:
+def test_an_objective_that_no_run_records_is_refused(objective: str, scheduler: str, told: str | None) -> None:
     sweep = made({"epochs": [3]}, objective=objective, scheduler=scheduler)
     if told is None:
         plans.refuse(sweep, planned(sweep))
@@ -329,9 +321,7 @@ def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path
 
 
 @pytest.mark.parametrize("tokenizer", ["theirs", "another"])
-def test_runs_of_a_sweep_need_weights_that_know_their_tokenizer(
-    tokenizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweeps_weights_know_its_tokenizer(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = recipe.resolve(TrainConfig(weights="first"))
     monkeypatch.setattr(preparation, "find_weights", lambda *_: (b"weights", "digest", "theirs"))
     cell = PlannedCell(0, Cell("one", {}), config, decided_of(config))

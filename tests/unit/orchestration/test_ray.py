@@ -43,9 +43,7 @@ def test_a_start_that_failed_is_cleaned_up_tried_once_more_and_given_up(monkeypa
         local._start(TrainConfig(), {}, {}, ExitStack())
 
 
-def test_rays_variables_are_the_documented_ones_with_plain_ray_and_as_before_afterwards(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rays_variables_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/theirs")
     before = dict(os.environ)
     with optional.environment(local._environment(tmp_path)):
@@ -96,9 +94,7 @@ print("\\n".join(sys.path))
 """
 
 
-def test_workers_import_from_where_the_driver_does_and_from_the_working_folder_last(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_workers_import_from_where_the_driver_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("/added here")
     code = PATHS.format(hook=cloudpickle.dumps(local._path_hook()).hex(), users=str(tmp_path))

@@ -57,9 +57,7 @@ def test_proposals_learn_from_the_cells_before(tmp_path: Path) -> None:
 
 
 @needs_optuna
-def test_every_cell_is_another_and_the_search_ends_when_all_have_been_tried(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_ends_when_all_has_been_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search = Search(made(9, batch_size=[16, 32], augment=["crop", "mixup", "none"]), tmp_path, GOAL)
     search.goes_on(lambda _: 0.5)
     assert len(search.proposed) == len({str(proposal) for proposal in search.proposed}) == 6
@@ -190,9 +188,7 @@ def proposed_by_optuna(runs: Trained, folder: Path) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chooser", ["asha", pytest.param("optuna", marks=needs_optuna)])
-def test_a_search_chooses_the_same_whatever_the_labels_of_the_test_are(
-    chooser: str, trained: Callable[[bool], Trained], tmp_path: Path
-) -> None:
+def test_no_search_goes_by_labels_of_the_test(chooser: str, trained: Callable[[bool], Trained], tmp_path: Path) -> None:
     def chosen(others: bool) -> Any:
         runs = trained(others)
         return proposed_by_optuna(runs, tmp_path / str(others)) if chooser == "optuna" else stopped_by_asha(runs)

@@ -284,9 +284,7 @@ def test_a_folder_is_found_again_and_has_one_name_and_one_driver(config: TrainCo
             RunFolder.at(made.address, made.key)
 
 
-def test_a_run_is_continued_with_its_own_config_whatever_a_checkpoint_says(
-    config: TrainConfig, digits: Dataset
-) -> None:
+def test_a_run_is_continued_with_its_own_config(config: TrainConfig, digits: Dataset) -> None:
     folder, _ = RunFolder.create(config, Decided.asked(config))
     train_here(config, digits, Path(folder.address) / "checkpoints")
     older, newest = checkpoint.every(Path(folder.address) / "checkpoints")

@@ -116,9 +116,7 @@ def test_a_run_whose_process_has_died_has_failed_unless_it_had_ended(driven: Mak
     assert sweep.ends == [(boards.FAILED, "it died"), (boards.FINISHED, "good"), (boards.FAILED, "it died")]
 
 
-def test_a_limit_skips_the_runs_that_do_not_fit_the_last_first(
-    driven: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_skips_runs(driven: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = driven(max_time="50s")
     first, second, third = sweep.cells
     end(first, spent=Spent(30.0, 30.0))
@@ -153,9 +151,7 @@ def test_runs_that_a_limit_has_stopped_or_the_sweep_are_left_for_later(driven: M
     assert (first.state, third.state, sweep.driver._left, sweep.is_over) == (boards.STOPPED, boards.WAITING, 3, True)
 
 
-def test_runs_without_room_stay_waiting_and_a_ray_tune_that_fails_fails_them(
-    driven: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_without_room_stay_waiting(driven: Make, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = driven(grid={"seed": [1, 2]})
     for cell in sweep.cells:
         sweep.ask(cell)
@@ -207,9 +203,7 @@ class Loop:
             self.cells.pop(0)
 
 
-def test_all_cells_are_trained_and_what_is_used_is_recorded_now_and_then(
-    driven: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_cells_are_trained_and_what_is_used_recorded(driven: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     Loop(monkeypatch)
     monkeypatch.setattr(session, "_FIGURES_EVERY_S", 0.0)
     sweep = driven()

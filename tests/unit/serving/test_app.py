@@ -96,9 +96,7 @@ def test_a_mask_is_a_file_as_large_as_the_image_that_was_sent() -> None:
     assert [*map(int, mask[7, ::5])] == [255, 0, 0, 2, 2, 255]
 
 
-def test_an_image_alone_waits_for_no_other_and_an_error_is_told_to_all_whose_images_it_had(
-    app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_told_to_all_and_an_image_alone_waits_not(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     async def two_and_then_one_after_another() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(torch, "inference_mode", lambda: 1 // 0)

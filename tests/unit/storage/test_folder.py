@@ -67,9 +67,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_a_few_words(tmp_path: Path) 
         folder.make()
 
 
-def test_a_folder_has_one_driver_until_it_ends_or_is_killed_and_its_temporary_folder_is_removed(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_a_folder_has_one_driver_until_it_ends_or_is_killed(folder: Folder, tmp_path: Path) -> None:
     folder.make()
     with Lock(folder, TAKEN), pytest.raises(ConfigError, match="taken"):
         Lock(folder, TAKEN)
