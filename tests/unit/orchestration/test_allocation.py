@@ -109,14 +109,13 @@ def test_the_workers_of_a_node_share_its_cpus_and_the_smallest_node_decides(clus
         (1, {"topology": "2x2", "local_nodes": 2}, 2, 1),
     ],
 )
-def test_all_workers_on_this_machine_share_the_cpus_it_may_use(
+def test_all_workers_on_this_machine_share_its_cpus(
     monkeypatch: pytest.MonkeyPatch, there: int, values: dict[str, Any], per_node: int, share: int
 ) -> None:
     monkeypatch.setattr(joblib, "cpu_count", lambda: there)
     asked = config(**values)
     assert local.cpus_per_node(asked, Decided.asked(asked)) == per_node
-    nodes = [node(per_node, name=str(index)) for index in range(asked.local_nodes)]
-    assert decided(asked, *nodes).cpus_per_worker == share
+    assert decided(asked, *[node(per_node, name=str(at)) for at in range(asked.local_nodes)]).cpus_per_worker == share
 
 
 def test_a_run_shares_the_cpus_again_at_every_size_and_on_other_nodes(cluster: Any) -> None:
@@ -201,11 +200,8 @@ def test_the_runs_of_a_sweep_share_what_those_at_once_leave(
     assert (later._at_once, again[-1].decided.cpus_per_worker) == (1, shares[-1])
 
 
+SILENT: Any = (lambda *_: None, lambda: None)
 WITH_GPU, WITHOUT, WORKER = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}
-
-
-def allocator() -> NodeAllocator:
-    return NodeAllocator(lambda *_: None, lambda: None)
 
 
 class Scaled:
@@ -247,7 +243,7 @@ def test_auto_asks_for_cpus_and_takes_the_gpus_that_come_and_cuda_asks_for_gpus(
     for device, types, bundle in (("auto", [WITH_GPU], {"CPU": 1.0}), ("cuda", [WITHOUT, WITH_GPU], WORKER)):
         scaled.live.clear()
         scaled.types, asked = types, config("2x1", device=device)
-        assert allocator().allocate(asked, Decided.asked(asked)).decided.device == "cuda"
+        assert NodeAllocator(*SILENT).allocate(asked, Decided.asked(asked)).decided.device == "cuda"
         assert scaled.asked.pop() == [bundle] * 2
 
 
@@ -255,7 +251,7 @@ def test_nodes_that_do_not_come_are_named_with_where_to_look(scaled: Scaled, mon
     monkeypatch.setenv("CIFAR_RAY_START_TIMEOUT_S", "0.01")
     scaled.slow = True
     with pytest.raises(RunFailedError, match=r"0.01 s: topology 2x1 needs 2 nodes.*monitor.* say why$"):
-        allocator().allocate(config("2x1"), Decided.asked(config("2x1")))
+        NodeAllocator(*SILENT).allocate(config("2x1"), Decided.asked(config("2x1")))
 
 
 @pytest.mark.parametrize(("most", "nodes", "runs"), [(9, 4, 3), (3, 2, 2)])
@@ -281,7 +277,7 @@ class Asked(NodeAllocator):
     """Notes the topologies that are asked for; brings those that ``brings`` has."""
 
     def __init__(self, brings: Sequence[str]) -> None:
-        super().__init__(lambda *_: None, lambda: None)
+        super().__init__(*SILENT)
         self.brings, self.now = brings, "before"
 
     def _request(self, config: TrainConfig, wanted: Sequence[Decided]) -> bool:
@@ -314,11 +310,11 @@ def test_a_run_asks_for_what_it_lacks(
 def test_a_request_is_repeated_where_the_autoscaler_reports(scaled: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
     scaled.slow = True
     monkeypatch.setattr(allocation, "_REPEAT_S", 3600.0)
-    with allocator() as made:
+    with NodeAllocator(*SILENT) as made:
         assert [made._request(config("1x1"), [Decided("1x1")]) for _ in range(3)] == [True] * 3
         assert scaled.asked == [[{"CPU": 1.0}]]
         monkeypatch.setattr(allocation, "_REPEAT_S", 0.0)
         made._request(config("1x1"), [Decided("1x1")])
     assert scaled.asked == [[{"CPU": 1.0}]] * 2 + [[]]
     monkeypatch.setattr(optional, "refused_bundles", lambda _: None)  # Ray's older one
-    assert not allocator()._request(config("1x1"), [Decided("1x1")])
+    assert not NodeAllocator(*SILENT)._request(config("1x1"), [Decided("1x1")])

@@ -84,17 +84,7 @@ def lines(made: Any) -> list[str]:
     return [given[0] for name, *given in made.view.calls if name == "line"]
 
 
-class Hearing(Callback):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-        self.iteration = self.epoch = self.checkpoint = self.end = self.heard.append
-
-
 class Clumsy(Callback):
-    """Raises at every step and at the end."""
-
     def iteration(self, row: Row) -> None:
         raise ValueError(f"no {row.kind} for me")
 
@@ -119,12 +109,13 @@ def test_what_a_run_sets_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_callbacks_hear_of_everything_and_end_nothing() -> None:
-    hearing = Hearing()
+    hearing, heard = Callback(), list[Any]()
+    hearing.iteration = hearing.epoch = hearing.checkpoint = hearing.end = heard.append
     made = session(callbacks=[Clumsy(), hearing], end=lambda status: True)
     for event in (ROW, EPOCH, ROW, SAVED):
         made.handle(event)
     made.end("FINISHED")
-    assert hearing.heard == [ROW, EPOCH, ROW, SAVED, "FINISHED"]
+    assert heard == [ROW, EPOCH, ROW, SAVED, "FINISHED"]
     late = "Clumsy.end raised ValueError: too late"
     assert lines(made) == ["Clumsy.iteration raised ValueError: no iteration for me; training goes on", late]
     for given in (None, [None], Callback(), "text"):
@@ -230,8 +221,8 @@ def test_a_move_forgets_where_workers_were_and_records_another_topology() -> Non
 def test_a_store_that_takes_nothing_is_mentioned_once() -> None:
     made = session()
     made.record.trouble = "connection refused"
-    made.handle(ROW)
-    made.handle(ROW)
+    for _ in range(2):
+        made.handle(ROW)
     assert lines(made) == ["MLflow does not answer (connection refused); training goes on, and keeps trying"]
 
 
@@ -307,10 +298,9 @@ def test_a_taken_name_says_what_can_be_done_with_its_run_or_sweep(tmp_path: Path
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     (tmp_path / "grid").mkdir()
     (tmp_path / "grid" / "sweep.yaml").touch()
-    for name, advice in (
-        ("mine", "`cifar-ray resume mine` continues it, and --weights mine starts from its weights$"),
-        ("grid", "it is a sweep, which `cifar-ray sweep --resume grid` continues"),
-    ):
+    mine = "`cifar-ray resume mine` continues it, and --weights mine starts from its weights$"
+    grid = "it is a sweep, which `cifar-ray sweep --resume grid` continues"
+    for name, advice in {"mine": mine, "grid": grid}.items():
         with pytest.raises(ConfigError, match=f"^run_name must be new, and '{name}' is in {tmp_path}; {advice}"):
             check_free(TrainConfig(storage=str(tmp_path), run_name=name))
 
@@ -333,10 +323,8 @@ def test_a_deleted_experiment_is_refused_before_ray_starts(
     client.delete_experiment(client.create_experiment("gone"))
     run = {"dataset": "digits", "tracking_uri": client.tracking_uri, "storage": str(tmp_path / "runs")}
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "gone")
-    for start in (
-        lambda: sweeps.sweep(SweepConfig("mine", {"seed": [0, 1]}, run)),
-        lambda: driver.train(TrainConfig(**run)),
-    ):
+    sweep = SweepConfig("mine", {"seed": [0, 1]}, run)
+    for start in (lambda: sweeps.sweep(sweep), lambda: driver.train(TrainConfig(**run))):
         with pytest.raises(ConfigError, match="the experiment of the run is deleted; restore 'gone' in MLflow"):
             start()
     assert "Ray" not in capsys.readouterr().out
