@@ -48,11 +48,7 @@ resume
 sweep nosuch.yaml
 sweep --grid lr=0.1 --json
 plan --nodes 1 --link fast
-plan --nodes 1 --price nosuch
 plan --dataset nosuch
-plan --topology 1x2
-plan --address 127.0.0.1:9
-explain
 check-cluster nosuch.yaml
 submit -- train --nosuch
 serve nosuch --port 99999

@@ -149,11 +149,6 @@ def test_what_the_doctor_finds_as_json(monkeypatch: pytest.MonkeyPatch, said: Sa
     assert said("doctor")[0].endswith("nothing stands in the way of a run\n")
 
 
-def test_a_refusal_leaves_standard_output_empty(home: Path, said: Said) -> None:
-    for words in ("train --json --epochs x", "train --topology 3", "evaluate nobody --json", "runs s --json"):
-        assert said(words, 2)[0] == ""
-
-
 def test_a_sweep_in_place_of_a_run_is_answered_by_its_runs(tmp_path: Path, home: Path, said: Said) -> None:
     client = mlflow_store.new_store(tmp_path)
     own = client.create_run("0", 1, {parent.KIND_TAG: parent.KIND, SWEEP_TAG: "grid"}, "grid").info.run_id

@@ -44,9 +44,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "sweeps_or_runs", lambda *_: [study(run(64), run(16))])
 
 
-def whole(words: str, said: Said) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(f"plan {TRAINING} {words} --json")[0])
-    return found
+def whole(words: str, said: Said) -> Any:
+    return json.loads(said(f"{words} --json")[0])
 
 
 @pytest.mark.usefixtures("runs")
@@ -61,12 +60,12 @@ def test_the_plan_says_the_best_first_and_what_it_rests_on(said: Said) -> None:
 
 @pytest.mark.usefixtures("runs")
 def test_the_plan_as_json_is_of_the_training_that_is_asked_for(said: Said) -> None:
-    alone, two = whole("--nodes 1 2 --link 10gbit", said)["rows"]
+    alone, two = whole(f"plan {TRAINING} --nodes 1 2 --link 10gbit", said)["rows"]
     assert alone["step_s"]["mid"] == pytest.approx(0.066)
     assert two["step_s"]["mid"] == pytest.approx(0.034, rel=0.05)
     # 1,437 of the digits are for training: 22 steps of 64 in each of 5 epochs; 10 s of start-up and 10 s of data.
     assert alone["parts"]["computing"] + alone["parts"]["start-up"] == pytest.approx(22 * 5 * 0.066 + 20)
-    quick = whole("--nodes 1 --speed-factor 2 --price 0.8", said)
+    quick = whole(f"plan {TRAINING} --nodes 1 --speed-factor 2 --price 0.8", said)
     assert quick["rows"][0]["step_s"]["mid"] == pytest.approx(0.033)
     assert "taken as 2 times as fast (--speed-factor)" in quick["notes"][0]
 
@@ -79,7 +78,7 @@ def test_the_options_of_the_strategy_count(said: Said) -> None:
         ("local_sgd --strategy-options.sync-every 1", "local_sgd --strategy-options.sync-every 100"),
     ]:
         asked = [f"--nodes 2 --link 1gbit:100ms --strategy {words}" for words in (often, rarely)]
-        steps = [whole(words, said)["rows"][0]["step_s"]["mid"] for words in asked]
+        steps = [whole(f"plan {TRAINING} {words}", said)["rows"][0]["step_s"]["mid"] for words in asked]
         assert steps[0] > steps[1]
 
 
@@ -101,17 +100,12 @@ def test_a_cluster_tells_the_device_of_all_runs(monkeypatch: pytest.MonkeyPatch,
 WORDS = "--dataset digits --model simple_cnn --augment none --epochs 3 --cpus-per-worker 1 --dry-run"
 
 
-def dry_run(words: str, said: Said) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(f"sweep {words} --json")[0])
-    return found
-
-
 def test_cells_that_cannot_run_are_skipped_or_refused(home: Path, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
     monkeypatch.setattr(hardware, "allowed_cpus", lambda: 2)
     grid = f"{WORDS} --grid batch_size=16 topology=1x1,1x4000,1x64"
     sentence = said(f"sweep {grid}", 2)[1]
     assert sentence.startswith("--grid must have cells that can run here, or go with --skip-infeasible; bs16 1x4")
-    one, split, placed = dry_run(f"{grid} --skip-infeasible", said)["rows"]
+    one, split, placed = whole(f"sweep {grid} --skip-infeasible", said)["rows"]
     assert (one["state"], split["state"], placed["state"]) == ("waiting", "skipped", "skipped")
     assert split["reason"].startswith("batch_size must leave at least one step per epoch")
     assert placed["reason"].startswith("topology 1x64 needs 1 node with 64 CPUs each, but the cluster has 1 node")
@@ -120,7 +114,7 @@ def test_cells_that_cannot_run_are_skipped_or_refused(home: Path, monkeypatch: p
 
 def test_runs_that_are_proposed_later_are_not_known(home: Path, said: Said) -> None:
     pytest.importorskip("optuna")
-    found = dry_run(f"{WORDS} --search optuna --samples 3 --grid lr=loguniform:0.001:0.1", said)
+    found = whole(f"sweep {WORDS} --search optuna --samples 3 --grid lr=loguniform:0.001:0.1", said)
     assert [row["name"] for row in found["rows"]] == ["sample 1", "sample 2", "sample 3"]
     assert "Optuna proposes the values as the sweep goes on." in found["notes"]
 

@@ -100,22 +100,19 @@ def test_the_workers_of_a_node_share_its_cpus_and_the_smallest_node_decides(clus
         assert decided(asked, node(8)).cpus_per_worker == share
 
 
-@pytest.mark.parametrize(
-    ("there", "values", "per_node", "share"),
-    [
+def test_all_workers_on_this_machine_share_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    three = {"topology": "1x3", "batch_size": 16, "global_batch_size": None, "local_nodes": 2}
+    for there, values, per_node, share in (
         (8, {"topology": "1x2"}, 8, 4),
         (8, {"topology": "2x2", "local_nodes": 2}, 4, 2),
-        (8, {"topology": "1x3", "batch_size": 16, "global_batch_size": None, "local_nodes": 2}, 4, 1),
+        (8, three, 4, 1),
         (1, {"topology": "2x2", "local_nodes": 2}, 2, 1),
-    ],
-)
-def test_all_workers_on_this_machine_share_its_cpus(
-    monkeypatch: pytest.MonkeyPatch, there: int, values: dict[str, Any], per_node: int, share: int
-) -> None:
-    monkeypatch.setattr(joblib, "cpu_count", lambda: there)
-    asked = config(**values)
-    assert local.cpus_per_node(asked, Decided.asked(asked)) == per_node
-    assert decided(asked, *[node(per_node, name=str(at)) for at in range(asked.local_nodes)]).cpus_per_worker == share
+    ):
+        monkeypatch.setattr(joblib, "cpu_count", lambda there=there: there)
+        asked = config(**values)
+        assert local.cpus_per_node(asked, Decided.asked(asked)) == per_node
+        nodes = [node(per_node, name=str(index)) for index in range(asked.local_nodes)]
+        assert decided(asked, *nodes).cpus_per_worker == share
 
 
 def test_a_run_shares_the_cpus_again_at_every_size_and_on_other_nodes(cluster: Any) -> None:
@@ -288,23 +285,18 @@ class Asked(NodeAllocator):
         self.now = ""
 
 
-@pytest.mark.parametrize(
-    ("elastic", "brings", "topology", "placed", "asked"),
-    [
+def test_a_run_asks_for_what_it_lacks() -> None:
+    for elastic, brings, topology, placed, asked in (
         (None, ["2x1"], "2x1", 1, "2x1"),
         (None, ["2x1"], "2x1", 2, ""),
         ("1x1:4x1", ["2x1", "4x1"], "1x1", 1, "4x1"),
         ("1x1:4x1", ["1x1", "2x1"], "1x1", 1, "2x1"),
         ("1x1:4x1", ["1x1", "2x1"], "2x1", 2, ""),
         ("1x1:4x1", ["1x1", "2x1"], "2x1", 0, "2x1"),
-    ],
-)
-def test_a_run_asks_for_what_it_lacks(
-    elastic: str | None, brings: list[str], topology: str, placed: int, asked: str
-) -> None:
-    run, made = config("1x1" if elastic else topology, elastic=elastic), Asked(brings)
-    made.request_missing(run, replace(Decided.asked(run), topology=topology), placed)
-    assert made.now == asked
+    ):
+        run, made = config("1x1" if elastic else topology, elastic=elastic), Asked(brings)
+        made.request_missing(run, replace(Decided.asked(run), topology=topology), placed)
+        assert made.now == asked
 
 
 def test_a_request_is_repeated_where_the_autoscaler_reports(scaled: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:

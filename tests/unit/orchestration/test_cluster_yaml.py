@@ -137,7 +137,7 @@ def test_a_fault_is_one_sentence(tmp_path: Path, fault: Callable[[dict[str, Any]
     assert problem.startswith(start)
 
 
-def test_sound_commands_pass(tmp_path: Path) -> None:
+def test_sound_commands_pass_and_what_ray_up_refuses_is_left_to_it(tmp_path: Path) -> None:
     config = loaded("cluster.yaml")
     config["worker_start_ray_commands"] += [
         "export RAY_AUTH_MODE=token; ray start --address=$RAY_HEAD_IP:6379",
@@ -146,10 +146,6 @@ def test_sound_commands_pass(tmp_path: Path) -> None:
         "gcloud compute firewall-rules create ray --allow tcp:8265 --source-ranges 10.0.0.0/8",
     ]
     assert problems(tmp_path, json.dumps(config)) == []
-
-
-def test_what_ray_up_refuses_is_left_to_it(tmp_path: Path) -> None:
-    """No mistake of kind ends in a traceback."""
     text = "cluster_name: 1\nprovider: null\navailable_node_types: [a]\nsetup_commands: 3\nfile_mounts: [x]\n"
     first = [problem.split()[0] for problem in problems(tmp_path, text)]
     assert first == ["head_start_ray_commands", "worker_start_ray_commands", "file_mounts"]

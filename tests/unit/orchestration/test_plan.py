@@ -225,30 +225,24 @@ def test_a_folder_that_was_half_made_is_trained_and_one_that_has_more_is_kept(tm
 INK = {"dataset": ["examples.own_task:load"], "task": ["examples.own_task:Ink"]}
 
 
-@pytest.mark.parametrize(
-    ("axes", "figure", "mode"), [({"batch_size": [16]}, "val/accuracy", "max"), (INK, "val/rmse", "min")]
-)
-def test_asha_goes_by_the_primary_figure(axes: dict[str, list[object]], figure: str, mode: str) -> None:
-    train = {} if "dataset" in axes else {"dataset": "digits"}
-    sweep = made({"epochs": [3, 5], **axes}, train=train, scheduler="asha", asha_grace=2, asha_reduction=3)
-    racing = [cell.config for cell in planned(sweep) if cell.config]
-    goal = goal_of(sweep, racing)
-    scheduler = tuning.scheduler_of(sweep, goal, racing)
-    assert (scheduler.metric, scheduler._mode, scheduler._max_t) == (figure, mode, 5)
-    assert [milestone for milestone, _ in scheduler._brackets[0]._rungs] == [2]
-    assert tuning.scheduler_of(sweep, goal, [replace(racing[0], epochs=1)])._max_t == 1
-
-
-@pytest.mark.parametrize(
-    ("objective", "figure", "share"),
-    [(None, "val/accuracy", 0.1), ("val/loss:min", "val/loss", 0.1), ("images_per_s:max", "images_per_s", None)],
-)
-def test_no_search_goes_by_the_test(objective: str | None, figure: str, share: float | None) -> None:
-    for search in ("random", "optuna") if importlib.util.find_spec("optuna") else ("random",):
-        sweep = made({"lr": [0.1, 0.2]}, search=search, samples=1, objective=objective)
-        configs = configs_of(sweep)
-        goal = goal_of(sweep, configs)
-        assert (goal.metric, configs[0].val_share) == (figure, share)
+def test_a_search_goes_by_the_primary_figure_of_the_validation_and_its_direction() -> None:
+    for axes, train, figure, mode in (
+        ({"batch_size": [16]}, {"dataset": "digits"}, "val/accuracy", "max"),
+        (INK, {}, "val/rmse", "min"),
+    ):
+        sweep = made({"epochs": [3, 5], **axes}, train=train, scheduler="asha", asha_grace=2, asha_reduction=3)
+        racing = [cell.config for cell in planned(sweep) if cell.config]
+        goal = goal_of(sweep, racing)
+        scheduler = tuning.scheduler_of(sweep, goal, racing)
+        assert (scheduler.metric, scheduler._mode, scheduler._max_t) == (figure, mode, 5)
+        assert [milestone for milestone, _ in scheduler._brackets[0]._rungs] == [2]
+        assert tuning.scheduler_of(sweep, goal, [replace(racing[0], epochs=1)])._max_t == 1
+    accuracy, loss, speed = ("val/accuracy", 0.1), ("val/loss", 0.1), ("images_per_s", None)
+    for objective, expected in ((None, accuracy), ("val/loss:min", loss), ("images_per_s:max", speed)):
+        for search in ("random", "optuna") if importlib.util.find_spec("optuna") else ("random",):
+            sweep = made({"lr": [0.1, 0.2]}, search=search, samples=1, objective=objective)
+            configs = configs_of(sweep)
+            assert (goal_of(sweep, configs).metric, configs[0].val_share) == expected
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
@@ -285,21 +279,19 @@ def test_an_objective_that_no_run_records_is_refused(objective: str, scheduler: 
         plans.refuse(many := replace(sweep, train={"dataset": "cifar100"}), planned(many))
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "overlap"),
-    [
-        ({}, {"val_share": 0.1}, True),
-        ({"val_share": 0.1}, {"val_share": 0.2}, True),
-        ({"val_share": 0.1}, {"val_share": 0.1}, False),
+def test_validation_images_that_the_weights_have_seen_are_named() -> None:
+    tenth, fifth = {"val_share": 0.1}, {"val_share": 0.2}
+    for theirs, ours, overlap in (
+        ({}, tenth, True),
+        (tenth, fifth, True),
+        (tenth, tenth, False),
         ({}, {}, False),
-        ({"dataset": "mnist"}, {"val_share": 0.1}, False),
-    ],
-)
-def test_validation_images_that_the_weights_have_seen_are_named(theirs: Any, ours: Any, overlap: bool) -> None:
-    usual = {"dataset": "digits", "normalise": "half"}
-    source, config = (recipe.resolve(TrainConfig(**{**usual, **values})) for values in (theirs, ours))
-    snapshot: Any = SimpleNamespace(config=source, spec=data.SPECS[source.dataset])
-    assert ("may have been trained on this run's validation images" in weights._differing(config, snapshot)) == overlap
+        ({"dataset": "mnist"}, tenth, False),
+    ):
+        usual = {"dataset": "digits", "normalise": "half"}
+        source, config = (recipe.resolve(TrainConfig(**{**usual, **values})) for values in (theirs, ours))
+        said = weights._differing(config, SimpleNamespace(config=source, spec=data.SPECS[source.dataset]))
+        assert ("may have been trained on this run's validation images" in said) == overlap
 
 
 def test_a_run_of_texts_goes_on_with_the_tokenizer_of_its_weights(tmp_path: Path) -> None:

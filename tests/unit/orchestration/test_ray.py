@@ -115,27 +115,19 @@ def test_sockets_have_a_folder_with_a_short_name(monkeypatch: pytest.MonkeyPatch
         assert local._short() == sockets
 
 
-@pytest.mark.parametrize(
-    ("variables", "file", "is_shown"),
-    [
-        ({}, False, False),
-        ({}, True, True),
-        ({"RAY_AUTH_TOKEN": "secret"}, False, True),
-        ({"RAY_AUTH_TOKEN_PATH": "missing"}, True, False),
-        ({"RAY_AUTH_MODE": "disabled"}, True, False),
-    ],
-)
-def test_a_token_that_is_there_is_shown_unless_the_environment_says_otherwise(
-    variables: dict[str, str], file: bool, is_shown: bool, monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-        if name in variables:
-            monkeypatch.setenv(name, variables[name])
-    if file:
-        (home / ".ray").mkdir()
-        (home / ".ray" / "auth_token").write_text("secret")
-    assert servers.token_mode() == ({"RAY_AUTH_MODE": "token"} if is_shown else {})
+def test_a_token_is_shown_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    def is_shown(name: str = "RAY_AUTH_MODE", value: str = "") -> bool:
+        with monkeypatch.context() as patch:
+            for each in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+                patch.delenv(each, raising=False)
+            if value:
+                patch.setenv(name, value)
+            return servers.token_mode() == {"RAY_AUTH_MODE": "token"}
+
+    assert (is_shown(), is_shown("RAY_AUTH_TOKEN", "secret")) == (False, True)
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("secret")
+    assert (is_shown(), is_shown("RAY_AUTH_TOKEN_PATH", "missing"), is_shown(value="disabled")) == (True, False, False)
 
 
 def _totals() -> str:

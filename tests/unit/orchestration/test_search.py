@@ -101,8 +101,9 @@ def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
     axes = {"dataset": ["mnist", "digits"], "batch_size": [2000, 16], "topology": ["1x1", "1x2", "2x2"]}
     sweep = made(4, **axes, lr="uniform:0.1:0.9")
     probes = plan.probes(sweep, plan.planned(sweep))
-    for name, values in {**axes, "lr": [0.1, 0.9]}.items():
-        assert {cell.cell.values[name] for cell in probes if cell.config is not None} == set(values)
+    wanted = [(name, value) for name, values in {**axes, "lr": [0.1, 0.9]}.items() for value in values]
+    assert all(cell.cell.values[name] == value for cell, (name, value) in zip(probes, wanted, strict=True))
+    assert {cell.cell.values["batch_size"] for cell in probes if cell.config is not None} == {2000, 16}
     with pytest.raises(ConfigError, match=r"^grid must have a cell that can run here; .*at least one step per epoch"):
         driver.planned(made(3, batch_size=[2000, 3000]))  # as where a data set has shrunk
     sweep = replace(made(2, epochs="int:3:9"), scheduler="asha")

@@ -22,17 +22,7 @@ from cifar_ray.config.errors import ConfigError
 from cifar_ray.config.sweep import SweepConfig
 from cifar_ray.config.train import TrainConfig
 from cifar_ray.data import Dataset
-from cifar_ray.orchestration.run import driver
-from cifar_ray.orchestration.run.events import (
-    Heartbeat,
-    Moved,
-    NodeLeaving,
-    Placed,
-    Progress,
-    RoomToGrow,
-    Stopped,
-    WorkersFailed,
-)
+from cifar_ray.orchestration.run import driver, events
 from cifar_ray.orchestration.run.failures import DIED, Verdict
 from cifar_ray.orchestration.run.limits import LimitReached, Spent
 from cifar_ray.orchestration.run.listeners import Callback, checked
@@ -63,10 +53,10 @@ class Calls:
         return lambda *given: self.calls.append((name, *given))
 
 
-PLACED = Placed(0, "node0-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0")
+PLACED = events.Placed(0, "node0-of-the-run", "10.0.0.1", "host", 1, 1, "cpu", "eth0")
 
 
-def session(callbacks: Sequence[Callback] = (), placed: Sequence[Placed] | None = None, **values: Any) -> Any:
+def session(callbacks: Sequence[Callback] = (), placed: Sequence[events.Placed] | None = None, **values: Any) -> Any:
     usual = {"dataset": "digits", "topology": "1x2", "elastic": "1x1:1x2", "batch_size": 8, "max_failures": 1}
     config = recipe.resolve(TrainConfig(**usual))
     usual = {"segments": [], "task": tasks.USUAL, "trouble": "", "uri": uri.resolve_uri(None), "refused": []}
@@ -131,17 +121,17 @@ FAILURES = {"cifar_ray.worker_failures": "1"}
     ("event", "shown", "recorded"),
     [
         (ROW, ("loss", 1.5), ("row", ROW)),
-        (Progress(0, 4, 100.0), ("progress", 0, 4, 100.0), None),
+        (events.Progress(0, 4, 100.0), ("progress", 0, 4, 100.0), None),
         (EPOCH, ("epoch", 2, EPOCH.row.metrics), ("row", EPOCH.row)),
         (SAVED, None, ("checkpoint", SAVED)),
-        (Heartbeat(0, 7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
-        (Heartbeat(1, 7, {}), None, None),
-        (WorkersFailed(Verdict("rank 1: it died", False, DIED)), DIED_ONCE, ("tags", FAILURES)),
-        (WorkersFailed(Verdict("rank 1: it died", True, DIED)), None, None),
-        (NodeLeaving("node1-of-the-run", 0), "node node1-of (10.0.0.1) leaves soon; stopping", ("count_preemption",)),
-        (NodeLeaving("node2-of-others", 0), "node node2-of leaves soon; stopping", ("count_preemption",)),
-        (RoomToGrow("2x2"), "there is room for topology 2x2; stopping 1x2 as soon as possible", None),
-        (Stopped(5), "stopped after step 5 with a checkpoint", None),
+        (events.Heartbeat(0, 7, {"cpu": 1.0}), None, ("system", 7, {"cpu": 1.0})),
+        (events.Heartbeat(1, 7, {}), None, None),
+        (events.WorkersFailed(Verdict("rank 1: it died", False, DIED)), DIED_ONCE, ("tags", FAILURES)),
+        (events.WorkersFailed(Verdict("rank 1: it died", True, DIED)), None, None),
+        (events.NodeLeaving("node1-of-the-run", 0), "node node1-of (10.0.0.1) leaves soon", ("count_preemption",)),
+        (events.NodeLeaving("node2-of-others", 0), "node node2-of leaves soon", ("count_preemption",)),
+        (events.RoomToGrow("2x2"), "there is room for topology 2x2; stopping 1x2 as soon as possible", None),
+        (events.Stopped(5), "stopped after step 5 with a checkpoint", None),
     ],
 )
 def test_each_event_is_displayed_and_recorded(event: Any, shown: Any, recorded: Any) -> None:
@@ -210,10 +200,10 @@ def test_a_run_that_a_limit_has_stopped_has_the_figures_of_its_last_whole_epoch(
 def test_a_move_forgets_where_workers_were_and_records_another_topology() -> None:
     made = session()
     same = made.decided
-    made.handle(Moved(same))
+    made.handle(events.Moved(same))
     assert made.record.calls == []
     smaller = replace(same, topology="1x1")
-    made.handle(Moved(smaller))
+    made.handle(events.Moved(smaller))
     assert made.record.calls == [("moved", smaller)]
     assert "going on with topology 1x1, 16 images per step as before (16 per worker)" in made.view.calls[-2][1]
 

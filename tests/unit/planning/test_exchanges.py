@@ -63,15 +63,12 @@ def test_a_tree_is_taken_where_latency_counts_and_a_ring_where_bytes_do() -> Non
     assert exchange.all_reduce(1e3, many, slow, has_trees=False).messages == 30
 
 
-def test_a_timeline_exchanges_one_bucket_after_the_other() -> None:
-    assert Timeline((1.0, 2.0), (0.5, 0.5)).end == 2.5  # the second waits for the pass
-    assert Timeline((1.0, 2.0), (3.0, 0.5)).end == 4.5  # the second waits for the first
-
-
-def test_buckets_close_when_they_are_full_and_the_last_waits_for_the_pass() -> None:
+def test_buckets_close_when_they_are_full_and_go_one_after_the_other() -> None:
     assert exchange.buckets(of("ddp", bucket_bytes=9_000_000)) == [(9_000_000, 0.5), (1_000_000, 1.0)]
     assert exchange.buckets(of("ddp", bucket_bytes=100_000_000)) == [(10_000_000, 1.0)]
     assert exchange.buckets(of("ddp", bucket_bytes=1)) == [(6_000_000, 0.2), (3_000_000, 0.5), (1_000_000, 1.0)]
+    assert Timeline((1.0, 2.0), (0.5, 0.5)).end == 2.5  # the second waits for the pass
+    assert Timeline((1.0, 2.0), (3.0, 0.5)).end == 4.5  # the second waits for the first
 
 
 def test_what_the_backward_pass_hides_is_not_added() -> None:

@@ -136,8 +136,8 @@ def test_the_slowest_of_several_and_runs_that_differ_give_the_range() -> None:
 
 def test_a_speed_factor_makes_computing_faster_but_no_exchange_and_no_start() -> None:
     slow, fast = (rows(planned("2x1", on=replace(runs(), speed=by), link=Link(125e6)))["2x1"] for by in (1.0, 2.0))
-    half = {"computing": pytest.approx(slow.parts["computing"] / 2), "waiting": fast.parts["waiting"]}
-    assert fast.parts == slow.parts | half
+    assert fast.parts["computing"] == pytest.approx(slow.parts["computing"] / 2)
+    assert all(fast.parts[part] == slow.parts[part] for part in ("exchange", "start-up"))
 
 
 def test_the_knee_is_where_twice_the_workers_bring_less_than_a_fifth() -> None:
@@ -172,22 +172,18 @@ def test_runs_become_samples() -> None:
     assert (one.computing, one.evaluation, one.checkpoint, one.once) == pytest.approx((0.105, 10 / 3, 10 / 3, 20.0))
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
+def test_runs_whose_times_say_nothing_are_left_out_and_named() -> None:
+    for made, reason in (
         (trial(), "has not recorded the parts of its steps"),
         (recorded(tags={"times_are_a_clusters": "false"}), "more workers than CPUs"),
         (replace(recorded(), status="FAILED"), "has not finished"),
-    ],
-)
-def test_runs_whose_times_say_nothing_are_left_out_and_named(made: Any, reason: str) -> None:
-    another = replace(made, name="another")
-    known, (sentence,) = measured.of_trials([recorded(seed=1), another])
-    assert len(known.samples) == 1
-    assert sentence.startswith("another is left out: it ")
-    assert reason in sentence
-    with pytest.raises(ConfigError, match=f"no run that a plan can be made from: another is left out: it .*{reason}"):
-        measured.of_trials([another])
+    ):
+        another = replace(made, name="another")
+        known, (sentence,) = measured.of_trials([recorded(seed=1), another])
+        assert len(known.samples) == 1
+        assert re.match(f"another is left out: it .*{reason}", sentence)
+        with pytest.raises(ConfigError, match=f"no run that a plan can be made from: another is .*{reason}"):
+            measured.of_trials([another])
 
 
 def test_a_real_study_over_1_gbit_is_predicted_from_workers_and_one_without_a_limit() -> None:
