@@ -50,7 +50,6 @@ def train(client: MlflowClient, small: TrainConfig, name: str, of: str = "", abo
 
 
 def sweep(client: MlflowClient, small: TrainConfig, name: str, *cells: str) -> Path:
-    """The folder of a sweep with these runs."""
     folder = storage.at(None).below(name)
     folder.make()
     folder.write("sweep.yaml", "")

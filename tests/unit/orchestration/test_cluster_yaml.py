@@ -30,14 +30,12 @@ def loaded(name: str) -> dict[str, Any]:
 
 
 def problems(folder: Path, text: str) -> list[str]:
-    """What is wrong with a file of that text."""
     file = folder / "cluster.yaml"
     file.write_text(text)
     return clusterfile.check(file)
 
 
 def filled_in(file: Path) -> str:
-    """A shipped file with the reader's own values."""
     return re.sub(r"  # YOURS.*", "", file.read_text()).replace("YOURS-", "my-")
 
 

@@ -99,6 +99,7 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(error: BaseExceptio
     failure = raised(error)
     assert failure.kind is kind
     assert failures.judge({1: failure}, None).final == (kind is FINAL)
+    assert failure.error.startswith("there is not enough memory") == bool(re.search("memory|ALLOC", str(error)))
 
 
 def test_an_error_is_of_the_kind_of_its_cause_and_may_pass_outside_the_users_code() -> None:

@@ -39,7 +39,10 @@ needs_optuna = pytest.mark.skipif(not importlib.util.find_spec("optuna"), reason
 
 
 def made(samples: int, **grid: object) -> SweepConfig:
-    train = {name: value for name, value in {"dataset": "digits", "batch_size": 16}.items() if name not in grid}
+    usual = {"dataset": "digits", "batch_size": 16} | (
+        {} if "model_options.blocks" in grid else {"model": "simple_cnn"}
+    )
+    train = {name: value for name, value in usual.items() if name not in grid}
     return sweeps.from_mapping({"name": "s", "search": "optuna", "samples": samples, "train": train, "grid": grid})
 
 
@@ -81,7 +84,7 @@ def test_what_cannot_run_is_skipped_and_no_cell_of_later_drivers(tmp_path: Path)
 
 @needs_optuna
 def test_a_later_driver_knows_how_all_came_out_trains_none_twice_and_proposes_others(tmp_path: Path) -> None:
-    axes = {"lr": "loguniform:0.001:0.1", "batch_size": [16, 32], "model_options.blocks": [[1, 1], [2, 2]]}
+    axes = {"lr": "loguniform:0.001:0.1", "model": ["resnet"], "model_options.blocks": [[1, 1], [2, 2]]}
     first = Search(made(8, **axes), tmp_path, GOAL)
     first.goes_on(lambda cell: None if cell.index == 1 else cell.index / 10, most=4)
     end(first.cells[2], STOPPED)  # early, which counts with its last figure

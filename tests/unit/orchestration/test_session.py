@@ -43,8 +43,6 @@ SAVED = SavedCheckpoint(Path("step-00000003"), 3, 1, "hash")
 
 
 class Calls:
-    """Keeps the names and arguments of the calls made on it."""
-
     def __init__(self, **values: Any) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.__dict__.update(values)
@@ -70,7 +68,6 @@ def session(callbacks: Sequence[Callback] = (), placed: Sequence[events.Placed] 
 
 
 def lines(made: Any) -> list[str]:
-    """What was shown in words."""
     return [given[0] for name, *given in made.view.calls if name == "line"]
 
 

@@ -158,7 +158,6 @@ def test_the_fastest_and_the_cheapest_are_those_of_the_whole_run() -> None:
 
 
 def recorded(topology: str = "1x1", batch: int = 64, seed: int = 0, **changes: Any) -> Any:
-    """A run with the parts of its steps."""
     tags = {"cifar_ray.command": "cifar-ray train", "cifar_ray.hardware": "a processor", **changes.pop("tags", {})}
     made = trial(topology, batch, seed, tags=tags, **changes)
     parts = {"data": 0.005, "forward": 0.03, "backward": 0.07, "communication": 0.0, "optimizer": 0.01}
