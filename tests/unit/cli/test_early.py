@@ -38,7 +38,6 @@ for line in json.loads(sys.argv[1]):
 REFUSED = """
 nosuch
 train --nosuch
-train --model nosuch
 train --config nosuch.yaml
 train --address nosuch
 train --address 127.0.0.1:9
@@ -46,9 +45,7 @@ train --run-name mine
 train --tracking-uri relative.db
 resume
 sweep nosuch.yaml
-sweep --grid lr=0.1 --json
 plan --nodes 1 --link fast
-plan --dataset nosuch
 check-cluster nosuch.yaml
 submit -- train --nosuch
 serve nosuch --port 99999

@@ -38,10 +38,13 @@ RATES = (0.05, 1e-9)
 needs_optuna = pytest.mark.skipif(not importlib.util.find_spec("optuna"), reason="needs the extra `optuna`")
 
 
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_MOST_DRAWS", 12)
+
+
 def made(samples: int, **grid: object) -> SweepConfig:
-    usual = {"dataset": "digits", "batch_size": 16} | (
-        {} if "model_options.blocks" in grid else {"model": "simple_cnn"}
-    )
+    usual = {"dataset": "digits", "model": "simple_cnn", "batch_size": 16}
     train = {name: value for name, value in usual.items() if name not in grid}
     return sweeps.from_mapping({"name": "s", "search": "optuna", "samples": samples, "train": train, "grid": grid})
 
@@ -71,7 +74,7 @@ def test_a_search_ends_when_all_has_been_tried(tmp_path: Path, capsys: pytest.Ca
 
 
 @needs_optuna
-def test_what_cannot_run_is_skipped_and_no_cell_of_later_drivers(tmp_path: Path) -> None:
+def test_what_cannot_run_is_skipped_and_no_cell_of_later_drivers(tmp_path: Path, few_draws: None) -> None:
     search = Search(made(12, batch_size=[16, 2000, 3000], lr="uniform:0.1:0.9"), tmp_path, GOAL)
     search.goes_on(lambda cell: None if cell.cell.values["lr"] > 0.6 else 0.25)
     states = [cell.state for cell in search.cells]
@@ -100,7 +103,7 @@ def test_a_later_driver_knows_how_all_came_out_trains_none_twice_and_proposes_ot
 
 
 @needs_optuna
-def test_a_search_prepares_for_every_value_that_it_may_propose() -> None:
+def test_a_search_prepares_for_every_value_that_it_may_propose(few_draws: None) -> None:
     axes = {"dataset": ["mnist", "digits"], "batch_size": [2000, 16], "topology": ["1x1", "1x2", "2x2"]}
     sweep = made(4, **axes, lr="uniform:0.1:0.9")
     probes = plan.probes(sweep, plan.planned(sweep))
