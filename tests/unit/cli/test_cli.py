@@ -44,7 +44,6 @@ NO_MODEL = "tests.support.networks:build --model-options.kind nosuch"
         ("sweep --grid batch_size=16,16 --name s", "--grid must not have the same cell twice"),
         ("sweep --grid batch_size= --name s", "--grid must have at least one value for batch_size"),
         ("sweep --name s", "--grid must name at least one field"),
-        ("sweep a.yaml --resume s", "--resume goes on as the sweep was begun"),
         ("sweep --resume s --epochs 3", "--resume goes on as the sweep was begun, and takes no epochs"),
         ("sweep --retry-failed --name s --grid batch_size=16", "--retry-failed needs --resume NAME"),
         ("sweep --grid lr=0.1 --json", "--json is for --dry-run"),
